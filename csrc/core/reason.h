@@ -1,0 +1,35 @@
+// Refusals are values: what a kernel row wants, what the problem has. The error message, doctor() and the
+// tests print the same text.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace pyquant {
+
+enum class Reason : int32_t {
+  accepted = 0,
+  wrong_device,        // needs sm >= wanted, device has got
+  wrong_device_above,  // needs sm < wanted, device has got
+  type_pair,           // x / w types differ from the row's
+  out_type,
+  k_multiple,          // K must be a multiple of wanted
+  n_multiple,
+  x_alignment,         // bytes
+  w_alignment,
+  out_alignment,
+  residual_alignment,
+  residual_type,
+  group_size,
+  k_bound,             // K beyond the int32 bound
+  size_limit,          // a dimension or byte offset beyond what the kernel indexes
+};
+
+struct Refusal {
+  Reason reason = Reason::accepted;
+  int64_t wanted = 0, got = 0;
+  bool ok() const { return reason == Reason::accepted; }
+};
+
+std::string text_of(const Refusal& refusal);
+
+}  // namespace pyquant

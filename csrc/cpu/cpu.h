@@ -1,0 +1,62 @@
+// The CPU backend: exact integers at the speed of the machine's dot-product instructions. Raw pointers and sizes
+// only. Every function is exact for every size >= 0 and gives the same bits on every instruction set and thread count.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/linear.h"
+#include "core/problem.h"
+
+namespace pyquant::cpu {
+
+// ---- threads: the face that loads the library (torch) lends its pool; without one everything runs serially.
+using Body = void (*)(void* context, int64_t begin, int64_t end);
+using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, Body body, void* context);
+void set_parallel_for(ParallelFor parallel_for, int (*thread_count)());
+
+// ---- instruction sets, best first; every one gives the same bits.
+enum class Isa : int32_t { scalar = 0, avx2 = 1, avx512_vnni = 2, amx_int8 = 3 };
+Isa isa();                       // in use: best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its self-test
+const char* name_of(Isa isa);
+std::string isa_report();        // one line per instruction set: available, self-test, in use
+
+// ---- quantise and dequantise a matrix [rows, cols] with row stride ld (elements). docs/numerics.md 2.
+// scale / zero_point: [1], [rows] or [rows, cols / group_size] by granularity; zero_point may be null (0).
+void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+              int64_t group_size, const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q);
+// Computes scale (and zero_point when affine) from the data. symmetric: amax / qmax; a row (group, tensor) that holds a
+// NaN or infinity gets a NaN scale and codes zero_point.
+void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                      int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale,
+                      int32_t* zero_point);
+// q_type: s8 or u8. out_type: f32, f16, bf16.
+void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type);
+
+// ---- int4: [rows, cols] codes in int8 <-> uint8 [rows, ceil(cols / 2)], low nibble = even column, two's complement.
+void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed);
+void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q);
+// Sum of codes per row and group (group_size 0: whole row) of row-major weights, w_type s8 or s4.
+void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums);
+
+// ---- GEMM on plain row-major operands, full ordered epilogue (packs the weights on the fly).
+void gemm(const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue);
+
+// ---- the fused layer: quantise (or take codes), multiply, epilogue; one parallel region.
+size_t packed_bytes(const LinearSpec& spec);
+void pack_linear(const LinearSpec& spec, const LinearWeights& weights, void* packed);
+// Codes back in their row-major form, exactly as they were given.
+void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);
+// x_type f32/f16/bf16 (quantised here as the spec says) or s8/u8 (codes of the static input scale).
+// residual may be null. out_type f32/f16/bf16, or s8 when spec.codes_out.
+void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
+            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type);
+
+// ---- the same epilogue on a ready float accumulator [m, n] (16-bit and weight-only layers).
+void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, const Epilogue& epilogue,
+                    const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
+                    const float* out_scale, const int32_t* out_zero_point);
+
+}  // namespace pyquant::cpu
