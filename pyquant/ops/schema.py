@@ -1,0 +1,39 @@
+"""Every op of the torch.ops.pyquant namespace: one table of schemas.
+
+Why in Python: a source checkout without a compiler and a wheel then share one definition; the compiled library only
+adds implementations. tests/ops/test_schema.py pins the strings and checks that every implementation names an op.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GEMM = (
+    "(Tensor x, Tensor w, Tensor? w_scale=None, Tensor? x_scale=None, Tensor? x_zero_point=None, Tensor? bias=None, "
+    "Tensor? residual=None, Tensor? out_scale=None, Tensor? out_zero_point=None, int group_size=0, "
+    "str activation='none', float clamp_min=0.0, float clamp_max=0.0, int out_qmin=-127, int out_qmax=127, "
+    "ScalarType out_dtype=float) -> Tensor"
+)
+
+SCHEMAS: Final[dict[str, str]] = {
+    "quantize": "(Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
+    "int qmin=-127, int qmax=127) -> Tensor",
+    "quantize_dynamic": "(Tensor x, str granularity='per_token', int group_size=0, bool symmetric=True, int qmin=-127, "
+    "int qmax=127) -> (Tensor, Tensor, Tensor)",
+    "dequantize": "(Tensor q, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
+    "ScalarType out_dtype=float) -> Tensor",
+    "pack_int4": "(Tensor q) -> Tensor",
+    "unpack_int4": "(Tensor packed, int k) -> Tensor",
+    "gemm_s8s8": _GEMM,
+    "gemm_s8s4": _GEMM,
+    "gemm_s4s4": _GEMM,
+    "pack_linear": "(Tensor w, Tensor w_scale, Tensor? bias, Tensor? x_scale, Tensor? x_zero_point, Tensor? out_scale, "
+    "Tensor? out_zero_point, int[] spec) -> Tensor",
+    "unpack_linear": "(Tensor packed, int[] spec) -> Tensor",
+    "qlinear": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, ScalarType? out_dtype=None) -> Tensor",
+    "weight_only_linear": "(Tensor x, Tensor w, Tensor w_scale, Tensor? w_zero_point=None, Tensor? bias=None, "
+    "Tensor? residual=None, int w_bits=8, int group_size=0, str activation='none', float clamp_min=0.0, "
+    "float clamp_max=0.0, ScalarType? out_dtype=None) -> Tensor",
+    "float_linear": "(Tensor x, Tensor w, Tensor? bias=None, Tensor? residual=None, str activation='none', "
+    "float clamp_min=0.0, float clamp_max=0.0, ScalarType? out_dtype=None) -> Tensor",
+}
