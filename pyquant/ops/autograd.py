@@ -1,0 +1,113 @@
+"""Backward formulas of the ops that have a derivative.
+
+Codes have none. `qlinear` is trained through straight-through estimation in pyquant.nn, which knows the float weights;
+here are the ops that are smooth in their float arguments: weight_only_linear, float_linear, and dequantize (linear in
+its scale).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyquant import numerics
+
+_SMOOTH = {
+    "none": lambda t: t,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def activation_gradient(
+    pre: Tensor, grad: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0
+) -> Tensor:
+    """grad * activation'(pre), all float32; the derivative of torch's own activation is used."""
+    if activation == "none":
+        return grad
+    with torch.enable_grad():
+        t = pre.detach().requires_grad_()
+        y = t.clamp(clamp_min, clamp_max) if activation == "clamp" else _SMOOTH[activation](t)
+        (result,) = torch.autograd.grad(y, t, grad)
+    return result
+
+
+def _linear_backward(ctx: Any, grad: Tensor, w: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, w, bias and residual of y = activation(x @ w.T + bias) + residual."""
+    x, bias = ctx.saved_tensors[0], ctx.bias
+    g = grad.float()
+    residual = grad.to(ctx.residual_dtype) if ctx.residual_dtype is not None else None
+    if ctx.activation != "none":
+        pre = F.linear(x.float(), w.float(), bias)
+        g = activation_gradient(pre, g, ctx.activation, ctx.clamp_min, ctx.clamp_max)
+    rows = g.reshape(-1, g.shape[-1])
+    grad_x = (g @ w.float()).to(x.dtype)
+    grad_w = rows.T @ x.reshape(-1, x.shape[-1]).float()
+    return grad_x, grad_w, rows.sum(0) if bias is not None else None, residual
+
+
+def _setup(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str,
+           clamp_min: float, clamp_max: float) -> None:  # fmt: skip
+    ctx.save_for_backward(x, w)
+    ctx.bias, ctx.activation, ctx.clamp_min, ctx.clamp_max = bias, activation, clamp_min, clamp_max
+    ctx.residual_dtype = None if residual is None else residual.dtype
+
+
+def _float_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, bias, residual, activation, clamp_min, clamp_max, _ = inputs
+    _setup(ctx, x, w, bias, residual, activation, clamp_min, clamp_max)
+
+
+def _float_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    w = ctx.saved_tensors[1]
+    grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, w)
+    return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, None, None, None, None
+
+
+def _weight_only_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation, clamp_min, clamp_max, _ = inputs
+    _setup(ctx, x, w, bias, residual, activation, clamp_min, clamp_max)
+    ctx.w_scale, ctx.w_zero_point, ctx.w_bits, ctx.group_size = w_scale, w_zero_point, w_bits, group_size
+
+
+def _weight_only_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, w = ctx.saved_tensors
+    codes = numerics.unpack_int4(w, x.shape[-1]) if ctx.w_bits == 4 else w
+    granularity = "per_group" if ctx.group_size else "per_channel"
+    real = numerics.dequantize(codes, ctx.w_scale, ctx.w_zero_point, granularity, ctx.group_size)
+    grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, real)
+    return grad_x, None, None, None, grad_bias, grad_residual, None, None, None, None, None, None
+
+
+def _dequantize_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    q, scale, zero_point, granularity, group_size, _ = inputs
+    ctx.save_for_backward(q, scale)
+    ctx.zero_point, ctx.granularity, ctx.group_size = zero_point, granularity, group_size
+
+
+def _dequantize_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    q, scale = ctx.saved_tensors
+    steps = numerics.dequantize(q, torch.ones_like(scale), ctx.zero_point, ctx.granularity, ctx.group_size)
+    product = grad.float() * steps
+    if ctx.granularity == "per_tensor":
+        grad_scale = product.sum().reshape(scale.shape)
+    elif ctx.granularity == "per_group":
+        grad_scale = product.unflatten(-1, (-1, ctx.group_size)).sum(-1)
+    else:
+        grad_scale = product.sum(-1)
+    return None, grad_scale, None, None, None, None
+
+
+def register(library: torch.library.Library) -> None:
+    """Attach every formula of this file to its op."""
+    for name, backward, setup in (
+        ("float_linear", _float_backward, _float_setup),
+        ("weight_only_linear", _weight_only_backward, _weight_only_setup),
+        ("dequantize", _dequantize_backward, _dequantize_setup),
+    ):
+        torch.library.register_autograd(f"pyquant::{name}", backward, setup_context=setup, lib=library)

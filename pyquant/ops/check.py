@@ -1,0 +1,93 @@
+"""The vocabulary of argument checks: every refusal names argument, value and what is allowed.
+
+csrc/bind/check.h is the same vocabulary for the compiled ops; tests/ops/test_agreement.py holds both against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyquant.errors import ArgumentError
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensor: Tensor) -> str:
+    """Dtype and shape of a tensor as errors print them, e.g. 'float16 [3, 4]'."""
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def one_of(argument: str, value: object, allowed: Iterable[object]) -> None:
+    values = tuple(allowed)
+    if value not in values:
+        raise ArgumentError(argument, repr(value), " or ".join(map(repr, values)))
+
+
+def strided(argument: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise ArgumentError(argument, f"layout {tensor.layout}", "a dense (strided) tensor")
+
+
+def dtype_in(argument: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    strided(argument, tensor)
+    if tensor.dtype not in dtypes:
+        raise ArgumentError(argument, describe(tensor), " or ".join(dtype_name(d) for d in dtypes))
+
+
+def same_device(argument: str, tensor: Tensor, other: Tensor) -> None:
+    if tensor.device != other.device:
+        raise ArgumentError(argument, f"device {tensor.device}", f"device {other.device}, where argument 'x' is")
+
+
+def min_dim(argument: str, tensor: Tensor, dim: int) -> None:
+    if tensor.dim() < dim:
+        raise ArgumentError(argument, describe(tensor), f"at least {dim} dimension(s)")
+
+
+def exact_dim(argument: str, tensor: Tensor, dim: int) -> None:
+    if tensor.dim() != dim:
+        raise ArgumentError(argument, describe(tensor), f"{dim} dimensions")
+
+
+def shape_is(argument: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    if list(tensor.shape) != list(shape):
+        raise ArgumentError(argument, describe(tensor), f"shape {list(shape)}")
+
+
+def vector(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """An optional operand of one dtype and one exact shape on the device of `other`."""
+    if tensor is None:
+        return
+    dtype_in(argument, tensor, (dtype,))
+    same_device(argument, tensor, other)
+    shape_is(argument, tensor, shape)
+
+
+def scalar_or(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """An optional operand that is either a single number ([] or [1]) or of the exact shape given."""
+    if tensor is None:
+        return
+    dtype_in(argument, tensor, (dtype,))
+    same_device(argument, tensor, other)
+    if list(tensor.shape) not in ([], [1], list(shape)):
+        raise ArgumentError(argument, describe(tensor), f"shape [] or [1] or {list(shape)}")
+
+
+def code_range(qmin: int, qmax: int, names: tuple[str, str] = ("qmin", "qmax")) -> None:
+    if not -128 <= qmin <= 127:
+        raise ArgumentError(names[0], qmin, "-128 to 127")
+    if not qmin < qmax <= 127:
+        raise ArgumentError(names[1], qmax, f"{qmin + 1} to 127")
+
+
+def group(group_size: int, k: int) -> None:
+    """group_size 0 (not grouped) or a divisor of K."""
+    if group_size < 0 or (group_size > 0 and k % group_size != 0):
+        raise ArgumentError("group_size", group_size, f"0, or a positive divisor of K = {k}")

@@ -1,0 +1,99 @@
+"""Implementations in plain torch, from pyquant.numerics: the CPU's where no compiled library is, with equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pyquant import numerics
+from pyquant.ops import rows_layout, shapes
+
+# Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
+EVERYWHERE: Final = ("weight_only_linear", "float_linear")
+ON_CUDA: Final = ("weight_only_linear", "float_linear", "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
+
+
+def quantize(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.quantize(x, *args, **kwargs)
+    return numerics.quantize(x, *args, **kwargs)
+
+
+def quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shapes.quantize_dynamic(x, *args, **kwargs)
+    return numerics.quantize_dynamic(x, *args, **kwargs)
+
+
+def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.dequantize(q, *args, **kwargs)
+    return numerics.dequantize(q, *args, **kwargs)
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    shapes.pack_int4(q)
+    return numerics.pack_int4(q)
+
+
+def unpack_int4(packed: Tensor, k: int) -> Tensor:
+    shapes.unpack_int4(packed, k)
+    return numerics.unpack_int4(packed, k)
+
+
+def gemm_s8s8(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.gemm_s8s8(x, w, *args, **kwargs)
+    return numerics.gemm(x, w, *args, **kwargs)
+
+
+def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.gemm_s8s4(x, w, *args, **kwargs)
+    return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
+
+
+def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.gemm_s4s4(x, w, *args, **kwargs)
+    return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
+
+
+def pack_linear(
+    w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None,
+    out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
+) -> Tensor:  # fmt: skip
+    tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
+    shapes.pack_linear(*tensors, spec)
+    return rows_layout.pack(shapes.linear_spec(spec), *tensors)
+
+
+def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
+    shapes.unpack_linear(packed, spec)
+    return rows_layout.unpack(shapes.linear_spec(spec), packed)
+
+
+def qlinear(
+    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None
+) -> Tensor:
+    out = shapes.qlinear(x, packed, residual, spec, out_dtype)
+    s = shapes.linear_spec(spec)
+    p = rows_layout.parts(s, packed)
+    codes = numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes
+    x_scale, x_zero_point = p.x_scale, p.x_zero_point
+    if x.dtype.is_floating_point and s.input == "static":
+        x = numerics.quantize(x, x_scale, x_zero_point, "per_tensor", 0, s.x_qmin, s.x_qmax)
+    elif s.input == "dynamic":
+        x, x_scale, x_zero_point = numerics.quantize_dynamic(x, "per_token", 0, s.x_symmetric, s.x_qmin, s.x_qmax)
+    return numerics.gemm(
+        x, codes, p.w_scale, x_scale, x_zero_point, p.bias, residual,
+        p.out_scale if s.codes_out else None, p.out_zero_point if s.codes_out else None, s.group_size,
+        s.activation, s.clamp_min, s.clamp_max, s.out_qmin, s.out_qmax, out.dtype,
+    )  # fmt: skip
+
+
+def weight_only_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.weight_only_linear(x, w, *args, **kwargs)
+    return numerics.weight_only_linear(x, w, *args, **kwargs)
+
+
+def float_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    shapes.float_linear(x, w, *args, **kwargs)
+    return numerics.float_linear(x, w, *args, **kwargs)

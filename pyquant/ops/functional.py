@@ -1,0 +1,282 @@
+"""The ops as typed Python functions: the same arguments, our errors, values of scales checked.
+
+Shapes: x [..., K], weights [N, K], results [..., N]. Formulas and rounding: docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyquant.errors import ArgumentError
+from pyquant.ops import translate, values
+
+_ops = torch.ops.pyquant
+
+
+def _call(op: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return op(*args)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        translate.reraise(error)
+
+
+def quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127,
+) -> Tensor:  # fmt: skip
+    """Codes of `x` under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
+
+    x            float32, float16 or bfloat16, any shape (per_tensor) or [..., K].
+    scale        float32, > 0: [1] or [] (per_tensor), x.shape[:-1] (per_token, per_channel), x.shape[:-1] + [K / group_size].
+    zero_point   int32, shape of scale, or None for 0.
+    ->           int8, shape of x. Infinity saturates, NaN becomes zero_point (set_checks(True) raises instead).
+    Raises ArgumentError naming the argument; NonFiniteError for a scale that is not finite and positive.
+    Source: docs/numerics.md 2.2.
+
+    Example:
+        >>> quantize(torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.01])).tolist()
+        [50, -100, 127]
+    """
+    values.scale_values("scale", scale)
+    values.finite_values("x", x)
+    return _call(_ops.quantize.default, x, scale, zero_point, granularity, group_size, qmin, qmax)
+
+
+def quantize_dynamic(
+    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Codes, scales and zero points from the data itself.
+
+    x            float32, float16 or bfloat16 [..., K].
+    ->           codes int8 like x; scale float32 and zero_point int32: [1] (per_tensor), x.shape[:-1] (per_token,
+                 per_channel) or x.shape[:-1] + [K / group_size]. A row holding NaN or infinity gets a NaN scale.
+    Raises ArgumentError. Source: docs/numerics.md 2.1, 2.2.
+
+    Example:
+        >>> q, scale, zero_point = quantize_dynamic(torch.tensor([[1.27, -0.5]]))
+        >>> q.tolist(), zero_point.tolist()
+        ([[127, -50]], [0])
+    """
+    return _call(_ops.quantize_dynamic.default, x, granularity, group_size, symmetric, qmin, qmax)
+
+
+def dequantize(
+    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """Real values of codes: scale * (q - zero_point), in float32, rounded once more to `out_dtype`.
+
+    q            int8 or uint8, any shape (per_tensor) or [..., K]; scale and zero_point as in quantize.
+    ->           out_dtype (float32, float16, bfloat16), shape of q.
+    Raises ArgumentError; NonFiniteError for a scale <= 0 (NaN is passed on: it marks a poisoned row).
+    Source: docs/numerics.md 2.3.
+
+    Example:
+        >>> dequantize(torch.tensor([50], dtype=torch.int8), torch.tensor([0.5])).tolist()
+        [25.0]
+    """
+    values.scale_values("scale", scale, allow_nan=True)
+    return _call(_ops.dequantize.default, q, scale, zero_point, granularity, group_size, out_dtype)
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    """Two 4-bit codes a byte: int8 [..., K] in [-8, 7] -> uint8 [..., ceil(K / 2)], the even index in the low nibble.
+
+    Raises ArgumentError, also for codes outside [-8, 7] on the CPU. Source: docs/numerics.md 1.
+
+    Example:
+        >>> pack_int4(torch.tensor([1, -1], dtype=torch.int8)).tolist()
+        [241]
+    """
+    if isinstance(q, Tensor) and q.dtype == torch.int8 and q.numel() and values._readable(q):
+        low, high = int(q.min()), int(q.max())
+        if low < -8 or high > 7:
+            raise ArgumentError("q", f"codes from {low} to {high}", "codes from -8 to 7")
+    return _call(_ops.pack_int4.default, q)
+
+
+def unpack_int4(packed: Tensor, k: int) -> Tensor:
+    """The inverse of pack_int4: uint8 [..., ceil(k / 2)] -> int8 [..., k].
+
+    Raises ArgumentError when k does not fit the last dimension.
+
+    Example:
+        >>> unpack_int4(torch.tensor([241], dtype=torch.uint8), 2).tolist()
+        [1, -1]
+    """
+    return _call(_ops.unpack_int4.default, packed, k)
+
+
+def _gemm(op: Any, x: Tensor, w: Tensor, w_scale: Tensor | None, x_scale: Tensor | None, *rest: Any) -> Tensor:
+    values.scale_values("w_scale", w_scale)
+    values.scale_values("x_scale", x_scale, allow_nan=True)
+    values.scale_values("out_scale", rest[3])
+    return _call(op, x, w, w_scale, x_scale, *rest)
+
+
+def gemm_s8s8(
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """Integer product of codes with the whole ordered epilogue in one op.
+
+    x             int8 or uint8 codes [..., K].           w   int8 codes [N, K].
+    w_scale       float32 [N], or [N, K / group_size].     x_scale       float32 [1] or x.shape[:-1], or None for 1.
+    x_zero_point  int32 [1] or x.shape[:-1], or None.      bias          float32 [N] or None.
+    residual      float [..., N], added after the activation ('none', 'relu', 'clamp', 'gelu', 'gelu_tanh', 'silu').
+    out_dtype     float32, float16, bfloat16; int32: the accumulator after the zero-point term, no scales allowed;
+                  int8: codes of out_scale and out_zero_point ([1]) within [out_qmin, out_qmax].
+    ->            out_dtype [..., N].
+    Raises ArgumentError (also for K beyond the int32 bound), NonFiniteError, UnsupportedError. Source: docs/numerics.md 3-5.
+
+    Example:
+        >>> x = torch.tensor([[1, 2]], dtype=torch.int8); w = torch.tensor([[3, 4]], dtype=torch.int8)
+        >>> gemm_s8s8(x, w, out_dtype=torch.int32).tolist()
+        [[11]]
+    """
+    return _gemm(
+        _ops.gemm_s8s8.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
+        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
+    )  # fmt: skip
+
+
+def gemm_s8s4(
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """gemm_s8s8 with 4-bit weights: w is uint8 [N, ceil(K / 2)] as pack_int4 makes it.
+
+    Example:
+        >>> w = pack_int4(torch.tensor([[3, 4]], dtype=torch.int8))
+        >>> gemm_s8s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
+        [[11]]
+    """
+    return _gemm(
+        _ops.gemm_s8s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
+        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
+    )  # fmt: skip
+
+
+def gemm_s4s4(
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """gemm_s8s4 with 4-bit activations: x holds codes in [-8, 7], one per int8.
+
+    Raises ArgumentError, on the CPU also when a code of x lies outside [-8, 7].
+
+    Example:
+        >>> w = pack_int4(torch.tensor([[3, 4]], dtype=torch.int8))
+        >>> gemm_s4s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
+        [[11]]
+    """
+    if isinstance(x, Tensor) and x.dtype == torch.int8 and x.numel() and values._readable(x):
+        low, high = int(x.min()), int(x.max())
+        if low < -8 or high > 7:
+            raise ArgumentError("x", f"codes from {low} to {high}", "codes from -8 to 7")
+    return _gemm(
+        _ops.gemm_s4s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
+        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
+    )  # fmt: skip
+
+
+def pack_linear(
+    w: Tensor, w_scale: Tensor, spec: Sequence[int], bias: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, out_scale: Tensor | None = None, out_zero_point: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Codes, scales and bias of one Linear in the single buffer that qlinear reads, laid out for the device of `w`.
+
+    w         int8 [N, K], or uint8 [N, ceil(K / 2)] for 4 bits.     w_scale   float32 [N] or [N, K / group_size].
+    spec      LinearSpec(...).to_ints(); says which of the other operands must be present.
+    ->        uint8 [bytes]; opaque: only qlinear and unpack_linear read it.
+    Raises ArgumentError, NonFiniteError.
+
+    Example:
+        >>> from pyquant.ops import LinearSpec, layout_for
+        >>> spec = LinearSpec(1, 2, layout=layout_for(torch.device("cpu"))).to_ints()
+        >>> packed = pack_linear(torch.tensor([[3, 4]], dtype=torch.int8), torch.ones(1), spec)
+        >>> unpack_linear(packed, spec).tolist()
+        [[3, 4]]
+    """
+    values.scale_values("w_scale", w_scale)
+    values.scale_values("x_scale", x_scale)
+    values.scale_values("out_scale", out_scale)
+    return _call(
+        _ops.pack_linear.default, w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point, list(spec)
+    )
+
+
+def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
+    """The weight codes of a packed buffer, exactly as pack_linear was given them."""
+    return _call(_ops.unpack_linear.default, packed, list(spec))
+
+
+def qlinear(
+    x: Tensor, packed: Tensor, residual: Tensor | None = None, spec: Sequence[int] = (),
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """A whole quantised Linear: quantise the rows (or take codes), multiply integers, ordered epilogue.
+
+    x          float32, float16, bfloat16 [..., K]; with a static input also int8 or uint8 codes of that scale.
+    packed     uint8 buffer of pack_linear with the same spec.     residual   float [..., N] or None.
+    out_dtype  None: x.dtype (float32 for codes); int8 when the spec says codes_out.
+    ->         [..., N]. A row of x that holds NaN or infinity gives a row of NaN when quantised dynamically.
+    Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
+    """
+    return _call(_ops.qlinear.default, x, packed, residual, list(spec), out_dtype)
+
+
+def weight_only_linear(
+    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """W8A16 and W4A16: float activations times dequantised integer weights, the same epilogue, float accumulation.
+
+    x    float [..., K].   w   int8 [N, K] or uint8 [N, ceil(K / 2)] (w_bits 4).   w_scale, w_zero_point   [N] or [N, K / group_size].
+    ->   out_dtype (x.dtype when None) [..., N]; differentiable in x, bias and residual.
+    Raises ArgumentError, NonFiniteError. Source: docs/numerics.md 8 (outside the exact contract; tolerance there).
+
+    Example:
+        >>> w = torch.tensor([[2, 4]], dtype=torch.int8)
+        >>> weight_only_linear(torch.ones(1, 2), w, torch.tensor([0.5])).tolist()
+        [[3.0]]
+    """
+    values.scale_values("w_scale", w_scale)
+    return _call(
+        _ops.weight_only_linear.default, x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation,
+        clamp_min, clamp_max, out_dtype,
+    )  # fmt: skip
+
+
+def float_linear(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """The 16-bit (or float32) layer with the same epilogue as the integer ones: an equal citizen of every plan.
+
+    x    float [..., K].   w   float [N, K].   bias   float32 [N].   residual   float [..., N].
+    ->   out_dtype (x.dtype when None) [..., N]; differentiable in x, w, bias and residual.
+    Raises ArgumentError. Source: docs/numerics.md 8.
+
+    Example:
+        >>> float_linear(torch.ones(1, 2), torch.tensor([[1.0, -3.0]]), activation="relu").tolist()
+        [[0.0]]
+    """
+    return _call(
+        _ops.float_linear.default, x, w, bias, residual, activation, clamp_min, clamp_max, out_dtype
+    )

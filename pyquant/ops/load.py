@@ -1,0 +1,83 @@
+"""Defines torch.ops.pyquant, loads the compiled implementations, or registers the Python ones and says why."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import torch
+
+from pyquant.ops import autograd, fallback, shapes
+from pyquant.ops.schema import SCHEMAS
+from pyquant.ops.spec import LinearSpec
+
+LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
+NATIVE_SCHEMAS = {"_packed_bytes": "(int[] spec) -> int", "_build_info": "() -> str", "_cpu_info": "() -> str"}
+
+_definitions = torch.library.Library("pyquant", "DEF")
+_python_kernels: torch.library.Library | None = None
+_why_not_native: str | None = None
+
+
+def native_available() -> bool:
+    """True when the compiled library serves the ops."""
+    return _why_not_native is None
+
+
+def why_not_native() -> str | None:
+    """Why the compiled library is not in use; None when it is."""
+    return _why_not_native
+
+
+@functools.lru_cache(maxsize=4096)
+def native_packed_bytes(spec: LinearSpec) -> int:
+    """Size in bytes of the packed buffer of a spec in a layout that only the compiled library knows."""
+    return int(torch.ops.pyquant._packed_bytes(list(spec.to_ints())))
+
+
+def cpu_layout() -> str:
+    """The layout of packed buffers on the CPU: the compiled library's blocked one, or plain rows."""
+    return "cpu_blocked" if native_available() else "rows"
+
+
+def layout_for(device: torch.device) -> str:
+    """The layout that a packed buffer must have on a device."""
+    return cpu_layout() if device.type == "cpu" else "rows"
+
+
+def _define() -> None:
+    for name, schema in SCHEMAS.items():
+        _definitions.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.register_fake(f"pyquant::{name}", getattr(shapes, name), lib=_definitions)
+    autograd.register(_definitions)
+
+
+def _load() -> str | None:
+    if os.environ.get("PYQUANT_DISABLE_NATIVE", "") not in ("", "0"):
+        return "PYQUANT_DISABLE_NATIVE is set"
+    if not LIBRARY.exists():
+        return f"{LIBRARY.name} is not there: the package was installed without its native build"
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        return f"{LIBRARY.name} cannot be loaded: {error}"
+    return None
+
+
+def _initialise() -> None:
+    global _why_not_native, _python_kernels
+    _define()
+    for name, schema in NATIVE_SCHEMAS.items():
+        _definitions.define(name + schema)
+    _why_not_native = _load()
+    # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
+    _python_kernels = torch.library.Library("pyquant", "IMPL")
+    names = fallback.EVERYWHERE if native_available() else SCHEMAS
+    for name in names:
+        _python_kernels.impl(name, getattr(fallback, name), "CPU")
+    for name in fallback.ON_CUDA:
+        _python_kernels.impl(name, getattr(fallback, name), "CUDA")
+
+
+_initialise()

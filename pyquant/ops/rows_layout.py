@@ -1,0 +1,133 @@
+"""The 'rows' layout of a packed Linear: plain rows in 256-byte aligned sections of one byte buffer.
+
+Pure byte plumbing with torch ops, so it serves every device: the CUDA kernels and the Python fallback read it.
+csrc/core/rows_layout.h is its twin. K is padded to 32 codes and N to 16 rows with zeros, once, so that no kernel meets
+an unaligned tail of the weights.
+
+    codes    int8 [n_pad, k_pad]  (4 bits: uint8 [n_pad, k_pad / 2])
+    w_scale  float32 [n_pad] or [n_pad, k / group_size]      padding 1
+    w_sum    int32, same shape as w_scale: sum of the codes  padding 0
+    bias     float32 [n_pad] when has_bias                    padding 0
+    scalars  float32/int32 bits: x_scale, x_zero_point, out_scale, out_zero_point
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyquant.numerics.pack import unpack_int4
+from pyquant.ops.spec import LinearSpec
+
+ALIGN = 256
+K_MULTIPLE = 32
+N_MULTIPLE = 16
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Byte offsets of the sections, and the padded sizes."""
+
+    n_pad: int
+    k_pad: int
+    groups: int
+    w_scale: int
+    w_sum: int
+    bias: int
+    scalars: int
+    total: int
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def sections(s: LinearSpec) -> Sections:
+    """Where everything lies in the buffer of a spec."""
+    n_pad, k_pad = _up(s.n, N_MULTIPLE), _up(s.k, K_MULTIPLE)
+    groups = s.k // s.group_size if s.group_size else 1
+    w_scale = _up(n_pad * k_pad * s.w_bits // 8, ALIGN)
+    w_sum = w_scale + _up(4 * n_pad * groups, ALIGN)
+    bias = w_sum + _up(4 * n_pad * groups, ALIGN)
+    scalars = bias + (_up(4 * n_pad, ALIGN) if s.has_bias else 0)
+    return Sections(n_pad, k_pad, groups, w_scale, w_sum, bias, scalars, scalars + ALIGN)
+
+
+def packed_bytes(s: LinearSpec) -> int:
+    """Size of a packed buffer in bytes, for any layout."""
+    if s.layout == "rows":
+        return sections(s).total
+    from pyquant.ops import load  # the blocked layout belongs to the compiled library
+
+    return load.native_packed_bytes(s)
+
+
+def pack(
+    s: LinearSpec, w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None,
+    x_zero_point: Tensor | None, out_scale: Tensor | None, out_zero_point: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Checked tensors -> packed buffer (uint8 [total]) on the device of `w`."""
+    at = sections(s)
+    buffer = torch.zeros(at.total, dtype=torch.uint8, device=w.device)
+    row_bytes = at.k_pad * s.w_bits // 8
+    rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
+    rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
+    codes = unpack_int4(w, s.k) if s.w_bits == 4 else w
+    sums = codes.reshape(s.n, at.groups, -1).sum(-1, dtype=torch.int32) if s.k else 0
+    scale = _section(buffer, at.w_scale, at.n_pad * at.groups, torch.float32)
+    scale.fill_(1.0)
+    scale[: s.n * at.groups] = w_scale.reshape(-1)
+    _section(buffer, at.w_sum, at.n_pad * at.groups, torch.int32).view(at.n_pad, at.groups)[: s.n] = sums
+    if bias is not None:
+        _section(buffer, at.bias, s.n, torch.float32).copy_(bias)
+    reals, integers = (_section(buffer, at.scalars, 4, dtype) for dtype in (torch.float32, torch.int32))
+    reals[0] = 1.0 if x_scale is None else x_scale.reshape(())
+    integers[1] = 0 if x_zero_point is None else x_zero_point.reshape(())
+    reals[2] = 1.0 if out_scale is None else out_scale.reshape(())
+    integers[3] = 0 if out_zero_point is None else out_zero_point.reshape(())
+    return buffer
+
+
+def unpack(s: LinearSpec, packed: Tensor) -> Tensor:
+    """The codes as they were given to pack: int8 [n, k] or uint8 [n, ceil(k / 2)]."""
+    at = sections(s)
+    row_bytes = at.k_pad * s.w_bits // 8
+    rows = packed[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
+    if s.w_bits == 4:
+        return rows[: s.n, : (s.k + 1) // 2].clone(memory_format=torch.contiguous_format)
+    return rows[: s.n, : s.k].clone(memory_format=torch.contiguous_format).view(torch.int8)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of a packed buffer, as views where possible."""
+
+    codes: Tensor
+    w_scale: Tensor
+    bias: Tensor | None
+    x_scale: Tensor
+    x_zero_point: Tensor
+    out_scale: Tensor
+    out_zero_point: Tensor
+
+
+def parts(s: LinearSpec, packed: Tensor) -> Parts:
+    """Everything in a packed buffer, for the fallback and for tests."""
+    at = sections(s)
+    scale = _section(packed, at.w_scale, at.n_pad * at.groups, torch.float32)[: s.n * at.groups]
+    reals, integers = (_section(packed, at.scalars, 4, dtype) for dtype in (torch.float32, torch.int32))
+    return Parts(
+        codes=unpack(s, packed),
+        w_scale=scale.view(s.n, at.groups) if s.group_size else scale,
+        bias=_section(packed, at.bias, s.n, torch.float32) if s.has_bias else None,
+        x_scale=reals[0:1],
+        x_zero_point=integers[1:2],
+        out_scale=reals[2:3],
+        out_zero_point=integers[3:4],
+    )
+
+
+def _section(buffer: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+    return buffer[offset : offset + 4 * count].view(dtype)

@@ -1,0 +1,316 @@
+"""Shape, dtype and refusal rule of every op: what torch.compile sees, and the first thing the fallback asks.
+
+Each rule takes the op's arguments, raises ArgumentError, and returns an empty result of the right shape, dtype and
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyquant.errors import ArgumentError
+from pyquant.ops import check
+from pyquant.ops.rows_layout import packed_bytes
+from pyquant.ops.spec import ACTIVATIONS, SPEC_FIELDS, LinearSpec
+
+GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
+_X_ABS_MAX = {"gemm_s8s8": 128, "gemm_s8s4": 128, "gemm_s4s4": 8}
+_W_ABS_MAX = {"gemm_s8s8": 128, "gemm_s8s4": 8, "gemm_s4s4": 8}
+_INT32_MAX = 2**31 - 1
+
+
+def _scale_shape(x: Tensor, granularity: str, group_size: int) -> list[int]:
+    check.one_of("granularity", granularity, GRANULARITIES)
+    if granularity == "per_tensor":
+        _no_group(group_size, granularity)
+        return [1]
+    check.min_dim("x", x, 1)
+    if granularity != "per_group":
+        _no_group(group_size, granularity)
+        return list(x.shape[:-1])
+    if group_size <= 0 or x.shape[-1] % group_size != 0:
+        raise ArgumentError("group_size", group_size, f"a positive divisor of K = {x.shape[-1]}")
+    return [*x.shape[:-1], x.shape[-1] // group_size]
+
+
+def _no_group(group_size: int, granularity: str) -> None:
+    if group_size != 0:
+        raise ArgumentError("group_size", group_size, f"0 with granularity '{granularity}'")
+
+
+def _qparams(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int) -> None:
+    shape = _scale_shape(x, granularity, group_size)
+    if granularity == "per_tensor":
+        check.scalar_or("scale", scale, x, torch.float32, [1])
+        check.scalar_or("zero_point", zero_point, x, torch.int32, [1])
+        return
+    check.vector("scale", scale, x, torch.float32, shape)
+    check.vector("zero_point", zero_point, x, torch.int32, shape)
+
+
+def quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127,
+) -> Tensor:  # fmt: skip
+    check.dtype_in("x", x, check.FLOATS)
+    _qparams(x, scale, zero_point, granularity, group_size)
+    check.code_range(qmin, qmax)
+    return x.new_empty(x.shape, dtype=torch.int8)
+
+
+def quantize_dynamic(
+    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    check.dtype_in("x", x, check.FLOATS)
+    shape = _scale_shape(x, granularity, group_size)
+    check.code_range(qmin, qmax)
+    if symmetric and (qmin > -1 or qmax < 1):
+        raise ArgumentError("qmin", qmin, "below zero, with qmax above zero, when symmetric")
+    codes = x.new_empty(x.shape, dtype=torch.int8)
+    return codes, x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
+
+
+def dequantize(
+    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    check.dtype_in("q", q, (torch.int8, torch.uint8))
+    _qparams(q, scale, zero_point, granularity, group_size)
+    check.one_of("out_dtype", out_dtype, check.FLOATS)
+    return q.new_empty(q.shape, dtype=out_dtype)
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    check.dtype_in("q", q, (torch.int8,))
+    check.min_dim("q", q, 1)
+    return q.new_empty([*q.shape[:-1], (q.shape[-1] + 1) // 2], dtype=torch.uint8)
+
+
+def unpack_int4(packed: Tensor, k: int) -> Tensor:
+    check.dtype_in("packed", packed, (torch.uint8,))
+    check.min_dim("packed", packed, 1)
+    if k < 0 or packed.shape[-1] != (k + 1) // 2:
+        raise ArgumentError("k", k, f"{max(2 * packed.shape[-1] - 1, 0)} or {2 * packed.shape[-1]}")
+    return packed.new_empty([*packed.shape[:-1], k], dtype=torch.int8)
+
+
+def epilogue(
+    lead: Sequence[int], n: int, x: Tensor, residual: Tensor | None, activation: str, clamp_min: float, clamp_max: float
+) -> None:
+    """The part of the epilogue that every layer shares: activation and residual."""
+    check.one_of("activation", activation, ACTIVATIONS)
+    if activation == "clamp" and not clamp_min <= clamp_max:
+        raise ArgumentError("clamp_min", clamp_min, f"at most clamp_max = {clamp_max}")
+    if residual is not None:
+        check.dtype_in("residual", residual, check.FLOATS)
+        check.same_device("residual", residual, x)
+        check.shape_is("residual", residual, [*lead, n])
+
+
+def _gemm(
+    op: str, x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    check.dtype_in("x", x, (torch.int8,) if op == "gemm_s4s4" else (torch.int8, torch.uint8))
+    check.min_dim("x", x, 1)
+    w_is_int4 = op != "gemm_s8s8"
+    check.dtype_in("w", w, (torch.uint8,) if w_is_int4 else (torch.int8,))
+    check.exact_dim("w", w, 2)
+    check.same_device("w", w, x)
+    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
+    check.shape_is("w", w, [n, (k + 1) // 2 if w_is_int4 else k])
+    check.group(group_size, k)
+    _k_bound(op, x, x_zero_point, k)
+    check.scalar_or("x_scale", x_scale, x, torch.float32, lead)
+    check.scalar_or("x_zero_point", x_zero_point, x, torch.int32, lead)
+    check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
+    check.vector("bias", bias, x, torch.float32, [n])
+    epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
+    check.one_of("out_dtype", out_dtype, (*check.FLOATS, torch.int32, torch.int8))
+    if out_dtype == torch.int32:
+        _only_accumulator(w_scale, x_scale, bias, residual, group_size, activation)
+    elif w_scale is None:
+        raise ArgumentError("w_scale", "None", f"float32 {[n, k // group_size] if group_size else [n]}")
+    if out_dtype == torch.int8:
+        if out_scale is None:
+            raise ArgumentError("out_scale", "None", "float32 [1] when out_dtype is int8")
+        check.code_range(out_qmin, out_qmax, ("out_qmin", "out_qmax"))
+    elif out_scale is not None or out_zero_point is not None:
+        name = "out_scale" if out_scale is not None else "out_zero_point"
+        raise ArgumentError(name, "a tensor", "None unless out_dtype is int8")
+    check.scalar_or("out_scale", out_scale, x, torch.float32, [1])
+    check.scalar_or("out_zero_point", out_zero_point, x, torch.int32, [1])
+    return x.new_empty([*lead, n], dtype=out_dtype)
+
+
+def _only_accumulator(
+    w_scale: Tensor | None, x_scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, group_size: int,
+    activation: str,
+) -> None:  # fmt: skip
+    named = {"w_scale": w_scale, "x_scale": x_scale, "bias": bias, "residual": residual}
+    for name, tensor in named.items():
+        if tensor is not None:
+            raise ArgumentError(name, "a tensor", "None when out_dtype is int32 (the accumulator has no scale)")
+    if group_size != 0:
+        raise ArgumentError("group_size", group_size, "0 when out_dtype is int32")
+    if activation != "none":
+        raise ArgumentError("activation", repr(activation), "'none' when out_dtype is int32")
+
+
+def _k_bound(op: str, x: Tensor, x_zero_point: Tensor | None, k: int) -> None:
+    x_abs = 255 if x.dtype == torch.uint8 else _X_ABS_MAX[op]
+    if x_zero_point is not None:
+        x_abs = 15 if op == "gemm_s4s4" else 255
+    limit = _INT32_MAX // (x_abs * _W_ABS_MAX[op])
+    if k > limit:
+        raise ArgumentError("x", f"K = {k}", f"K <= {limit}, beyond which an int32 accumulator can overflow")
+
+
+def gemm_s8s8(*args: object, **kwargs: object) -> Tensor:
+    return _gemm("gemm_s8s8", *args, **kwargs)  # type: ignore[arg-type]
+
+
+def gemm_s8s4(*args: object, **kwargs: object) -> Tensor:
+    return _gemm("gemm_s8s4", *args, **kwargs)  # type: ignore[arg-type]
+
+
+def gemm_s4s4(*args: object, **kwargs: object) -> Tensor:
+    return _gemm("gemm_s4s4", *args, **kwargs)  # type: ignore[arg-type]
+
+
+def linear_spec(spec: Sequence[int]) -> LinearSpec:
+    """A checked LinearSpec from the op's int[]."""
+    if len(spec) != len(SPEC_FIELDS):
+        raise ArgumentError("spec", f"{len(spec)} integers", f"{len(SPEC_FIELDS)}, as LinearSpec.to_ints() gives")
+    try:
+        s = LinearSpec.from_ints(list(spec))
+    except IndexError:
+        raise ArgumentError("spec", list(spec), "integers as LinearSpec.to_ints() gives") from None
+    if s.n < 0 or s.k < 0:
+        raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", "n >= 0 and k >= 0")
+    check.one_of("spec", s.w_bits, (4, 8))
+    check.group(s.group_size, s.k)
+    check.code_range(s.x_qmin, s.x_qmax, ("spec", "spec"))
+    check.code_range(s.out_qmin, s.out_qmax, ("spec", "spec"))
+    reach = max(-s.x_qmin, s.x_qmax) if s.x_symmetric else s.x_qmax - s.x_qmin
+    limit = _INT32_MAX // (max(reach, 1) * (8 if s.w_bits == 4 else 128))
+    if s.k > limit:
+        raise ArgumentError("spec", f"k = {s.k}", f"k <= {limit}, beyond which an int32 accumulator can overflow")
+    return s
+
+
+def pack_linear(
+    w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None,
+    out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
+) -> Tensor:  # fmt: skip
+    s = linear_spec(spec)
+    check.dtype_in("w", w, (torch.uint8,) if s.w_bits == 4 else (torch.int8,))
+    check.shape_is("w", w, [s.n, (s.k + 1) // 2 if s.w_bits == 4 else s.k])
+    check.vector("w_scale", w_scale, w, torch.float32, [s.n, s.k // s.group_size] if s.group_size else [s.n])
+    _present("bias", bias, s.has_bias, f"float32 [{s.n}]")
+    check.vector("bias", bias, w, torch.float32, [s.n])
+    _present("x_scale", x_scale, s.input == "static", "float32 [1]")
+    check.scalar_or("x_scale", x_scale, w, torch.float32, [1])
+    if s.input != "static":
+        _present("x_zero_point", x_zero_point, False, "int32 [1]")
+    check.scalar_or("x_zero_point", x_zero_point, w, torch.int32, [1])
+    _present("out_scale", out_scale, s.codes_out, "float32 [1]")
+    check.scalar_or("out_scale", out_scale, w, torch.float32, [1])
+    if not s.codes_out:
+        _present("out_zero_point", out_zero_point, False, "int32 [1]")
+    check.scalar_or("out_zero_point", out_zero_point, w, torch.int32, [1])
+    return w.new_empty([packed_bytes(s)], dtype=torch.uint8)
+
+
+def _present(argument: str, tensor: Tensor | None, wanted: bool, allowed: str) -> None:
+    if wanted and tensor is None:
+        raise ArgumentError(argument, "None", f"{allowed}, as the spec says")
+    if not wanted and tensor is not None:
+        raise ArgumentError(argument, check.describe(tensor), "None, as the spec says")
+
+
+def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
+    s = linear_spec(spec)
+    _packed(packed, s)
+    if s.w_bits == 4:
+        return packed.new_empty([s.n, (s.k + 1) // 2], dtype=torch.uint8)
+    return packed.new_empty([s.n, s.k], dtype=torch.int8)
+
+
+def _packed(packed: Tensor, s: LinearSpec) -> None:
+    check.dtype_in("packed", packed, (torch.uint8,))
+    check.shape_is("packed", packed, [packed_bytes(s)])
+
+
+def qlinear(
+    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None
+) -> Tensor:
+    s = linear_spec(spec)
+    codes = (torch.int8, torch.uint8) if s.input == "static" else ()
+    check.dtype_in("x", x, (*check.FLOATS, *codes))
+    check.min_dim("x", x, 1)
+    if x.shape[-1] != s.k:
+        raise ArgumentError("x", check.describe(x), f"last dimension {s.k} (in_features)")
+    _packed(packed, s)
+    check.same_device("packed", packed, x)
+    lead = list(x.shape[:-1])
+    epilogue(lead, s.n, x, residual, s.activation, s.clamp_min, s.clamp_max)
+    if s.codes_out:
+        if out_dtype is not None:
+            check.one_of("out_dtype", out_dtype, (torch.int8,))
+        return x.new_empty([*lead, s.n], dtype=torch.int8)
+    dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
+    check.one_of("out_dtype", dtype, check.FLOATS)
+    return x.new_empty([*lead, s.n], dtype=dtype)
+
+
+def weight_only_linear(
+    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    check.dtype_in("x", x, check.FLOATS)
+    check.min_dim("x", x, 1)
+    check.one_of("w_bits", w_bits, (4, 8))
+    check.dtype_in("w", w, (torch.uint8,) if w_bits == 4 else (torch.int8,))
+    check.exact_dim("w", w, 2)
+    check.same_device("w", w, x)
+    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
+    check.shape_is("w", w, [n, (k + 1) // 2 if w_bits == 4 else k])
+    check.group(group_size, k)
+    shape = [n, k // group_size] if group_size else [n]
+    check.vector("w_scale", w_scale, x, torch.float32, shape)
+    check.vector("w_zero_point", w_zero_point, x, torch.int32, shape)
+    return _float_result(lead, n, x, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+
+
+def float_linear(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    check.dtype_in("x", x, check.FLOATS)
+    check.min_dim("x", x, 1)
+    check.dtype_in("w", w, check.FLOATS)
+    check.exact_dim("w", w, 2)
+    check.same_device("w", w, x)
+    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
+    check.shape_is("w", w, [n, k])
+    return _float_result(lead, n, x, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+
+
+def _float_result(
+    lead: list[int], n: int, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str,
+    clamp_min: float, clamp_max: float, out_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    check.vector("bias", bias, x, torch.float32, [n])
+    epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
+    dtype = out_dtype if out_dtype is not None else x.dtype
+    check.one_of("out_dtype", dtype, check.FLOATS)
+    return x.new_empty([*lead, n], dtype=dtype)

@@ -1,0 +1,38 @@
+"""Turns what torch raises around an op into pyquant's errors."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
+
+_OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
+_SCHEMA = re.compile(r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'")
+_POSITION = re.compile(r"argument '?(\w+)'? .*must be (.*), not (.*)$", re.MULTILINE)
+_MISSING = re.compile(r"missing value for argument '([^']+)'")
+_BACKEND = re.compile(r"Could not run '(pyquant::\w+)' with arguments from the '(\w+)' backend")
+_UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
+
+
+def reraise(error: Exception) -> NoReturn:
+    """Raise the pyquant error that says what `error` says; anything that is not about arguments passes unchanged."""
+    if isinstance(error, PyquantError):
+        raise error
+    text = str(error)
+    if match := _OURS.search(text):
+        raise ArgumentError(*match.groups()) from None
+    if match := _SCHEMA.search(text):
+        wanted, argument, got = match.groups()
+        raise ArgumentError(argument, f"a value of type {got}", f"a value of type {wanted}") from None
+    if match := _MISSING.search(text):
+        raise ArgumentError(match.group(1), "nothing", "a value (it has no default)") from None
+    if match := _POSITION.search(text):
+        argument, wanted, got = match.groups()
+        raise ArgumentError(argument, got, wanted) from None
+    if match := _BACKEND.search(text):
+        raise ArgumentError("x", f"device or layout with backend {match.group(2)}", "a dense CPU or CUDA tensor") from None
+    if match := _UNSUPPORTED.search(text):
+        first, *rest = match.group(1).strip().splitlines()
+        raise UnsupportedError(f"no kernel {first}", [line.strip() for line in rest]) from None
+    raise error

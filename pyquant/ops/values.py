@@ -1,0 +1,54 @@
+"""Checks of values, not shapes: always for small CPU operands such as scales, on request for everything."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyquant.errors import NonFiniteError
+
+_enabled = False
+
+
+def set_checks(enabled: bool) -> None:
+    """Switch the checks of data on or off (off at start).
+
+    enabled  True: static quantisation of NaN or infinity raises NonFiniteError instead of saturating (NaN becomes the
+             zero point otherwise), and scales are checked on CUDA too, at the price of a synchronisation.
+
+    Example:
+        >>> set_checks(True); set_checks(False)
+    """
+    global _enabled
+    _enabled = bool(enabled)
+
+
+def checks_enabled() -> bool:
+    """Whether set_checks(True) is in force."""
+    return _enabled
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Values can be looked at without a device synchronisation (or that was asked for) and outside of tracing."""
+    if torch.compiler.is_compiling() or tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return False
+    return tensor.device.type == "cpu" or _enabled
+
+
+def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -> None:
+    """Every scale is finite and above zero; NaN is allowed where it marks a poisoned row."""
+    if scale is None or not isinstance(scale, Tensor) or not scale.is_floating_point() or not _readable(scale):
+        return
+    good = (scale > 0) & (scale < torch.inf)
+    if allow_nan:
+        good |= scale.isnan()
+    if not bool(good.all()):
+        bad = scale.reshape(-1)[(~good).reshape(-1)][0].item()
+        raise NonFiniteError(argument, f"a value of {bad}", "finite values above 0")
+
+
+def finite_values(argument: str, x: Tensor) -> None:
+    """With set_checks(True): no NaN, no infinity."""
+    if _enabled and isinstance(x, Tensor) and x.is_floating_point() and _readable(x) and not bool(x.isfinite().all()):
+        index = (~x.isfinite()).nonzero()[0].tolist()
+        raise NonFiniteError(argument, f"{x[tuple(index)].item()} at {index}", "finite values (set_checks is on)")
