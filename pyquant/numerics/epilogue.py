@@ -1,0 +1,96 @@
+"""From accumulator to result: the ordered float32 steps of docs/numerics.md 4 and the stores of 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pyquant.numerics import activation as functions
+from pyquant.numerics.qparams import as_float32, scale_recip
+from pyquant.numerics.quantize import code_from_real
+
+_CURVES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": functions.gelu_erf,
+    "gelu_tanh": functions.gelu_tanh,
+    "silu": functions.silu,
+}
+
+
+def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0) -> Tensor:
+    """One activation; comparisons leave NaN and -0.0 as they are.
+
+    t           float32, any shape.
+    activation  none, relu, clamp (to [clamp_min, clamp_max] rounded to float32), gelu, gelu_tanh, silu.
+    Raises KeyError for another name (pyquant.ops refuses it earlier with an ArgumentError).
+    Source: docs/numerics.md 6.
+
+    Example:
+        >>> activate(torch.tensor([-1.0, 2.0]), "relu").tolist()
+        [0.0, 2.0]
+    """
+    if activation == "none":
+        return t
+    if activation == "relu":
+        return torch.where(t < 0, as_float32(0.0, t), t)
+    if activation == "clamp":
+        low, high = as_float32(clamp_min, t), as_float32(clamp_max, t)
+        t = torch.where(t < low, low, t)
+        return torch.where(t > high, high, t)
+    return _CURVES[activation](t)
+
+
+def finish(
+    t: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+) -> Tensor:
+    """The steps after scaling: + bias[n], activation, + residual[m, n]; each one rounding, absent ones not taken.
+
+    t         float32 [..., N], scaled.
+    bias      float32 [N]; residual float32, float16 or bfloat16 [..., N], widened first.
+    ->        float32 [..., N].
+    Source: docs/numerics.md 4.
+
+    Example:
+        >>> finish(torch.tensor([-3.0]), bias=torch.tensor([1.0]), activation="relu", residual=torch.ones(1)).item()
+        1.0
+    """
+    if bias is not None:
+        t = t + bias
+    t = activate(t, activation, clamp_min, clamp_max)
+    if residual is not None:
+        t = t + residual.to(torch.float32)
+    return t
+
+
+def store(
+    t: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+) -> Tensor:
+    """The last step: one rounding (half to even) to a float type, or codes of the next layer.
+
+    t          float32 [..., N].
+    out_dtype  float32, float16 or bfloat16 (overflow gives infinity, as IEEE says); int8: requantised with
+               out_scale [1] and out_zero_point [1] (None = 0) as docs/numerics.md 5 says.
+    Source: docs/numerics.md 4, 5.
+
+    Example:
+        >>> store(torch.tensor([0.75]), torch.int8, out_scale=torch.tensor([0.5])).tolist()
+        [2]
+    """
+    if out_dtype != torch.int8 or out_scale is None:
+        return t.to(out_dtype)
+    recip = scale_recip(out_scale.reshape(()))
+    return code_from_real(t, recip, None if out_zero_point is None else out_zero_point.reshape(()), out_qmin, out_qmax)

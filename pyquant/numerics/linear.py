@@ -1,0 +1,144 @@
+"""Whole layers on explicit tensors: the fused integer Linear, and the layers outside the exact contract."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyquant.numerics.epilogue import finish
+from pyquant.numerics.gemm import gemm
+from pyquant.numerics.pack import unpack_int4
+from pyquant.numerics.quantize import dequantize, quantize, quantize_dynamic
+
+
+def qlinear_reference(
+    x: Tensor,
+    codes: Tensor,
+    w_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    x_qmin: int = -127,
+    x_qmax: int = 127,
+    x_symmetric: bool = True,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The fused quantised Linear: quantise x (unless it is codes), multiply exactly, ordered epilogue, store.
+
+    x             float32, float16 or bfloat16 [..., K]; or int8 / uint8 codes of x_scale (uint8: int8 code + 128).
+    codes         int8 [N, K]; w_scale float32 [N] or [N, K / group_size].
+    x_scale       None: every row is quantised under a scale of its own (x_symmetric, else affine); float32 [1]: one
+                  calibrated scale, with x_zero_point int32 [1] (None = 0), in int8 terms.
+    out_scale     float32 [1]: the result is int8 codes; None: floats of out_dtype, by default x.dtype, or float32 for
+                  code inputs.
+    others        as pyquant.numerics.gemm.gemm.
+    ->            [..., N].
+    Source: docs/numerics.md 2 to 5.
+
+    Example:
+        >>> x, w = torch.tensor([[0.5, -1.0]]), torch.tensor([[127, 0]], dtype=torch.int8)
+        >>> qlinear_reference(x, w, torch.tensor([1.0])).tolist()
+        [[64.0]]
+    """
+    if out_dtype is None:
+        out_dtype = x.dtype if x.dtype.is_floating_point else torch.float32
+    if x_scale is None:
+        x_q, x_scale, x_zero_point = quantize_dynamic(x, "per_token", 0, x_symmetric, x_qmin, x_qmax)
+        x_zero_point = None if x_symmetric else x_zero_point
+        if x.dim() == 1:  # one row: its scale is a token's, not a tensor's
+            x_q, x_scale = x_q.unsqueeze(0), x_scale.unsqueeze(0)
+    else:
+        x_scale = x_scale.reshape(())
+        x_zero_point = None if x_zero_point is None else x_zero_point.reshape(())
+        if x.dtype.is_floating_point:
+            x_q = quantize(x, x_scale, x_zero_point, "per_tensor", 0, x_qmin, x_qmax)
+        else:
+            x_q = x if x.dtype == torch.int8 else (x ^ 0x80).view(torch.int8)
+    y = gemm(
+        x_q, codes, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, activation,
+        clamp_min, clamp_max, out_qmin, out_qmax, torch.int8 if out_scale is not None else out_dtype,
+    )  # fmt: skip
+    return y.reshape(*x.shape[:-1], codes.shape[0])
+
+
+def float_matmul(x: Tensor, w: Tensor) -> Tensor:
+    """x [..., K] times w [N, K] transposed -> float32 [..., N], widened to float32 and accumulated in it in any order.
+
+    Outside the exact contract (docs/numerics.md 8). Autocast is switched off: it would narrow the operands.
+
+    Example:
+        >>> float_matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
+        [[11.0]]
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.nn.functional.linear(x.to(torch.float32), w.to(torch.float32))
+
+
+def weight_only_linear(
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    w_bits: int = 8,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Linear with integer weights and float activations; float32 accumulation in any order.
+
+    x             float32, float16 or bfloat16 [..., K].
+    w             int8 [N, K], or packed uint8 [N, ceil(K / 2)] when w_bits is 4.
+    w_scale       float32 [N] or [N, K / group_size]; w_zero_point int32 of the same shape or None.
+    out_dtype     float32, float16 or bfloat16; None = x.dtype.
+    others        as pyquant.numerics.gemm.gemm.
+    ->            [..., N], within the bound of docs/numerics.md 8.
+
+    Example:
+        >>> w = torch.tensor([[3]], dtype=torch.int8)
+        >>> weight_only_linear(torch.tensor([[2.0]]), w, torch.tensor([0.5])).tolist()
+        [[3.0]]
+    """
+    codes = unpack_int4(w, x.shape[-1]) if w_bits == 4 else w
+    granularity = "per_group" if group_size else "per_channel"
+    real = dequantize(codes, w_scale, w_zero_point, granularity, group_size)
+    return float_linear(x, real, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+
+
+def float_linear(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Linear of float weights with the epilogue of the integer layers; float32 accumulation in any order.
+
+    x, w       float32, float16 or bfloat16, [..., K] and [N, K].
+    bias       float32 [N]; residual [..., N].
+    out_dtype  float32, float16 or bfloat16; None = x.dtype.
+    ->         [..., N], within the bound of docs/numerics.md 8.
+
+    Example:
+        >>> float_linear(torch.tensor([[2.0]]), torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
+        [[7.0]]
+    """
+    t = float_matmul(x, w)
+    t = finish(t, bias=bias, residual=residual, activation=activation, clamp_min=clamp_min, clamp_max=clamp_max)
+    return t.to(x.dtype if out_dtype is None else out_dtype)
