@@ -1,0 +1,97 @@
+"""The machine, the versions and the command that a figure belongs to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from .records import Environment
+
+_ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
+_PACKAGES = ("numpy", "transformers", "torchao", "safetensors")
+
+
+def describe_environment(device: str | torch.device = "cpu", *, clock: str = "") -> Environment:
+    """Hardware, versions, threads and command line of this process, as a record.
+
+    device  'cpu' or a CUDA device; its properties are read, nothing is run on it.
+    clock   what was timed, as named in pyquant.measure.timing.
+    """
+    device = torch.device(device)
+    model, flags = cpu_model_and_flags()
+    gpu, driver = "", ""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        gpu = f"{properties.name}, sm_{properties.major}{properties.minor}, {properties.multi_processor_count} SMs"
+        driver = _driver_version()
+    return Environment(
+        device=str(device),
+        cpu=model,
+        cpu_isa=[flag for flag in _ISA_FLAGS if flag in flags],
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1),
+        threads=torch.get_num_threads(),
+        gpu=gpu,
+        driver=driver,
+        cuda=torch.version.cuda or "",
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        pyquant=_version("pyquant"),
+        packages={name: version for name in _PACKAGES if (version := _version(name))},
+        clock=clock,
+        command=command_line(),
+    )
+
+
+def cpu_model_and_flags() -> tuple[str, frozenset[str]]:
+    """The processor's name and feature flags; empty flags where the system does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    fields = dict(re.findall(r"^([\w ]+?)\s*:\s*(.*)$", text, flags=re.MULTILINE))
+    return fields.get("model name", platform.machine()), frozenset(fields.get("flags", "").split())
+
+
+def command_line() -> str:
+    """The command that started this process, in a form that can be typed again from the repository's root."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name:
+        return shlex.join(["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]])
+    program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    try:
+        shown = str(program.resolve().relative_to(Path.cwd().resolve()))
+    except ValueError:
+        shown = program.name
+    prefix = ["python", shown] if program.suffix == ".py" else [program.name]
+    return shlex.join([*prefix, *sys.argv[1:]])
+
+
+def folder_name(environment: Environment) -> str:
+    """A folder name for results of this machine: 'cpu-intel-xeon-processor', 'nvidia-h200'."""
+    name = environment.gpu.split(",")[0] if environment.gpu else f"cpu {environment.cpu}"
+    name = re.sub(r"\((?:r|tm)\)", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _driver_version() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)", text)
+    return match.group(1) if match else ""

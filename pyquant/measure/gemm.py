@@ -1,0 +1,209 @@
+"""One linear problem, all candidates side by side: the engine behind `pyquant bench gemm`, bench/ and the bars."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..core.presets import scheme_from_name
+from ..core.scheme import QScheme
+from ..errors import ArgumentError, PyquantError
+from .environment import describe_environment
+from .floors import Floor, ceiling_value, copy_gbps, gemm_bytes, gemm_floor
+from .ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
+from .peers import FP32, Candidate, GemmCase, Peer, PeerUnavailable, peers_for
+from .records import Ceiling, GemmReport, GemmRow, Unavailable
+from .timing import CacheFlush, Clock, make_clock, time_interleaved
+
+Shape = tuple[int, int, int]
+_MIN_SQNR_DB = 5.0  # 4-bit per channel on Gaussian weights stays above 15 dB; below 5 something else is computed
+
+
+@dataclass(frozen=True)
+class GemmBench:
+    """What to run.
+
+    shapes     (m, k, n) triples.   schemes   texts such as 'W8A8Dynamic'.   peers   rivals by name; None for all.
+    dtype      of the pyquant layer's input and output (peers have their own).
+    weights    copies of the weights that successive calls rotate over, so that they do not stay in a cache.
+    """
+
+    shapes: Sequence[Shape]
+    schemes: Sequence[str] = ("W8A8Dynamic", "W4A8Dynamic")
+    peers: Sequence[str] | None = None
+    baseline: str = FP32
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    clock: str = "cpu"
+    rounds: int = 15
+    budget_s: float | None = None
+    cold: bool = False
+    weights: int | Callable[[Shape], int] = 1
+    check_exact: bool = True
+
+
+@dataclass
+class _Built:
+    run: Candidate
+    ours: bool
+    w_bits: int
+    x_bits: int
+    peak: str
+    exact: bool | None = None
+    sqnr: float | None = None
+    kernel: str = ""
+
+
+@dataclass
+class _Shape:
+    built: dict[str, _Built] = field(default_factory=dict)
+    missing: list[Unavailable] = field(default_factory=list)
+
+
+def run_gemm_bench(
+    bench: GemmBench, *, ceilings: Sequence[Ceiling] = (), on_shape: Callable[[Shape], None] | None = None
+) -> GemmReport:
+    """Time every candidate at every shape, interleaved, and check what each returns before timing it.
+
+    ceilings  from measure_ceilings(); without them rows have no floor.
+    on_shape  called before each shape (progress).
+    ->        GemmReport; candidates that could not run are in `unavailable` with the reason.
+    Raises ArgumentError for an unknown scheme, peer or clock before anything is timed.
+    """
+    schemes = {text: scheme_from_name(text) for text in bench.schemes}
+    peers = _chosen_peers(bench)
+    clock = make_clock(bench.clock)
+    flush = CacheFlush(device=bench.device) if bench.cold else None
+    rows: list[GemmRow] = []
+    missing: list[Unavailable] = []
+    for shape in bench.shapes:
+        if on_shape:
+            on_shape(shape)
+        prepared = _prepare(bench, shape, peers, schemes)
+        missing += prepared.missing
+        if bench.baseline not in prepared.built:
+            missing.append(Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", _at(shape)))
+            continue
+        rows += _time_shape(bench, shape, prepared.built, clock, flush, ceilings)
+    environment = describe_environment(bench.device, clock=clock.name)
+    return GemmReport(environment, bench.baseline, rows, list(ceilings), missing, notes=_notes(bench))
+
+
+def _chosen_peers(bench: GemmBench) -> list[Peer]:
+    known = {peer.name: peer for peer in peers_for(bench.device)}
+    wanted = list(known) if bench.peers is None else [bench.baseline, *bench.peers]
+    for name in wanted:
+        if name not in known:
+            raise ArgumentError("peers", name, ", ".join(known))
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme]) -> _Shape:
+    m, k, n = shape
+    copies = bench.weights(shape) if callable(bench.weights) else bench.weights
+    cases = [GemmCase(m, k, n, torch.device(bench.device), seed=i) for i in range(max(1, copies))]
+    out = _Shape()
+    for peer in peers:
+        try:
+            out.built[peer.name] = _build_peer(peer, cases)
+        except (PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+            out.missing.append(Unavailable(peer.name, _first_line(error), _at(shape)))
+    for text, scheme in schemes.items():
+        try:
+            out.built[_our_name(text)] = _build_ours(bench, scheme, cases)
+        except (PyquantError, PeerUnavailable) as error:
+            out.missing.append(Unavailable(_our_name(text), _first_line(error), _at(shape)))
+    return out
+
+
+def _build_peer(peer: Peer, cases: Sequence[GemmCase]) -> _Built:
+    with torch.inference_mode():
+        runs = [peer.build(case) for case in cases]
+        y = runs[0]()
+    sqnr = None if peer.gemm_only else _checked_sqnr(y, cases[0])
+    return _Built(_rotating(runs), False, peer.w_bits, peer.x_bits, peer.peak, sqnr=sqnr)
+
+
+def _build_ours(bench: GemmBench, scheme: QScheme, cases: Sequence[GemmCase]) -> _Built:
+    layers = [build_qlinear(case, scheme, bench.dtype) for case in cases]
+    layer, x = layers[0]
+    with torch.inference_mode():
+        sqnr = _checked_sqnr(layer(x), cases[0])
+    exact = is_exact(layer, x) if bench.check_exact and scheme.is_integer else None
+    x_bits = 32 if bench.dtype is torch.float32 else 16
+    peak = "int8" if scheme.is_integer else ("bf16" if x_bits == 16 else "fp32")
+    w_bits = scheme.weights.bits
+    built = _Built(_rotating([qlinear_candidate(*pair) for pair in layers]), True, w_bits, x_bits, peak, exact, sqnr)
+    built.kernel = str(layer.kernel_info(x.shape[0]))
+    return built
+
+
+def _time_shape(
+    bench: GemmBench, shape: Shape, built: Mapping[str, _Built], clock: Clock, flush: CacheFlush | None,
+    ceilings: Sequence[Ceiling],
+) -> list[GemmRow]:  # fmt: skip
+    m, k, n = shape
+    timings = time_interleaved(
+        {name: b.run for name, b in built.items()},
+        clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush,
+    )  # fmt: skip
+    rows = []
+    for name, b in built.items():
+        floor = _floor(shape, b, ceilings, cached=bench.weights == 1 and not bench.cold)
+        rows.append(
+            GemmRow(
+                m, k, n, name, b.ours, timings.median_us(name), timings.ratio(bench.baseline, name),
+                timings.spread(name), len(timings.samples[name]),
+                floor_us=floor.us if floor else None, floor_kind=floor.kind if floor else "",
+                exact=b.exact, sqnr_db=b.sqnr, kernel=b.kernel,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _floor(shape: Shape, b: _Built, ceilings: Sequence[Ceiling], cached: bool) -> Floor | None:
+    m, k, n = shape
+    moved = gemm_bytes(m, k, n, w_bits=b.w_bits, x_bits=b.x_bits, out_bits=b.x_bits)
+    gbps, gops = copy_gbps(ceilings, moved, cached=cached), ceiling_value(ceilings, b.peak)
+    return None if gbps is None or gops is None else gemm_floor(m, k, n, moved_bytes=moved, gbps=gbps, gops=gops)
+
+
+def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
+    value = sqnr_db(y, case)
+    if not value >= _MIN_SQNR_DB:
+        raise PeerUnavailable(f"returned a wrong product: {value:.1f} dB against the float64 result")
+    return value
+
+
+def _rotating(runs: Sequence[Candidate]) -> Candidate:
+    if len(runs) == 1:
+        return runs[0]
+    endless = itertools.cycle(runs)
+    return lambda: next(endless)()
+
+
+def _our_name(text: str) -> str:
+    return f"QLinear {text}"
+
+
+def _at(shape: Shape) -> str:
+    return "M={} K={} N={}".format(*shape)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _notes(bench: GemmBench) -> list[str]:
+    warmth = "cold: the cache is flushed before every call" if bench.cold else "hot: the same weights every call"
+    if not bench.cold and bench.weights != 1:
+        warmth = "weights rotate over several copies, more than the last-level cache holds"
+    return [
+        warmth,
+        "ratio: baseline time / candidate time, median over interleaved rounds of one run",
+        "floor: max(bytes / measured copy bandwidth at that working set, operations / measured peak of the type); "
+        "a copy also writes, so weights that are only read can beat the bytes part a little",
+    ]

@@ -1,0 +1,176 @@
+"""Plain records of every result: what was measured, on what, against whom. No torch, so any tool can read them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine, versions and command that a figure belongs to."""
+
+    device: str
+    cpu: str
+    cpu_isa: list[str]
+    cores: int
+    threads: int
+    torch: str
+    python: str
+    system: str
+    pyquant: str
+    gpu: str = ""
+    driver: str = ""
+    cuda: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+    clock: str = ""
+    command: str = ""
+
+    def line(self) -> str:
+        """One line for people."""
+        isa = ", ".join(self.cpu_isa) or "no known vector extensions"
+        parts = [self.gpu or f"{self.cpu} ({isa})", f"{self.threads} of {self.cores} cores used"]
+        if self.gpu:
+            parts.append(f"driver {self.driver or 'unknown'}, CUDA {self.cuda}")
+        parts += [f"torch {self.torch}", f"Python {self.python}", f"pyquant {self.pyquant or 'unknown'}"]
+        if self.clock:
+            parts.append(f"clock: {self.clock}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class GemmRow:
+    """One candidate at one shape. Times in microseconds a call; ratio > 1: faster than the baseline of the same run.
+
+    floor_us    the larger of bytes / measured copy bandwidth and operations / measured peak; None where not measured.
+    floor_kind  'bytes' or 'ops': what binds.
+    exact       True: every output bit equals the reference's; False: it does not; None: outside the exact contract.
+    sqnr_db     signal to noise against the float64 product; None where the candidate returns something else.
+    ours        a pyquant candidate, not a peer.
+    kernel      the kernel that ran, where the candidate can tell.
+    """
+
+    m: int
+    k: int
+    n: int
+    candidate: str
+    ours: bool
+    median_us: float
+    ratio: float
+    spread: float
+    rounds: int
+    floor_us: float | None = None
+    floor_kind: str = ""
+    exact: bool | None = None
+    sqnr_db: float | None = None
+    kernel: str = ""
+
+    @property
+    def of_floor(self) -> float | None:
+        """Share of the physical limit reached (1 = the limit)."""
+        return None if self.floor_us is None else self.floor_us / max(self.median_us, 1e-9)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A measured limit of the machine: copy bandwidth in GB/s, peaks in Gop/s."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A candidate that was asked for and did not run, with the reason: nothing disappears silently."""
+
+    candidate: str
+    reason: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stated goal and what was measured. direction '>=' or '<='."""
+
+    name: str
+    goal: float
+    measured: float
+    direction: str = ">="
+    unit: str = "x"
+
+    @property
+    def passed(self) -> bool:
+        return self.measured >= self.goal if self.direction == ">=" else self.measured <= self.goal
+
+
+@dataclass(frozen=True)
+class GemmReport:
+    """Rows, ceilings and bars of one run. baseline names the candidate that ratios divide by."""
+
+    environment: Environment
+    baseline: str
+    rows: list[GemmRow]
+    ceilings: list[Ceiling] = field(default_factory=list)
+    unavailable: list[Unavailable] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model under one scheme. bytes of parameters and buffers; latencies in ms keyed by the input's name.
+
+    speedup       against the baseline row of the same run, same keys as latency_ms.
+    cosine_mean, cosine_min   between this model's embedding of a sentence and the baseline's.
+    worst_text    the sentence of cosine_min.
+    nearest_same  share of sentences whose nearest neighbour stays the same.
+    reload_equal  saved, loaded by another process, and every output bit equal; None where nothing was saved.
+    """
+
+    variant: str
+    state_bytes: int
+    latency_ms: dict[str, float]
+    speedup: dict[str, float]
+    cosine_mean: float
+    cosine_min: float
+    nearest_same: float
+    worst_text: str = ""
+    file_bytes: int | None = None
+    reload_equal: bool | None = None
+    ours: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One model under several schemes, one run."""
+
+    environment: Environment
+    model: str
+    data: str
+    baseline: str
+    rows: list[ModelRow]
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """The record as plain dictionaries and lists, ready for JSON, with the record version and derived fields.
+
+    Example:
+        >>> to_dict(Bar("M=1", 6.0, 6.5))["passed"]
+        True
+    """
+    data = {"record": type(record).__name__, "version": RECORD_VERSION, **asdict(record)}
+    if isinstance(record, Bar):
+        data["passed"] = record.passed
+    for key in ("bars", "rows"):
+        for plain, item in zip(data.get(key, []), getattr(record, key, []), strict=True):
+            if isinstance(item, Bar):
+                plain["passed"] = item.passed
+            if isinstance(item, GemmRow):
+                plain["of_floor"] = item.of_floor
+    return data

@@ -1,0 +1,231 @@
+"""Timing of rival callables in one process: interleaved rounds, shuffled order, medians and paired ratios.
+
+Why not timeit: two figures taken minutes apart on a shared machine say little about each other. Here every round times
+each candidate once, in random order, and a ratio is the median of the ratios within a round, so that whatever else the
+machine does hits numerator and denominator alike.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from ..errors import ArgumentError
+
+Candidate = Callable[[], object]
+
+
+class Clock(Protocol):
+    """Seconds that `calls` calls of a candidate take."""
+
+    name: str
+
+    def seconds(self, candidate: Candidate, calls: int) -> float: ...
+
+
+class CpuClock:
+    """CPU time of the whole process: immune to preemption, meaningful with one thread."""
+
+    name = "cpu"
+
+    def seconds(self, candidate: Candidate, calls: int) -> float:
+        start = time.process_time()
+        for _ in range(calls):
+            candidate()
+        return time.process_time() - start
+
+
+class WallClock:
+    """Wall time: for several threads, on a quiet machine."""
+
+    name = "wall"
+
+    def seconds(self, candidate: Candidate, calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            candidate()
+        return time.perf_counter() - start
+
+
+class CudaEventClock:
+    """GPU time between two events on the current stream; launch gaps count, as they do for a user in eager mode."""
+
+    name = "cuda-events"
+
+    def seconds(self, candidate: Candidate, calls: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            candidate()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e-3
+
+
+class CudaGraphClock:
+    """GPU time of a replayed CUDA graph that holds `calls` calls: no launch gaps, the kernels alone.
+
+    A candidate that rotates over several weights is captured with the rotation, because the graph records whatever
+    the successive calls launch. Graphs are kept per candidate and number of calls.
+    """
+
+    name = "cuda-graph"
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[int, int], tuple[Candidate, torch.cuda.CUDAGraph]] = {}
+
+    def seconds(self, candidate: Candidate, calls: int) -> float:
+        graph = self._captured(candidate, calls)
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e-3
+
+    def _captured(self, candidate: Candidate, calls: int) -> torch.cuda.CUDAGraph:
+        key = (id(candidate), calls)
+        if key not in self._graphs:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                candidate()  # warm: lazy initialisation is not allowed while capturing
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(calls):
+                    candidate()
+            graph.replay()
+            torch.cuda.synchronize()
+            self._graphs[key] = (candidate, graph)  # the candidate is kept: its id is the key
+        return self._graphs[key][1]
+
+
+CLOCKS: Mapping[str, Callable[[], Clock]] = {
+    "cpu": CpuClock,
+    "wall": WallClock,
+    "cuda-events": CudaEventClock,
+    "cuda-graph": CudaGraphClock,
+}
+
+
+def make_clock(name: str) -> Clock:
+    """The clock called `name`; ArgumentError for an unknown one."""
+    if name not in CLOCKS:
+        raise ArgumentError("clock", name, ", ".join(CLOCKS))
+    return CLOCKS[name]()
+
+
+class CacheFlush:
+    """Streams through a buffer larger than the last cache, so that the next call finds its weights in memory.
+
+    size_bytes  of the buffer; default 512 MiB; give more on machines with a larger last cache.
+    """
+
+    def __init__(self, size_bytes: int = 512 << 20, device: str | torch.device = "cpu") -> None:
+        self._buffer = torch.zeros(max(1, size_bytes // 4), device=device)
+
+    def __call__(self) -> None:
+        self._buffer.add_(1.0)
+
+
+@dataclass
+class Timings:
+    """Samples in seconds a call: samples[name][round]; every list has the same length and rounds correspond."""
+
+    clock: str
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        return min((len(s) for s in self.samples.values()), default=0)
+
+    def median_us(self, name: str) -> float:
+        """Median microseconds a call."""
+        return statistics.median(self.samples[name]) * 1e6
+
+    def spread(self, name: str) -> float:
+        """Interquartile range over the median: how far to trust the figure."""
+        ordered = sorted(self.samples[name])
+        if len(ordered) < 4:
+            return (ordered[-1] - ordered[0]) / max(statistics.median(ordered), 1e-12)
+        low, _, high = statistics.quantiles(ordered, n=4)
+        return (high - low) / max(statistics.median(ordered), 1e-12)
+
+    def ratio(self, base: str, name: str) -> float:
+        """How many times faster `name` is than `base`: the median of the per-round ratios."""
+        pairs = zip(self.samples[base], self.samples[name], strict=True)
+        return statistics.median(b / max(c, 1e-12) for b, c in pairs)
+
+
+def time_interleaved(
+    candidates: Mapping[str, Candidate],
+    *,
+    clock: Clock | None = None,
+    rounds: int = 15,
+    min_sample_s: float = 0.002,
+    warm_calls: int = 3,
+    max_calls: int = 2000,
+    budget_s: float | None = None,
+    flush: Callable[[], None] | None = None,
+    seed: int = 0,
+) -> Timings:
+    """Time every candidate once a round, in shuffled order.
+
+    candidates    name -> callable without arguments; run under torch.inference_mode().
+    min_sample_s  a sample repeats its callable until it lasts about this long (one call with `flush`).
+    budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
+    flush         called before each sample, outside the timed part: cold caches.
+    ->            Timings with one sample a candidate and round, in seconds a call.
+    Raises ArgumentError when there is no candidate or no round.
+
+    Example:
+        >>> timings = time_interleaved({"a": lambda: None, "b": lambda: None}, rounds=2, min_sample_s=1e-5)
+        >>> timings.rounds
+        2
+    """
+    if not candidates:
+        raise ArgumentError("candidates", "none", "at least one")
+    if rounds < 1:
+        raise ArgumentError("rounds", rounds, ">= 1")
+    clock = clock or CpuClock()
+    order = list(candidates)
+    shuffle = random.Random(seed).shuffle
+    timings = Timings(clock.name, {name: [] for name in order})
+    with torch.inference_mode():
+        calls = {
+            name: _calls_per_sample(clock, run, warm_calls, min_sample_s, 1 if flush else max_calls)
+            for name, run in candidates.items()
+        }
+        started = time.perf_counter()
+        for done in range(rounds):
+            shuffle(order)
+            for name in order:
+                if flush:
+                    flush()
+                timings.samples[name].append(clock.seconds(candidates[name], calls[name]) / calls[name])
+            if budget_s is not None and done >= 4 and time.perf_counter() - started > budget_s:
+                break
+    return timings
+
+
+def _calls_per_sample(clock: Clock, run: Candidate, warm_calls: int, min_sample_s: float, max_calls: int) -> int:
+    for _ in range(warm_calls):
+        run()
+    if max_calls <= 1:
+        return 1
+    once = clock.seconds(run, 1)
+    return max(1, min(max_calls, int(min_sample_s / max(once, 1e-7))))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers; ArgumentError when there are none or one is not positive."""
+    if not values or min(values) <= 0:
+        raise ArgumentError("values", list(values), "at least one, all positive")
+    return statistics.geometric_mean(values)

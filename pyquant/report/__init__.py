@@ -1,0 +1,1 @@
+"""Reports: plain records of results, rendered as JSON, CSV, Markdown and pictures."""

@@ -1,0 +1,121 @@
+"""Pictures of records. matplotlib is an extra: `pip install pyquant[plot]`; it draws without a display."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnsupportedError
+from ..measure.records import GemmReport, GemmRow, ModelReport, ModelRow
+from ..measure.timing import geometric_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe-Ito: told apart by people who do not see all colours
+_OURS, _PEER, _BASE, _GREY = "#0072B2", "#E69F00", "#7f7f7f", "#d0d0d0"
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
+
+
+def plot_gemm(report: GemmReport, path: str | Path) -> Path:
+    """Speed against the baseline over M (geometric mean over K x N), a line a candidate; writes a PNG.
+
+    Raises UnsupportedError when matplotlib is not installed or the report has no rows.
+    """
+    if not report.rows:
+        raise UnsupportedError("nothing to plot: the report has no rows")
+    figure, axes = _figure(9.5, 5.4)
+    ms = sorted({row.m for row in report.rows})
+    names = [n for n in dict.fromkeys(row.candidate for row in report.rows) if n != report.baseline]
+    for i, name in enumerate(names):
+        points = [(m, _mean_ratio(report.rows, name, m)) for m in ms]
+        drawn = [(m, r) for m, r in points if r is not None]
+        ours = any(row.ours for row in report.rows if row.candidate == name)
+        axes.plot(
+            range(len(ms))[: len(drawn)] if len(drawn) == len(ms) else [ms.index(m) for m, _ in drawn],
+            [r for _, r in drawn],
+            marker="o", linewidth=2.6 if ours else 1.4, linestyle="-" if ours else "--",
+            color=_LINES[i % len(_LINES)], label=name, zorder=3 if ours else 2,
+        )  # fmt: skip
+    axes.axhline(1.0, color="black", linewidth=1)
+    axes.annotate(report.baseline, (0, 1.0), textcoords="offset points", xytext=(2, 4), fontsize=9)
+    axes.set_xticks(range(len(ms)), [str(m) for m in ms])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("M (rows)")
+    axes.set_ylabel(f"times faster than {report.baseline}")
+    shapes = len({(row.k, row.n) for row in report.rows})
+    axes.set_title(f"Linear layers: geometric mean over {shapes} shapes (K x N); solid lines: pyquant", fontsize=11)
+    axes.grid(axis="y", color=_GREY, linewidth=0.6)
+    axes.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    return _save(figure, path, report.environment.line())
+
+
+def plot_model(report: ModelReport, path: str | Path) -> Path:
+    """Four panels, one bar a variant: size, latency of each input, and distance of the embeddings; writes a PNG.
+
+    Raises UnsupportedError when matplotlib is not installed or the report has no rows.
+    """
+    if not report.rows:
+        raise UnsupportedError("nothing to plot: the report has no rows")
+    inputs = list(report.rows[0].latency_ms)
+    figure, axes = _figure(4.1 * (len(inputs) + 2), 1.9 + 0.42 * len(report.rows), columns=len(inputs) + 2)
+    base = report.rows[0]
+    _bars(axes[0], report.rows, [r.state_bytes / 1e6 for r in report.rows],
+          [f"{r.state_bytes / 1e6:.1f}  ({base.state_bytes / r.state_bytes:.1f}x smaller)" for r in report.rows],
+          "Model size, MB", names=True)  # fmt: skip
+    for axis, name in zip(axes[1:], inputs, strict=False):
+        _bars(axis, report.rows, [r.latency_ms[name] for r in report.rows],
+              [f"{r.latency_ms[name]:.1f}  ({r.speedup[name]:.2f}x)" for r in report.rows],
+              f"Latency, {name}, ms", names=False)  # fmt: skip
+    _bars(axes[-1], report.rows, [1 - r.cosine_mean for r in report.rows],
+          [f"{r.cosine_mean:.4f}  (worst {r.cosine_min:.4f})" for r in report.rows],
+          f"1 - cosine similarity to {report.baseline}, mean", names=False)  # fmt: skip
+    figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
+    return _save(figure, path, report.environment.line())
+
+
+def _bars(axis: Axes, rows: Sequence[ModelRow], values: Sequence[float], labels: Sequence[str], title: str, *, names: bool) -> None:
+    places = range(len(rows))[::-1]
+    colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(rows)]
+    axis.barh(list(places), values, color=colours, height=0.68)
+    widest = max(max(values), 1e-12)
+    for place, value, label in zip(places, values, labels, strict=True):
+        axis.text(value + 0.02 * widest, place, label, va="center", fontsize=9)
+    axis.set_xlim(0, widest * 1.75)  # from zero: the lengths of bars may be compared; room for the labels
+    axis.set_yticks(list(places), [row.variant for row in rows] if names else [""] * len(rows), fontsize=10)
+    axis.tick_params(axis="y", length=0)
+    axis.set_title(title, fontsize=10.5, loc="left")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
+    """Geometric mean over the shapes of one M; None where a shape is missing, as a mean of other shapes would mislead."""
+    of_m = [row for row in rows if row.m == m]
+    ratios = [row.ratio for row in of_m if row.candidate == name]
+    shapes = {(row.k, row.n) for row in of_m}
+    return geometric_mean(ratios) if ratios and len(ratios) == len(shapes) else None
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError("plots need matplotlib, which is not installed: pip install matplotlib") from None
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, columns)
+
+
+def _save(figure: Figure, path: str | Path, caption: str) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.supxlabel(caption, fontsize=8, color="#444444")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.png")
+    figure.savefig(temporary)
+    os.replace(temporary, path)
+    return path

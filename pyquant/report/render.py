@@ -1,0 +1,159 @@
+"""Records -> JSON, CSV, Markdown. Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, to_dict
+
+_GEMM_COLUMNS = (
+    "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
+    "exact", "sqnr_db", "kernel",
+)  # fmt: skip
+
+
+def to_json(record: Any) -> str:
+    """The record as indented JSON with a final newline; infinities are written as strings, as JSON has none."""
+    return json.dumps(_finite(to_dict(record)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(report: GemmReport) -> str:
+    """The rows of a GEMM report as CSV, one header line; the environment stays in the JSON."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_GEMM_COLUMNS)
+    for row in report.rows:
+        writer.writerow([_csv_cell(getattr(row, name)) for name in _GEMM_COLUMNS])
+    return out.getvalue()
+
+
+def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side") -> str:
+    """A GEMM report for people: environment, bars, one table a value of M (columns K x N), ceilings, what did not run."""
+    parts = [f"# {title}", _environment(report.environment)]
+    if report.bars:
+        parts += ["## Bars", bars_table(report.bars)]
+    for m in sorted({row.m for row in report.rows}):
+        parts += [f"## M = {m}", _gemm_table([row for row in report.rows if row.m == m])]
+    if report.ceilings:
+        parts.append("Measured limits: " + "; ".join(f"{c.name} {c.value:.0f} {c.unit}" for c in report.ceilings) + ".")
+    if report.unavailable:
+        lines = _grouped((u.candidate, u.reason) for u in report.unavailable)
+        parts += ["## Did not run", "\n".join(f"- {name}: {reason} ({count}x)" for (name, reason), count in lines)]
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def model_markdown(report: ModelReport, title: str | None = None) -> str:
+    """A model report for people: environment, the table, bars, and each variant's worst sentence."""
+    inputs = list(report.rows[0].latency_ms) if report.rows else []
+    header = ["variant", "state MB", *[f"{name}, ms (x {report.baseline})" for name in inputs]]
+    header += ["cosine mean", "cosine min", "same nearest", "reloaded"]
+    rows = [
+        [
+            row.variant, f"{row.state_bytes / 1e6:.1f}",
+            *[f"{row.latency_ms[name]:.2f} ({row.speedup[name]:.2f})" for name in inputs],
+            f"{row.cosine_mean:.5f}", f"{row.cosine_min:.5f}", f"{row.nearest_same:.1%}", _reloaded(row.reload_equal),
+        ]
+        for row in report.rows
+    ]  # fmt: skip
+    parts = [f"# {title or report.model}", f"{report.model}; {report.data}", _environment(report.environment)]
+    parts.append(table(header, rows))
+    if report.bars:
+        parts += ["## Bars", bars_table(report.bars)]
+    worst = [f"- {r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text]
+    if worst:
+        parts += ["## Worst sentence", "\n".join(worst)]
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def bars_table(bars: Sequence[Bar]) -> str:
+    """Goals against measurements with PASS or FAIL."""
+    return table(
+        ["bar", "goal", "measured", ""],
+        [
+            [b.name, f"{b.direction} {b.goal:g} {b.unit}".rstrip(), f"{b.measured:.4g}", "PASS" if b.passed else "FAIL"]
+            for b in bars
+        ],
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, columns padded so that it also reads well in a terminal.
+
+    Example:
+        >>> print(table(["a", "b"], [[1, 22]]))
+        | a | b  |
+        |---|----|
+        | 1 | 22 |
+    """
+    cells = [[str(c).replace("|", "\\|") for c in row] for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file through a temporary neighbour and a rename; parent folders are made. -> the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _environment(environment: Environment) -> str:
+    return f"{environment.line()}\n\nCommand: `{environment.command}`"
+
+
+def _gemm_table(rows: Sequence[GemmRow]) -> str:
+    shapes = sorted({(row.k, row.n) for row in rows}, key=lambda kn: (kn[0] * kn[1], kn))
+    names = list(dict.fromkeys(row.candidate for row in rows))
+    at = {(row.candidate, row.k, row.n): row for row in rows}
+    header = ["us (ratio, share of floor)", *[f"{k}x{n}" for k, n in shapes]]
+    return table(header, [[name, *[_gemm_cell(at.get((name, k, n))) for k, n in shapes]] for name in names])
+
+
+def _gemm_cell(row: GemmRow | None) -> str:
+    if row is None:
+        return "-"
+    time = f"{row.median_us:.0f}" if row.median_us >= 100 else f"{row.median_us:.1f}"
+    inside = [f"{row.ratio:.2f}x"]
+    if row.of_floor is not None:
+        inside.append(f"{row.of_floor:.0%}")
+    return f"{time} ({', '.join(inside)}){'' if row.exact is not False else ' NOT EXACT'}"
+
+
+def _reloaded(equal: bool | None) -> str:
+    return "-" if equal is None else ("bits equal" if equal else "BITS DIFFER")
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    counts: dict[tuple[str, str], int] = {}
+    for pair in pairs:
+        counts[pair] = counts.get(pair, 0) + 1
+    return list(counts.items())
+
+
+def _csv_cell(value: object) -> object:
+    return "" if value is None else (f"{value:.6g}" if isinstance(value, float) else value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value
