@@ -6,7 +6,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#define PYQ_HD __host__ __device__ __forceinline__
+#define PYQ_HD __host__ __device__ __attribute__((always_inline))
 #else
 #define PYQ_HD
 #endif
