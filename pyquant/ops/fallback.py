@@ -76,16 +76,13 @@ def qlinear(
     out = shapes.qlinear(x, packed, residual, spec, out_dtype)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
-    codes = numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes
-    x_scale, x_zero_point = p.x_scale, p.x_zero_point
-    if x.dtype.is_floating_point and s.input == "static":
-        x = numerics.quantize(x, x_scale, x_zero_point, "per_tensor", 0, s.x_qmin, s.x_qmax)
-    elif s.input == "dynamic":
-        x, x_scale, x_zero_point = numerics.quantize_dynamic(x, "per_token", 0, s.x_symmetric, s.x_qmin, s.x_qmax)
-    return numerics.gemm(
-        x, codes, p.w_scale, x_scale, x_zero_point, p.bias, residual,
-        p.out_scale if s.codes_out else None, p.out_zero_point if s.codes_out else None, s.group_size,
-        s.activation, s.clamp_min, s.clamp_max, s.out_qmin, s.out_qmax, out.dtype,
+    return numerics.qlinear_reference(
+        x, numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes, p.w_scale, bias=p.bias,
+        x_scale=p.x_scale if s.input == "static" else None, x_zero_point=p.x_zero_point, x_qmin=s.x_qmin,
+        x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
+        clamp_min=s.clamp_min, clamp_max=s.clamp_max, residual=residual, out_scale=p.out_scale if s.codes_out else None,
+        out_zero_point=p.out_zero_point if s.codes_out else None, out_qmin=s.out_qmin, out_qmax=s.out_qmax,
+        out_dtype=out.dtype,
     )  # fmt: skip
 
 
