@@ -13,7 +13,7 @@ from pyquant.ops.schema import SCHEMAS
 from pyquant.ops.spec import LinearSpec
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
-NATIVE_SCHEMAS = {"_packed_bytes": "(int[] spec) -> int", "_build_info": "() -> str", "_cpu_info": "() -> str"}
+NATIVE_SCHEMAS = {"_packed_bytes": "(int[] spec) -> int", "_cpu_info": "() -> str"}
 
 _definitions = torch.library.Library("pyquant", "DEF")
 _python_kernels: torch.library.Library | None = None

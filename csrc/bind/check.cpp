@@ -1,0 +1,434 @@
+#include "bind/check.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "core/bounds.h"
+#include "core/rows_layout.h"
+#include "cpu/cpu.h"
+
+namespace pyquant::bind {
+
+void refuse(const char* argument, const std::string& got, const std::string& allowed) {
+  throw std::runtime_error(std::string("argument '") + argument + "': got " + got + "; allowed: " + allowed);
+}
+
+const char* name_of_scalar(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Bool: return "bool";
+    default: return "another dtype";
+  }
+}
+
+std::string text_of(const Shape& shape) {
+  std::string s = "[";
+  for (size_t i = 0; i < shape.size(); ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
+  return s + "]";
+}
+
+Shape shape_of(const Tensor& t) {
+  const auto sizes = t.sizes();
+  return Shape(sizes.begin(), sizes.end());
+}
+
+Shape lead_of(const Tensor& t) {
+  Shape s = shape_of(t);
+  s.pop_back();
+  return s;
+}
+
+std::string describe(const Tensor& t) { return std::string(name_of_scalar(t.scalar_type())) + " " + text_of(shape_of(t)); }
+
+DType dtype_of_scalar(ScalarType type) {
+  switch (type) {
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    case ScalarType::Char: return DType::s8;
+    case ScalarType::Byte: return DType::u8;
+    case ScalarType::Int: return DType::s32;
+    default: return DType::f32;
+  }
+}
+
+DType dtype_of(const Tensor& t) { return dtype_of_scalar(t.scalar_type()); }
+
+void dtype_in(const char* argument, const Tensor& t, std::initializer_list<ScalarType> allowed) {
+  std::string names;
+  for (ScalarType type : allowed) {
+    if (t.scalar_type() == type) return;
+    names += (names.empty() ? "" : " or ") + std::string(name_of_scalar(type));
+  }
+  refuse(argument, describe(t), names);
+}
+
+void floats(const char* argument, const Tensor& t) {
+  dtype_in(argument, t, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
+}
+
+static std::string device_of(const Tensor& t) {
+  return t.is_cpu() ? "cpu" : t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "another device";
+}
+
+void same_device(const char* argument, const Tensor& t, const Tensor& x) {
+  if (t.is_cpu() && x.is_cpu()) return;
+  const std::string a = device_of(t), b = device_of(x);
+  if (a != b) refuse(argument, "device " + a, "device " + b + ", where argument 'x' is");
+}
+
+void min_dim(const char* argument, const Tensor& t, int64_t dim) {
+  if (t.dim() < dim) refuse(argument, describe(t), "at least " + std::to_string(dim) + " dimension(s)");
+}
+
+void exact_dim(const char* argument, const Tensor& t, int64_t dim) {
+  if (t.dim() != dim) refuse(argument, describe(t), std::to_string(dim) + " dimensions");
+}
+
+void shape_is(const char* argument, const Tensor& t, const Shape& shape) {
+  if (shape_of(t) != shape) refuse(argument, describe(t), "shape " + text_of(shape));
+}
+
+void vector(const char* argument, const MaybeTensor& t, const Tensor& x, ScalarType type, const Shape& shape) {
+  if (!t) return;
+  dtype_in(argument, *t, {type});
+  same_device(argument, *t, x);
+  shape_is(argument, *t, shape);
+}
+
+void scalar_or(const char* argument, const MaybeTensor& t, const Tensor& x, ScalarType type, const Shape& shape) {
+  if (!t) return;
+  dtype_in(argument, *t, {type});
+  same_device(argument, *t, x);
+  const Shape own = shape_of(*t);
+  if (!own.empty() && own != Shape{1} && own != shape)
+    refuse(argument, describe(*t), "shape [] or [1] or " + text_of(shape));
+}
+
+void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
+  if (qmin < -128 || qmin > 127) refuse(low, std::to_string(qmin), "-128 to 127");
+  if (qmax <= qmin || qmax > 127) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + " to 127");
+}
+
+void group(int64_t group_size, int64_t k) {
+  if (group_size < 0 || (group_size > 0 && k % group_size != 0))
+    refuse("group_size", std::to_string(group_size), "0, or a positive divisor of K = " + std::to_string(k));
+}
+
+Activation activation_of(const std::string& name, double clamp_min, double clamp_max) {
+  static const char* const names[] = {"none", "relu", "clamp", "gelu", "gelu_tanh", "silu"};
+  for (int i = 0; i < 6; ++i) {
+    if (name != names[i]) continue;
+    const auto activation = static_cast<Activation>(i);
+    if (activation == Activation::clamp && !(clamp_min <= clamp_max))
+      refuse("clamp_min", std::to_string(clamp_min), "at most clamp_max = " + std::to_string(clamp_max));
+    return activation;
+  }
+  refuse("activation", "'" + name + "'", "'none' or 'relu' or 'clamp' or 'gelu' or 'gelu_tanh' or 'silu'");
+}
+
+ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise) {
+  const ScalarType type = wanted.value_or(otherwise);
+  if (type != ScalarType::Float && type != ScalarType::Half && type != ScalarType::BFloat16)
+    refuse("out_dtype", name_of_scalar(type), "float32 or float16 or bfloat16");
+  return type;
+}
+
+static int64_t product(const Shape& s) {
+  int64_t p = 1;
+  for (int64_t d : s) p *= d;
+  return p;
+}
+
+Matrix matrix(const Tensor& t) {
+  Matrix m;
+  const int64_t dim = t.dim();
+  m.type = dtype_of(t);
+  m.cols = t.size(dim - 1);
+  m.rows = 1;
+  for (int64_t i = 0; i + 1 < dim; ++i) m.rows *= t.size(i);
+  bool plain = m.cols <= 1 || t.stride(dim - 1) == 1;
+  int64_t ld = m.cols, expected = -1;  // row stride of the collapsed leading dimensions, innermost first
+  for (int64_t i = dim - 2; i >= 0 && plain; --i) {
+    if (t.size(i) == 1) continue;
+    if (expected < 0) {
+      ld = t.stride(i);
+      expected = ld * t.size(i);
+    } else {
+      plain = t.stride(i) == expected;
+      expected *= t.size(i);
+    }
+  }
+  if (!plain || (ld < m.cols && m.rows > 1)) {
+    m.keep = torch::stable::contiguous(t);
+    ld = m.cols;
+  } else {
+    m.keep = t;
+  }
+  m.ld = ld;
+  m.data = m.keep.const_data_ptr();
+  return m;
+}
+
+const void* dense(const MaybeTensor& t, std::vector<Tensor>& keep) {
+  if (!t) return nullptr;
+  keep.push_back(t->is_contiguous() ? *t : torch::stable::contiguous(*t));
+  return keep.back().const_data_ptr();
+}
+
+Quantisation granularity_of(const std::string& name, const Tensor& x, int64_t group_size) {
+  const bool tensor = name == "per_tensor", rows = name == "per_token" || name == "per_channel";
+  if (!tensor && !rows && name != "per_group")
+    refuse("granularity", "'" + name + "'", "'per_tensor' or 'per_token' or 'per_channel' or 'per_group'");
+  if (tensor || rows) {
+    if (rows) min_dim("x", x, 1);
+    if (group_size != 0) refuse("group_size", std::to_string(group_size), "0 with granularity '" + name + "'");
+    return {tensor ? Granularity::tensor : Granularity::rows, tensor ? Shape{1} : lead_of(x)};
+  }
+  min_dim("x", x, 1);
+  const int64_t k = x.size(x.dim() - 1);
+  if (group_size <= 0 || k % group_size != 0)
+    refuse("group_size", std::to_string(group_size), "a positive divisor of K = " + std::to_string(k));
+  Shape shape = lead_of(x);
+  shape.push_back(k / group_size);
+  return {Granularity::groups, shape};
+}
+
+void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const std::string& granularity,
+             const Quantisation& q) {
+  if (granularity == "per_tensor") {
+    scalar_or("scale", scale, x, ScalarType::Float, {1});
+    scalar_or("zero_point", zero_point, x, ScalarType::Int, {1});
+    return;
+  }
+  vector("scale", scale, x, ScalarType::Float, q.scale_shape);
+  vector("zero_point", zero_point, x, ScalarType::Int, q.scale_shape);
+}
+
+// ---- the fused layer
+
+static float float_of(int64_t bits) {
+  const auto u = static_cast<uint32_t>(bits);
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+LinearSpec linear_spec(const std::vector<int64_t>& v) {
+  if (v.size() != kSpecFields)
+    refuse("spec", std::to_string(v.size()) + " integers", std::to_string(kSpecFields) + ", as LinearSpec.to_ints() gives");
+  const auto in = [&](int field, int64_t low, int64_t high) { return v[field] >= low && v[field] <= high; };
+  if (!in(kSpecInput, 0, 1) || !in(kSpecActivation, 0, 5) || !in(kSpecLayout, 0, 1))
+    refuse("spec", "an unknown input, activation or layout", "integers as LinearSpec.to_ints() gives");
+  if (v[kSpecN] < 0 || v[kSpecK] < 0)
+    refuse("spec", "n = " + std::to_string(v[kSpecN]) + ", k = " + std::to_string(v[kSpecK]), "n >= 0 and k >= 0");
+  if (v[kSpecWBits] != 4 && v[kSpecWBits] != 8) refuse("spec", std::to_string(v[kSpecWBits]), "4 or 8");
+  group(v[kSpecGroupSize], v[kSpecK]);
+  code_range(v[kSpecXQmin], v[kSpecXQmax], "spec", "spec");
+  code_range(v[kSpecOutQmin], v[kSpecOutQmax], "spec", "spec");
+  LinearSpec s;
+  s.n = v[kSpecN];
+  s.k = v[kSpecK];
+  s.w_bits = static_cast<int32_t>(v[kSpecWBits]);
+  s.group_size = v[kSpecGroupSize];
+  s.input = static_cast<InputMode>(v[kSpecInput]);
+  s.x_qmin = static_cast<int32_t>(v[kSpecXQmin]);
+  s.x_qmax = static_cast<int32_t>(v[kSpecXQmax]);
+  s.x_symmetric = v[kSpecXSymmetric] != 0;
+  s.activation = static_cast<Activation>(v[kSpecActivation]);
+  s.clamp_min = float_of(v[kSpecClampMin]);
+  s.clamp_max = float_of(v[kSpecClampMax]);
+  s.has_bias = v[kSpecHasBias] != 0;
+  s.codes_out = v[kSpecCodesOut] != 0;
+  s.out_qmin = static_cast<int32_t>(v[kSpecOutQmin]);
+  s.out_qmax = static_cast<int32_t>(v[kSpecOutQmax]);
+  s.layout = static_cast<Layout>(v[kSpecLayout]);
+  const int64_t w_abs = s.w_bits == 4 ? 8 : 128;
+  const int64_t reach = s.x_symmetric ? std::max<int64_t>(-s.x_qmin, s.x_qmax) : s.x_qmax - s.x_qmin;
+  const int64_t limit = k_max(std::max<int64_t>(reach, 1), w_abs);
+  if (s.k > limit)
+    refuse("spec", "k = " + std::to_string(s.k),
+           "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
+  return s;
+}
+
+size_t packed_bytes(const LinearSpec& s) {
+  return s.layout == Layout::rows ? static_cast<size_t>(rows_layout(s).total) : cpu::packed_bytes(s);
+}
+
+static void present(const char* argument, const MaybeTensor& t, bool wanted, const std::string& allowed) {
+  if (wanted && !t) refuse(argument, "None", allowed + ", as the spec says");
+  if (!wanted && t) refuse(argument, describe(*t), "None, as the spec says");
+}
+
+void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, const MaybeTensor& bias,
+                const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
+                const MaybeTensor& out_zero_point) {
+  const bool is_static = s.input == InputMode::static_per_tensor;
+  dtype_in("w", w, {s.w_bits == 4 ? ScalarType::Byte : ScalarType::Char});
+  shape_is("w", w, {s.n, s.w_bits == 4 ? (s.k + 1) / 2 : s.k});
+  vector("w_scale", w_scale, w, ScalarType::Float, s.group_size ? Shape{s.n, s.k / s.group_size} : Shape{s.n});
+  present("bias", bias, s.has_bias, "float32 [" + std::to_string(s.n) + "]");
+  vector("bias", bias, w, ScalarType::Float, {s.n});
+  present("x_scale", x_scale, is_static, "float32 [1]");
+  scalar_or("x_scale", x_scale, w, ScalarType::Float, {1});
+  if (!is_static) present("x_zero_point", x_zero_point, false, "int32 [1]");
+  scalar_or("x_zero_point", x_zero_point, w, ScalarType::Int, {1});
+  present("out_scale", out_scale, s.codes_out, "float32 [1]");
+  scalar_or("out_scale", out_scale, w, ScalarType::Float, {1});
+  if (!s.codes_out) present("out_zero_point", out_zero_point, false, "int32 [1]");
+  scalar_or("out_zero_point", out_zero_point, w, ScalarType::Int, {1});
+}
+
+static void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape) {
+  if (!residual) return;
+  floats("residual", *residual);
+  same_device("residual", *residual, x);
+  shape_is("residual", *residual, out_shape);
+}
+
+LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
+                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype) {
+  LinearCall call;
+  const LinearSpec& s = call.spec = linear_spec(spec);
+  if (s.input == InputMode::static_per_tensor)
+    dtype_in("x", x, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Char, ScalarType::Byte});
+  else
+    floats("x", x);
+  min_dim("x", x, 1);
+  if (x.size(x.dim() - 1) != s.k)
+    refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
+  dtype_in("packed", packed, {ScalarType::Byte});
+  shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
+  same_device("packed", packed, x);
+  if (!packed.is_contiguous()) refuse("packed", "a strided view", "the contiguous buffer of pack_linear");
+  call.out_shape = lead_of(x);
+  call.out_shape.push_back(s.n);
+  residual_check(residual, x, call.out_shape);
+  if (s.activation == Activation::clamp && !(s.clamp_min <= s.clamp_max))
+    refuse("clamp_min", std::to_string(s.clamp_min), "at most clamp_max = " + std::to_string(s.clamp_max));
+  if (s.codes_out) {
+    if (out_dtype && *out_dtype != ScalarType::Char) refuse("out_dtype", name_of_scalar(*out_dtype), "int8");
+    call.out_type = ScalarType::Char;
+  } else {
+    call.out_type = float_type(out_dtype, is_float(dtype_of(x)) ? x.scalar_type() : ScalarType::Float);
+  }
+  call.x = matrix(x);
+  if (residual) call.residual = matrix(*residual);
+  return call;
+}
+
+// ---- the plain GEMM
+
+static int64_t x_reach(const GemmArgs& a) {
+  const bool s4 = !std::strcmp(a.op, "gemm_s4s4");
+  if (a.x_zero_point) return s4 ? 15 : 255;
+  return a.x.scalar_type() == ScalarType::Byte ? 255 : s4 ? 8 : 128;
+}
+
+static void only_accumulator(const GemmArgs& a) {
+  const auto none = [](const char* name, const MaybeTensor& t) {
+    if (t) refuse(name, "a tensor", "None when out_dtype is int32 (the accumulator has no scale)");
+  };
+  none("w_scale", a.w_scale);
+  none("x_scale", a.x_scale);
+  none("bias", a.bias);
+  none("residual", a.residual);
+  if (a.group_size != 0) refuse("group_size", std::to_string(a.group_size), "0 when out_dtype is int32");
+  if (a.activation != "none") refuse("activation", "'" + a.activation + "'", "'none' when out_dtype is int32");
+}
+
+GemmCall gemm_call(const GemmArgs& a) {
+  const bool s4 = !std::strcmp(a.op, "gemm_s4s4"), w_s4 = std::strcmp(a.op, "gemm_s8s8") != 0;
+  if (s4) dtype_in("x", a.x, {ScalarType::Char});
+  else dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
+  min_dim("x", a.x, 1);
+  dtype_in("w", a.w, {w_s4 ? ScalarType::Byte : ScalarType::Char});
+  exact_dim("w", a.w, 2);
+  same_device("w", a.w, a.x);
+  const Shape lead = lead_of(a.x);
+  const int64_t k = a.x.size(a.x.dim() - 1), n = a.w.size(0), m = product(lead);
+  shape_is("w", a.w, {n, w_s4 ? (k + 1) / 2 : k});
+  group(a.group_size, k);
+  const int64_t limit = k_max(x_reach(a), w_s4 ? 8 : 128);
+  if (k > limit)
+    refuse("x", "K = " + std::to_string(k),
+           "K <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
+  const Shape scale_shape = a.group_size ? Shape{n, k / a.group_size} : Shape{n};
+  scalar_or("x_scale", a.x_scale, a.x, ScalarType::Float, lead);
+  scalar_or("x_zero_point", a.x_zero_point, a.x, ScalarType::Int, lead);
+  vector("w_scale", a.w_scale, a.x, ScalarType::Float, scale_shape);
+  vector("bias", a.bias, a.x, ScalarType::Float, {n});
+  GemmCall call;
+  call.out_shape = lead;
+  call.out_shape.push_back(n);
+  call.epilogue.activation = activation_of(a.activation, a.clamp_min, a.clamp_max);
+  residual_check(a.residual, a.x, call.out_shape);
+  call.out_type = a.out_dtype;
+  const bool accumulator = a.out_dtype == ScalarType::Int, codes = a.out_dtype == ScalarType::Char;
+  if (accumulator) {
+    only_accumulator(a);
+  } else {
+    if (!codes && !is_float(dtype_of_scalar(a.out_dtype))) refuse("out_dtype", name_of_scalar(a.out_dtype), "float32 or float16 or bfloat16 or int32 or int8");
+    if (!codes) float_type(a.out_dtype, a.out_dtype);
+    if (!a.w_scale) refuse("w_scale", "None", "float32 " + text_of(scale_shape));
+  }
+  if (codes) {
+    if (!a.out_scale) refuse("out_scale", "None", "float32 [1] when out_dtype is int8");
+    code_range(a.out_qmin, a.out_qmax, "out_qmin", "out_qmax");
+  } else if (a.out_scale || a.out_zero_point) {
+    refuse(a.out_scale ? "out_scale" : "out_zero_point", "a tensor", "None unless out_dtype is int8");
+  }
+  scalar_or("out_scale", a.out_scale, a.x, ScalarType::Float, {1});
+  scalar_or("out_zero_point", a.out_zero_point, a.x, ScalarType::Int, {1});
+
+  const Matrix x = matrix(a.x);
+  const Matrix w = matrix(a.w);
+  call.keep = {x.keep, w.keep};
+  GemmProblem& p = call.problem;
+  p.m = m;
+  p.n = n;
+  p.k = k;
+  p.x = s4 ? DType::s4 : x.type;
+  p.w = w_s4 ? DType::s4 : DType::s8;
+  p.out = accumulator ? DType::s32 : codes ? DType::s8 : dtype_of_scalar(a.out_dtype);
+  p.ldx = x.ld;
+  p.ldw = w_s4 ? 2 * w.ld : w.ld;
+  p.ldo = n;
+  p.group_size = a.group_size;
+  p.per_token_scale = a.x_scale && shape_of(*a.x_scale) == lead && !lead.empty();
+  p.per_token_zero_point = a.x_zero_point && shape_of(*a.x_zero_point) == lead && !lead.empty();
+  p.has_zero_point = a.x_zero_point.has_value() || x.type == DType::u8;
+  GemmOperands& o = call.operands;
+  o.x = x.data;
+  o.w = w.data;
+  o.x_scale = static_cast<const float*>(dense(a.x_scale, call.keep));
+  o.x_zero_point = static_cast<const int32_t*>(dense(a.x_zero_point, call.keep));
+  o.w_scale = static_cast<const float*>(dense(a.w_scale, call.keep));
+  o.bias = static_cast<const float*>(dense(a.bias, call.keep));
+  o.out_scale = static_cast<const float*>(dense(a.out_scale, call.keep));
+  o.out_zero_point = static_cast<const int32_t*>(dense(a.out_zero_point, call.keep));
+  if (a.residual) {
+    const Matrix r = matrix(*a.residual);
+    call.keep.push_back(r.keep);
+    o.residual = r.data;
+    p.residual = r.type;
+    p.ldr = r.ld;
+  }
+  call.epilogue.clamp_min = static_cast<float>(a.clamp_min);
+  call.epilogue.clamp_max = static_cast<float>(a.clamp_max);
+  call.epilogue.out_qmin = static_cast<int32_t>(a.out_qmin);
+  call.epilogue.out_qmax = static_cast<int32_t>(a.out_qmax);
+  return call;
+}
+
+}  // namespace pyquant::bind

@@ -1,0 +1,103 @@
+// The one place where tensors become pointers and sizes. Every refusal reads
+// "argument 'x': got <what it was>; allowed: <what is allowed>", the text that pyquant/ops/check.py builds too.
+#pragma once
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/linear.h"
+#include "core/problem.h"
+
+namespace pyquant::bind {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using Shape = std::vector<int64_t>;
+
+[[noreturn]] void refuse(const char* argument, const std::string& got, const std::string& allowed);
+std::string describe(const Tensor& tensor);
+std::string text_of(const Shape& shape);
+const char* name_of_scalar(ScalarType type);
+
+DType dtype_of(const Tensor& tensor);
+void dtype_in(const char* argument, const Tensor& tensor, std::initializer_list<ScalarType> allowed);
+void floats(const char* argument, const Tensor& tensor);
+void same_device(const char* argument, const Tensor& tensor, const Tensor& x);
+void min_dim(const char* argument, const Tensor& tensor, int64_t dim);
+void exact_dim(const char* argument, const Tensor& tensor, int64_t dim);
+void shape_is(const char* argument, const Tensor& tensor, const Shape& shape);
+void vector(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
+void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
+void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
+void group(int64_t group_size, int64_t k);
+Activation activation_of(const std::string& name, double clamp_min, double clamp_max);
+ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise);
+DType dtype_of_scalar(ScalarType type);
+
+Shape shape_of(const Tensor& tensor);
+Shape lead_of(const Tensor& tensor);  // all dimensions but the last
+
+// A matrix [rows, cols] over a tensor [..., cols]: no copy when the last stride is 1 and the leading dimensions
+// collapse to one row stride; otherwise a contiguous copy that `keep` owns.
+struct Matrix {
+  Tensor keep;
+  const void* data = nullptr;
+  DType type = DType::f32;
+  int64_t rows = 0, cols = 0, ld = 0;
+};
+Matrix matrix(const Tensor& tensor);
+// Contiguous memory of a small operand; null when absent. `keep` owns the copy where one was needed.
+const void* dense(const MaybeTensor& tensor, std::vector<Tensor>& keep);
+
+struct Quantisation {
+  Granularity granularity;
+  Shape scale_shape;
+};
+Quantisation granularity_of(const std::string& name, const Tensor& x, int64_t group_size);
+void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const std::string& granularity,
+             const Quantisation& q);
+
+LinearSpec linear_spec(const std::vector<int64_t>& spec);
+size_t packed_bytes(const LinearSpec& spec);
+
+// The GEMM ops: every rule of their arguments, then the plain structs. `keep` owns copies.
+struct GemmCall {
+  GemmProblem problem;
+  GemmOperands operands;
+  Epilogue epilogue;
+  Shape out_shape;
+  ScalarType out_type = ScalarType::Float;
+  std::vector<Tensor> keep;
+};
+struct GemmArgs {
+  const char* op;
+  const Tensor& x;
+  const Tensor& w;
+  const MaybeTensor &w_scale, &x_scale, &x_zero_point, &bias, &residual, &out_scale, &out_zero_point;
+  int64_t group_size;
+  const std::string& activation;
+  double clamp_min, clamp_max;
+  int64_t out_qmin, out_qmax;
+  ScalarType out_dtype;
+};
+GemmCall gemm_call(const GemmArgs& args);
+
+// The fused layer: x, packed and residual against the spec.
+struct LinearCall {
+  LinearSpec spec;
+  Matrix x, residual;
+  Shape out_shape;
+  ScalarType out_type = ScalarType::Float;
+};
+LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
+                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype);
+void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, const MaybeTensor& bias,
+                const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
+                const MaybeTensor& out_zero_point);
+
+}  // namespace pyquant::bind

@@ -1,0 +1,205 @@
+// torch.ops.pyquant.* on the CPU: check, allocate, call csrc/cpu.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "bind/check.h"
+#include "cpu/cpu.h"
+
+namespace pyquant::bind {
+namespace {
+
+// Lends torch's thread pool to the core, which knows no torch.
+[[maybe_unused]]
+const bool threads_lent = [] {
+  cpu::set_parallel_for(
+      [](int64_t begin, int64_t end, int64_t grain, cpu::Body body, void* context) {
+        torch::stable::parallel_for(begin, end, grain, [&](int64_t b, int64_t e) { body(context, b, e); });
+      },
+      [] { return static_cast<int>(torch::stable::get_num_threads()); });
+  return true;
+}();
+
+int32_t small(int64_t value) { return static_cast<int32_t>(value); }
+
+Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
+                int64_t group_size, int64_t qmin, int64_t qmax) {
+  floats("x", x);
+  const Quantisation q = granularity_of(granularity, x, group_size);
+  qparams(x, scale, zero_point, granularity, q);
+  code_range(qmin, qmax);
+  Tensor out = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
+  if (out.numel() == 0) return out;
+  std::vector<Tensor> keep;
+  const Tensor flat = x.dim() == 0 ? torch::stable::view(x, {1}) : x;
+  const Matrix m = matrix(flat);
+  cpu::quantize(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size,
+                static_cast<const float*>(dense(scale, keep)), static_cast<const int32_t*>(dense(zero_point, keep)),
+                small(qmin), small(qmax), static_cast<int8_t*>(out.mutable_data_ptr()));
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string granularity, int64_t group_size,
+                                                    bool symmetric, int64_t qmin, int64_t qmax) {
+  floats("x", x);
+  const Quantisation q = granularity_of(granularity, x, group_size);
+  code_range(qmin, qmax);
+  if (symmetric && (qmin > -1 || qmax < 1))
+    refuse("qmin", std::to_string(qmin), "below zero, with qmax above zero, when symmetric");
+  Tensor codes = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
+  Tensor scale = torch::stable::new_empty(x, q.scale_shape, ScalarType::Float);
+  Tensor zero_point = torch::stable::new_empty(x, q.scale_shape, ScalarType::Int);
+  const Tensor flat = x.dim() == 0 ? torch::stable::view(x, {1}) : x;
+  const Matrix m = matrix(flat);
+  cpu::quantize_dynamic(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size, symmetric, small(qmin),
+                        small(qmax), static_cast<int8_t*>(codes.mutable_data_ptr()),
+                        static_cast<float*>(scale.mutable_data_ptr()),
+                        static_cast<int32_t*>(zero_point.mutable_data_ptr()));
+  return {codes, scale, zero_point};
+}
+
+Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
+                  int64_t group_size, ScalarType out_dtype) {
+  dtype_in("q", q, {ScalarType::Char, ScalarType::Byte});
+  const Quantisation g = granularity_of(granularity, q, group_size);
+  qparams(q, scale, zero_point, granularity, g);
+  float_type(out_dtype, out_dtype);
+  Tensor out = torch::stable::new_empty(q, q.sizes(), out_dtype);
+  if (out.numel() == 0) return out;
+  std::vector<Tensor> keep;
+  const Tensor flat = q.dim() == 0 ? torch::stable::view(q, {1}) : q;
+  const Matrix m = matrix(flat);
+  cpu::dequantize(m.data, m.type, m.rows, m.cols, m.ld, g.granularity, group_size,
+                  static_cast<const float*>(dense(scale, keep)), static_cast<const int32_t*>(dense(zero_point, keep)),
+                  out.mutable_data_ptr(), dtype_of_scalar(out_dtype));
+  return out;
+}
+
+Tensor pack_int4(const Tensor& q) {
+  dtype_in("q", q, {ScalarType::Char});
+  min_dim("q", q, 1);
+  Shape shape = shape_of(q);
+  const int64_t k = shape.back();
+  shape.back() = (k + 1) / 2;
+  Tensor out = torch::stable::new_empty(q, shape, ScalarType::Byte);
+  if (out.numel() == 0) return out;
+  const Tensor plain = torch::stable::contiguous(q);
+  cpu::pack_int4(static_cast<const int8_t*>(plain.const_data_ptr()), plain.numel() / k, k,
+                 static_cast<uint8_t*>(out.mutable_data_ptr()));
+  return out;
+}
+
+Tensor unpack_int4(const Tensor& packed, int64_t k) {
+  dtype_in("packed", packed, {ScalarType::Byte});
+  min_dim("packed", packed, 1);
+  Shape shape = shape_of(packed);
+  const int64_t bytes = shape.back();
+  if (k < 0 || bytes != (k + 1) / 2)
+    refuse("k", std::to_string(k), std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
+  shape.back() = k;
+  Tensor out = torch::stable::new_empty(packed, shape, ScalarType::Char);
+  if (out.numel() == 0) return out;
+  const Tensor plain = torch::stable::contiguous(packed);
+  cpu::unpack_int4(static_cast<const uint8_t*>(plain.const_data_ptr()), out.numel() / k, k,
+                   static_cast<int8_t*>(out.mutable_data_ptr()));
+  return out;
+}
+
+Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor& w_scale, const MaybeTensor& x_scale,
+            const MaybeTensor& x_zero_point, const MaybeTensor& bias, const MaybeTensor& residual,
+            const MaybeTensor& out_scale, const MaybeTensor& out_zero_point, int64_t group_size,
+            const std::string& activation, double clamp_min, double clamp_max, int64_t out_qmin, int64_t out_qmax,
+            ScalarType out_dtype) {
+  GemmCall call = gemm_call({op, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
+                             group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});
+  Tensor out = torch::stable::new_empty(x, call.out_shape, call.out_type);
+  if (out.numel() == 0) return out;
+  call.operands.out = out.mutable_data_ptr();
+  cpu::gemm(call.problem, call.operands, call.epilogue);
+  return out;
+}
+
+#define PYQUANT_GEMM_OP(NAME)                                                                                        \
+  Tensor NAME(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point, \
+              MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,            \
+              int64_t group_size, std::string activation, double clamp_min, double clamp_max, int64_t out_qmin,     \
+              int64_t out_qmax, ScalarType out_dtype) {                                                             \
+    return gemm(#NAME, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, \
+                activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype);                                   \
+  }
+PYQUANT_GEMM_OP(gemm_s8s8)
+PYQUANT_GEMM_OP(gemm_s8s4)
+PYQUANT_GEMM_OP(gemm_s4s4)
+
+void own_layout(const LinearSpec& s) {
+  if (s.layout != Layout::cpu_blocked) refuse("spec", "layout 'rows'", "layout 'cpu_blocked' on the CPU");
+}
+
+Tensor pack_linear(const Tensor& w, const Tensor& w_scale, MaybeTensor bias, MaybeTensor x_scale,
+                   MaybeTensor x_zero_point, MaybeTensor out_scale, MaybeTensor out_zero_point,
+                   std::vector<int64_t> spec) {
+  const LinearSpec s = linear_spec(spec);
+  own_layout(s);
+  pack_check(s, w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point);
+  std::vector<Tensor> keep;
+  LinearWeights weights;
+  weights.codes = dense(w, keep);
+  weights.w_scale = static_cast<const float*>(dense(w_scale, keep));
+  weights.bias = static_cast<const float*>(dense(bias, keep));
+  weights.x_scale = static_cast<const float*>(dense(x_scale, keep));
+  weights.x_zero_point = static_cast<const int32_t*>(dense(x_zero_point, keep));
+  weights.out_scale = static_cast<const float*>(dense(out_scale, keep));
+  weights.out_zero_point = static_cast<const int32_t*>(dense(out_zero_point, keep));
+  Tensor packed = torch::stable::new_empty(w, {static_cast<int64_t>(packed_bytes(s))}, ScalarType::Byte);
+  cpu::pack_linear(s, weights, packed.mutable_data_ptr());
+  return packed;
+}
+
+Tensor unpack_linear(const Tensor& packed, std::vector<int64_t> spec) {
+  const LinearSpec s = linear_spec(spec);
+  own_layout(s);
+  dtype_in("packed", packed, {ScalarType::Byte});
+  shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
+  const bool four = s.w_bits == 4;
+  Tensor codes = torch::stable::new_empty(packed, {s.n, four ? (s.k + 1) / 2 : s.k}, four ? ScalarType::Byte : ScalarType::Char);
+  const Tensor plain = torch::stable::contiguous(packed);
+  cpu::unpack_linear(s, plain.const_data_ptr(), codes.mutable_data_ptr());
+  return codes;
+}
+
+Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
+               std::optional<ScalarType> out_dtype) {
+  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype);
+  own_layout(call.spec);
+  Tensor out = torch::stable::new_empty(x, call.out_shape, call.out_type);
+  if (out.numel() == 0) return out;
+  cpu::linear(call.spec, packed.const_data_ptr(), call.x.data, call.x.type, call.x.rows, call.x.ld, call.residual.data,
+              call.residual.type, call.residual.ld, out.mutable_data_ptr(), dtype_of_scalar(call.out_type));
+  return out;
+}
+
+int64_t packed_bytes_op(std::vector<int64_t> spec) { return static_cast<int64_t>(packed_bytes(linear_spec(spec))); }
+
+std::string cpu_info() { return cpu::isa_report(); }
+
+}  // namespace
+}  // namespace pyquant::bind
+
+STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
+  namespace b = pyquant::bind;
+  m.impl("quantize", TORCH_BOX(&b::quantize));
+  m.impl("quantize_dynamic", TORCH_BOX(&b::quantize_dynamic));
+  m.impl("dequantize", TORCH_BOX(&b::dequantize));
+  m.impl("pack_int4", TORCH_BOX(&b::pack_int4));
+  m.impl("unpack_int4", TORCH_BOX(&b::unpack_int4));
+  m.impl("gemm_s8s8", TORCH_BOX(&b::gemm_s8s8));
+  m.impl("gemm_s8s4", TORCH_BOX(&b::gemm_s8s4));
+  m.impl("gemm_s4s4", TORCH_BOX(&b::gemm_s4s4));
+  m.impl("pack_linear", TORCH_BOX(&b::pack_linear));
+  m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear));
+  m.impl("qlinear", TORCH_BOX(&b::qlinear));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyquant, CompositeExplicitAutograd, m) {
+  m.impl("_packed_bytes", TORCH_BOX(&pyquant::bind::packed_bytes_op));
+  m.impl("_cpu_info", TORCH_BOX(&pyquant::bind::cpu_info));
+}

@@ -1,0 +1,29 @@
+// The 'rows' layout of a packed Linear: plain padded rows in 256-byte aligned sections. Twin of
+// pyquant/ops/rows_layout.py (tests/ops/test_spec.py compares the two through torch.ops.pyquant._packed_bytes).
+#pragma once
+#include <cstdint>
+
+#include "core/linear.h"
+
+namespace pyquant {
+
+struct RowsLayout {
+  int64_t n_pad = 0, k_pad = 0, groups = 1;
+  int64_t w_scale = 0, w_sum = 0, bias = 0, scalars = 0, total = 0;  // byte offsets
+};
+
+inline RowsLayout rows_layout(const LinearSpec& s) {
+  const auto up = [](int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; };
+  RowsLayout at;
+  at.n_pad = up(s.n, 16);
+  at.k_pad = up(s.k, 32);
+  at.groups = s.group_size ? s.k / s.group_size : 1;
+  at.w_scale = up(at.n_pad * at.k_pad * s.w_bits / 8, 256);
+  at.w_sum = at.w_scale + up(4 * at.n_pad * at.groups, 256);
+  at.bias = at.w_sum + up(4 * at.n_pad * at.groups, 256);
+  at.scalars = at.bias + (s.has_bias ? up(4 * at.n_pad, 256) : 0);
+  at.total = at.scalars + 256;
+  return at;
+}
+
+}  // namespace pyquant
