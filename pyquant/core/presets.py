@@ -1,0 +1,194 @@
+"""The named schemes, W8A8 to FP16, and their way to and from text ('W4A8Dynamic(group_size=128)')."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+from pyquant.errors import SchemeError
+from pyquant.core.scheme import QScheme, TensorScheme
+
+
+def W8A8(*, symmetric_inputs: bool = True) -> QScheme:
+    """8-bit weights per channel, 8-bit static per-tensor inputs (a calibrated scale each layer).
+
+    symmetric_inputs  False: affine inputs with a zero point.
+
+    Example:
+        >>> str(W8A8())
+        'W8A8'
+    """
+    return QScheme(_weights(8, None), _static(8, symmetric_inputs))
+
+
+def W8A8Dynamic(*, symmetric_inputs: bool = True) -> QScheme:
+    """8-bit weights per channel, 8-bit inputs quantised per token at run time: needs no data.
+
+    Example:
+        >>> W8A8Dynamic().inputs.granularity
+        'per_token'
+    """
+    return QScheme(_weights(8, None), _dynamic(8, symmetric_inputs))
+
+
+def W4A8(group_size: int | None = 128, *, symmetric_inputs: bool = True) -> QScheme:
+    """4-bit weights, 8-bit static per-tensor inputs.
+
+    group_size  weights along K that share a scale; None for one scale per output channel.
+
+    Example:
+        >>> W4A8().weights.group_size
+        128
+    """
+    return QScheme(_weights(4, group_size), _static(8, symmetric_inputs))
+
+
+def W4A8Dynamic(group_size: int | None = 128, *, symmetric_inputs: bool = True) -> QScheme:
+    """4-bit weights, 8-bit inputs quantised per token at run time: needs no data.
+
+    Example:
+        >>> str(W4A8Dynamic())
+        'W4A8Dynamic(group_size=128)'
+    """
+    return QScheme(_weights(4, group_size), _dynamic(8, symmetric_inputs))
+
+
+def W4A4(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
+    """4-bit weights, 4-bit static per-tensor inputs.
+
+    Example:
+        >>> W4A4().inputs.code_range
+        (-7, 7)
+    """
+    return QScheme(_weights(4, group_size), _static(4, symmetric_inputs))
+
+
+def W4A4Dynamic(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
+    """4-bit weights, 4-bit inputs quantised per token at run time: needs no data.
+
+    Example:
+        >>> W4A4Dynamic().weights.bits
+        4
+    """
+    return QScheme(_weights(4, group_size), _dynamic(4, symmetric_inputs))
+
+
+def W8A16(group_size: int | None = None, *, symmetric: bool = True) -> QScheme:
+    """8-bit weights, floating-point inputs.
+
+    symmetric  False: weights have zero points.
+
+    Example:
+        >>> W8A16().is_weight_only
+        True
+    """
+    return QScheme(_weights(8, group_size, symmetric))
+
+
+def W4A16(group_size: int | None = 128, *, symmetric: bool = True) -> QScheme:
+    """4-bit weights, floating-point inputs.
+
+    symmetric  False: weights have zero points.
+
+    Example:
+        >>> str(W4A16(symmetric=False))
+        'W4A16(group_size=128, symmetric=False)'
+    """
+    return QScheme(_weights(4, group_size, symmetric))
+
+
+def FP16(dtype: str = "float16") -> QScheme:
+    """A floating-point layer of 16 bits: 'float16' or 'bfloat16'.
+
+    Example:
+        >>> FP16("bfloat16").float_dtype
+        'bfloat16'
+    """
+    return QScheme(TensorScheme(bits=16), float_dtype=dtype)
+
+
+PRESETS: Final[dict[str, Callable[..., QScheme]]] = {
+    f.__name__: f for f in (W8A8, W8A8Dynamic, W4A8, W4A8Dynamic, W4A4, W4A4Dynamic, W8A16, W4A16, FP16)
+}
+
+
+_GROUPED_BY_DEFAULT: Final = ("W4A8", "W4A8Dynamic", "W4A16")
+
+
+def scheme_from_name(text: str) -> QScheme:
+    """The scheme that a preset's text names, as str(scheme) prints it; parentheses may be left out.
+
+    Raises SchemeError naming the text and the presets.
+
+    Example:
+        >>> scheme_from_name("W4A8Dynamic(group_size=64)").weights.group_size
+        64
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", text) if isinstance(text, str) else None
+    if match is None or match[1] not in PRESETS:
+        raise SchemeError("scheme", repr(text)[:120], ", ".join(PRESETS))
+    arguments: dict[str, Any] = {}
+    for part in (p.strip() for p in (match[2] or "").split(",")):
+        if part:
+            key, _, value = (p.strip() for p in part.partition("="))
+            arguments[key] = _value(text, value)
+    try:
+        return PRESETS[match[1]](**arguments)
+    except TypeError:
+        raise SchemeError("scheme", repr(text)[:120], f"the options of {match[1]}: {_options(match[1])}") from None
+
+
+@lru_cache(maxsize=256)
+def preset_name(scheme: QScheme) -> str | None:
+    """The preset's text for a scheme, or None where no preset gives it."""
+    for name, arguments in _candidates(scheme):
+        if PRESETS[name](**arguments) == scheme:
+            shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            return f"{name}({shown})" if shown else name
+    return None
+
+
+def _candidates(scheme: QScheme) -> Iterator[tuple[str, dict[str, Any]]]:
+    w, x = scheme.weights, scheme.inputs
+    if scheme.is_float:
+        yield "FP16", {"dtype": scheme.float_dtype} if scheme.float_dtype != "float16" else {}
+        return
+    name = f"W{w.bits}A16" if x is None else f"W{w.bits}A{x.bits}{'Dynamic' if x.dynamic else ''}"
+    if name not in PRESETS or (name.startswith("W8A8") and w.group_size is not None):
+        return
+    told = {"group_size": w.group_size} if w.group_size is not None or name in _GROUPED_BY_DEFAULT else {}
+    if x is None:
+        yield name, told | ({} if w.symmetric else {"symmetric": False})
+    else:
+        yield name, told | ({} if x.symmetric else {"symmetric_inputs": False})
+
+
+def _weights(bits: int, group_size: int | None, symmetric: bool = True) -> TensorScheme:
+    granularity = "per_channel" if group_size is None else "per_group"
+    return TensorScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
+
+
+def _static(bits: int, symmetric: bool) -> TensorScheme:
+    return TensorScheme(bits=bits, symmetric=symmetric, granularity="per_tensor")
+
+
+def _dynamic(bits: int, symmetric: bool) -> TensorScheme:
+    return TensorScheme(bits=bits, symmetric=symmetric, granularity="per_token", dynamic=True)
+
+
+def _value(text: str, value: str) -> Any:
+    words = {"None": None, "True": True, "False": False}
+    if value in words:
+        return words[value]
+    if re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    if re.fullmatch(r"['\"]?[A-Za-z_]\w*['\"]?", value):
+        return value.strip("'\"")
+    raise SchemeError("scheme", repr(text)[:120], "options such as group_size=128 or symmetric=False")
+
+
+def _options(name: str) -> str:
+    code = PRESETS[name].__code__
+    return ", ".join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) or "none"

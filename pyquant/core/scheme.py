@@ -1,0 +1,262 @@
+"""How one layer is quantised: TensorScheme for one tensor, QScheme for a layer, and the presets.
+
+A scheme is a plain frozen record. It holds no tensor, compares by value, and travels through JSON with a version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from pyquant.errors import SchemeError
+from pyquant.core.dtypes import qrange
+
+SCHEME_VERSION: Final = 1
+GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
+CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", "fixed")
+FLOAT_DTYPES: Final = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TensorScheme:
+    """How the numbers of one tensor become codes: `real = scale * (code - zero_point)`.
+
+    bits          4 or 8; 16 leaves the tensor in floating point.
+    symmetric     True: zero point 0. False: affine, codes cover the whole range of `bits`.
+    granularity   'per_tensor', 'per_token' (one scale a row of activations), 'per_channel' (one scale an output
+                  channel of the weights), 'per_group' (group_size codes along K share a scale).
+    group_size    codes that share a scale; needed with 'per_group' and refused without it.
+    dynamic       scales come from the data of each call (activations only).
+    narrow_range  symmetric codes are [-127, 127] or [-7, 7]; False adds -128 or -8. An affine range is never narrow.
+    calibrator    where a static range comes from: 'max', 'percentile', 'entropy', 'mse', 'fixed'.
+    percentile    in (0, 100]; meaningful for calibrator 'percentile'.
+
+    Raises SchemeError naming field, value and what is allowed. Source: docs/numerics.md.
+
+    Example:
+        >>> TensorScheme(bits=4, granularity="per_group", group_size=128).code_range
+        (-7, 7)
+    """
+
+    bits: int = 8
+    symmetric: bool = True
+    granularity: str = "per_tensor"
+    group_size: int | None = None
+    dynamic: bool = False
+    narrow_range: bool = True
+    calibrator: str = "max"
+    percentile: float = 99.99
+
+    def __post_init__(self) -> None:
+        _check_int("bits", self.bits, (4, 8, 16))
+        for name in ("symmetric", "dynamic", "narrow_range"):
+            if not isinstance(getattr(self, name), bool):
+                raise SchemeError(name, repr(getattr(self, name)), "True or False")
+        _check_choice("granularity", self.granularity, GRANULARITIES)
+        _check_choice("calibrator", self.calibrator, CALIBRATORS)
+        _check_group_size(self.granularity, self.group_size)
+        percentile = self.percentile
+        if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
+            raise SchemeError("percentile", repr(percentile), "a number in (0, 100]")
+        object.__setattr__(self, "percentile", float(percentile))
+        if not self.symmetric:
+            object.__setattr__(self, "narrow_range", False)
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """(qmin, qmax), the smallest and largest code; SchemeError for 16 bits, which has no codes."""
+        if self.bits == 16:
+            raise SchemeError("bits", 16, "4 or 8: a 16-bit tensor stays in floating point and has no codes")
+        return qrange(self.bits, self.symmetric, self.narrow_range)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as a JSON-ready dict."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> TensorScheme:
+        """The inverse of to_dict(); a missing field takes its default, an unknown one raises SchemeError."""
+        return TensorScheme(**_known_fields("TensorScheme", data, tuple(f.name for f in fields(TensorScheme))))
+
+    def __str__(self) -> str:
+        if self.bits == 16:
+            return "float16"
+        words = [f"int{self.bits}", self.granularity + (f"({self.group_size})" if self.group_size else "")]
+        words += [] if self.symmetric else ["affine"]
+        words += ["full range"] if self.symmetric and not self.narrow_range else []
+        words += ["dynamic"] if self.dynamic else []
+        if self.calibrator != "max":
+            words.append(f"{self.calibrator}({self.percentile:g})" if self.calibrator == "percentile" else self.calibrator)
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class QScheme:
+    """How one layer runs.
+
+    weights  8 or 4 bits per channel, per group or per tensor (affine only where inputs is None); 16 bits for a
+             floating-point layer, whose type `float_dtype` names.
+    inputs   None: activations stay in floating point (weight-only). Otherwise 8 bits, or 4 bits with 4-bit weights;
+             either dynamic per token or static per tensor.
+    outputs  None: floating-point result. Otherwise static per tensor: the layer returns codes (a QTensor).
+    float_dtype  'float16' or 'bfloat16', with 16-bit weights only.
+
+    Raises SchemeError naming field, value and what is allowed. Source: docs/numerics.md.
+
+    Example:
+        >>> str(QScheme(TensorScheme(granularity="per_channel"), TensorScheme(granularity="per_token", dynamic=True)))
+        'W8A8Dynamic'
+    """
+
+    weights: TensorScheme
+    inputs: TensorScheme | None = None
+    outputs: TensorScheme | None = None
+    float_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_type("weights", self.weights, (TensorScheme,), "a TensorScheme")
+        _check_type("inputs", self.inputs, (TensorScheme, type(None)), "a TensorScheme or None")
+        _check_type("outputs", self.outputs, (TensorScheme, type(None)), "a TensorScheme or None")
+        if self.weights.bits == 16:
+            _check_float_layer(self)
+            return
+        if self.float_dtype is not None:
+            raise SchemeError("float_dtype", repr(self.float_dtype), "None, as weights.bits is not 16")
+        _check_weights(self.weights, weight_only=self.inputs is None)
+        if self.inputs is not None:
+            _check_inputs(self.inputs, self.weights)
+        if self.outputs is not None:
+            _check_outputs(self.outputs, self.inputs)
+
+    @property
+    def is_integer(self) -> bool:
+        """Codes times codes: bit-exact on every device (weights and inputs are both quantised)."""
+        return self.inputs is not None
+
+    @property
+    def is_weight_only(self) -> bool:
+        """Quantised weights, floating-point activations."""
+        return self.inputs is None and self.weights.bits != 16
+
+    @property
+    def is_float(self) -> bool:
+        """A 16-bit floating-point layer."""
+        return self.weights.bits == 16
+
+    @property
+    def is_static(self) -> bool:
+        """Needs a calibrated input scale."""
+        return self.inputs is not None and not self.inputs.dynamic
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict with the version of the format."""
+        return {
+            "version": SCHEME_VERSION,
+            "weights": self.weights.to_dict(),
+            "inputs": None if self.inputs is None else self.inputs.to_dict(),
+            "outputs": None if self.outputs is None else self.outputs.to_dict(),
+            "float_dtype": self.float_dtype,
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> QScheme:
+        """The inverse of to_dict(). Raises SchemeError for unknown or missing fields and for newer versions."""
+        known = _known_fields("QScheme", data, ("version", "weights", "inputs", "outputs", "float_dtype"))
+        version = known.get("version")
+        if isinstance(version, bool) or version != SCHEME_VERSION:
+            raise SchemeError("version", repr(version), f"{SCHEME_VERSION} (a newer file needs a newer pyquant)")
+        if not isinstance(known.get("weights"), Mapping):
+            raise SchemeError("weights", repr(known.get("weights")), "an object with the fields of a TensorScheme")
+        inputs, outputs = known.get("inputs"), known.get("outputs")
+        return QScheme(
+            weights=TensorScheme.from_dict(known["weights"]),
+            inputs=None if inputs is None else TensorScheme.from_dict(inputs),
+            outputs=None if outputs is None else TensorScheme.from_dict(outputs),
+            float_dtype=known.get("float_dtype"),
+        )
+
+    def __str__(self) -> str:
+        from pyquant.core.presets import preset_name  # the presets are made of schemes, and a scheme is told by its preset
+
+        name = preset_name(self)
+        if name is not None:
+            return name
+        if self.is_float:
+            return f"QScheme({self.float_dtype})"
+        outputs = "" if self.outputs is None else f", outputs={self.outputs}"
+        return f"QScheme(weights={self.weights}, inputs={self.inputs or 'float'}{outputs})"
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...], allowed: str) -> None:
+    if not isinstance(value, types):
+        raise SchemeError(name, f"{type(value).__name__} {value!r}"[:120], allowed)
+
+
+def _check_int(name: str, value: object, allowed: tuple[int, ...]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        raise SchemeError(name, repr(value), " or ".join(str(a) for a in allowed))
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise SchemeError(name, repr(value), ", ".join(repr(a) for a in allowed))
+
+
+def _check_group_size(granularity: str, group_size: object) -> None:
+    if granularity != "per_group":
+        if group_size is not None:
+            raise SchemeError("group_size", repr(group_size), f"None with granularity '{granularity}'")
+    elif isinstance(group_size, bool) or not isinstance(group_size, int) or not 0 < group_size < 2**31:
+        raise SchemeError("group_size", repr(group_size), "an integer in [1, 2147483647] with granularity 'per_group'")
+
+
+def _check_float_layer(scheme: QScheme) -> None:
+    if scheme.inputs is not None:
+        raise SchemeError("inputs", str(scheme.inputs), "None with 16-bit weights")
+    if scheme.outputs is not None:
+        raise SchemeError("outputs", str(scheme.outputs), "None with 16-bit weights")
+    if scheme.weights != TensorScheme(bits=16):
+        raise SchemeError("weights", repr(scheme.weights), "TensorScheme(bits=16) with all other fields at their defaults")
+    _check_choice("float_dtype", scheme.float_dtype, FLOAT_DTYPES)
+
+
+def _check_weights(weights: TensorScheme, weight_only: bool) -> None:
+    if weights.granularity == "per_token":
+        raise SchemeError("weights.granularity", "'per_token'", "'per_channel', 'per_group', 'per_tensor'")
+    if weights.dynamic:
+        raise SchemeError("weights.dynamic", True, "False: weights do not change between calls")
+    if not weights.symmetric and not weight_only:
+        raise SchemeError("weights.symmetric", False, "True where inputs are quantised; affine weights are weight-only")
+
+
+def _check_inputs(inputs: TensorScheme, weights: TensorScheme) -> None:
+    if inputs.bits == 16:
+        raise SchemeError("inputs.bits", 16, "4 or 8; inputs=None leaves activations in floating point")
+    if inputs.bits == 4 and weights.bits != 4:
+        raise SchemeError("inputs.bits", 4, f"8 with {weights.bits}-bit weights; 4 needs 4-bit weights")
+    expected = "per_token" if inputs.dynamic else "per_tensor"
+    if inputs.granularity != expected:
+        kind = "dynamic" if inputs.dynamic else "static"
+        raise SchemeError("inputs.granularity", repr(inputs.granularity), f"'{expected}' for {kind} inputs")
+
+
+def _check_outputs(outputs: TensorScheme, inputs: TensorScheme | None) -> None:
+    if inputs is None:
+        raise SchemeError("outputs", str(outputs), "None where inputs stay in floating point")
+    if outputs.bits == 16:
+        raise SchemeError("outputs.bits", 16, "4 or 8; outputs=None gives a floating-point result")
+    if outputs.dynamic:
+        raise SchemeError("outputs.dynamic", True, "False: the scale of an integer output is calibrated")
+    if outputs.granularity != "per_tensor":
+        raise SchemeError("outputs.granularity", repr(outputs.granularity), "'per_tensor'")
+
+
+def _known_fields(kind: str, data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise SchemeError(kind, f"{type(data).__name__} {data!r}"[:120], f"an object with the fields {', '.join(names)}")
+    unknown = [key for key in data if key not in names]
+    if unknown:
+        raise SchemeError(kind, f"unknown field {unknown[0]!r}"[:120], f"the fields {', '.join(names)}")
+    return dict(data)
