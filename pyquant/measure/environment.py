@@ -43,8 +43,8 @@ def describe_environment(device: str | torch.device = "cpu", *, clock: str = "")
         torch=str(torch.__version__),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
-        pyquant=_version("pyquant"),
-        packages={name: version for name in _PACKAGES if (version := _version(name))},
+        pyquant=package_version("pyquant"),
+        packages={name: version for name in _PACKAGES if (version := package_version(name))},
         clock=clock,
         command=command_line(),
     )
@@ -58,6 +58,11 @@ def cpu_model_and_flags() -> tuple[str, frozenset[str]]:
         return platform.processor() or platform.machine(), frozenset()
     fields = dict(re.findall(r"^([\w ]+?)\s*:\s*(.*)$", text, flags=re.MULTILINE))
     return fields.get("model name", platform.machine()), frozenset(fields.get("flags", "").split())
+
+
+def cpu_features() -> frozenset[str]:
+    """The instruction sets of this CPU that matter to integer products; empty where the system does not tell."""
+    return cpu_model_and_flags()[1] & frozenset(_ISA_FLAGS)
 
 
 def command_line() -> str:
@@ -81,7 +86,8 @@ def folder_name(environment: Environment) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The installed version of a package, '' when it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

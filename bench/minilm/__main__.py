@@ -1,0 +1,139 @@
+"""`python -m bench.minilm`: quantise MiniLM under several schemes, print a table, write JSON, Markdown and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bench.minilm.measure import (
+    embed,
+    latency_inputs,
+    measure_latency,
+    model_row,
+    save_and_reload,
+    scale_and_vector_bytes,
+    state_bytes,
+)
+from bench.minilm.model import MODEL_NAME, Embedder, load_float, variants
+from bench.minilm.text import sentences
+from pyquant.cli.progress import Progress
+from pyquant.errors import UnsupportedError
+from pyquant.measure.environment import describe_environment
+from pyquant.measure.records import Bar, ModelReport, ModelRow
+from pyquant.measure.timing import make_clock
+from pyquant.report.plot import plot_model
+from pyquant.report.render import model_markdown, to_json, write_text
+
+_BASE, _MAIN = "fp32", "W8A8Dynamic"
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.minilm", description=__doc__)
+    parser.add_argument("--out", default="demo-out", metavar="DIR", help="where results go (default: demo-out)")
+    parser.add_argument("--device", default=None, help="default: cuda when there is a GPU, else cpu")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--clock", choices=("cpu", "wall", "cuda-events"), help="default: cpu; cuda-events on a GPU")
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default: 11)")
+    parser.add_argument("--sentences", type=int, default=200, help="for the fidelity figures (default: 200)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="variants whose names hold one of these, and fp32")
+    parser.add_argument("--bars", action="store_true", help="exit code 1 when a stated bar is missed (1 CPU thread)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    started = time.perf_counter()
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    clock = make_clock(args.clock or ("cuda-events" if device.type == "cuda" else "cpu"))
+    out = Path(args.out)
+    texts = sentences(args.sentences)
+    chosen = [v for v in variants() if not args.only or v.name == _BASE or any(o.lower() in v.name.lower() for o in args.only)]
+    if device.type == "cuda":
+        chosen = [v for v in chosen if not v.name.startswith("torch.ao")]  # fbgemm is a CPU library
+    inputs = latency_inputs(texts, device)
+    models: dict[str, Embedder] = {}
+    rows: list[ModelRow] = []
+    with Progress("minilm", 3 * len(chosen) + len(inputs)) as shown:
+        for variant in chosen:
+            shown.step(f"quantise, {variant.name}")
+            models[variant.name] = variant.make(load_float()).to(device).eval()
+        timings = measure_latency(models, inputs, clock, args.rounds, shown.step)
+        reference = None
+        for variant in chosen:
+            shown.step(f"embed {len(texts)} sentences, {variant.name}")
+            embedded = embed(models[variant.name], texts, device)
+            reference = embedded if reference is None else reference
+            rows.append(model_row(variant, models[variant.name], embedded, reference, texts, timings, _BASE))
+        for i, variant in enumerate(chosen):
+            shown.step(f"save and reload, {variant.name}" if variant.ours else "")
+            if variant.ours:
+                equal, size = save_and_reload(models[variant.name], out / "models" / _slug(variant.name), inputs)
+                rows[i] = ModelRow(**{**vars(rows[i]), "reload_equal": equal, "file_bytes": size})
+    report = ModelReport(
+        environment=describe_environment(device, clock=clock.name),
+        model=MODEL_NAME,
+        data=f"{len(texts)} sentences from the docstrings of Python's standard library",
+        baseline=_BASE,
+        rows=rows,
+        bars=_bars(rows, models, device),
+        notes=_notes(args, device),
+    )
+    markdown = model_markdown(report)
+    print(markdown)
+    write_text(out / "minilm.md", markdown)
+    write_text(out / "minilm.json", to_json(report))
+    written = ["minilm.md", "minilm.json", *_picture(report, out)]
+    print(f"{time.perf_counter() - started:.0f} s; wrote " + ", ".join(str(out / name) for name in written))
+    if any(row.reload_equal is False for row in rows):
+        return 1
+    return 1 if args.bars and not all(bar.passed for bar in report.bars) else 0
+
+
+def _bars(rows: list[ModelRow], models: dict[str, Embedder], device: torch.device) -> list[Bar]:
+    row = next((r for r in rows if r.variant == _MAIN), None)
+    if row is None or device.type != "cpu":
+        return []
+    goals = {"batch 1, 24 tokens": 3.0, "batch 32, 32 tokens": 2.8}
+    bars = [Bar(f"{_MAIN} against fp32, {name}", goals[name], row.speedup[name]) for name in row.speedup]
+    bars.append(Bar(f"{_MAIN}: cosine to fp32, mean", 0.997, row.cosine_mean, unit=""))
+    codes = row.state_bytes - scale_and_vector_bytes(models[_MAIN])
+    share = codes / state_bytes(models[_BASE])
+    bars.append(Bar(f"{_MAIN}: codes, as a share of fp32's state (scales, biases and norms apart)", 0.25, share, "<=", ""))
+    return bars
+
+
+def _notes(args: argparse.Namespace, device: torch.device) -> list[str]:
+    notes = [
+        "latency: one forward pass with pooling, without tokenising; median of interleaved rounds; in brackets the "
+        "median of the per-round ratios to fp32",
+        "cosine: between the embeddings of the same sentence; same nearest: share of sentences whose nearest neighbour "
+        "among the others stays the same",
+        "state: all tensors of the checkpoint; pyquant variants hold their embeddings as int8 with a scale a row",
+        "reloaded: saved, loaded by a second process into a model of random weights, every output bit compared",
+    ]
+    if device.type == "cpu" and args.threads == 1:
+        notes.append("one CPU thread and CPU time, so that other programs do not disturb; `--threads N --clock wall` for more")
+    return notes
+
+
+def _picture(report: ModelReport, out: Path) -> list[str]:
+    try:
+        plot_model(report, out / "minilm.png")
+    except UnsupportedError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+        return []
+    return ["minilm.png"]
+
+
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""`pyquant doctor`: what runs natively here, what does not and why, and a self-test of every scheme."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from pyquant.core.presets import PRESETS
+from pyquant.errors import PyquantError
+from pyquant.measure.environment import cpu_features, describe_environment, package_version
+from pyquant.measure.records import Environment
+
+_OPTIONAL = {
+    "tqdm": "progress bars",
+    "yaml": "YAML configuration files",
+    "matplotlib": "plots",
+    "transformers": "Hugging Face models",
+    "torchao": "one more peer in `bench gemm`",
+}
+_SELF_TEST_SHAPES = ((1, 96, 40), (7, 160, 33))  # M, K, N: tails in M and N; K divides into groups of 32
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One scheme on one device. exact: its bits equal the specification's; None: outside the exact contract."""
+
+    scheme: str
+    device: str
+    runs: bool
+    exact: bool | None
+    kernel: str
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.runs and self.exact is not False
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What doctor() found. problems: empty when all is well."""
+
+    environment: Environment
+    native_library: str
+    cuda: list[str]
+    optional: dict[str, str]
+    capabilities: list[Capability]
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+def doctor() -> Diagnosis:
+    """Examine this machine: libraries, instruction sets, GPUs, and a bit-exact self-test of every scheme.
+
+    ->  Diagnosis; str() of it is the report that `pyquant doctor` prints.
+
+    Example:
+        >>> doctor().native_library != ""
+        True
+    """
+    from pyquant.ops import why_not_native
+
+    problems: list[str] = []
+    why_not = why_not_native()
+    native = "compiled library in use" if why_not is None else f"not in use: {why_not}"
+    if why_not is not None:
+        problems.append(f"native library {native}; the ops run in plain PyTorch: the same bits, much slower")
+    devices = ["cpu", *_usable_cuda_devices()]
+    capabilities = [found for device in devices for found in _capabilities(device)]
+    problems += [f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False]
+    problems += [f"{c.scheme} on {c.device} does not run: {c.reason}" for c in capabilities if not c.runs]
+    return Diagnosis(
+        environment=describe_environment("cpu"),
+        native_library=native,
+        cuda=_cuda_lines(),
+        optional={name: _installed(name) for name in _OPTIONAL},
+        capabilities=capabilities,
+        problems=problems,
+        remarks=_remarks(),
+    )
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `doctor` to the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="environment, native library, GPUs, and a self-test of every scheme",
+        description="Tells what runs natively on this machine, what does not and why, and tests every scheme's bits "
+        "against the specification. Exit code 1 when something is wrong.",
+        epilog="examples:\n  pyquant doctor\n  pyquant doctor --json > doctor.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole diagnosis as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the diagnosis. -> 0, or 1 when there is a problem."""
+    diagnosis = doctor()
+    print(json.dumps(diagnosis.to_dict(), indent=1) if args.json else diagnosis)
+    return 0 if diagnosis.ok else 1
+
+
+def _capabilities(device: str) -> Iterator[Capability]:
+    for name, preset in PRESETS.items():
+        options = {"group_size": 32} if "group_size" in preset.__code__.co_varnames and name.startswith("W4") else {}
+        yield _try_scheme(name, preset(**options), device)
+
+
+def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
+    from pyquant.measure.ours import build_qlinear, is_exact
+    from pyquant.measure.peers import GemmCase
+
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    exact: bool | None = None
+    try:
+        for m, k, n in _SELF_TEST_SHAPES:
+            layer, x = build_qlinear(GemmCase(m, k, n, torch.device(device)), scheme, dtype)
+            if scheme.is_integer:
+                exact = is_exact(layer, x) and exact is not False
+            else:
+                with torch.inference_mode():
+                    layer(x)
+        kernel = str(layer.kernel_info(m))  # type: ignore[operator]
+    except (PyquantError, RuntimeError) as error:
+        return Capability(name, device, False, exact, "", str(error).splitlines()[0])
+    return Capability(name, device, True, exact, kernel)
+
+
+def _usable_cuda_devices() -> list[str]:
+    if torch.version.cuda is None:
+        return []
+    with warnings.catch_warnings():  # torch warns about a missing driver; doctor says it in its own words
+        warnings.simplefilter("ignore")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"cuda:{i}" for i in range(count)]
+
+
+def _cuda_lines() -> list[str]:
+    devices = _usable_cuda_devices()
+    lines = []
+    for device in devices:
+        environment = describe_environment(device)
+        lines.append(f"{device}: {environment.gpu}, driver {environment.driver or 'unknown'}")
+    if torch.version.cuda is None:
+        lines.append(f"torch {torch.__version__} is built without CUDA: GPUs are not used")
+    elif not devices:
+        lines.append(f"torch is built for CUDA {torch.version.cuda}, but no GPU or driver was found")
+    return lines + _compiled_kernels()
+
+
+def _compiled_kernels() -> list[str]:
+    if importlib.util.find_spec("pyquant._native") is None:
+        return ["the module pyquant._native is not installed, so compiled kernels cannot be listed"]
+    try:
+        native = importlib.import_module("pyquant._native")
+    except ImportError as error:
+        return [f"pyquant._native cannot be loaded: {error}"]
+    table = native.kernel_table() if hasattr(native, "kernel_table") else []
+    if not table:
+        return ["no CUDA kernel was compiled in: there was no nvcc at build time"]
+    return [f"{len(table)} CUDA kernels compiled in"]
+
+
+def _remarks() -> list[str]:
+    flags = cpu_features()
+    if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
+        return ["this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"]
+    return []
+
+
+def _installed(module: str) -> str:
+    if importlib.util.find_spec(module) is None:
+        return ""
+    return package_version("pyyaml" if module == "yaml" else module) or "yes"
+
+
+def _text(d: Diagnosis) -> str:
+    from pyquant.report.render import table
+
+    isa = ", ".join(d.environment.cpu_isa) or "none known"
+    lines = [
+        f"pyquant {d.environment.pyquant or 'unknown'}, torch {d.environment.torch}, Python {d.environment.python}, "
+        f"{d.environment.system}",
+        f"CPU: {d.environment.cpu}, {d.environment.cores} cores ({d.environment.threads} threads), {isa}",
+        f"native library: {d.native_library}",
+        *[f"CUDA: {line}" for line in d.cuda],
+        "optional: " + "; ".join(f"{n} {v or f'not installed ({_OPTIONAL[n]})'}" for n, v in d.optional.items()),
+        "",
+        table(["scheme", "device", "runs", "bits equal the specification", "kernel or reason"], [_row(c) for c in d.capabilities]),
+        "",
+        *[f"remark: {remark}" for remark in d.remarks],
+        *[f"problem: {problem}" for problem in d.problems],
+        "all is well" if d.ok else f"{len(d.problems)} problem(s) found",
+    ]
+    return "\n".join(lines)
+
+
+def _row(c: Capability) -> list[str]:
+    exact = {True: "yes", False: "NO", None: "not promised"}[c.exact]
+    return [c.scheme, c.device, "yes" if c.runs else "no", exact if c.runs else "-", c.kernel or c.reason]

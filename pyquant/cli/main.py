@@ -1,0 +1,79 @@
+"""Parses the command line, runs one command, and turns errors into one line and an exit code.
+
+Exit codes: 0 all is well; 1 the command ran and found a problem (a damaged file, bits that differ, a bar missed);
+2 the command was called wrongly; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pyquant.cli import bench, doctor, inspect, quantize, verify
+from pyquant.errors import ArgumentError, PyquantError
+
+OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_EXAMPLES = """\
+examples:
+  pyquant doctor
+  pyquant quantize mypackage.models:build --scheme W8A8Dynamic --out quantised
+  pyquant inspect quantised
+  pyquant verify quantised --against mypackage.models:build
+  pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
+
+exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; every command sets `run` to its function."""
+    parser = argparse.ArgumentParser(
+        prog="pyquant",
+        description="Quantised Linear layers that really run in int8 and int4, bit for bit the same on every device.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in (doctor, quantize, inspect, verify, bench):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default sys.argv[1:]). -> exit code; usage errors of argparse raise SystemExit(2)."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from pyquant.measure.environment import package_version
+
+        print(f"pyquant {package_version('pyquant') or '(not installed)'}")
+        return OK
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return USAGE
+    try:
+        return int(args.run(args))
+    except ArgumentError as error:
+        return _fail(args, error, USAGE)
+    except (PyquantError, OSError) as error:
+        return _fail(args, error, PROBLEM)
+    except KeyboardInterrupt:
+        print("pyquant: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
+    if args.traceback:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"pyquant: error: {str(error).strip() or type(error).__name__}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

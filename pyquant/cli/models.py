@@ -1,0 +1,88 @@
+"""What a MODEL argument names: 'package.module:callable', or a folder of a Hugging Face model."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyquant.errors import ArgumentError
+
+MODEL_HELP = "package.module:callable that returns an nn.Module, or a folder of a Hugging Face model"
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def load_callable(text: str, argument: str) -> Callable[..., Any]:
+    """The callable named 'package.module:callable'; the current folder is importable, as with `python -m`.
+
+    Raises ArgumentError naming `argument` when the text is no such name, or the module or attribute is not there.
+    An error inside the module itself is passed on: it is the user's to read.
+    """
+    if not _NAME.fullmatch(text):
+        raise ArgumentError(argument, repr(text), MODEL_HELP)
+    module_name, _, attribute = text.partition(":")
+    with _current_folder_importable():
+        if _spec_of(module_name) is None:
+            raise ArgumentError(argument, f"no module named {module_name!r}", "an importable module")
+        found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(argument, f"{module_name!r} has no {attribute!r}", "a callable of that module")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ArgumentError(argument, f"{text!r} is a {type(found).__name__}", "a callable")
+    return found  # type: ignore[no-any-return]
+
+
+def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.Module]:
+    """A callable that builds the model `text` names, in eval mode. Raises ArgumentError naming `argument`."""
+    if Path(text).is_dir():
+        return lambda: _hugging_face(Path(text), argument)
+    build = load_callable(text, argument)
+
+    def factory() -> torch.nn.Module:
+        model = build()
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(argument, f"{text} returned a {type(model).__name__}", "an nn.Module")
+        return model.eval()
+
+    return factory
+
+
+def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(argument, f"folder {folder} without config.json", MODEL_HELP)
+    try:
+        from transformers import AutoModel
+    except ImportError:
+        raise ArgumentError(argument, f"folder {folder}", "transformers installed: pip install transformers") from None
+    model: torch.nn.Module = AutoModel.from_pretrained(str(folder), local_files_only=True)
+    return model.eval()
+
+
+def _spec_of(module_name: str) -> object | None:
+    try:
+        return importlib.util.find_spec(module_name)
+    except ModuleNotFoundError:  # a parent package is missing
+        return None
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

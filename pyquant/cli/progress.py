@@ -1,0 +1,67 @@
+"""Progress on long work: a bar on a terminal, plain lines elsewhere, always on stderr so that stdout stays data."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_LINE_EVERY_S = 5.0
+
+
+class Progress:
+    """Counts steps of a known total.
+
+    On a terminal with tqdm installed a bar; otherwise a line at the start, at the end, and at most every five seconds.
+
+    Example:
+        >>> with Progress("layers", total=2, quiet=True) as progress:
+        ...     progress.step("fc1")
+    """
+
+    def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
+        self.label, self.total, self.done = label, total, 0
+        self._quiet = quiet
+        self._bar: Any = None if quiet else _tqdm(label, total)
+        self._last = -_LINE_EVERY_S
+
+    def step(self, what: str = "") -> None:
+        """One more step is starting or done; `what` names it."""
+        self.done += 1
+        if self._bar is not None:
+            self._bar.set_postfix_str(what, refresh=False)
+            self._bar.update(1)
+        elif not self._quiet and (self.done == self.total or time.monotonic() - self._last >= _LINE_EVERY_S):
+            self._last = time.monotonic()
+            print(f"{self.label}: {self.done}/{self.total} {what}".rstrip(), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def progress(items: Iterable[T], label: str, total: int, *, quiet: bool = False) -> Iterator[T]:
+    """The items, with progress shown as they are taken."""
+    with Progress(label, total, quiet=quiet) as shown:
+        for item in items:
+            yield item
+            shown.step()
+
+
+def _tqdm(label: str, total: int) -> Any:
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, desc=label, file=sys.stderr, leave=False, dynamic_ncols=True)
