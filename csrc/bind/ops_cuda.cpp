@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <mutex>
 #include <stdexcept>
 
 #include "bind/check.h"
@@ -25,9 +26,11 @@ struct On {
 };
 
 const DeviceInfo& device_info(int32_t device) {
-  static DeviceInfo known[64];  // written once per device with equal values: a race is harmless
-  if (device < 0 || device >= 64) throw std::runtime_error("pyquant: device index " + std::to_string(device));
-  if (known[device].sm == 0) known[device] = cuda::device_info(device);
+  constexpr int32_t kDevices = 64;
+  static DeviceInfo known[kDevices];
+  static std::once_flag asked[kDevices];
+  if (device < 0 || device >= kDevices) throw std::runtime_error("pyquant: device index " + std::to_string(device));
+  std::call_once(asked[device], [&] { known[device] = cuda::device_info(device); });
   return known[device];
 }
 
@@ -196,21 +199,20 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   GemmProblem p;
   GemmOperands o;
   Codes codes;
-  const bool ready = call.x.type == DType::s8 && call.x.ld % 16 == 0 && s.k == at.k_pad;
-  if (ready) {
-    o.x = call.x.data;
-    p.ldx = call.x.ld;
-  } else if (is_float(call.x.type)) {
+  if (is_float(call.x.type)) {
     codes = quantised_rows(x, call, at, x_scale, x_zero_point, on);
     o.x = codes.q.const_data_ptr();
-    p.ldx = at.k_pad;
+    p.ldx = p.k = at.k_pad;
+  } else if (call.x.type == DType::s8) {
+    o.x = call.x.data;
+    p.ldx = call.x.ld;
+    p.k = s.k;
   } else {
-    refuse("x", describe(x), "int8 codes with in_features a multiple of 32, or a float tensor, on CUDA so far");
+    refuse("x", describe(x), "int8 codes or a float tensor on CUDA so far");
   }
   const bool dynamic = s.input == InputMode::dynamic_per_token;
   p.m = call.x.rows;
   p.n = at.n_pad;
-  p.k = at.k_pad;
   p.x = DType::s8;
   p.w = s.w_bits == 4 ? DType::s4 : DType::s8;
   p.out = dtype_of_scalar(call.out_type);

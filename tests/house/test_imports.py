@@ -1,0 +1,145 @@
+"""Who may import whom, in Python and in C++: the two tables of the architecture, executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pyquant"
+
+# package -> what it may import besides itself. Data flows one way: from the left of this table to the right.
+MAY_IMPORT = {
+    "errors": set(),
+    "core": {"errors"},
+    "numerics": {"errors", "core"},
+    "ops": {"errors", "core", "numerics"},
+    "nn": {"errors", "core", "numerics", "ops"},
+    "io": {"errors", "core"},
+    "pretrained": {"errors", "core", "nn", "io"},
+    "measure": {"errors", "core", "numerics", "ops", "nn", "native"},
+    "report": {"errors", "core"},
+    "native": {"errors"},
+    "cli": {"*"},
+    "__init__": {"*"},
+    "__main__": {"cli"},
+}
+NEVER = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+
+C_MAY_INCLUDE = {
+    "core": {"core"},
+    "plan": {"core", "plan"},
+    "cpu": {"core", "plan", "cpu"},
+    "cuda": {"core", "plan", "cuda"},
+    "bind": {"core", "plan", "cpu", "cuda", "bind"},
+    "native": {"core", "plan", "cpu", "cuda", "native"},
+}
+
+
+def python_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def unit_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_units(path: Path) -> set[str]:
+    units: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [node.module or ""]
+            if node.module == "pyquant":
+                names = [f"pyquant.{alias.name}" for alias in node.names]
+        else:
+            continue
+        units |= {name.split(".")[1] for name in names if name.startswith("pyquant.")}
+    return units
+
+
+def test_python_imports_follow_the_table() -> None:
+    files = python_files()
+    assert len(files) > 20
+    wrong = []
+    for path in files:
+        unit = unit_of(path)
+        assert unit in MAY_IMPORT, f"{path.relative_to(ROOT)}: add '{unit}' to the table"
+        allowed = MAY_IMPORT[unit]
+        if "*" in allowed:
+            continue
+        wrong += [
+            f"{path.relative_to(ROOT)} imports pyquant.{name}"
+            for name in sorted(imported_units(path) - allowed - {unit} - set(_public_names(unit)))
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _public_names(unit: str) -> list[str]:
+    return ["__version__"] if unit != "core" else []
+
+
+def test_the_import_table_can_fail(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("from pyquant.nn.qlinear import QLinear\nimport pyquant.ops\n")
+    assert imported_units(bad) == {"nn", "ops"}
+    assert not imported_units(bad) <= MAY_IMPORT["io"]
+
+
+def _c_files() -> list[Path]:
+    return [p for p in sorted((ROOT / "csrc").rglob("*")) if p.suffix in {".h", ".cpp", ".cu", ".cuh"}]
+
+
+def test_c_includes_follow_the_table() -> None:
+    wrong = []
+    for path in _c_files():
+        layer = path.relative_to(ROOT / "csrc").parts[0]
+        for name in re.findall(r'#include "([a-z_0-9]+)/', path.read_text()):
+            if name in C_MAY_INCLUDE and name not in C_MAY_INCLUDE[layer]:
+                wrong.append(f"{path.relative_to(ROOT)} includes {name}/")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "home"),
+    [
+        (r"#include <torch/", "bind"),
+        (r"#include [<\"](cuda_runtime|cuda\.h|cuda_fp16|cuda_bf16|cutlass/|cute/)", "cuda"),
+        (r"#include <pybind11/", "native"),
+    ],
+)
+def test_foreign_headers_stay_in_their_folder(pattern: str, home: str) -> None:
+    found = {p.relative_to(ROOT / "csrc").parts[0] for p in _c_files() if re.search(pattern, p.read_text())}
+    assert found <= {home}, f"{pattern} outside csrc/{home}: {found}"
+
+
+def test_only_launch_h_launches() -> None:
+    pattern = re.compile(r"<<<|cudaLaunchKernel|cudaFuncSetAttribute|cudaMalloc\b|cudaSetDevice|cudaGetLastError")
+    code = {p: re.sub(r"//[^\n]*", "", p.read_text()) for p in _c_files()}
+    users = {str(p.relative_to(ROOT / "csrc/cuda")) for p, text in code.items() if pattern.search(text)}
+    assert users <= {"launch.h"}, f"launches outside csrc/cuda/launch.h: {users - {'launch.h'}}"
+
+
+def test_nothing_dangerous_in_the_package() -> None:
+    wrong = []
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                wrong += [f"{where} imports {n}" for n in names if n.split(".")[0] in NEVER]
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name in {"eval", "exec", "torch.load", "yaml.load", "os.system"}:
+                    wrong.append(f"{where} calls {name}")
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                wrong.append(f"{where} bare except")
+            if isinstance(node, ast.Assert):
+                wrong.append(f"{where} assert as validation")
+    assert not wrong, "\n".join(wrong)
