@@ -8,7 +8,8 @@
 #if defined(__CUDACC__)
 #define PYQ_HD __host__ __device__ __attribute__((always_inline))
 #else
-#define PYQ_HD
+// Internal linkage: the CPU kernels compile these bodies once for each instruction set, and the linker must never merge them.
+#define PYQ_HD static
 #endif
 
 namespace pyquant {

@@ -1,0 +1,197 @@
+// AVX-512 with VNNI: vpdpbusd adds four u8 x s8 products to an int32 exactly, without saturation.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "cpu/rows.h"
+
+namespace pyquant::cpu {
+namespace {
+
+struct V {
+  using F = __m512;
+  using I = __m512i;
+  static constexpr int64_t W = 16;
+  static F set(float v) { return _mm512_set1_ps(v); }
+  static I set_i(int32_t v) { return _mm512_set1_epi32(v); }
+  static F load_f32(const float* p) { return _mm512_loadu_ps(p); }
+  static F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+  }
+  static I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static I load_s8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static I load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static void store_f32(float* p, F v) { _mm512_storeu_ps(p, v); }
+  static void store_f16(uint16_t* p, F v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_bf16(uint16_t* p, F v) {
+    const I u = _mm512_castps_si512(v);
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    I h = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    h = _mm512_mask_mov_epi32(h, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(h));
+  }
+  static void store_i(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
+  static void store_bytes(uint8_t* p, const I* q, int32_t qmin, int32_t qmax, uint8_t flip) {
+    // The two packs work within 128-bit lanes; the permutation puts the sixteen dwords back in order.
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    I v = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+    v = _mm512_permutexvar_epi32(order, v);
+    v = _mm512_max_epi8(v, _mm512_set1_epi8(static_cast<char>(qmin)));
+    v = _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(qmax)));
+    _mm512_storeu_si512(p, _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(flip))));
+  }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static I max_i(I a, I b) { return _mm512_max_epi32(a, b); }
+  static I magnitude_bits(F v) { return _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)); }
+  static I to_int(F v) { return _mm512_cvtps_epi32(v); }
+  static I to_int_nan_zero(F v) { return _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v); }
+  static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static int32_t reduce_max_i(I v) { return _mm512_reduce_max_epi32(v); }
+  static float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
+  static float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
+};
+
+constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block
+constexpr int64_t kPrefetch = 4096;     // bytes ahead of the weight stream
+
+void nothing(int64_t) {}
+
+int32_t quad(const uint8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+template <int R>
+inline void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __m512i (&c)[R][4]) {
+  __m512i w[4];
+  for (int j = 0; j < 4; ++j) w[j] = _mm512_loadu_si512(b + j * 64);
+  for (int r = 0; r < R; ++r) {
+    const __m512i x = _mm512_set1_epi32(quad(a + r * lda));
+    for (int j = 0; j < 4; ++j) c[r][j] = _mm512_dpbusd_epi32(c[r][j], x, w[j]);
+  }
+}
+
+template <int R>
+inline void start(__m512i (&c)[R][4], const int32_t* acc, bool add) {
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) c[r][j] = add ? _mm512_loadu_si512(acc + r * kBlockN + j * 16) : _mm512_setzero_si512();
+}
+
+template <int R>
+inline void finish(const __m512i (&c)[R][4], int32_t* acc) {
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) _mm512_storeu_si512(acc + r * kBlockN + j * 16, c[r][j]);
+}
+
+// Few rows: the weights stream through once, so they are fetched ahead, and two sets of accumulators hide the latency.
+template <int R>
+void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+  __m512i c[R][4], d[R][4];
+  start<R>(c, acc, add);
+  start<R>(d, acc, false);
+  int64_t q = 0;
+  for (; q + 2 <= quads; q += 2) {
+    const int8_t* w = b + q * kStep;
+    for (int j = 0; j < 8; ++j) _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetch + j * 64), _MM_HINT_T0);
+    multiply_quad<R>(a + q * 4, lda, w, c);
+    multiply_quad<R>(a + q * 4 + 4, lda, w + kStep, d);
+  }
+  if (q < quads) multiply_quad<R>(a + q * 4, lda, b + q * kStep, c);
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) c[r][j] = _mm512_add_epi32(c[r][j], d[r][j]);
+  finish<R>(c, acc);
+}
+
+template <int R>
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+  __m512i c[R][4];
+  start<R>(c, acc, add);
+  for (int64_t q = 0; q < quads; ++q) multiply_quad<R>(a + q * 4, lda, b + q * kStep, c);
+  finish<R>(c, acc);
+}
+
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+  for (; rows > 0;) {
+    // Seven to eleven rows are split evenly: 4 + 4 is faster than 6 + 2.
+    const int64_t r = rows >= 12 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;
+    switch (r) {
+      case 1: stream_s8<1>(a, lda, b, quads, acc, add); break;
+      case 2: stream_s8<2>(a, lda, b, quads, acc, add); break;
+      case 3: tile_s8<3>(a, lda, b, quads, acc, add); break;
+      case 4: tile_s8<4>(a, lda, b, quads, acc, add); break;
+      case 5: tile_s8<5>(a, lda, b, quads, acc, add); break;
+      default: tile_s8<6>(a, lda, b, quads, acc, add);
+    }
+    a += r * lda;
+    acc += r * kBlockN;
+    rows -= r;
+  }
+}
+
+// Two's complement nibbles to bytes, through a table of sixteen.
+struct Nibbles {
+  __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+  __m512i mask = _mm512_set1_epi8(15);
+  __m512i low(__m512i v) const { return _mm512_shuffle_epi8(table, _mm512_and_si512(v, mask)); }
+  __m512i high(__m512i v) const { return _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), mask)); }
+};
+
+template <int R>
+void direct_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int64_t octs, int32_t* acc) {
+  const Nibbles nibbles;
+  __m512i c[R][4];
+  start<R>(c, acc, false);
+  for (int64_t o = 0; o < octs; ++o) {
+    const uint8_t* p = b + o * kStep;
+    for (int j = 0; j < 4; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch + j * 64), _MM_HINT_T0);
+      const __m512i v = _mm512_loadu_si512(p + j * 64);
+      const __m512i low = nibbles.low(v), high = nibbles.high(v);
+      for (int r = 0; r < R; ++r) {
+        const uint8_t* x = a + r * lda + o * 8;
+        c[r][j] = _mm512_dpbusd_epi32(c[r][j], _mm512_set1_epi32(quad(x)), low);
+        c[r][j] = _mm512_dpbusd_epi32(c[r][j], _mm512_set1_epi32(quad(x + 4)), high);
+      }
+    }
+  }
+  finish<R>(c, acc);
+}
+
+void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc) {
+  switch (rows) {
+    case 1: return direct_s4<1>(a, lda, b, octs, acc);
+    case 2: return direct_s4<2>(a, lda, b, octs, acc);
+    case 3: return direct_s4<3>(a, lda, b, octs, acc);
+    default: return direct_s4<4>(a, lda, b, octs, acc);
+  }
+}
+
+void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
+  const Nibbles nibbles;
+  for (int64_t o = 0; o < octs; ++o)
+    for (int j = 0; j < 4; ++j) {
+      const __m512i v = _mm512_loadu_si512(b + o * kStep + j * 64);
+      _mm512_storeu_si512(out + 2 * o * kStep + j * 64, nibbles.low(v));
+      _mm512_storeu_si512(out + (2 * o + 1) * kStep + j * 64, nibbles.high(v));
+    }
+}
+
+}  // namespace
+
+const Kernels& kernels_avx512_vnni() {
+  static constexpr Kernels table{Isa::avx512_vnni, 48, nothing, nothing, gemm_s8, gemm_s4, unpack_s4, Rows<V>::stats,
+                                 Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
+  return table;
+}
+
+}  // namespace pyquant::cpu

@@ -1,0 +1,106 @@
+// What one instruction set has to offer: a table of row and block kernels. Everything above it (blocking, packing,
+// threads) is written once. Every table gives the same bits.
+//
+// Activations reach the kernels as u8 = code + 128, weights as s8 in blocks of 64 output channels, four codes along K
+// side by side: [k / 4][64][4]. That order serves vpdpbusd, AMX tiles and pmaddwd alike. Accumulators wrap modulo 2^32:
+// the result after the zero-point term fits, so its value is exact (docs/numerics.md 3).
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/problem.h"
+#include "cpu/cpu.h"
+
+namespace pyquant::cpu {
+
+constexpr int64_t kBlockN = 64;      // output channels of one weight block
+constexpr int64_t kMaxRowBlock = 48; // most rows of one accumulator tile
+constexpr int64_t kRowSlack = 16;    // activation rows are readable up to the next multiple of this
+constexpr int64_t kDirectRows = 4;   // up to here int4 weights are unpacked in registers
+
+struct RowStats {
+  float amax, low, high;  // amax is infinite, low and high are NaN, where the row holds a NaN or an infinity
+};
+
+struct QuantizeRun {
+  const void* x;
+  DType type;  // f32, f16, bf16
+  int64_t n;
+  float recip;
+  int32_t zero_point, qmin, qmax;
+  bool finite;   // the caller knows that |x * recip| stays below 2^20: no NaN, no infinity
+  uint8_t flip;  // xor of the stored byte: 0x80 turns an s8 code into u8 = code + 128
+  void* out;
+};
+
+struct DequantizeRun {
+  const void* q;
+  DType q_type;  // s8, u8
+  int64_t n;
+  float scale;
+  int32_t zero_point;
+  void* out;
+  DType out_type;  // f32, f16, bf16
+};
+
+// One tile of the output, at most kBlockN columns wide, and all that its epilogue needs. The vectors of a block hold
+// kBlockN entries each, whatever cols is.
+struct Tile {
+  const int32_t* acc = nullptr;  // [rows][kBlockN]; null when the source is sum
+  const float* sum = nullptr;    // [rows][ld_sum], readable to kBlockN columns: group sums or a float accumulator
+  int64_t ld_sum = kBlockN;
+  int64_t rows = 0, cols = 0;
+  const int32_t* w_sum = nullptr;
+  const float* w_scale = nullptr;
+  const float* bias = nullptr;     // -0.0 where there is none: adding it changes no bit
+  const float* x_scale = nullptr;  // multiplied last; entries of 1 where there is none
+  int64_t x_scale_step = 0;
+  const int32_t* x_zero = nullptr;  // zero point of the u8 activations
+  int64_t x_zero_step = 0;
+  Activation activation = Activation::none;
+  float clamp_min = 0.f, clamp_max = 0.f;
+  const void* residual = nullptr;
+  DType residual_type = DType::f32;
+  int64_t ldr = 0;
+  void* out = nullptr;
+  DType out_type = DType::f32;
+  int64_t ldo = 0;
+  float out_recip = 1.f;
+  int32_t out_zero_point = 0, out_qmin = -127, out_qmax = 127;
+};
+
+struct Kernels {
+  Isa isa;
+  int64_t row_block;  // rows of one gemm_s8 call that suit the kernel, <= kMaxRowBlock
+  // Around the gemm calls of one task that has this many rows (AMX loads its tile configuration here).
+  void (*begin)(int64_t rows);
+  void (*end)(int64_t rows);
+  // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
+  void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add);
+  // The same for nibbles [octs][64][4]: low nibble = quad 2j, high nibble = quad 2j + 1; rows <= kDirectRows.
+  void (*gemm_s4)(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc);
+  void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
+  RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
+  void (*quantize)(const QuantizeRun& run);
+  void (*dequantize)(const DequantizeRun& run);
+  // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.
+  void (*accumulate)(const Tile& tile, float* sum, bool first);
+  void (*epilogue)(const Tile& tile);
+};
+
+const Kernels& kernels();  // those in use
+const Kernels* kernels_of(Isa isa);  // null where this build has none; says nothing of the machine
+bool machine_has(Isa isa);
+// For tests: use this instruction set from now on; false where the machine lacks it.
+bool use_isa(Isa isa);
+// Compares every kernel of the table with the scalar one over the full range of codes.
+bool self_test(const Kernels& candidate);
+
+const Kernels& kernels_scalar();
+#if defined(__x86_64__)
+const Kernels& kernels_avx2();
+const Kernels& kernels_avx512_vnni();
+const Kernels& kernels_amx_int8();
+#endif
+
+}  // namespace pyquant::cpu

@@ -1,0 +1,284 @@
+#include "cpu/layer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/epilogue_math.h"
+
+namespace pyquant::cpu {
+namespace {
+
+constexpr int64_t kRowBytes = 1 << 20;      // codes of one pass over the weights: half of a common L2
+constexpr int64_t kUnpackedK = 1024;        // int4 codes along K unpacked at a time for few rows: 64 KiB
+constexpr int64_t kSerialFew = 3'000'000;   // multiplications that are not worth a second thread: about 50 us
+constexpr int64_t kSerialMany = 10'000'000;
+
+struct Range {
+  int64_t begin, end;
+};
+
+Range part(int64_t total, int64_t parts, int64_t index) { return {total * index / parts, total * (index + 1) / parts}; }
+
+int64_t bytes_of(DType t) { return bits_of(t) / 8; }
+
+// One thread's share of a layer, with all memory it needs.
+class Worker {
+ public:
+  Worker(const Layer& layer, const Kernels& kernels, Range rows, Range blocks)
+      : layer_(layer), kernels_(kernels), extent_(layer.extent), rows_(rows), blocks_(blocks) {
+    // 64 bytes more than a row: rows a multiple of 4 KiB apart would share the sets of the first-level cache.
+    stride_ = extent_.padded_k + 64;
+    pass_ = std::clamp<int64_t>(kRowBytes / stride_ / kMaxRowBlock * kMaxRowBlock, kMaxRowBlock, round_up(rows.end - rows.begin, kRowSlack));
+    reserve();
+  }
+
+  void run() {
+    if (rows_.begin == rows_.end || blocks_.begin == blocks_.end) return;
+    for (int64_t m = rows_.begin; m < rows_.end; m += pass_) {
+      const int64_t rows = std::min(pass_, rows_.end - m);
+      kernels_.begin(rows);
+      load_rows(m, rows);
+      for (int64_t b = blocks_.begin; b < blocks_.end; ++b) multiply(m, rows, b);
+      kernels_.end(rows);
+    }
+  }
+
+ private:
+  void reserve() {
+    const auto padded_rows = static_cast<size_t>(round_up(pass_, kRowSlack));
+    const auto k = static_cast<size_t>(extent_.padded_k);
+    const auto vectors = static_cast<size_t>(extent_.groups * kBlockN);
+    const bool unpacks = layer_.first.codes_s4 && !layer_.plain;
+    const size_t unpacked = layer_.plain || unpacks ? k * kBlockN : 0;
+    const size_t plain = layer_.plain ? vectors : 0;
+    auto& s = Scratch::of_this_thread();
+    s.reset(Scratch::rounded(padded_rows * static_cast<size_t>(stride_)) + 2 * Scratch::rounded(padded_rows * 4) +
+            2 * Scratch::rounded(kMaxRowBlock * kBlockN * 4) + Scratch::rounded(unpacked) + 2 * Scratch::rounded(k) +
+            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4));
+    codes_ = s.take<uint8_t>(padded_rows * static_cast<size_t>(stride_));
+    scales_ = s.take<float>(padded_rows);
+    zeros_ = s.take<int32_t>(padded_rows);
+    acc_ = s.take<int32_t>(kMaxRowBlock * kBlockN);
+    sum_ = s.take<float>(kMaxRowBlock * kBlockN);
+    unpacked_ = s.take<int8_t>(unpacked);
+    row_ = s.take<int8_t>(k);
+    ones_ = s.take<uint8_t>(k);
+    plain_sum_ = s.take<int32_t>(plain);
+    plain_scale_ = s.take<float>(plain);
+    plain_bias_ = s.take<float>(kBlockN);
+  }
+
+  // ---- rows
+  void load_rows(int64_t m, int64_t rows) {
+    const RowSource& from = layer_.rows;
+    const bool floats = is_float(from.type);
+    own_scales_ = floats && from.dynamic;
+    own_zeros_ = own_scales_ && !from.symmetric;
+    // u8 codes are the kernels' own form; s8 codes lie 128 below it.
+    const int32_t shift = from.type == DType::u8 ? 0 : 128;
+    if (from.zero_point && from.zero_point_step) {
+      for (int64_t r = 0; r < rows; ++r) zeros_[r] = from.zero_point[m + r] + shift;
+      own_zeros_ = true;
+    } else if (!own_zeros_) {
+      zeros_[0] = (from.zero_point && !own_scales_ ? from.zero_point[0] : 0) + shift;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      uint8_t* to = codes_ + r * stride_;
+      auto* x = static_cast<const unsigned char*>(from.x) + (m + r) * from.ld * bytes_of(from.type);
+      uint8_t* flat = extent_.scattered() ? reinterpret_cast<uint8_t*>(row_) : to;
+      if (floats) quantize_row(x, r, flat);
+      else copy_codes(x, flat);
+      if (extent_.scattered()) scatter(flat, to);
+      const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
+      std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
+    }
+  }
+
+  void quantize_row(const void* x, int64_t r, uint8_t* to) {
+    const RowSource& from = layer_.rows;
+    QuantizeRun run{x, from.type, extent_.k, from.recip, 0, from.qmin, from.qmax, false, 0x80, to};
+    if (!from.dynamic) {
+      run.zero_point = zeros_[0] - 128;
+      kernels_.quantize(run);
+      return;
+    }
+    const RowStats stats = kernels_.stats(x, from.type, extent_.k, !from.symmetric);
+    const float scale = from.symmetric ? scale_from_amax(stats.amax, from.qmax) : scale_from_range(stats.low, stats.high, from.qmin, from.qmax);
+    scales_[r] = scale;
+    run.finite = scale == scale;
+    run.recip = scale_recip(scale);
+    if (!from.symmetric) {
+      run.zero_point = zero_point_from_range(stats.low, run.recip, from.qmin, from.qmax);
+      zeros_[r] = run.zero_point + 128;
+    }
+    // A poisoned row has the scale NaN, which makes every output NaN whatever the codes are.
+    if (run.finite) kernels_.quantize(run);
+    else std::memset(to, 0x80, static_cast<size_t>(extent_.k));
+  }
+
+  void copy_codes(const void* x, uint8_t* to) {
+    const auto* from = static_cast<const uint8_t*>(x);
+    const uint8_t flip = layer_.rows.type == DType::u8 ? 0 : 0x80;
+    for (int64_t i = 0; i < extent_.k; ++i) to[i] = from[i] ^ flip;
+  }
+
+  void scatter(const uint8_t* from, uint8_t* to) {
+    for (int64_t g = 0; g < extent_.groups; ++g) {
+      std::memcpy(to + g * extent_.padded_group, from + g * extent_.group, static_cast<size_t>(extent_.group));
+      std::memset(to + g * extent_.padded_group + extent_.group, 0, static_cast<size_t>(extent_.padded_group - extent_.group));
+    }
+  }
+
+  // ---- blocks
+  BlockView view(int64_t b) {
+    if (layer_.plain) return pack_plain(b);
+    BlockView v = layer_.first;
+    if (v.codes_s8) v.codes_s8 += b * layer_.block_bytes;
+    if (v.codes_s4) v.codes_s4 += b * layer_.block_bytes;
+    v.w_sum += b * extent_.groups * kBlockN;
+    v.w_scale += b * extent_.groups * kBlockN;
+    v.bias += b * kBlockN;
+    return v;
+  }
+
+  BlockView pack_plain(int64_t b) {
+    const int64_t first = b * kBlockN, channels = std::min(kBlockN, layer_.n - first);
+    pack_block_s8(layer_.plain_weights, extent_, first, channels, row_, unpacked_);
+    block_sums(kernels_, unpacked_, extent_, ones_, plain_sum_);
+    for (int64_t c = 0; c < kBlockN; ++c) {
+      const bool there = c < channels;
+      plain_bias_[c] = there && layer_.plain_bias ? layer_.plain_bias[first + c] : -0.f;
+      for (int64_t g = 0; g < extent_.groups; ++g) {
+        const float w = there && layer_.plain_scale ? layer_.plain_scale[(first + c) * extent_.groups + g] : 1.f;
+        plain_scale_[g * kBlockN + c] = extent_.grouped ? w : fmul(layer_.plain_scale_factor, w);
+      }
+    }
+    return {unpacked_, nullptr, plain_sum_, plain_scale_, plain_bias_};
+  }
+
+  void multiply(int64_t m, int64_t rows, int64_t b) {
+    const BlockView block = view(b);
+    // int4: few rows read the nibbles as they are; one tile of rows unpacks piece by piece; more unpack the block once.
+    const bool direct = block.codes_s4 && rows <= kDirectRows;
+    const bool piecewise = block.codes_s4 && !direct && rows <= kernels_.row_block;
+    const int8_t* codes = block.codes_s8;
+    if (block.codes_s4 && !direct) {
+      codes = unpacked_;
+      if (!piecewise) kernels_.unpack_s4(block.codes_s4, extent_.padded_k / 8, unpacked_);
+    }
+    for (int64_t r = 0; r < rows; r += kernels_.row_block) {
+      Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
+      for (int64_t g = 0; g < extent_.groups; ++g) {
+        const int64_t k0 = g * extent_.padded_group;
+        const uint8_t* a = codes_ + r * stride_ + k0;
+        if (direct) kernels_.gemm_s4(a, stride_, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group / 8, acc_);
+        else if (piecewise) unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
+        else kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false);
+        if (!extent_.grouped) break;
+        tile.w_sum = block.w_sum + g * kBlockN;
+        tile.w_scale = block.w_scale + g * kBlockN;
+        kernels_.accumulate(tile, sum_, g == 0);
+      }
+      if (extent_.grouped) finish_groups(tile);
+      kernels_.epilogue(tile);
+    }
+  }
+
+  void unpack_and_multiply(const uint8_t* a, int64_t rows, const uint8_t* nibbles, int64_t k) {
+    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false);
+    for (int64_t at = 0; at < k; at += kUnpackedK) {
+      const int64_t piece = std::min(kUnpackedK, k - at);
+      kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
+      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0);
+    }
+  }
+
+  void finish_groups(Tile& tile) {
+    if (extent_.groups == 0) std::fill(sum_, sum_ + tile.rows * kBlockN, 0.f);
+    tile.acc = nullptr;
+    tile.sum = sum_;
+  }
+
+  Tile tile_of(int64_t m, int64_t r, int64_t rows, int64_t b, const BlockView& block) {
+    static constexpr float kOne = 1.f;
+    Tile t = layer_.tile;
+    t.acc = acc_;
+    t.rows = rows;
+    t.cols = std::min(kBlockN, layer_.n - b * kBlockN);
+    t.w_sum = block.w_sum;
+    t.w_scale = block.w_scale;
+    t.bias = block.bias;
+    t.x_zero = own_zeros_ ? zeros_ + r : zeros_;
+    t.x_zero_step = own_zeros_ ? 1 : 0;
+    if (own_scales_) {
+      t.x_scale = scales_ + r;
+      t.x_scale_step = 1;
+    } else if (layer_.rows.scale) {
+      t.x_scale_step = layer_.rows.scale_step;
+      t.x_scale = layer_.rows.scale + (m + r) * t.x_scale_step;
+    } else {
+      t.x_scale = &kOne;
+    }
+    const int64_t row = m + r, column = b * kBlockN;
+    t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
+    if (t.residual) t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + column) * bytes_of(t.residual_type);
+    return t;
+  }
+
+  const Layer& layer_;
+  const Kernels& kernels_;
+  const Extent& extent_;
+  Range rows_, blocks_;
+  int64_t stride_ = 0, pass_ = 0;
+  bool own_scales_ = false, own_zeros_ = false;
+  uint8_t* codes_ = nullptr;
+  float* scales_ = nullptr;
+  int32_t* zeros_ = nullptr;
+  int32_t* acc_ = nullptr;
+  float* sum_ = nullptr;
+  int8_t* unpacked_ = nullptr;
+  int8_t* row_ = nullptr;
+  uint8_t* ones_ = nullptr;
+  int32_t* plain_sum_ = nullptr;
+  float* plain_scale_ = nullptr;
+  float* plain_bias_ = nullptr;
+};
+
+struct Grid {
+  int64_t rows = 1, blocks = 1;
+};
+
+// Cuts the layer into one task a thread. Parts of N repeat the quantising of their rows, parts of M the reading of
+// the weights; the cheapest cut wins (cost in products: a quantised code is worth about 100, a weight about 16).
+Grid grid_of(const Layer& layer) {
+  const int64_t blocks = block_count(layer.n), threads = thread_count();
+  const double work = static_cast<double>(layer.m) * static_cast<double>(layer.n) * static_cast<double>(layer.extent.k);
+  if (threads == 1 || work < static_cast<double>(layer.m < 8 ? kSerialFew : kSerialMany)) return {};
+  Grid best;
+  double least = 0;
+  for (int64_t r = 1; r <= std::min(threads, layer.m); ++r) {
+    const int64_t c = std::min(threads / r, blocks);
+    const auto rows = static_cast<double>((layer.m + r - 1) / r), columns = static_cast<double>((blocks + c - 1) / c * kBlockN);
+    const double cost = rows * columns + 100 * rows + 16 * columns;
+    if (r == 1 || cost < least) {
+      least = cost;
+      best = {r, c};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void run(const Layer& layer) {
+  if (layer.m == 0 || layer.n == 0) return;
+  const Kernels& in_use = kernels();
+  const Grid grid = grid_of(layer);
+  const int64_t blocks = block_count(layer.n);
+  parallel_for(grid.rows * grid.blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      Worker(layer, in_use, part(layer.m, grid.rows, t / grid.blocks), part(blocks, grid.blocks, t % grid.blocks)).run();
+  });
+}
+
+}  // namespace pyquant::cpu

@@ -1,0 +1,54 @@
+// The engine below linear() and gemm(): rows in, blocks of weights, epilogue out, in one parallel region.
+#pragma once
+#include <cstdint>
+
+#include "cpu/blocks.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+namespace pyquant::cpu {
+
+// Where the activation codes come from.
+struct RowSource {
+  const void* x = nullptr;
+  DType type = DType::f32;  // f32, f16, bf16: quantised here; s8, u8: codes
+  int64_t ld = 0;
+  // Floats.
+  bool dynamic = false, symmetric = true;
+  int32_t qmin = -127, qmax = 127;
+  float recip = 1.f;  // static
+  // Static floats (in s8 terms) and codes (in terms of their own type); per row when step is 1. Null: 0.
+  const int32_t* zero_point = nullptr;
+  int64_t zero_point_step = 0;
+  // Scale that the epilogue multiplies last; ignored for dynamic rows, which bring their own. Null: none.
+  const float* scale = nullptr;
+  int64_t scale_step = 0;
+};
+
+// What the kernels read of one block of 64 channels; vectors are [groups][64], bias [64].
+struct BlockView {
+  const int8_t* codes_s8 = nullptr;   // one of the two
+  const uint8_t* codes_s4 = nullptr;
+  const int32_t* w_sum = nullptr;
+  const float* w_scale = nullptr;
+  const float* bias = nullptr;
+};
+
+struct Layer {
+  int64_t m = 0, n = 0;
+  Extent extent;
+  RowSource rows;
+  // Weights ready in blocks: strides in bytes or entries between blocks; or plain ones, packed on the way.
+  BlockView first;
+  int64_t block_bytes = 0;
+  bool plain = false;
+  PlainWeights plain_weights;
+  const float* plain_scale = nullptr;  // [n] or [n, groups]; null: 1
+  float plain_scale_factor = 1.f;      // static scale of the inputs, multiplied into each per-channel scale
+  const float* plain_bias = nullptr;   // [n]; null: none
+  Tile tile;                           // activation, residual and out of element (0, 0); the rest is filled in here
+};
+
+void run(const Layer& layer);
+
+}  // namespace pyquant::cpu

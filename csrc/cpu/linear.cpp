@@ -1,0 +1,155 @@
+// The packed buffer of a fused layer, and the layer itself. The buffer reads the same on every instruction set:
+// header, w_scale [blocks][groups][64], w_sum (same shape), bias [blocks][64], codes [blocks][padded_k / 4][64][4].
+#include <algorithm>
+#include <cstring>
+
+#include "core/epilogue_math.h"
+#include "cpu/layer.h"
+
+namespace pyquant::cpu {
+namespace {
+
+struct Header {
+  float x_scale = 1.f, x_recip = 1.f, out_recip = 1.f;
+  int32_t x_zero_point = 0, out_zero_point = 0;
+  uint8_t reserved[44] = {};
+};
+static_assert(sizeof(Header) == 64);
+
+struct Sections {
+  Extent extent;
+  int64_t blocks, vectors, block_bytes;  // vectors: entries of w_scale of one block
+  size_t w_scale, w_sum, bias, codes, end;
+};
+
+Sections sections_of(const LinearSpec& spec) {
+  Sections s;
+  s.extent = extent_of(spec.k, spec.group_size, spec.w_bits);
+  s.blocks = block_count(spec.n);
+  s.vectors = s.extent.groups * kBlockN;
+  s.block_bytes = s.extent.padded_k * kBlockN * spec.w_bits / 8;
+  s.w_scale = sizeof(Header);
+  s.w_sum = s.w_scale + static_cast<size_t>(s.blocks * s.vectors) * 4;
+  s.bias = s.w_sum + static_cast<size_t>(s.blocks * s.vectors) * 4;
+  s.codes = s.bias + static_cast<size_t>(s.blocks * kBlockN) * 4;
+  s.end = s.codes + static_cast<size_t>(s.blocks * s.block_bytes);
+  return s;
+}
+
+bool is_static(const LinearSpec& spec) { return spec.input == InputMode::static_per_tensor; }
+
+int64_t row_bytes(const LinearSpec& spec) { return spec.w_bits == 4 ? (spec.k + 1) / 2 : spec.k; }
+
+constexpr int64_t kPackGrain = 1 << 20;  // codes worth a task
+
+}  // namespace
+
+size_t packed_bytes(const LinearSpec& spec) { return sections_of(spec).end; }
+
+void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
+  const Sections s = sections_of(spec);
+  const Extent& e = s.extent;
+  auto* base = static_cast<unsigned char*>(packed);
+  Header header;
+  const float x_scale = is_static(spec) && w.x_scale ? *w.x_scale : 1.f;
+  header.x_scale = x_scale;
+  header.x_recip = scale_recip(x_scale);
+  header.x_zero_point = w.x_zero_point ? *w.x_zero_point : 0;
+  header.out_recip = spec.codes_out && w.out_scale ? scale_recip(*w.out_scale) : 1.f;
+  header.out_zero_point = w.out_zero_point ? *w.out_zero_point : 0;
+  std::memcpy(base, &header, sizeof header);
+  // Per channel the static input scale is one product with the channel's; after a sum over groups it is a step of its own.
+  auto* w_scale = reinterpret_cast<float*>(base + s.w_scale);
+  auto* w_sum = reinterpret_cast<int32_t*>(base + s.w_sum);
+  auto* bias = reinterpret_cast<float*>(base + s.bias);
+  const Kernels& in_use = kernels();
+  parallel_for(task_count(spec.n * spec.k, kPackGrain), [&](int64_t begin, int64_t end) {
+    const int64_t tasks = task_count(spec.n * spec.k, kPackGrain);
+    const auto k = static_cast<size_t>(e.padded_k);
+    auto& scratch = Scratch::of_this_thread();
+    scratch.reset(Scratch::rounded(k * kBlockN) + 2 * Scratch::rounded(k));
+    auto* wide = scratch.take<int8_t>(k * kBlockN);
+    auto* row = scratch.take<int8_t>(k);
+    auto* ones = scratch.take<uint8_t>(k);
+    for (int64_t b = s.blocks * begin / tasks; b < s.blocks * end / tasks; ++b) {
+      const int64_t first = b * kBlockN, channels = std::min(kBlockN, spec.n - first);
+      unsigned char* codes = base + s.codes + static_cast<size_t>(b * s.block_bytes);
+      pack_block_s8({w.codes, spec.w_bits, row_bytes(spec)}, e, first, channels, row, wide);
+      block_sums(in_use, wide, e, ones, w_sum + b * s.vectors);
+      if (spec.w_bits == 4) squeeze_block(wide, e, codes);
+      else std::memcpy(codes, wide, k * kBlockN);
+      for (int64_t c = 0; c < kBlockN; ++c) {
+        bias[first + c] = c < channels && spec.has_bias && w.bias ? w.bias[first + c] : -0.f;
+        for (int64_t g = 0; g < e.groups; ++g) {
+          const float scale = c < channels ? w.w_scale[(first + c) * e.groups + g] : 1.f;
+          w_scale[b * s.vectors + g * kBlockN + c] = e.grouped ? scale : fmul(x_scale, scale);
+        }
+      }
+    }
+  });
+}
+
+void unpack_linear(const LinearSpec& spec, const void* packed, void* codes) {
+  const Sections s = sections_of(spec);
+  const auto* base = static_cast<const unsigned char*>(packed) + s.codes;
+  const Kernels& in_use = kernels();
+  const auto k = static_cast<size_t>(s.extent.padded_k);
+  auto& scratch = Scratch::of_this_thread();
+  scratch.reset(Scratch::rounded(k * kBlockN) + Scratch::rounded(k));
+  auto* wide = scratch.take<int8_t>(k * kBlockN);
+  auto* row = scratch.take<int8_t>(k);
+  for (int64_t n = 0; n < spec.n; ++n) {
+    const unsigned char* block = base + n / kBlockN * s.block_bytes;
+    if (spec.w_bits == 4) {
+      if (n % kBlockN == 0) in_use.unpack_s4(block, s.extent.padded_k / 8, wide);
+      unpack_block_row(wide, s.extent, n % kBlockN, row);
+      pack_int4(row, 1, spec.k, static_cast<uint8_t*>(codes) + n * row_bytes(spec));
+    } else {
+      unpack_block_row(reinterpret_cast<const int8_t*>(block), s.extent, n % kBlockN, static_cast<int8_t*>(codes) + n * spec.k);
+    }
+  }
+}
+
+void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
+            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type) {
+  const Sections s = sections_of(spec);
+  const auto* base = static_cast<const unsigned char*>(packed);
+  Header header;
+  std::memcpy(&header, base, sizeof header);
+  Layer layer;
+  layer.m = m;
+  layer.n = spec.n;
+  layer.extent = s.extent;
+  layer.rows.x = x;
+  layer.rows.type = x_type;
+  layer.rows.ld = ldx;
+  layer.rows.dynamic = !is_static(spec);
+  layer.rows.symmetric = spec.x_symmetric;
+  layer.rows.qmin = spec.x_qmin;
+  layer.rows.qmax = spec.x_qmax;
+  layer.rows.recip = header.x_recip;
+  layer.rows.zero_point = &header.x_zero_point;
+  if (is_static(spec) && s.extent.grouped) layer.rows.scale = &header.x_scale;
+  layer.first.w_scale = reinterpret_cast<const float*>(base + s.w_scale);
+  layer.first.w_sum = reinterpret_cast<const int32_t*>(base + s.w_sum);
+  layer.first.bias = reinterpret_cast<const float*>(base + s.bias);
+  if (spec.w_bits == 4) layer.first.codes_s4 = base + s.codes;
+  else layer.first.codes_s8 = reinterpret_cast<const int8_t*>(base + s.codes);
+  layer.block_bytes = s.block_bytes;
+  layer.tile.activation = spec.activation;
+  layer.tile.clamp_min = spec.clamp_min;
+  layer.tile.clamp_max = spec.clamp_max;
+  layer.tile.residual = residual;
+  layer.tile.residual_type = residual_type;
+  layer.tile.ldr = ldr;
+  layer.tile.out = out;
+  layer.tile.out_type = out_type;
+  layer.tile.ldo = spec.n;
+  layer.tile.out_recip = header.out_recip;
+  layer.tile.out_zero_point = header.out_zero_point;
+  layer.tile.out_qmin = spec.out_qmin;
+  layer.tile.out_qmax = spec.out_qmax;
+  run(layer);
+}
+
+}  // namespace pyquant::cpu

@@ -1,0 +1,124 @@
+// Quantise and dequantise whole matrices, at every granularity.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/epilogue_math.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+namespace pyquant::cpu {
+namespace {
+
+constexpr int64_t kGrain = 1 << 16;  // elements worth a task
+
+int64_t bytes_of(DType t) { return bits_of(t) / 8; }
+
+const void* at(const void* p, int64_t i, DType t) { return static_cast<const unsigned char*>(p) + i * bytes_of(t); }
+
+// The matrix as runs of elements that share one scale: a row, or a group of a row.
+struct Runs {
+  int64_t rows, cols, ld, per_row, length;
+  bool one_scale;
+
+  Runs(int64_t rows, int64_t cols, int64_t ld, Granularity granularity, int64_t group_size)
+      : rows(rows), cols(cols), ld(ld), per_row(1), length(cols), one_scale(granularity == Granularity::tensor) {
+    if (granularity == Granularity::groups && group_size > 0) {
+      per_row = cols / group_size;
+      length = group_size;
+    }
+  }
+  int64_t count() const { return rows * per_row; }
+  int64_t scale_of(int64_t run) const { return one_scale ? 0 : run; }
+  int64_t source(int64_t run) const { return run / per_row * ld + run % per_row * length; }
+  int64_t target(int64_t run) const { return run / per_row * cols + run % per_row * length; }
+
+  template <class Function>
+  void each(Function function) const {
+    const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(count(), 1));
+    parallel_for(tasks, [&](int64_t begin, int64_t end) {
+      for (int64_t r = count() * begin / tasks; r < count() * end / tasks; ++r) function(r);
+    });
+  }
+};
+
+void quantize_runs(const Runs& runs, const void* x, DType type, const float* scale, const int32_t* zero_point, int32_t qmin,
+                   int32_t qmax, int8_t* q) {
+  const Kernels& in_use = kernels();
+  runs.each([&](int64_t r) {
+    const int64_t s = runs.scale_of(r);
+    in_use.quantize({at(x, runs.source(r), type), type, runs.length, scale_recip(scale[s]), zero_point ? zero_point[s] : 0,
+                     qmin, qmax, false, 0, q + runs.target(r)});
+  });
+}
+
+RowStats merged(const RowStats& a, const RowStats& b) {
+  if (!(a.amax < kInfinity)) return a;
+  if (!(b.amax < kInfinity)) return b;
+  return {std::max(a.amax, b.amax), std::min(a.low, b.low), std::max(a.high, b.high)};
+}
+
+struct Params {
+  float scale;
+  int32_t zero_point;
+};
+
+Params params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) {
+  if (symmetric) return {scale_from_amax(s.amax, qmax), 0};
+  const float scale = scale_from_range(s.low, s.high, qmin, qmax);
+  return {scale, zero_point_from_range(s.low, scale_recip(scale), qmin, qmax)};
+}
+
+}  // namespace
+
+void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity, int64_t group_size,
+              const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q) {
+  quantize_runs({rows, cols, ld, granularity, group_size}, x, x_type, scale, zero_point, qmin, qmax, q);
+}
+
+void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                      int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point) {
+  const Runs runs(rows, cols, ld, granularity, group_size);
+  const Kernels& in_use = kernels();
+  const auto stats_of = [&](int64_t r) { return in_use.stats(at(x, runs.source(r), x_type), x_type, runs.length, !symmetric); };
+  const auto put = [&](int64_t s, const RowStats& stats) {
+    const Params p = params_of(stats, symmetric, qmin, qmax);
+    scale[s] = p.scale;
+    if (zero_point) zero_point[s] = p.zero_point;
+    return p;
+  };
+  if (!runs.one_scale) {
+    runs.each([&](int64_t r) {
+      const Params p = put(r, stats_of(r));
+      const bool finite = p.scale == p.scale;
+      if (finite) in_use.quantize({at(x, runs.source(r), x_type), x_type, runs.length, scale_recip(p.scale), p.zero_point, qmin, qmax,
+                                   true, 0, q + runs.target(r)});
+      else std::memset(q + runs.target(r), p.zero_point, static_cast<size_t>(runs.length));
+    });
+    return;
+  }
+  const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(rows, 1));
+  std::vector<RowStats> parts(static_cast<size_t>(tasks), RowStats{0.f, 0.f, 0.f});
+  parallel_for(tasks, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t r = rows * t / tasks; r < rows * (t + 1) / tasks; ++r) parts[static_cast<size_t>(t)] = merged(parts[static_cast<size_t>(t)], stats_of(r));
+  });
+  RowStats all{0.f, 0.f, 0.f};
+  for (const RowStats& part : parts) all = merged(all, part);
+  const Params p = put(0, all);
+  if (p.scale == p.scale) quantize_runs(runs, x, x_type, &p.scale, &p.zero_point, qmin, qmax, q);
+  else std::memset(q, p.zero_point, static_cast<size_t>(rows * cols));
+}
+
+void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity, int64_t group_size,
+                const float* scale, const int32_t* zero_point, void* out, DType out_type) {
+  const Runs runs(rows, cols, ld, granularity, group_size);
+  const Kernels& in_use = kernels();
+  runs.each([&](int64_t r) {
+    const int64_t s = runs.scale_of(r);
+    in_use.dequantize({at(q, runs.source(r), q_type), q_type, runs.length, scale[s], zero_point ? zero_point[s] : 0,
+                       static_cast<unsigned char*>(out) + runs.target(r) * bytes_of(out_type), out_type});
+  });
+}
+
+}  // namespace pyquant::cpu

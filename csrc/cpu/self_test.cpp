@@ -1,0 +1,139 @@
+// Every kernel of a table against the scalar one, over the full range of codes: a processor, hypervisor or compiler that
+// computes something else is found before it is used. Under a millisecond.
+#include <cstring>
+#include <vector>
+
+#include "core/arith.h"
+#include "cpu/kernels.h"
+
+namespace pyquant::cpu {
+namespace {
+
+struct Random {
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  uint32_t next() {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state >> 32);
+  }
+};
+
+constexpr int64_t kQuads = 33;  // two tiles of AMX and one quad more
+constexpr int64_t kStride = kQuads * 4 + 64;
+
+bool same(const void* a, const void* b, size_t bytes) { return std::memcmp(a, b, bytes) == 0; }
+
+bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  std::vector<uint8_t> a(static_cast<size_t>((kMaxRowBlock + kRowSlack) * kStride)), b(kQuads * kBlockN * 4);
+  std::vector<int32_t> want(kMaxRowBlock * kBlockN), got(kMaxRowBlock * kBlockN);
+  std::vector<int8_t> wide(2 * b.size()), wide_want(2 * b.size());
+  for (int mode = 0; mode < 2; ++mode) {
+    // Random codes, then only the two ends of the range, where saturating instructions fail.
+    for (auto& v : a) v = mode ? (random.next() & 1 ? 255 : 0) : static_cast<uint8_t>(random.next());
+    for (auto& v : b) v = mode ? (random.next() & 1 ? 0x80 : 0x7f) : static_cast<uint8_t>(random.next());
+    const auto* w = reinterpret_cast<const int8_t*>(b.data());
+    for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 16, 17, 33, 48}) {
+      for (int64_t quads : {int64_t{16}, int64_t{32}, kQuads}) {
+        candidate.begin(rows);
+        const auto bytes = static_cast<size_t>(rows * kBlockN) * 4;
+        for (bool add : {false, true}) {
+          scalar.gemm_s8(a.data(), kStride, rows, w, quads, want.data(), add);
+          candidate.gemm_s8(a.data(), kStride, rows, w, quads, got.data(), add);
+        }
+        candidate.end(rows);
+        if (!same(want.data(), got.data(), bytes)) return false;
+        if (rows > kDirectRows) continue;
+        scalar.gemm_s4(a.data(), kStride, rows, b.data(), quads / 2, want.data());
+        candidate.gemm_s4(a.data(), kStride, rows, b.data(), quads / 2, got.data());
+        if (!same(want.data(), got.data(), bytes)) return false;
+      }
+    }
+    scalar.unpack_s4(b.data(), kQuads, wide_want.data());
+    candidate.unpack_s4(b.data(), kQuads, wide.data());
+    if (!same(wide_want.data(), wide.data(), wide.size())) return false;
+  }
+  return true;
+}
+
+constexpr int64_t kRow = 77;  // a tail for every vector width
+
+bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  std::vector<uint32_t> x(kRow), special = {0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 1u, 0x3f000000u, 0x40200000u, 0x477ff000u, 0x38800000u};
+  for (size_t i = 0; i < x.size(); ++i) x[i] = i < special.size() ? special[i] : (random.next() & 0x8fffffffu) | 0x38000000u;
+  for (DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (int64_t skip : {0, 10}) {
+      const void* from = reinterpret_cast<const unsigned char*>(x.data()) + skip * 4;
+      const int64_t n = kRow - skip;
+      const RowStats s = scalar.stats(from, type, n, true), t = candidate.stats(from, type, n, true);
+      if (!same(&s.amax, &t.amax, 4) || (s.amax < kInfinity && (s.low != t.low || s.high != t.high))) return false;
+      std::vector<uint8_t> want(kRow), got(kRow);
+      scalar.quantize({from, type, n, 3.7f, 5, -128, 127, false, 0x80, want.data()});
+      candidate.quantize({from, type, n, 3.7f, 5, -128, 127, false, 0x80, got.data()});
+      if (!same(want.data(), got.data(), kRow)) return false;
+      std::vector<float> real_want(kRow), real(kRow);
+      for (DType q : {DType::s8, DType::u8}) {
+        scalar.dequantize({want.data(), q, n, 0.37f, 5, real_want.data(), type});
+        candidate.dequantize({want.data(), q, n, 0.37f, 5, real.data(), type});
+        if (!same(real_want.data(), real.data(), kRow * 4)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  constexpr int64_t kRows = 3;
+  std::vector<int32_t> acc(kRows * kBlockN), w_sum(kBlockN), zero(kRows);
+  std::vector<float> w_scale(kBlockN), bias(kBlockN), x_scale(kRows), residual(kRows * kBlockN), want(kRows * kBlockN), got(kRows * kBlockN);
+  for (auto& v : acc) v = static_cast<int32_t>(random.next());
+  for (auto& v : w_sum) v = static_cast<int32_t>(random.next()) >> 12;
+  for (auto& v : zero) v = static_cast<int32_t>(random.next() & 255);
+  const auto real = [&] { return static_cast<float>(static_cast<int32_t>(random.next())) * 0x1p-31f; };
+  for (auto* values : {&w_scale, &bias, &x_scale, &residual})
+    for (auto& v : *values) v = real();
+  for (auto& v : w_scale) v *= 0x1p-28f;
+  Tile tile;
+  tile.acc = acc.data();
+  tile.rows = kRows;
+  tile.w_sum = w_sum.data();
+  tile.w_scale = w_scale.data();
+  tile.bias = bias.data();
+  tile.x_scale = x_scale.data();
+  tile.x_scale_step = 1;
+  tile.x_zero = zero.data();
+  tile.residual = residual.data();
+  tile.ldr = tile.ldo = kBlockN;
+  tile.clamp_min = -0.5f;
+  tile.clamp_max = 0.25f;
+  tile.out_recip = 50.f;
+  for (int64_t step : {0, 1}) {
+    tile.x_zero_step = step;
+    for (bool first : {true, false}) {
+      scalar.accumulate(tile, want.data(), first);
+      candidate.accumulate(tile, got.data(), first);
+    }
+    if (!same(want.data(), got.data(), want.size() * 4)) return false;
+    for (int activation = 0; activation <= 5; ++activation)
+      for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::s32})
+        for (int64_t cols : {kBlockN, int64_t{37}}) {
+          tile.activation = static_cast<Activation>(activation);
+          tile.out_type = out;
+          tile.cols = cols;
+          tile.out = want.data();
+          scalar.epilogue(tile);
+          tile.out = got.data();
+          candidate.epilogue(tile);
+          if (!same(want.data(), got.data(), want.size() * 4)) return false;
+        }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool self_test(const Kernels& candidate) {
+  const Kernels& scalar = kernels_scalar();
+  Random random;
+  return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) && finishes(candidate, scalar, random);
+}
+
+}  // namespace pyquant::cpu
