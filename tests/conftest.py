@@ -1,0 +1,49 @@
+"""What every test shares: the simulator hook, the seed line on failure, and a run of nothing is a failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+if os.environ.get("PYQUANT_CUDART_SIM") and (Path(__file__).parent / "simulator.py").exists():
+    import simulator  # noqa: F401  (first of all: it must load its libcudart before anything else loads one)
+
+import problems
+
+
+def pytest_report_header() -> str:
+    return f"seed: PYQUANT_TEST_SEED={problems.BASE_SEED}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed:
+        line = f"PYQUANT_TEST_SEED={problems.BASE_SEED} python -m pytest '{item.nodeid}'"
+        report.sections.append(("repeat with", line))
+
+
+class Executed:
+    """Counts tests whose body ran: a run in which everything was skipped shows nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.count += report.when == "call" and not report.skipped
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.count == 0 and session.exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+            if reporter is not None:
+                reporter.write_line("no test was executed: this run shows nothing and counts as failed", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of a distributed run reports to its controller
+        config.pluginmanager.register(Executed(), "pyquant-executed")
