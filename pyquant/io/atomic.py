@@ -1,0 +1,166 @@
+"""Files that appear whole or not at all: exclusive temporary, fsync, rename, fsync of the directory, one saver at once.
+
+Everything goes through one directory descriptor, so a directory that is replaced meanwhile is never mixed up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from pyquant.errors import CheckpointError
+
+_TEMPORARY: Final = re.compile(r"\.pyquant-[0-9a-f]{32}\.tmp")
+
+
+class SaveDirectory:
+    """A directory under an exclusive lock of this process, made if it is missing.
+
+    path    the directory.
+    Raises CheckpointError on entry when another process is saving there or the path is not a directory; OSError from
+    the file system otherwise.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d, SaveDirectory(d) as out:
+        ...     out.publish(out.stage(b"text"), "a.txt")
+        ...     out.sync()
+        ...     out.names()
+        ['a.txt']
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._fd = -1
+
+    def __enter__(self) -> SaveDirectory:
+        _make_directory(self.path)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise CheckpointError(f"{self.path}: another process is saving here; allowed: one at a time") from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)  # releases the lock; a killed process releases it too
+
+    def names(self) -> list[str]:
+        """Names of the entries, sorted."""
+        return sorted(os.listdir(self._fd))
+
+    def stage(self, data: bytes) -> str:
+        """Writes data to a new temporary of this directory and flushes it to the disk. -> its name."""
+        name = f".pyquant-{secrets.token_hex(16)}.tmp"
+        # O_EXCL and a name nobody can predict: a file or link planted under it is never followed or overwritten
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=self._fd)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return name
+
+    def publish(self, temporary: str, name: str) -> None:
+        """Gives a staged file its name, replacing what had it, in one step."""
+        os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Removes a file; one that is gone already is fine."""
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """The bytes of a regular file of at most `limit` bytes, or None where there is none of that name."""
+        try:
+            return read_file(name, dir_fd=self._fd, check=lambda size: _check_limit(name, size, limit))
+        except FileNotFoundError:
+            return None
+
+    def sync(self) -> None:
+        """Makes renames and removals so far survive a power loss."""
+        os.fsync(self._fd)
+
+    def sweep(self, is_stale: Callable[[str], bool]) -> None:
+        """Removes temporaries that killed saves left, and the files that is_stale(name) picks.
+
+        The lock is held, so no temporary of ours can belong to a living save.
+        """
+        for name in self.names():
+            if _TEMPORARY.fullmatch(name) or is_stale(name):
+                self.remove(name)
+
+
+def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | None = None) -> bytes:
+    """All bytes of a regular file, after check(size) has accepted its size and before anything is allocated.
+
+    check   raises to refuse.
+    Raises CheckpointError for what is no regular file or changes its size meanwhile; OSError from the file system.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as f:
+        ...     _ = f.write(b"ab"), f.flush()
+        ...     read_file(f.name, check=lambda size: None)
+        b'ab'
+    """
+    # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    with open(fd, "rb", buffering=0) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise CheckpointError(f"{Path(path).name}: not a regular file; allowed: a regular file")
+        check(info.st_size)
+        data = _read_exactly(fd, info.st_size)
+    if len(data) != info.st_size:
+        raise CheckpointError(f"{Path(path).name}: changed while being read; allowed: a file at rest")
+    return data
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    data = os.read(fd, size)
+    if len(data) == size:
+        return data
+    pieces = [data]  # a read may be short, above 2 GiB it always is
+    missing = size - len(data)
+    while missing and pieces[-1]:
+        pieces.append(os.read(fd, missing))
+        missing -= len(pieces[-1])
+    return b"".join(pieces)
+
+
+def _check_limit(name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise CheckpointError(f"{name}: {size} bytes; allowed: at most {limit}")
+
+
+def _make_directory(path: Path) -> None:
+    missing = []
+    parent = path.absolute()
+    while not parent.exists():
+        missing.append(parent)
+        parent = parent.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        fd = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

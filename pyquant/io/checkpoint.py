@@ -1,0 +1,286 @@
+"""Saves and loads a checkpoint directory. A killed, failed or concurrent save never leaves a state that loads wrongly.
+
+Order of a save (docs/file_format.md 5): shards under names that their contents give; the manifest, in one rename, which
+is the moment the new checkpoint is in force; config.json and the index, whose names cannot change, while the manifest
+says what they replace; the manifest without that note; removal of shards that are no longer named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pyquant.errors import ArgumentError, CheckpointError
+
+from . import manifest as manifests
+from .atomic import SaveDirectory, read_file
+from .compressed_tensors import from_tensors, tensor_specs
+from .manifest import CONFIG, INDEX, SHARD, FileEntry, Manifest, TensorEntry
+from .prepare import check_json, check_layers, check_tensors, config_of, parts_of
+from .record import LayerEntry, LayerRecord, check_layer
+from .shards import check_digest, check_size, decode, encode
+from .strict_json import MAX_BYTES
+
+MAX_SHARD_BYTES: Final = 2**30
+_ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What load_checkpoint() gives.
+
+    layers           the quantised layers, sorted by name.
+    tensors          all other tensors, by name.
+    config           contents of config.json.
+    extra            what the caller stored beside the tensors.
+    manifest_sha256  SHA-256 of manifest.json; pins the whole checkpoint.
+    """
+
+    layers: tuple[LayerRecord, ...]
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    extra: Mapping[str, Any]
+    manifest_sha256: str
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    layers: Sequence[LayerRecord],
+    other_tensors: Mapping[str, torch.Tensor],
+    *,
+    extra: Mapping[str, Any],
+    model_config: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> str:
+    """Writes a checkpoint, replacing one of ours that is there; other files in the directory are left alone.
+
+    directory        made if it is missing. Weights or a config.json that pyquant did not write are refused.
+    layers           quantised layers, names unique.
+    other_tensors    everything else by name: bool, int8..int64, uint8, float16/32/64, bfloat16.
+    extra            JSON-able; 'recipe' in it is digested into config.json. Tuples come back as lists.
+    model_config     keys of config.json beside quantization_config (a transformers configuration), or None.
+    max_shard_bytes  a file holds about this much at most; a layer is never split.
+    ->               SHA-256 of manifest.json, for load_checkpoint(manifest_sha256=...).
+    Raises ArgumentError for what cannot be saved, before anything is written; CheckpointError naming directory and
+    reason when writing fails: the checkpoint that was there then still loads, or already the new one.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d:
+        ...     pin = save_checkpoint(d, [], {"w": torch.ones(2)}, extra={"by": "me"})
+        ...     load_checkpoint(d, manifest_sha256=pin).tensors["w"].tolist()
+        [1.0, 1.0]
+    """
+    if isinstance(max_shard_bytes, bool) or not isinstance(max_shard_bytes, int) or max_shard_bytes < 1:
+        raise ArgumentError("max_shard_bytes", repr(max_shard_bytes)[:80], "an integer >= 1")
+    entries = check_layers(layers)
+    check_tensors(other_tensors, entries)
+    saved_extra = check_json("extra", extra)
+    config = config_of(
+        list(entries.values()), other_tensors, saved_extra, check_json("model_config", model_config or {})
+    )
+    draft = Manifest(config, saved_extra, {}, {}, entries)
+    try:
+        with SaveDirectory(directory) as out:
+            return _save(out, draft, parts_of(layers, entries, other_tensors, max_shard_bytes))
+    except OSError as error:
+        reason = f"{error.strerror} (errno {error.errno})"
+        raise CheckpointError(
+            f"{os.fspath(directory)}: not saved: {reason}; the checkpoint there, if any, is whole"
+        ) from error
+
+
+def load_checkpoint(directory: str | os.PathLike[str], *, manifest_sha256: str | None = None) -> Checkpoint:
+    """Reads a checkpoint after checking all of it: nothing is returned unless every byte is what the manifest says.
+
+    manifest_sha256  the SHA-256 that manifest.json must have; None: any.
+    Needs at most twice the size of the files as memory, above what earlier shards gave.
+    Raises CheckpointError naming file, tensor, what was found and what is allowed; nothing else.
+    Source: docs/file_format.md.
+    """
+    path = Path(directory)
+    if manifest_sha256 is not None and not manifests.is_digest(manifest_sha256):
+        raise ArgumentError("manifest_sha256", repr(manifest_sha256)[:80], "64 hexadecimal digits or None")
+    for _ in range(_ATTEMPTS):
+        data = _read_manifest(path)
+        _check_pin(path, data, manifest_sha256)
+        try:
+            return _load(path, data)
+        except CheckpointError:
+            # a save may have replaced the files between two reads; then, and only then, look again
+            if _read_manifest(path) == data:
+                raise
+    raise CheckpointError(f"{path}: replaced {_ATTEMPTS} times while being loaded; allowed: a directory at rest")
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
+    """The checked manifest alone: layers, schemes, sizes and digests, without reading a tensor.
+
+    Raises CheckpointError.
+    """
+    return manifests.parse(_read_manifest(Path(directory)))
+
+
+def _save(out: SaveDirectory, draft: Manifest, parts: Iterator[dict[str, torch.Tensor]]) -> str:
+    before = _superseded(out)
+    manifest = _in_force(out)
+    if manifest is None or not manifest.pending:
+        # while a note is pending, config.json and the index may still name shards that the manifest does not
+        _sweep(out, set() if manifest is None else set(manifest.files))
+    keep = {name for name in out.names() if SHARD.fullmatch(name)}
+    try:
+        files: dict[str, FileEntry] = {}
+        tensors: dict[str, TensorEntry] = {}
+        for part in parts:
+            name, data, files[name], entries = encode(part)
+            out.publish(out.stage(data), name)
+            tensors |= entries
+        data = _commit(out, replace(draft, files=files, tensors=tensors), before)
+    except BaseException:
+        with suppress(OSError, CheckpointError):  # the first error is the one to tell; the next save sweeps again
+            manifest = _in_force(out)
+            _sweep(out, keep | (set() if manifest is None else set(manifest.files)))
+        raise
+    _sweep(out, set(files))
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sweep(out: SaveDirectory, keep: Set[str]) -> None:
+    out.sweep(lambda name: SHARD.fullmatch(name) is not None and name not in keep)
+
+
+def _commit(out: SaveDirectory, final: Manifest, before: Mapping[str, str | None]) -> bytes:
+    data = final.to_bytes()
+    companions = {INDEX: final.index_bytes(), CONFIG: final.config_bytes()}
+    for name, content in ((manifests.FILE, data), *companions.items()):
+        if len(content) > MAX_BYTES:
+            raise ArgumentError("layers", f"{name} of {len(content)} bytes", f"at most {MAX_BYTES}: fewer tensors")
+    # all space is taken before the first visible change: a full disk cannot stop what follows half way
+    staged = {name: out.stage(content) for name, content in companions.items()}
+    pending = out.stage(replace(final, pending=before).to_bytes())
+    finished = out.stage(data)
+    out.sync()
+    out.publish(pending, manifests.FILE)
+    out.sync()
+    # other readers know no manifest: they find the old pair, no config.json, or the new pair, never one of each
+    out.remove(CONFIG)
+    out.sync()
+    out.publish(staged[INDEX], INDEX)
+    out.sync()
+    out.publish(staged[CONFIG], CONFIG)
+    out.sync()
+    out.publish(finished, manifests.FILE)
+    out.sync()
+    return data
+
+
+def _superseded(out: SaveDirectory) -> dict[str, str | None]:
+    """SHA-256 of config.json and the index as they are, after refusing what pyquant did not write."""
+    names = set(out.names())
+    foreign = {n for n in names if n.endswith(".safetensors") and not SHARD.fullmatch(n)}
+    if manifests.FILE not in names:
+        foreign |= names & {CONFIG, INDEX}
+    if foreign:
+        raise CheckpointError(
+            f"{out.path}: '{min(foreign)}' is not of pyquant; allowed: an empty directory or a pyquant checkpoint"
+        )
+    found = {name: out.read(name, MAX_BYTES) for name in (CONFIG, INDEX)}
+    return {name: None if data is None else hashlib.sha256(data).hexdigest() for name, data in found.items()}
+
+
+def _in_force(out: SaveDirectory) -> Manifest | None:
+    data = out.read(manifests.FILE, MAX_BYTES)
+    if data is None:
+        return None
+    try:
+        return manifests.parse(data)
+    except CheckpointError as error:
+        raise CheckpointError(f"{out.path}: will not replace a checkpoint it cannot read: {error}") from None
+
+
+def _read_manifest(path: Path) -> bytes:
+    file = path / manifests.FILE
+
+    def check(size: int) -> None:
+        if size > MAX_BYTES:
+            raise CheckpointError(f"{file}: {size} bytes; allowed: at most {MAX_BYTES}")
+
+    try:
+        return read_file(file, check=check)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: not there; a directory without a manifest is no checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror} (errno {error.errno})") from None
+
+
+def _check_pin(path: Path, data: bytes, pin: str | None) -> None:
+    found = hashlib.sha256(data).hexdigest()
+    if pin is not None and found != pin:
+        raise CheckpointError(f"{path / manifests.FILE}: SHA-256 {found}; allowed: the pinned {pin}")
+
+
+def _load(path: Path, data: bytes) -> Checkpoint:
+    manifest = manifests.parse(data)
+    try:
+        dir_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror} (errno {error.errno})") from None
+    try:
+        _check_companions(path, dir_fd, manifest)
+        layers, tensors = _read_shards(path, dir_fd, manifest)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.filename}: {error.strerror} (errno {error.errno})") from None
+    finally:
+        os.close(dir_fd)
+    return Checkpoint(layers, tensors, manifest.config, manifest.extra, hashlib.sha256(data).hexdigest())
+
+
+def _check_companions(path: Path, dir_fd: int, manifest: Manifest) -> None:
+    for name, wanted in ((CONFIG, manifest.config_bytes()), (INDEX, manifest.index_bytes())):
+        where, file = f"{path}/{name}", FileEntry.of(wanted)
+        if name not in manifest.pending:
+            content = read_file(name, dir_fd=dir_fd, check=lambda size, w=where, f=file: check_size(w, size, f))  # type: ignore[misc]
+            check_digest(where, content, file)
+            continue
+        # an interrupted save: the file may be what it was, gone, or new already; the manifest holds the truth
+        try:
+            content = read_file(name, dir_fd=dir_fd, check=_check_small)
+        except FileNotFoundError:
+            continue
+        if hashlib.sha256(content).hexdigest() not in (manifest.pending[name], file.sha256):
+            raise CheckpointError(f"{where}: neither the file before the last save nor the one after it")
+
+
+def _check_small(size: int) -> None:
+    if size > MAX_BYTES:
+        raise CheckpointError(f"a file of {size} bytes; allowed: at most {MAX_BYTES}")
+
+
+def _read_shards(
+    path: Path, dir_fd: int, manifest: Manifest
+) -> tuple[tuple[LayerRecord, ...], dict[str, torch.Tensor]]:
+    waiting = dict(manifest.layers)
+    layers: list[LayerRecord] = []
+    tensors: dict[str, torch.Tensor] = {}
+    for file, entry in manifest.files.items():
+        wanted = {name: t for name, t in manifest.tensors.items() if t.file == file}
+        tensors |= decode(file, dir_fd, entry, wanted, str(path))
+        for name in [n for n, layer in waiting.items() if all(t in tensors for t in tensor_specs(layer))]:
+            layers.append(_layer(path, waiting.pop(name), tensors))
+    return tuple(sorted(layers, key=lambda one: one.name)), tensors
+
+
+def _layer(path: Path, entry: LayerEntry, tensors: dict[str, torch.Tensor]) -> LayerRecord:
+    try:
+        layer = from_tensors(entry, tensors)
+        check_layer(layer)
+    except (ArgumentError, CheckpointError) as error:
+        raise CheckpointError(f"{path}: layer '{entry.name}': {error}") from None
+    return layer

@@ -1,0 +1,254 @@
+"""Our layers as compressed-tensors names, packs and describes them, so that other tools read the same files.
+
+One rule for the format of a layer, the one compressed-tensors applies itself: 8-bit weights of a layer whose inputs
+are quantised are stored plainly ('int-quantized'); all other codes are packed into int32 ('pack-quantized').
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import CheckpointError
+
+from .record import LayerEntry, LayerRecord, weight_scale_shape
+from .strict_json import lines
+
+SCHEMA: Final = 1
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]
+
+_STRATEGIES: Final = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
+
+
+def format_of(entry: LayerEntry) -> str | None:
+    """'int-quantized', 'pack-quantized', or None for a 16-bit layer, which has no codes."""
+    if entry.scheme.is_float:
+        return None
+    is_plain = entry.scheme.weights.bits == 8 and entry.scheme.inputs is not None
+    return "int-quantized" if is_plain else "pack-quantized"
+
+
+def tensor_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
+    """Name, type and shape of every tensor that a layer has in a file: these and no others.
+
+    Source: docs/file_format.md 3.
+    """
+    scheme, n, k = entry.scheme, entry.out_features, entry.in_features
+    specs: dict[str, TensorSpec] = {}
+    if scheme.is_float:
+        specs["weight"] = (getattr(torch, str(scheme.float_dtype)), (n, k))
+    else:
+        specs |= _weight_specs(entry)
+    for prefix, one in (("input", scheme.inputs), ("output", scheme.outputs)):
+        if one is not None and not one.dynamic:
+            specs[f"{prefix}_scale"] = (torch.float32, (1,))
+            if not one.symmetric:
+                specs[f"{prefix}_zero_point"] = (torch.int8, (1,))
+    if entry.bias is not None:
+        specs["bias"] = (entry.bias, (n,))
+    return {_join(entry.name, suffix): spec for suffix, spec in specs.items()}
+
+
+def to_tensors(layer: LayerRecord, entry: LayerEntry) -> dict[str, torch.Tensor]:
+    """The tensors of a checked layer, on the CPU, by their names in the file; the keys are those of tensor_specs."""
+    codes, bits = _cpu(layer.codes), entry.scheme.weights.bits
+    found: dict[str, torch.Tensor] = {}
+    if format_of(entry) == "pack-quantized":
+        found["weight_packed"] = pack_to_int32(codes, bits)
+        found["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64)
+    else:
+        found["weight"] = codes
+    if layer.weight_scale is not None:
+        found["weight_scale"] = _as_column(_cpu(layer.weight_scale), entry.scheme.weights)
+    if layer.weight_zero_point is not None:
+        zero_point = _as_column(_cpu(layer.weight_zero_point).to(torch.int8), entry.scheme.weights)
+        found["weight_zero_point"] = zero_point if zero_point.ndim == 1 else pack_to_int32(zero_point.T, bits).T
+    for field in ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "bias"):
+        tensor = getattr(layer, field)
+        if tensor is not None:
+            found[field] = _cpu(tensor.to(torch.int8) if field.endswith("zero_point") else tensor)
+    return {_join(layer.name, suffix): tensor.contiguous() for suffix, tensor in found.items()}
+
+
+def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) -> LayerRecord:
+    """The layer again; takes its tensors out of `tensors`, so that memory is freed layer by layer.
+
+    tensors   types and shapes as tensor_specs says (the caller has checked).
+    Raises CheckpointError where weight_shape or the padding of packed codes is not what the packing gives.
+    """
+    scheme, n, k = entry.scheme, entry.out_features, entry.in_features
+    found = {suffix: tensors.pop(name) for name, suffix in _suffixes(entry).items()}
+    scale, zero_point = found.get("weight_scale"), found.get("weight_zero_point")
+    if "weight_packed" in found:
+        if found["weight_shape"].tolist() != [n, k]:
+            got = found["weight_shape"].tolist()
+            raise CheckpointError(f"tensor '{_join(entry.name, 'weight_shape')}': {got}; allowed: [{n}, {k}]")
+        packed_name = _join(entry.name, "weight_packed")
+        found["weight"] = unpack_from_int32(found.pop("weight_packed"), scheme.weights.bits, k, packed_name)
+    if zero_point is not None:
+        if zero_point.ndim == 2:
+            name = _join(entry.name, "weight_zero_point")
+            zero_point = unpack_from_int32(zero_point.T.contiguous(), scheme.weights.bits, n, name).T
+        zero_point = zero_point.reshape(weight_scale_shape(scheme.weights, n, k)).to(torch.int32)
+    return LayerRecord(
+        name=entry.name,
+        scheme=scheme.to_dict(),
+        in_features=k,
+        out_features=n,
+        codes=found["weight"],
+        weight_scale=None if scale is None else scale.reshape(weight_scale_shape(scheme.weights, n, k)),
+        weight_zero_point=zero_point,
+        bias=found.get("bias"),
+        input_scale=found.get("input_scale"),
+        input_zero_point=_int32(found.get("input_zero_point")),
+        output_scale=found.get("output_scale"),
+        output_zero_point=_int32(found.get("output_zero_point")),
+        activation=entry.activation,
+        clamp=entry.clamp,
+        kind=entry.kind,
+    )
+
+
+def quantization_config(entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object) -> dict[str, Any]:
+    """The `quantization_config` object of config.json.
+
+    ignore   names of floating-point modules, which readers of the format must leave alone.
+    recipe   what the model was made with, JSON-able, or None; only its SHA-256 is recorded.
+    ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
+             as that class refuses unknown keys inside a group.
+    """
+    groups: list[dict[str, Any]] = []
+    for entry in sorted(entries, key=lambda e: e.name):
+        format_name = format_of(entry)
+        if format_name is None:
+            continue
+        body = _group(entry, format_name)
+        group = next((g for g in groups if {**g, "targets": []} == body), None)
+        if group is None:
+            groups.append(group := {**body, "targets": []})
+        group["targets"].append(entry.name or "re:^$")
+    formats = sorted({g["format"] for g in groups})
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats[0] if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "ignore": sorted(ignore),
+        "config_groups": {f"group_{i}": g for i, g in enumerate(groups)},
+        "pyquant": {
+            "schema": SCHEMA,
+            "epilogues": {e.name: e.activation for e in entries if e.activation != "none"},
+            "chains": [],
+            "recipe_sha256": "" if recipe is None else hashlib.sha256(lines({"recipe": recipe})).hexdigest(),
+        },
+    }
+
+
+def pack_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packs codes along the last dimension, element 0 in the lowest bits, each stored as code + 2^(bits-1).
+
+    codes   int8 [R, C] in [-2^(bits-1), 2^(bits-1) - 1].
+    bits    4 or 8.
+    ->      int32 [R, ceil(C * bits / 32)]; unused high bits are 0.
+    Source: compressed-tensors, `pack_to_int32`.
+
+    Example:
+        >>> hex(pack_to_int32(torch.tensor([[-8, -7, 7]], dtype=torch.int8), 4).item())
+        '0xf10'
+    """
+    rows, columns = codes.shape
+    per_word = 32 // bits
+    padded = torch.zeros(rows, -(-columns // per_word) * per_word, dtype=torch.uint8)
+    padded[:, :columns] = (codes + 8 if bits == 4 else codes ^ -128).view(torch.uint8)
+    if bits == 4:
+        padded = padded[:, 0::2] | (padded[:, 1::2] << 4)
+    return padded.view(torch.int32)
+
+
+def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) -> torch.Tensor:
+    """The inverse of pack_to_int32. -> int8 [R, columns].
+
+    name   of the tensor, for the message. Raises CheckpointError where bits beyond `columns` are not 0.
+
+    Example:
+        >>> unpack_from_int32(torch.tensor([[0xF10]], dtype=torch.int32), 4, 3, "w").tolist()
+        [[-8, -7, 7]]
+    """
+    values = packed.view(torch.uint8)
+    if bits == 4:
+        wide = torch.empty(values.shape[0], values.shape[1] * 2, dtype=torch.uint8)
+        wide[:, 0::2] = values & 15
+        wide[:, 1::2] = values >> 4
+        values = wide
+    if values[:, columns:].any():
+        raise CheckpointError(f"tensor '{name}': bits are set beyond column {columns}; allowed: 0 there")
+    codes = values[:, :columns].contiguous().view(torch.int8)
+    return codes.sub_(8) if bits == 4 else codes.bitwise_xor_(-128)
+
+
+def _weight_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
+    weights, n, k = entry.scheme.weights, entry.out_features, entry.in_features
+    scale = weight_scale_shape(weights, n, k)
+    column = (n, 1) if weights.granularity == "per_channel" else scale
+    specs: dict[str, TensorSpec] = {"weight_scale": (torch.float32, column)}
+    if format_of(entry) == "pack-quantized":
+        specs["weight_packed"] = (torch.int32, (n, _words(k, weights.bits)))
+        specs["weight_shape"] = (torch.int64, (2,))
+    else:
+        specs["weight"] = (torch.int8, (n, k))
+    if not weights.symmetric:
+        # compressed-tensors packs the zero points of channels and groups along the channels, and leaves a single one
+        is_single = weights.granularity == "per_tensor"
+        specs["weight_zero_point"] = (
+            (torch.int8, (1,)) if is_single else (torch.int32, (_words(n, weights.bits), column[1]))
+        )
+    return specs
+
+
+def _group(entry: LayerEntry, format_name: str) -> dict[str, Any]:
+    scheme = entry.scheme
+    group: dict[str, Any] = {"targets": [], "format": format_name, "weights": _arguments(scheme.weights)}
+    if scheme.inputs is not None:
+        group["input_activations"] = _arguments(scheme.inputs)
+    if scheme.outputs is not None:
+        group["output_activations"] = _arguments(scheme.outputs)
+    return group
+
+
+def _arguments(scheme: TensorScheme) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": scheme.symmetric,
+        "strategy": _STRATEGIES[scheme.granularity],
+        "dynamic": scheme.dynamic,
+    }
+    return arguments if scheme.group_size is None else {**arguments, "group_size": scheme.group_size}
+
+
+def _as_column(tensor: torch.Tensor, weights: TensorScheme) -> torch.Tensor:
+    return tensor.reshape(-1, 1) if weights.granularity == "per_channel" else tensor
+
+
+def _suffixes(entry: LayerEntry) -> Mapping[str, str]:
+    start = len(entry.name) + 1 if entry.name else 0
+    return {name: name[start:] for name in tensor_specs(entry)}
+
+
+def _join(name: str, suffix: str) -> str:
+    return f"{name}.{suffix}" if name else suffix
+
+
+def _words(columns: int, bits: int) -> int:
+    return -(-columns * bits // 32)
+
+
+def _cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _int32(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(torch.int32)

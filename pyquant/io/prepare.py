@@ -1,0 +1,120 @@
+"""What may be saved, checked before anything is written, and in which portions it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pyquant.errors import ArgumentError
+
+from .compressed_tensors import quantization_config, tensor_specs, to_tensors
+from .manifest import DTYPE_NAMES
+from .record import LayerEntry, LayerRecord, check_layer, is_safe_name
+from .strict_json import MAX_DEPTH
+
+
+def check_layers(layers: Sequence[LayerRecord]) -> dict[str, LayerEntry]:
+    """The entries of the layers by name, after check_layer() on each. Raises ArgumentError, also for equal names."""
+    entries: dict[str, LayerEntry] = {}
+    for layer in layers:
+        if layer.name in entries:
+            raise ArgumentError("layers", f"two layers named {layer.name!r}", "unique names")
+        entries[layer.name] = check_layer(layer)
+    return entries
+
+
+def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, LayerEntry]) -> None:
+    """Refuses tensors whose name, type or layout a file cannot hold or a layer needs. Raises ArgumentError."""
+    taken = {name for entry in entries.values() for name in tensor_specs(entry)}
+    if sum(len(tensor_specs(entry)) for entry in entries.values()) != len(taken):
+        raise ArgumentError("layers", "two layers with a tensor of the same name", "unique names")
+    for name in taken:
+        if not is_safe_name(name):
+            raise ArgumentError("layers", f"tensor name {name[:80]!r}", "at most 256 characters")
+    for name, tensor in other.items():
+        if not is_safe_name(name) or name in taken:
+            allowed = "1 to 256 of A-Z a-z 0-9 _ . -, without '..', not the name of a layer's tensor"
+            raise ArgumentError("other_tensors", f"name {str(name)[:80]!r}", allowed)
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"other_tensors[{name!r}]", type(tensor).__name__, "a tensor")
+        if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type == "meta":
+            got = f"{tensor.dtype} {tensor.layout} on {tensor.device}".replace("torch.", "")
+            raise ArgumentError(
+                f"other_tensors[{name!r}]", got, f"a strided tensor with data of type {' '.join(DTYPE_NAMES.values())}"
+            )
+
+
+def check_json(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain copy of what JSON can hold without change, tuples as lists. Raises ArgumentError."""
+    return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, MAX_DEPTH - 2) for key, v in _items(argument, value)}
+
+
+def config_of(
+    entries: Sequence[LayerEntry],
+    other: Mapping[str, torch.Tensor],
+    extra: Mapping[str, Any],
+    model_config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The contents of config.json: the caller's keys, and quantization_config where some layer has codes."""
+    config = dict(model_config or {})
+    if "quantization_config" in config:
+        raise ArgumentError(
+            "model_config", "a key 'quantization_config'", "the other keys; this one is written by pyquant"
+        )
+    if all(e.scheme.is_float for e in entries):
+        return config
+    ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
+    ignore += [e.name for e in entries if e.scheme.is_float]
+    return {**config, "quantization_config": quantization_config(entries, ignore, extra.get("recipe"))}
+
+
+def parts_of(
+    layers: Sequence[LayerRecord],
+    entries: Mapping[str, LayerEntry],
+    other: Mapping[str, torch.Tensor],
+    max_shard_bytes: int,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of one shard after the other; a portion is packed only when it is asked for."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for unit in _units(layers, entries, other):
+        unit_size = sum(t.numel() * t.itemsize for t in unit.values())
+        if part and size + unit_size > max_shard_bytes:
+            yield part
+            part, size = {}, 0
+        part |= unit
+        size += unit_size
+    if part:
+        yield part
+
+
+def _units(
+    layers: Sequence[LayerRecord], entries: Mapping[str, LayerEntry], other: Mapping[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    for layer in sorted(layers, key=lambda one: one.name):
+        yield to_tensors(layer, entries[layer.name])
+    for name in sorted(other):
+        yield {name: other[name].detach().to("cpu").contiguous()}
+
+
+def _items(argument: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    for key in value:
+        if not isinstance(key, str):
+            raise ArgumentError(argument, f"key {key!r}"[:80], "text as keys, as in JSON")
+    return list(value.items())
+
+
+def _json_ready(argument: str, value: object, levels: int) -> object:
+    if isinstance(value, (Mapping, list, tuple)) and levels == 0:
+        raise ArgumentError(argument, "objects nested too deeply", f"{MAX_DEPTH - 1} levels")
+    if isinstance(value, Mapping):
+        return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, levels - 1) for key, v in _items(argument, value)}
+    if isinstance(value, (list, tuple)):
+        return [_json_ready(argument, v, levels - 1) for v in value]
+    is_number = isinstance(value, (int, float)) and -(2.0**63) < value < 2.0**63
+    if value is None or isinstance(value, (str, bool)) or is_number:
+        return value
+    got = f"{type(value).__name__} {value!r}"[:120]
+    raise ArgumentError(argument, got, "null, text, booleans, finite numbers below 2^63, lists and objects of them")

@@ -1,0 +1,246 @@
+"""LayerRecord: one quantised layer as plain tensors and words, and the one validator that saving and loading share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from pyquant.core.bounds import check_k
+from pyquant.core.granularity import scale_shape
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError
+
+KINDS: Final = ("linear", "embedding")
+ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
+FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+MAX_SIZE: Final = 2**31 - 1
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One quantised layer, all tensors on the CPU or moved there when saved.
+
+    name               path of the module in the model, [A-Za-z0-9_.-], without '..'; '' for the model itself.
+    scheme             QScheme.to_dict().
+    in_features        K; for an embedding the width of a row.
+    out_features       N; for an embedding the number of rows.
+    codes              int8 [N, K], 4-bit codes one per byte, inside the scheme's range; for a 16-bit scheme the
+                       floating-point weights themselves, float16 or bfloat16 as the scheme's float_dtype says.
+    weight_scale       float32, finite, > 0: [1] per tensor, [N] per channel, [N, K / g] per group; None for 16 bits.
+    weight_zero_point  int32 of the same shape, with affine weights only.
+    bias               float32, float16 or bfloat16 [N], or None.
+    input_scale, input_zero_point, output_scale, output_zero_point
+                       float32 [1] and int32 [1], where inputs or outputs are static (zero points: where affine).
+    activation         'none', 'relu', 'clamp', 'gelu', 'gelu_tanh', 'silu'.
+    clamp              (low, high) with activation 'clamp', low <= high, infinities allowed; otherwise None.
+    kind               'linear' or 'embedding'.
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> codes, scale = torch.ones(2, 4, dtype=torch.int8), torch.ones(2)
+        >>> check_layer(LayerRecord("head", W8A8Dynamic().to_dict(), 4, 2, codes, scale))
+    """
+
+    name: str
+    scheme: Mapping[str, Any]
+    in_features: int
+    out_features: int
+    codes: torch.Tensor
+    weight_scale: torch.Tensor | None
+    weight_zero_point: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    input_scale: torch.Tensor | None = None
+    input_zero_point: torch.Tensor | None = None
+    output_scale: torch.Tensor | None = None
+    output_zero_point: torch.Tensor | None = None
+    activation: str = "none"
+    clamp: tuple[float, float] | None = None
+    kind: str = "linear"
+
+
+@dataclass(frozen=True)
+class LayerEntry:
+    """What the manifest says of a layer: a LayerRecord without its tensors, already checked.
+
+    bias   the type of the bias, or None where there is none.
+    """
+
+    name: str
+    scheme: QScheme
+    in_features: int
+    out_features: int
+    bias: torch.dtype | None
+    activation: str
+    clamp: tuple[float, float] | None
+    kind: str
+
+
+def is_safe_name(name: object) -> bool:
+    """Whether a tensor or layer name is [A-Za-z0-9_.-]{1,256} without '..' and not reserved by safetensors.
+
+    Example:
+        >>> is_safe_name("blocks.0.fc1"), is_safe_name("../x"), is_safe_name("a/b"), is_safe_name("")
+        (True, False, False, False)
+    """
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and ".." not in name and name != "__metadata__"
+
+
+def check_layer(layer: LayerRecord) -> LayerEntry:
+    """Refuses a record whose words, sizes, types or numbers are not what its scheme says.
+
+    ->      what the manifest will say of it.
+    Raises ArgumentError (SchemeError for the scheme) naming layer and field, what it was and what is allowed.
+    Source: docs/file_format.md 4.
+    """
+    entry = entry_of(layer)
+    check_entry(entry)
+    scheme, shape = entry.scheme, (layer.out_features, layer.in_features)
+    if scheme.is_float:
+        _check_tensor(layer, "codes", getattr(torch, str(scheme.float_dtype)), shape)
+        _check_absent(layer, "weight_scale", "weight_zero_point", "in a 16-bit layer")
+    else:
+        _check_codes(layer, scheme.weights, shape)
+        _check_qparams(layer, "weight", scheme.weights, weight_scale_shape(scheme.weights, *shape))
+    for prefix, one in (("input", scheme.inputs), ("output", scheme.outputs)):
+        if one is None or one.dynamic:
+            _check_absent(layer, f"{prefix}_scale", f"{prefix}_zero_point", f"without static {prefix}s")
+        else:
+            _check_qparams(layer, prefix, one, (1,))
+    if layer.bias is not None:
+        _check_tensor(layer, "bias", FLOAT_DTYPES, (layer.out_features,))
+    return entry
+
+
+def entry_of(layer: LayerRecord) -> LayerEntry:
+    """The words and sizes of a record, its scheme parsed. Raises SchemeError."""
+    return LayerEntry(
+        name=layer.name,
+        scheme=QScheme.from_dict(layer.scheme),
+        in_features=layer.in_features,
+        out_features=layer.out_features,
+        bias=None if layer.bias is None else layer.bias.dtype,
+        activation=layer.activation,
+        clamp=layer.clamp,
+        kind=layer.kind,
+    )
+
+
+def check_entry(entry: LayerEntry) -> None:
+    """Refuses words and sizes that are unknown, unsafe or do not fit each other.
+
+    Sizes: integers in [0, 2^31 - 1], divisible into groups, and so small that no int32 sum can overflow.
+    Raises ArgumentError naming layer and field.
+    """
+    if entry.name != "" and not is_safe_name(entry.name):
+        raise ArgumentError("name", repr(entry.name)[:80], "1 to 256 of A-Z a-z 0-9 _ . -, without '..'")
+    _check_words(entry)
+    _check_sizes(entry)
+
+
+def weight_scale_shape(weights: TensorScheme, n: int, k: int) -> tuple[int, ...]:
+    """Shape of weight_scale for weights [n, k]: (1,), (n,) or (n, k / group_size)."""
+    return scale_shape(weights.granularity, (n, k), weights.group_size or 0)
+
+
+def _check_words(entry: LayerEntry) -> None:
+    name, activation, clamp = entry.name, entry.activation, entry.clamp
+    if entry.kind not in KINDS:
+        raise ArgumentError(_of(name, "kind"), repr(entry.kind)[:80], " or ".join(map(repr, KINDS)))
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(_of(name, "activation"), repr(activation)[:80], ", ".join(map(repr, ACTIVATIONS)))
+    if entry.kind == "embedding" and (entry.scheme.inputs is not None or activation != "none"):
+        raise ArgumentError(_of(name, "kind"), "'embedding'", "weight-only schemes and activation 'none'")
+    if activation != "clamp":
+        if clamp is not None:
+            raise ArgumentError(_of(name, "clamp"), repr(clamp)[:80], f"None with activation '{activation}'")
+    elif not _is_clamp(clamp):
+        raise ArgumentError(_of(name, "clamp"), repr(clamp)[:80], "two floats (low, high), low <= high, not NaN")
+    if entry.bias is not None and entry.bias not in FLOAT_DTYPES:
+        raise ArgumentError(_of(name, "bias"), entry.bias, "float32, float16 or bfloat16")
+
+
+def _check_sizes(entry: LayerEntry) -> None:
+    name, scheme, k = entry.name, entry.scheme, entry.in_features
+    for field, size in (("out_features", entry.out_features), ("in_features", k)):
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
+            raise ArgumentError(_of(name, field), repr(size)[:80], f"an integer in [0, {MAX_SIZE}]")
+    group = scheme.weights.group_size
+    if group is not None and k % group:
+        raise ArgumentError(_of(name, "group_size"), group, f"a divisor of in_features = {k}")
+    if scheme.inputs is not None:
+        check_k(
+            k if group is None else group,
+            scheme.inputs.code_range,
+            scheme.weights.code_range,
+            has_zero_point=not scheme.inputs.symmetric,
+            argument=_of(name, "in_features" if group is None else "group_size"),
+        )
+
+
+def _is_clamp(clamp: object) -> bool:
+    if not isinstance(clamp, tuple) or len(clamp) != 2 or not all(isinstance(v, float) for v in clamp):
+        return False
+    return not any(math.isnan(v) for v in clamp) and clamp[0] <= clamp[1]
+
+
+def _check_codes(layer: LayerRecord, weights: TensorScheme, shape: tuple[int, int]) -> None:
+    _check_tensor(layer, "codes", torch.int8, shape)
+    _check_range(layer, "codes", layer.codes, weights.code_range)
+
+
+def _check_qparams(layer: LayerRecord, prefix: str, scheme: TensorScheme, shape: tuple[int, ...]) -> None:
+    field = f"{prefix}_scale"
+    _check_tensor(layer, field, torch.float32, shape)
+    scale = getattr(layer, field)
+    if not bool(((scale > 0) & (scale < math.inf)).all()):
+        worst = scale[~((scale > 0) & (scale < math.inf))][0].item()
+        raise ArgumentError(_of(layer.name, field), worst, "finite and > 0")
+    field = f"{prefix}_zero_point"
+    if scheme.symmetric:
+        if getattr(layer, field) is not None:
+            raise ArgumentError(_of(layer.name, field), "a tensor", "None with a symmetric scheme")
+        return
+    _check_tensor(layer, field, torch.int32, shape)
+    _check_range(layer, field, getattr(layer, field), scheme.code_range)
+
+
+def _check_tensor(
+    layer: LayerRecord, field: str, dtype: torch.dtype | tuple[torch.dtype, ...], shape: tuple[int, ...]
+) -> None:
+    tensor = getattr(layer, field)
+    allowed = dtype if isinstance(dtype, tuple) else (dtype,)
+    wanted = f"{' or '.join(str(d).removeprefix('torch.') for d in allowed)} {list(shape)}"
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(_of(layer.name, field), type(tensor).__name__, wanted)
+    if tensor.dtype not in allowed or tuple(tensor.shape) != shape:
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ArgumentError(_of(layer.name, field), got, wanted)
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise ArgumentError(_of(layer.name, field), f"{tensor.layout} on {tensor.device}", "a strided tensor with data")
+
+
+def _check_range(layer: LayerRecord, field: str, tensor: torch.Tensor, limits: tuple[int, int]) -> None:
+    if tensor.numel() == 0:
+        return
+    low, high = (int(v) for v in tensor.aminmax())
+    if low < limits[0] or high > limits[1]:
+        raise ArgumentError(
+            _of(layer.name, field), f"values in [{low}, {high}]", f"codes in [{limits[0]}, {limits[1]}]"
+        )
+
+
+def _check_absent(layer: LayerRecord, first: str, second: str, when: str) -> None:
+    for field in (first, second):
+        if getattr(layer, field) is not None:
+            raise ArgumentError(_of(layer.name, field), "a tensor", f"None {when}")
+
+
+def _of(name: str, field: str) -> str:
+    return f"{name}.{field}" if name else field

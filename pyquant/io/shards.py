@@ -1,0 +1,89 @@
+"""Safetensors files with digests: the safetensors package writes and parses them, this file compares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from pyquant.errors import CheckpointError
+
+from .atomic import read_file
+from .manifest import FileEntry, TensorEntry
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> tuple[str, bytes, FileEntry, dict[str, TensorEntry]]:
+    """A safetensors file of these tensors.
+
+    tensors  contiguous, on the CPU.
+    ->       its name, which the first 64 bits of its SHA-256 give: other contents never overwrite it; its bytes;
+             its entry; the entries of its tensors.
+    """
+    data = safetensors.torch.save(_unshared(tensors), metadata={"format": "pt"})
+    file = FileEntry.of(data)
+    name = f"model-{file.sha256[:16]}.safetensors"
+    entries = {key: TensorEntry(name, t.dtype, tuple(t.shape), digest(t)) for key, t in tensors.items()}
+    return name, data, file, entries
+
+
+def decode(
+    name: str, dir_fd: int, file: FileEntry, entries: Mapping[str, TensorEntry], where: str
+) -> dict[str, torch.Tensor]:
+    """The tensors of a shard, after size, SHA-256, names, types, shapes and SHA-256 of each tensor were compared.
+
+    The bytes that were hashed are the bytes that are parsed: the file is read once.
+    where    the directory, for the message.
+    Raises CheckpointError naming file and tensor; OSError from the file system.
+    """
+    data = read_file(name, dir_fd=dir_fd, check=lambda size: check_size(f"{where}/{name}", size, file))
+    check_digest(f"{where}/{name}", data, file)
+    try:
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+        raise CheckpointError(f"{where}/{name}: not a valid safetensors file: {str(error)[:200]}") from None
+    del data
+    for key in sorted(set(tensors) ^ set(entries)):
+        state = "is not in the manifest" if key in tensors else "is in the manifest and not in the file"
+        raise CheckpointError(f"{where}/{name}: tensor '{key[:80]}' {state}")
+    for key, entry in entries.items():
+        tensor = tensors[key]
+        if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
+            got, allowed = f"{tensor.dtype} {list(tensor.shape)}", f"{entry.dtype} {list(entry.shape)}"
+            raise CheckpointError(
+                f"{where}/{name}: tensor '{key}': got {got}; allowed: {allowed}".replace("torch.", "")
+            )
+        if digest(tensor) != entry.sha256:
+            raise CheckpointError(f"{where}/{name}: tensor '{key}': its bytes do not have the SHA-256 of the manifest")
+    return tensors
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of the bytes of a contiguous CPU tensor, as 64 hexadecimal digits."""
+    return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def check_size(path: str, size: int, file: FileEntry) -> None:
+    """Refuses a file of another size than the manifest says. Raises CheckpointError."""
+    if size != file.size:
+        raise CheckpointError(f"{path}: {size} bytes; allowed: the {file.size} that the manifest lists")
+
+
+def check_digest(path: str, data: bytes, file: FileEntry) -> None:
+    """Refuses other bytes than the manifest says. Raises CheckpointError."""
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise CheckpointError(f"{path}: its bytes do not have the SHA-256 of the manifest; it was damaged or altered")
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of tensors that are views of something larger or of each other, which safetensors refuses to write."""
+    seen: set[int] = set()
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        is_own = storage.nbytes() == tensor.numel() * tensor.itemsize and storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        found[name] = tensor if is_own else tensor.clone()
+    return found

@@ -1,0 +1,122 @@
+"""JSON as our files allow it: ASCII, bounded, no repeated key, no NaN, one way to write each document."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from pyquant.errors import CheckpointError
+
+MAX_BYTES: Final = 16 * 2**20
+MAX_DEPTH: Final = 8
+MAX_INTEGER: Final = 2**63 - 1
+_MAX_DIGITS: Final = 32
+
+
+def loads(data: bytes, file: str) -> dict[str, Any]:
+    """Parses a JSON object from untrusted bytes.
+
+    data    ASCII, at most 16 MiB, at most 8 levels deep, integers within 64 bits, finite numbers, no repeated key.
+    file    name for the messages.
+    Raises CheckpointError naming the file, what was found and what is allowed; nothing else.
+
+    Example:
+        >>> loads(b'{"a": 1}', "x.json")
+        {'a': 1}
+    """
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
+    try:
+        document = json.loads(
+            data.decode("ascii"),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file}: byte {error.start} is not ASCII; allowed: ASCII JSON") from None
+    except RecursionError:
+        raise CheckpointError(f"{file}: nested too deeply; allowed: {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not the JSON it should be: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file}: a {type(document).__name__}; allowed: an object")
+    if is_deeper_than(document, MAX_DEPTH):
+        raise CheckpointError(f"{file}: nested too deeply; allowed: {MAX_DEPTH} levels")
+    return document
+
+
+def pretty(document: Mapping[str, Any]) -> bytes:
+    """The bytes of config.json and of the index: sorted keys, two spaces, a final newline, ASCII.
+
+    Raises ValueError for NaN or infinity, TypeError for what JSON cannot hold.
+
+    Example:
+        >>> pretty({"b": 1, "a": 2})
+        b'{\\n  "a": 2,\\n  "b": 1\\n}\\n'
+    """
+    return (json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
+
+
+def lines(document: Mapping[str, Mapping[str, Any] | object]) -> bytes:
+    """The bytes of a manifest: sorted keys, no spaces, one line for each key of the two outer levels.
+
+    Raises ValueError for NaN or infinity, TypeError for what JSON cannot hold.
+
+    Example:
+        >>> print(lines({"b": 1, "a": {"y": [1, 2], "x": {}}}).decode(), end="")
+        {"a":{
+        "x":{},
+        "y":[1,2]},
+        "b":1}
+    """
+    return ("{" + ",\n".join(f"{_flat(k)}:{_second(document[k])}" for k in sorted(document)) + "}\n").encode("ascii")
+
+
+def is_deeper_than(value: object, levels: int) -> bool:
+    """Whether objects and arrays are nested more than `levels` deep."""
+    if not isinstance(value, (dict, list)):
+        return False
+    if levels == 0:
+        return True
+    return any(is_deeper_than(v, levels - 1) for v in (value.values() if isinstance(value, dict) else value))
+
+
+def _second(value: object) -> str:
+    if not isinstance(value, Mapping) or not value:
+        return _flat(value)
+    return "{\n" + ",\n".join(f"{_flat(k)}:{_flat(value[k])}" for k in sorted(value)) + "}"
+
+
+def _flat(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {repeated[:80]!r} is repeated")
+    return found
+
+
+def _integer(text: str) -> int:
+    # the length comes first: int() of a megabyte of digits would take long
+    if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER:
+        raise ValueError(f"integer {text[:_MAX_DIGITS]} exceeds 64 bits")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text) if len(text) <= _MAX_DIGITS else math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"number {text[:_MAX_DIGITS]} is not a finite float of at most {_MAX_DIGITS} characters")
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a finite number")
