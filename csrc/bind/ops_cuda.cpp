@@ -48,8 +48,12 @@ void align(GemmProblem* p, const GemmOperands& o) {
 
 void run(GemmProblem problem, const GemmOperands& operands, const Epilogue& epilogue, const On& on) {
   align(&problem, operands);
-  const Selection selection = select(problem, operands.residual != nullptr, device_info(on.context.device));
-  if (!selection.row) throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" + text_of(selection));
+  const Selection selection = select(problem, device_info(on.context.device));
+  if (!selection.row) {
+    std::string reasons = "pyquant: no kernel takes this problem on this device";
+    for (const RowRefusal& r : selection.refusals) reasons += "\n" + std::string(r.row->name) + ": " + text_of(r.refusal);
+    throw std::runtime_error(reasons);
+  }
   cuda::gemm(*selection.row, problem, operands, epilogue, on.context);
 }
 
@@ -202,7 +206,8 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   if (is_float(call.x.type)) {
     codes = quantised_rows(x, call, at, x_scale, x_zero_point, on);
     o.x = codes.q.const_data_ptr();
-    p.ldx = p.k = at.k_pad;
+    p.ldx = at.k_pad;
+    p.k = s.group_size ? s.k : at.k_pad;  // groups end at k; without them the zero padding adds nothing
   } else if (call.x.type == DType::s8) {
     o.x = call.x.data;
     p.ldx = call.x.ld;
