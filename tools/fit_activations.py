@@ -2,8 +2,8 @@
 
 Needs numpy and mpmath, at development time only:
 
-    python tools/fit_activations.py            # prints the constants, as C++ and as Python reads them
-    python tools/fit_activations.py --check    # exit 1 unless header and pyquant/numerics/activation.py hold these constants
+    python tools/fit_activations.py            # prints the constants as the header spells them
+    python tools/fit_activations.py --check    # exit 1 unless the header and the Python module hold these constants
 """
 
 import argparse
@@ -25,8 +25,9 @@ Array = NDArray[np.float64]
 EXP_RANGE = 0.347
 # x * Phi(x) rounds to -0 below -14.5.
 ERF_RANGE = 14.5
-# Phi(-a) = exp(-a^2/2) * G(t) / (a + 1.25) with t = (a - 4) / (a + 4). The factor a + 1.25 keeps G within 0.43 .. 0.63 and
-# its slope in a small, so that a rounding error of t hardly shows; 4 gives the shortest polynomial among small integers.
+# Phi(-a) = exp(-a^2/2) * G(t) / (a + 1.25) with t = (a - 4) / (a + 4). The factor a + 1.25 keeps G within 0.43 .. 0.63
+# and its slope in a small, so that a rounding error of t hardly shows; 4 gives the shortest polynomial among the small
+# integers.
 ERF_POLE = 4
 ERF_SHIFT = mpmath.mpf("1.25")
 
@@ -35,7 +36,9 @@ def minimax(t: Array, values: Array, weight: Array, lowest: int, degree: int, ro
     """Coefficients of t^lowest .. t^degree that minimise max |weight * (values - polynomial)| on the grid (Lawson)."""
     middle, half = (t[0] + t[-1]) / 2, (t[-1] - t[0]) / 2
     # A Chebyshev basis keeps the least-squares problem well conditioned; the monomials come out by exact expansion.
-    basis = [np.polynomial.Chebyshev.basis(j, domain=[middle - half, middle + half]) for j in range(degree - lowest + 1)]
+    basis = [
+        np.polynomial.Chebyshev.basis(j, domain=[middle - half, middle + half]) for j in range(degree - lowest + 1)
+    ]
     columns = np.stack([weight * t**lowest * b(t) for b in basis], axis=1)
     target = weight * values
     importance = np.full(t.shape, 1.0 / t.size)
@@ -133,10 +136,16 @@ def constants() -> dict[str, float]:
 
 def check(table: dict[str, float]) -> list[str]:
     """Disagreements between the fitted constants and those the two sources hold."""
+    python_names = {name: re.sub(r"(?<!^)(?=[A-Z])", "_", name[1:]).upper() for name in table}
     faults = []
-    for path, pattern in ((HEADER, r"\b(k[A-Z]\w*) = (-?[0-9.e+-]+)f;"), (MODULE, r"^_(k\w+) = (-?[0-9.e+-]+)$")):
-        held = {name: float(np.float32(text)) for name, text in re.findall(pattern, path.read_text(), re.M)}
-        faults += [f"{path.name}: {n} is {held.get(n)}, fitted {v!r}" for n, v in table.items() if held.get(n) != v]
+    for path, pattern, names in (
+        (HEADER, r"^constexpr float (k\w+) = (-?[0-9.e+-]+)f;", {name: name for name in table}),
+        (MODULE, r"^(\w+): Final = (-?[0-9.e+-]+)$", python_names),
+    ):
+        held = {name: np.float32(text) for name, text in re.findall(pattern, path.read_text(), re.M)}
+        for name, value in table.items():
+            if held.get(names[name]) != value:
+                faults.append(f"{path.name}: {names[name]} is {held.get(names[name])}, fitted {np.float32(value):.9g}")
     return faults
 
 

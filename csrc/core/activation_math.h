@@ -95,8 +95,8 @@ PYQ_HD inline ScaledPair logistic_tail(float z_high, float z_low) {
   return divide(e, divisor, divisor_low, fdiv(1.f, divisor));
 }
 
-// x * tail for x < 0, x * (1 - tail) otherwise. Works on magnitudes and gives the sign of x back at the end, which keeps
-// -0. Above limit x itself is right, and an infinity or NaN passes through.
+// x * tail for x < 0, x * (1 - tail) otherwise. Works on magnitudes and gives the sign of x back at the end, which
+// keeps -0. Above limit x itself is right, and an infinity or NaN passes through.
 PYQ_HD inline float times_tail(float x, float a, float limit, ScaledPair tail) {
   const bool negative = x < 0.f;
   const float factor = negative ? a : -fmul(a, capped_power(tail));
@@ -169,8 +169,7 @@ PYQ_HD inline float gelu_erf(float x) {
   const float g_low = fadd(fsub(kErf0High, g_high), g);
   const float product = fmul(e.high, g_high);
   const float product_low = ffma(e.low, g_high, ffma(e.high, g_low, ffma(e.high, g_high, -product)));
-  const ScaledPair tail =
-      divide({product, product_low, e.scaled_power}, divisor, divisor_low, fmul(recip_both, pole));
+  const ScaledPair tail = divide({product, product_low, e.scaled_power}, divisor, divisor_low, fmul(recip_both, pole));
   return times_tail(x, a, kErfLimit, tail);
 }
 

@@ -3,7 +3,8 @@
 //   activation_exhaustive [--full | --stride K] [--threads N] [--bound ULP] [gelu_erf|gelu_tanh|silu ...]
 //
 // --full visits all 2^32 bit patterns; --stride K every K-th, and every pattern near the landmarks below.
-// Exit status 0 when every error is within the bound and every special value is right, 1 otherwise, 2 for bad arguments.
+// Exit status 0 when every error is within the bound and every special value is right, 1 otherwise, 2 for bad
+// arguments.
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -25,8 +26,8 @@ constexpr uint64_t kPatterns = uint64_t{1} << 32;
 constexpr uint64_t kBlock = 1 << 14;
 constexpr uint64_t kDenseRadius = 1 << 14;
 
-// The truth in double: rounding an argument of exp by 2^-53 moves a result of size exp(-105) by 2^-46 of itself, which is
-// a millionth of an fp32 ulp.
+// The truth in double: rounding an argument of exp by 2^-53 moves a result of size exp(-105) by 2^-46 of itself, which
+// is a millionth of an fp32 ulp.
 double true_gelu_erf(double x) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)); }
 double true_gelu_tanh(double x) {
   const double slope = 2 * std::sqrt(2 / M_PI);
@@ -48,11 +49,36 @@ const Function kFunctions[] = {
 
 // Zero, the smallest normal, powers of two, the largest finite value; where one of the functions begins to give
 // subnormals, ends in -0, passes its limit, or reaches its extremum.
-const float kLandmarks[] = {0.f,       1.17549435e-38f, 2.3509887e-38f, 1.4e-45f,       1e-30f,   5.9604645e-8f, 0.34657359f,
-                            0.5f,      0.75179f,        1.f,            1.27846f,       2.f,      4.f,           5.5f,
-                            8.f,       10.2f,           10.6f,          12.f,           13.1f,    14.2f,         14.5f,
-                            16.f,      17.3f,           64.f,           91.8f,          103.97f,  108.6f,        120.f,
-                            128.f,     3.4028235e38f};
+const float kLandmarks[] = {0.f,
+                            1.17549435e-38f,
+                            2.3509887e-38f,
+                            1.4e-45f,
+                            1e-30f,
+                            5.9604645e-8f,
+                            0.34657359f,
+                            0.5f,
+                            0.75179f,
+                            1.f,
+                            1.27846f,
+                            2.f,
+                            4.f,
+                            5.5f,
+                            8.f,
+                            10.2f,
+                            10.6f,
+                            12.f,
+                            13.1f,
+                            14.2f,
+                            14.5f,
+                            16.f,
+                            17.3f,
+                            64.f,
+                            91.8f,
+                            103.97f,
+                            108.6f,
+                            120.f,
+                            128.f,
+                            3.4028235e38f};
 
 double ulp_of(double value) {
   const int exponent = value == 0 ? -126 : std::ilogb(value);
@@ -144,7 +170,8 @@ Worst sweep_landmarks(const Function& f) {
 
 int usage(const char* wrong) {
   std::fprintf(stderr, "bad argument '%s'\n", wrong);
-  std::fprintf(stderr, "usage: activation_exhaustive [--full | --stride K] [--threads N] [--bound ULP] [FUNCTION ...]\n");
+  std::fprintf(stderr,
+               "usage: activation_exhaustive [--full | --stride K] [--threads N] [--bound ULP] [FUNCTION ...]\n");
   return 2;
 }
 
@@ -185,8 +212,8 @@ int main(int argc, char** argv) {
     worst.merge(sweep_landmarks(*found));
     good = good && worst.error <= bound && worst.error >= 0 && worst.faults == 0;
     std::printf("%s checked=%llu max_ulp=%.4f x=%.9g got=%.9g want=%.17g special_faults=%llu first_fault=0x%08x\n",
-                found->name, static_cast<unsigned long long>(worst.checked), worst.error, worst.x, worst.got, worst.want,
-                static_cast<unsigned long long>(worst.faults), worst.fault_bits);
+                found->name, static_cast<unsigned long long>(worst.checked), worst.error, worst.x, worst.got,
+                worst.want, static_cast<unsigned long long>(worst.faults), worst.fault_bits);
   }
   return good ? 0 : 1;
 }
