@@ -1,1 +1,1 @@
-"""Benchmarks: one driver per claim that a user can check. Run them from the repository's root with `python -m bench.<name>`."""
+"""Benchmarks: one driver per claim that a user can check. From the repository's root: `python -m bench.<name>`."""

@@ -1,4 +1,4 @@
-"""`python -m bench.minilm`: quantise MiniLM under several schemes, print a table, write JSON, Markdown and a picture."""
+"""Quantises the real MiniLM under several schemes, prints a table, writes JSON, Markdown and a picture."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     clock = make_clock(args.clock or ("cuda-events" if device.type == "cuda" else "cpu"))
     out = Path(args.out)
     texts = sentences(args.sentences)
-    chosen = [v for v in variants() if not args.only or v.name == _BASE or any(o.lower() in v.name.lower() for o in args.only)]
+    chosen = [
+        v for v in variants() if not args.only or v.name == _BASE or any(o.lower() in v.name.lower() for o in args.only)
+    ]
     if device.type == "cuda":
         chosen = [v for v in chosen if not v.name.startswith("torch.ao")]  # fbgemm is a CPU library
     inputs = latency_inputs(texts, device)
@@ -104,21 +106,27 @@ def _bars(rows: list[ModelRow], models: dict[str, Embedder], device: torch.devic
     bars.append(Bar(f"{_MAIN}: cosine to fp32, mean", 0.997, row.cosine_mean, unit=""))
     codes = row.state_bytes - scale_and_vector_bytes(models[_MAIN])
     share = codes / state_bytes(models[_BASE])
-    bars.append(Bar(f"{_MAIN}: codes, as a share of fp32's state (scales, biases and norms apart)", 0.25, share, "<=", ""))
+    bars.append(Bar(f"{_MAIN}: codes / fp32's state (scales, biases, norms apart)", 0.25, share, "<=", ""))
     return bars
 
 
 def _notes(args: argparse.Namespace, device: torch.device) -> list[str]:
     notes = [
-        "latency: one forward pass with pooling, without tokenising; median of interleaved rounds; in brackets the "
-        "median of the per-round ratios to fp32",
-        "cosine: between the embeddings of the same sentence; same nearest: share of sentences whose nearest neighbour "
-        "among the others stays the same",
+        (
+            "latency: one forward pass with pooling, without tokenising; median of interleaved rounds; in brackets the "
+            "median of the per-round ratios to fp32"
+        ),
+        (
+            "cosine: between the embeddings of the same sentence; same nearest: share of sentences whose nearest neighbour "
+            "among the others stays the same"
+        ),
         "state: all tensors of the checkpoint; pyquant variants hold their embeddings as int8 with a scale a row",
         "reloaded: saved, loaded by a second process into a model of random weights, every output bit compared",
     ]
     if device.type == "cpu" and args.threads == 1:
-        notes.append("one CPU thread and CPU time, so that other programs do not disturb; `--threads N --clock wall` for more")
+        notes.append(
+            "one CPU thread and CPU time, so that other programs do not disturb; more: `--threads N --clock wall`"
+        )
     return notes
 
 

@@ -104,7 +104,15 @@ def save_and_reload(model: Embedder, folder: Path, inputs: Inputs) -> tuple[bool
     probe = folder.with_name(folder.name + ".probe.safetensors")
     save_file({name: t.contiguous().clone() for name, t in expected.items()}, str(probe))
     device = str(next(iter(inputs.values()))[0].device)
-    command = [sys.executable, "-m", "bench.minilm.reload", str(folder), str(probe), device, str(torch.get_num_threads())]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.minilm.reload",
+        str(folder),
+        str(probe),
+        device,
+        str(torch.get_num_threads()),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     probe.unlink()
     if result.returncode not in (0, 1):

@@ -22,7 +22,7 @@ MODEL_NAME = "all-MiniLM-L6-v2"
 
 
 class Embedder(nn.Module):
-    """Sentence embeddings: the transformer, the mean over real tokens, length one. (ids, mask) -> float32 [batch, 384]."""
+    """Sentence embeddings of length one: (ids, mask) -> float32 [batch, 384], the mean over the real tokens."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def variants() -> list[Variant]:
 
 def _pyquant(name: str, scheme: pyquant.QScheme, note: str = "") -> Variant:
     def make(model: Embedder) -> Embedder:
-        return pyquant.quantize_(model, scheme, embeddings=pyquant.W8A16())
+        return pyquant.quantize_(model, scheme, embeddings=True)
 
     return Variant(name, make, ours=True, note=note or "embeddings int8 per row")
 

@@ -8,12 +8,15 @@ import re
 from collections.abc import Iterator
 
 _MODULES = (
-    "abc argparse array ast asyncio base64 bisect calendar collections configparser contextlib copy csv dataclasses "
-    "datetime decimal difflib email enum fractions functools gzip hashlib heapq html inspect itertools json logging "
-    "math multiprocessing operator optparse os pathlib pickle platform pprint queue random re sched selectors shelve "
-    "shlex shutil socket sqlite3 ssl statistics string struct subprocess tarfile tempfile textwrap threading timeit "
-    "tokenize trace types typing unittest urllib.request uuid warnings wave weakref xml.dom.minidom zipfile"
-).split()
+    "abc", "argparse", "array", "ast", "asyncio", "base64", "bisect", "calendar", "collections", "configparser",
+    "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "email", "enum", "fractions",
+    "functools", "gzip", "hashlib", "heapq", "html", "inspect", "itertools", "json", "logging", "math",
+    "multiprocessing", "operator", "optparse", "os", "pathlib", "pickle", "platform", "pprint", "queue",
+    "random", "re", "sched", "selectors", "shelve", "shlex", "shutil", "socket", "sqlite3", "ssl", "statistics",
+    "string", "struct", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize",
+    "trace", "types", "typing", "unittest", "urllib.request", "uuid", "warnings", "wave", "weakref",
+    "xml.dom.minidom", "zipfile",
+)  # fmt: skip
 _PER_MODULE = 4
 
 

@@ -86,7 +86,9 @@ def doctor() -> Diagnosis:
         problems.append(f"native library {native}; the ops run in plain PyTorch: the same bits, much slower")
     devices = ["cpu", *_usable_cuda_devices()]
     capabilities = [found for device in devices for found in _capabilities(device)]
-    problems += [f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False]
+    problems += [
+        f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False
+    ]
     problems += [f"{c.scheme} on {c.device} does not run: {c.reason}" for c in capabilities if not c.runs]
     return Diagnosis(
         environment=describe_environment("cpu"),
@@ -184,7 +186,9 @@ def _compiled_kernels() -> list[str]:
 def _remarks() -> list[str]:
     flags = cpu_features()
     if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
-        return ["this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"]
+        return [
+            "this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"
+        ]
     return []
 
 
@@ -199,14 +203,19 @@ def _text(d: Diagnosis) -> str:
 
     isa = ", ".join(d.environment.cpu_isa) or "none known"
     lines = [
-        f"pyquant {d.environment.pyquant or 'unknown'}, torch {d.environment.torch}, Python {d.environment.python}, "
-        f"{d.environment.system}",
+        (
+            f"pyquant {d.environment.pyquant or 'unknown'}, torch {d.environment.torch}, "
+            f"Python {d.environment.python}, {d.environment.system}"
+        ),
         f"CPU: {d.environment.cpu}, {d.environment.cores} cores ({d.environment.threads} threads), {isa}",
         f"native library: {d.native_library}",
         *[f"CUDA: {line}" for line in d.cuda],
         "optional: " + "; ".join(f"{n} {v or f'not installed ({_OPTIONAL[n]})'}" for n, v in d.optional.items()),
         "",
-        table(["scheme", "device", "runs", "bits equal the specification", "kernel or reason"], [_row(c) for c in d.capabilities]),
+        table(
+            ["scheme", "device", "runs", "bits equal the specification", "kernel or reason"],
+            [_row(c) for c in d.capabilities],
+        ),
         "",
         *[f"remark: {remark}" for remark in d.remarks],
         *[f"problem: {problem}" for problem in d.problems],

@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default sys.argv[1:]). -> exit code; usage errors of argparse raise SystemExit(2)."""
+    """Run the command line `argv` (default sys.argv[1:]). -> exit code; argparse's usage errors raise SystemExit(2)."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.version:

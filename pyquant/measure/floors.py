@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import ArgumentError
+from pyquant.errors import ArgumentError
+
 from .records import Ceiling
 from .timing import Clock, CpuClock, CudaEventClock, time_interleaved
 
@@ -50,8 +51,8 @@ def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = N
 
     size  edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
           random data, and zeros would flatter the peak.
-    ->    Ceilings 'copy' (main memory) and COPY_SETS (working sets that caches hold) [GB/s], 'fp32', 'bf16', 'int8' (and on a GPU 'fp16', 'fp8') [Gop/s]; a type that the
-          device's torch cannot multiply is left out.
+    ->    Ceilings 'copy' (main memory) and COPY_SETS (working sets that caches hold) [GB/s], 'fp32', 'bf16',
+          'int8' (and on a GPU 'fp16', 'fp8') [Gop/s]; a type that the device's torch cannot multiply is left out.
     """
     device = torch.device(device)
     clock: Clock = CudaEventClock() if device.type == "cuda" else CpuClock()
@@ -77,7 +78,7 @@ def ceiling_value(ceilings: Sequence[Ceiling], name: str) -> float | None:
 
 
 def copy_gbps(ceilings: Sequence[Ceiling], moved_bytes: int, *, cached: bool) -> float | None:
-    """Bandwidth that binds a working set: with `cached`, of the smallest measured set that holds it; else of main memory."""
+    """Bandwidth of a working set: with `cached`, of the smallest measured set that holds it; else of main memory."""
     for name, size_bytes in COPY_SETS.items() if cached else ():
         if moved_bytes <= size_bytes and (value := ceiling_value(ceilings, name)) is not None:
             return value

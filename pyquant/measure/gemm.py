@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..core.presets import scheme_from_name
-from ..core.scheme import QScheme
-from ..errors import ArgumentError, PyquantError
+from pyquant.core.presets import scheme_from_name
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, PyquantError
+
 from .environment import describe_environment
 from .floors import Floor, ceiling_value, copy_gbps, gemm_bytes, gemm_floor
 from .ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
@@ -85,7 +86,9 @@ def run_gemm_bench(
         prepared = _prepare(bench, shape, peers, schemes)
         missing += prepared.missing
         if bench.baseline not in prepared.built:
-            missing.append(Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", _at(shape)))
+            missing.append(
+                Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", _at(shape))
+            )
             continue
         rows += _time_shape(bench, shape, prepared.built, clock, flush, ceilings)
     environment = describe_environment(bench.device, clock=clock.name)
@@ -204,6 +207,8 @@ def _notes(bench: GemmBench) -> list[str]:
     return [
         warmth,
         "ratio: baseline time / candidate time, median over interleaved rounds of one run",
-        "floor: max(bytes / measured copy bandwidth at that working set, operations / measured peak of the type); "
-        "a copy also writes, so weights that are only read can beat the bytes part a little",
+        (
+            "floor: max(bytes / measured copy bandwidth at that working set, operations / measured peak of the type); "
+            "a copy also writes, so weights that are only read can beat the bytes part a little"
+        ),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..core.scheme import QScheme
+from pyquant.core.scheme import QScheme
+
 from .peers import Candidate, GemmCase, PeerUnavailable
 
 _CHECK_ROWS = 8
@@ -15,7 +16,7 @@ def build_qlinear(case: GemmCase, scheme: QScheme, dtype: torch.dtype) -> tuple[
 
     A static scheme is calibrated on the case's own input: one per-tensor scale of its largest absolute value.
     """
-    from ..nn import QLinear
+    from pyquant.nn import QLinear
 
     linear = case.linear()
     x = case.x.to(dtype)

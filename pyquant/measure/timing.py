@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import ArgumentError
+from pyquant.errors import ArgumentError
 
 Candidate = Callable[[], object]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnsupportedError
-from ..measure.records import GemmReport, GemmRow, ModelReport, ModelRow
-from ..measure.timing import geometric_mean
+from pyquant.errors import UnsupportedError
+from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow
+from pyquant.measure.timing import geometric_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,9 @@ def plot_model(report: ModelReport, path: str | Path) -> Path:
     return _save(figure, path, report.environment.line())
 
 
-def _bars(axis: Axes, rows: Sequence[ModelRow], values: Sequence[float], labels: Sequence[str], title: str, *, names: bool) -> None:
+def _bars(
+    axis: Axes, rows: Sequence[ModelRow], values: Sequence[float], labels: Sequence[str], title: str, *, names: bool
+) -> None:
     places = range(len(rows))[::-1]
     colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(rows)]
     axis.barh(list(places), values, color=colours, height=0.68)
@@ -93,7 +95,7 @@ def _bars(axis: Axes, rows: Sequence[ModelRow], values: Sequence[float], labels:
 
 
 def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
-    """Geometric mean over the shapes of one M; None where a shape is missing, as a mean of other shapes would mislead."""
+    """Geometric mean over the shapes of one M; None where a shape is missing: other shapes would mislead."""
     of_m = [row for row in rows if row.m == m]
     ratios = [row.ratio for row in of_m if row.candidate == name]
     shapes = {(row.k, row.n) for row in of_m}

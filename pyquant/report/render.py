@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, to_dict
+from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, to_dict
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
@@ -34,7 +34,7 @@ def to_csv(report: GemmReport) -> str:
 
 
 def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side") -> str:
-    """A GEMM report for people: environment, bars, one table a value of M (columns K x N), ceilings, what did not run."""
+    """A GEMM report for people: environment, bars, a table for each M (columns K x N), ceilings, what did not run."""
     parts = [f"# {title}", _environment(report.environment)]
     if report.bars:
         parts += ["## Bars", bars_table(report.bars)]

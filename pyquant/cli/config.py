@@ -1,0 +1,99 @@
+"""The configuration file of `pyquant quantize`: YAML or JSON -> what quantize_ takes.
+
+default: W8A8Dynamic                      # every Linear that nothing below names; null leaves it alone
+embeddings: true                          # int8 with a scale a row
+layers:
+  "encoder.*.dense": W4A8Dynamic(group_size=64)
+  "re:.*classifier": null
+  "head": {scheme: W4A16, group_size: 32}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyquant.core.presets import scheme_from_name
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+
+_KEYS = ("default", "embeddings", "layers")
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """schemes: the mapping of FqnConfig ('_default' for the rest). embeddings: also quantise Embedding layers."""
+
+    schemes: dict[str, QScheme | None]
+    embeddings: bool = False
+
+
+def read_config(path: str | Path) -> QuantizeConfig:
+    """The configuration in a .json, .yaml or .yml file; unknown keys are errors.
+
+    Raises ArgumentError naming the file and what is wrong in it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ArgumentError("--config", f"{path}: no such file", "a .yaml, .yml or .json file")
+    return parse_config(_parse(path), str(path))
+
+
+def parse_config(data: object, where: str) -> QuantizeConfig:
+    """The configuration in plain data. Raises ArgumentError naming `where`."""
+    if not isinstance(data, Mapping):
+        raise ArgumentError(
+            "--config", f"{where}: a {type(data).__name__}", f"a mapping with the keys {', '.join(_KEYS)}"
+        )
+    for key in data:
+        if key not in _KEYS:
+            raise ArgumentError("--config", f"{where}: unknown key {key!r}"[:160], ", ".join(_KEYS))
+    layers = data.get("layers") or {}
+    if not isinstance(layers, Mapping):
+        raise ArgumentError("--config", f"{where}: layers is a {type(layers).__name__}", "a mapping {pattern: scheme}")
+    embeddings = data.get("embeddings", False)
+    if not isinstance(embeddings, bool):
+        raise ArgumentError("--config", f"{where}: embeddings is {embeddings!r}"[:160], "true or false")
+    schemes = {str(pattern): _scheme(value, f"{where}: layers: {pattern!r}") for pattern, value in layers.items()}
+    if data.get("default") is not None:
+        schemes["_default"] = _scheme(data["default"], f"{where}: default")
+    if not any(scheme is not None for scheme in schemes.values()):
+        raise ArgumentError("--config", f"{where}: no scheme", "a default, or a scheme for at least one layer")
+    return QuantizeConfig(schemes, embeddings)
+
+
+def _scheme(value: object, where: str) -> QScheme | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        options = {str(k): v for k, v in value.items() if k != "scheme"}
+        shown = ", ".join(f"{k}={v}" for k, v in options.items())
+        value = f"{value.get('scheme')}({shown})"
+    if not isinstance(value, str):
+        raise ArgumentError("--config", f"{where}: {value!r}"[:160], "a preset such as W8A8Dynamic, or null")
+    try:
+        return scheme_from_name(value)
+    except ArgumentError as error:
+        raise ArgumentError("--config", f"{where}: {error.got}"[:200], error.allowed) from None
+
+
+def _parse(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ArgumentError("--config", f"{path}: {error}", "valid JSON") from None
+    if path.suffix not in (".yaml", ".yml"):
+        raise ArgumentError("--config", str(path), "a file that ends in .yaml, .yml or .json")
+    try:
+        import yaml
+    except ImportError:
+        raise ArgumentError("--config", str(path), "PyYAML installed (pip install pyyaml), or a .json file") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ArgumentError("--config", f"{path}: {str(error).splitlines()[0]}", "valid YAML") from None

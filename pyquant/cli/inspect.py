@@ -1,0 +1,75 @@
+"""`pyquant inspect DIR`: what a saved model consists of, without reading its tensors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from pyquant.cli.layers import kernel_name
+from pyquant.io.checkpoint import read_manifest
+from pyquant.io.manifest import Manifest
+from pyquant.report.render import table
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `inspect` to the command line."""
+    parser = commands.add_parser(
+        "inspect",
+        help="layers, schemes, sizes and kernels of a saved model",
+        description="Lists the layers of a saved model with their schemes, sizes and the kernels that would run them "
+        "on this machine's CPU. Reads the manifest alone; `pyquant verify` checks every byte.",
+        epilog="examples:\n  pyquant inspect quantised\n  pyquant inspect quantised --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table. -> 0. Raises CheckpointError."""
+    summary = summarise(read_manifest(args.directory))
+    print(json.dumps(summary, indent=1) if args.json else _text(summary))
+    return 0
+
+
+def summarise(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as plain data: one entry a layer, and totals in bytes."""
+    layers = []
+    in_layers = 0
+    for name, entry in sorted(manifest.layers.items()):
+        size = sum(t.size for key, t in manifest.tensors.items() if key.rpartition(".")[0] == name)
+        in_layers += size
+        layers.append(
+            {
+                "name": name, "kind": entry.kind, "scheme": str(entry.scheme), "out_features": entry.out_features,
+                "in_features": entry.in_features, "bias": entry.bias is not None, "activation": entry.activation,
+                "bytes": size, "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
+            }
+        )  # fmt: skip
+    total = sum(t.size for t in manifest.tensors.values())
+    return {
+        "layers": layers,
+        "files": {name: file.size for name, file in sorted(manifest.files.items())},
+        "bytes": {"quantised layers": in_layers, "other tensors": total - in_layers, "total": total},
+    }
+
+
+def _text(summary: dict[str, Any]) -> str:
+    rows = [
+        [
+            layer["name"] or "(the model itself)", layer["kind"], f"{layer['out_features']}x{layer['in_features']}",
+            layer["scheme"], layer["activation"], _size(layer["bytes"]), layer["kernel"],
+        ]
+        for layer in summary["layers"]
+    ]  # fmt: skip
+    sizes = summary["bytes"]
+    lines = [table(["layer", "kind", "N x K", "scheme", "activation", "size", "kernel on this CPU"], rows), ""]
+    lines += [f"{name}: {_size(size)}" for name, size in sizes.items()]
+    lines += [f"file {name}: {_size(size)}" for name, size in summary["files"].items()]
+    return "\n".join(lines)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size} B"

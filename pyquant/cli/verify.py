@@ -1,0 +1,178 @@
+"""`pyquant verify DIR`: integrity of every byte, bits of every layer against the specification, error against float."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.cli.layers import layer_of
+from pyquant.cli.models import load_callable, model_factory
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.io.checkpoint import load_checkpoint
+from pyquant.io.record import LayerRecord
+from pyquant.report.render import table
+
+_ROWS = (1, 5)  # batch sizes that each layer is tried with
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """One layer. exact: its output has the specification's bits; None where the scheme does not promise that.
+
+    sqnr_db, cosine, max_error   of its output against the float layer's on Gaussian inputs; None without --against.
+    """
+
+    name: str
+    scheme: str
+    exact: bool | None
+    sqnr_db: float | None = None
+    cosine: float | None = None
+    max_error: float | None = None
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `verify` to the command line."""
+    parser = commands.add_parser(
+        "verify",
+        help="check a saved model: bytes, bits, and error against the float model",
+        description="Checks every byte against the manifest's digests and every layer's output bits, as the native "
+        "kernels give them, against the executable specification. With --against also reports each layer's error to "
+        "the float model's layer; with --inputs the error of the whole model's output. Exit code 1 when a byte or a "
+        "bit is wrong.",
+        epilog="examples:\n  pyquant verify quantised\n  pyquant verify quantised --against mypackage.models:build\n"
+        "  pyquant verify quantised --against mypackage.models:build --inputs mypackage.models:example_inputs",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    parser.add_argument(
+        "--against", metavar="MODEL", help="the float model: package.module:callable or a Hugging Face folder"
+    )
+    parser.add_argument(
+        "--inputs", metavar="CALLABLE", help="package.module:callable that returns a tensor, tuple or dict"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the verdict. -> 0, or 1 when a layer's bits are wrong. Raises CheckpointError for damaged files."""
+    if args.inputs and not args.against:
+        raise ArgumentError(
+            "--inputs", args.inputs, "--against as well: it builds the model that the inputs run through"
+        )
+    checkpoint = load_checkpoint(args.directory)
+    factory = model_factory(args.against, "--against") if args.against else None
+    float_model = factory() if factory else None
+    layers = [record for record in checkpoint.layers if record.kind == "linear"]
+    verdicts = []
+    with Progress("verify", max(len(layers), 1)) as shown:
+        for record in layers:
+            shown.step(record.name)
+            verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
+    whole = None
+    if args.inputs and factory:
+        whole = _whole_model(args.directory, factory, load_callable(args.inputs, "--inputs"))
+    wrong = [v.name for v in verdicts if v.exact is False]
+    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong)
+    return 1 if wrong else 0
+
+
+def verify_layer(record: LayerRecord, float_layer: nn.Linear | None) -> LayerVerdict:
+    """The verdict on one layer, with Gaussian inputs of a fixed seed."""
+    layer = layer_of(record)
+    generator = torch.Generator().manual_seed(0)
+    exact: bool | None = None
+    errors: dict[str, float] = {}
+    with torch.inference_mode():
+        for rows in _ROWS:
+            x = torch.randn(rows, record.in_features, generator=generator)
+            y = _data(layer(x))
+            if layer.scheme.is_integer:
+                exact = torch.equal(y, _data(layer.reference(x))) and exact is not False
+            if float_layer is not None and layer.scheme.outputs is None and record.activation == "none":
+                errors = compare(y, float_layer.float()(x))
+    return LayerVerdict(record.name, str(layer.scheme), exact, **errors)
+
+
+def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
+    """{'sqnr_db', 'cosine', 'max_error'} of y against a reference of the same shape, in float64."""
+    a, b = y.double().flatten(), reference.double().flatten()
+    noise, signal = float((a - b).square().sum()), float(b.square().sum())
+    sqnr = math.inf if noise == 0 else (10 * math.log10(signal / noise) if signal > 0 else -math.inf)
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if len(a) else 1.0
+    return {"sqnr_db": sqnr, "cosine": cosine, "max_error": float((a - b).abs().max()) if len(a) else 0.0}
+
+
+def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | None:
+    if model is None:
+        return None
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised") from None
+    if not isinstance(module, nn.Linear):
+        raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", "a torch.nn.Linear there")
+    return module
+
+
+def _whole_model(directory: str, factory: Callable[[], nn.Module], inputs: Callable[[], Any]) -> dict[str, float]:
+    import pyquant
+
+    given = inputs()
+    args, kwargs = ((), given) if isinstance(given, dict) else ((given if isinstance(given, tuple) else (given,)), {})
+    quantised = pyquant.load_pretrained(directory, factory).eval()
+    with torch.inference_mode():
+        return compare(_first_tensor(quantised(*args, **kwargs)), _first_tensor(factory()(*args, **kwargs)))
+
+
+def _first_tensor(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    for item in items:
+        if isinstance(item, Tensor):
+            return item
+    raise ArgumentError("--inputs", f"the model returned a {type(output).__name__}", "a model that returns tensors")
+
+
+def _data(y: Any) -> Tensor:
+    data: Tensor = y if isinstance(y, Tensor) else y.data
+    return data
+
+
+def _print(
+    args: argparse.Namespace, verdicts: list[LayerVerdict], whole: dict[str, float] | None, digest: str, count: int,
+    wrong: list[str],
+) -> None:  # fmt: skip
+    if args.json:
+        layers = [
+            {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts
+        ]
+        print(json.dumps({"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole}, indent=1))
+        return
+    words = {True: "equal", False: "DIFFER", None: "not promised"}
+    print(table(
+        ["layer", "scheme", "bits", "SQNR dB", "cosine", "max error"],
+        [[v.name, v.scheme, words[v.exact], _cell(v.sqnr_db, ".1f"), _cell(v.cosine, ".6f"), _cell(v.max_error, ".3g")]
+         for v in verdicts],
+    ))  # fmt: skip
+    if whole:
+        cells = f"cosine {whole['cosine']:.6f}, max error {whole['max_error']:.3g}"
+        print(f"whole model: SQNR {whole['sqnr_db']:.1f} dB, {cells}")
+    print(f"files: every byte as the manifest says ({count} quantised layers); manifest SHA-256 {digest}")
+    if wrong:
+        print(f"problem: {len(wrong)} layer(s) whose bits differ from the specification: {', '.join(wrong[:5])}")
+    else:
+        print("all is well")
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
