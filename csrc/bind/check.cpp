@@ -64,6 +64,7 @@ DType dtype_of_scalar(ScalarType type) {
 DType dtype_of(const Tensor& t) { return dtype_of_scalar(t.scalar_type()); }
 
 void dtype_in(const char* argument, const Tensor& t, std::initializer_list<ScalarType> allowed) {
+  if (!t.defined()) refuse(argument, "None", "a tensor");  // torch hands None for a Tensor on as an undefined one
   std::string names;
   for (ScalarType type : allowed) {
     if (t.scalar_type() == type) return;
@@ -110,8 +111,9 @@ void scalar_or(const char* argument, const MaybeTensor& t, const Tensor& x, Scal
   dtype_in(argument, *t, {type});
   same_device(argument, *t, x);
   const Shape own = shape_of(*t);
-  if (!own.empty() && own != Shape{1} && own != shape)
-    refuse(argument, describe(*t), "shape [] or [1] or " + text_of(shape));
+  if (own.empty() || own == Shape{1} || own == shape) return;
+  const bool also = !shape.empty() && shape != Shape{1};
+  refuse(argument, describe(*t), "shape [] or [1]" + (also ? " or " + text_of(shape) : ""));
 }
 
 void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {

@@ -48,12 +48,8 @@ void align(GemmProblem* p, const GemmOperands& o) {
 
 void run(GemmProblem problem, const GemmOperands& operands, const Epilogue& epilogue, const On& on) {
   align(&problem, operands);
-  const Selection selection = select(problem, device_info(on.context.device));
-  if (!selection.row) {
-    std::string reasons = "pyquant: no kernel takes this problem on this device";
-    for (const RowRefusal& r : selection.refusals) reasons += "\n" + std::string(r.row->name) + ": " + text_of(r.refusal);
-    throw std::runtime_error(reasons);
-  }
+  const Selection selection = select(problem, operands.residual != nullptr, device_info(on.context.device));
+  if (!selection.row) throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" + text_of(selection));
   cuda::gemm(*selection.row, problem, operands, epilogue, on.context);
 }
 

@@ -30,7 +30,9 @@ def one_of(argument: str, value: object, allowed: Iterable[object]) -> None:
         raise ArgumentError(argument, repr(value), " or ".join(map(repr, values)))
 
 
-def strided(argument: str, tensor: Tensor) -> None:
+def strided(argument: str, tensor: Tensor | None) -> None:
+    if tensor is None:  # torch passes None for a Tensor argument on to the implementation
+        raise ArgumentError(argument, "None", "a tensor")
     if tensor.layout != torch.strided:
         raise ArgumentError(argument, f"layout {tensor.layout}", "a dense (strided) tensor")
 
@@ -77,7 +79,8 @@ def scalar_or(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.
     dtype_in(argument, tensor, (dtype,))
     same_device(argument, tensor, other)
     if list(tensor.shape) not in ([], [1], list(shape)):
-        raise ArgumentError(argument, describe(tensor), f"shape [] or [1] or {list(shape)}")
+        also = "" if list(shape) in ([], [1]) else f" or {list(shape)}"
+        raise ArgumentError(argument, describe(tensor), f"shape [] or [1]{also}")
 
 
 def code_range(qmin: int, qmax: int, names: tuple[str, str] = ("qmin", "qmax")) -> None:
