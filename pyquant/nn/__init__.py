@@ -1,0 +1,1 @@
+"""Quantised modules, and the functions that put them into a model."""

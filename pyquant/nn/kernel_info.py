@@ -1,0 +1,58 @@
+"""Which kernel runs a layer, told before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pyquant import ops
+from pyquant.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pyquant.nn.qlinear import QLinear
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """The kernel of one layer for one M.
+
+    kernel    its name.
+    device    where it runs.
+    is_exact  equal bits on every device and batch size (the integer contract), or a float product with a tolerance.
+    reason    why this one.
+    refusals  one line per kernel that cannot take the problem, with both numbers.
+    """
+
+    kernel: str
+    device: str
+    is_exact: bool
+    reason: str
+    refusals: tuple[str, ...] = ()
+
+
+def explain(layer: QLinear, M: int) -> KernelInfo:
+    """The record for M rows; M is a whole number >= 0."""
+    if isinstance(M, bool) or not isinstance(M, int) or M < 0:
+        raise ArgumentError("M", repr(M), "a whole number >= 0")
+    device = layer._buffers["storage"].device
+    if layer.missing:
+        return KernelInfo("none", str(device), False, f"{layer.missing} is not calibrated")
+    if device.type == "meta":
+        return KernelInfo("none", str(device), False, "the meta device computes shapes only")
+    if not layer.scheme.is_integer:
+        what = "16-bit weights" if layer.scheme.is_float else "dequantised weights, floating-point activations"
+        return KernelInfo("torch matmul", str(device), False, what)
+    if device.type == "cpu":
+        return _on_cpu(device)
+    return KernelInfo("pyquant::qlinear", str(device), True, "integer product; the row of the table is chosen at launch")
+
+
+def _on_cpu(device: torch.device) -> KernelInfo:
+    if not ops.native_available():
+        return KernelInfo("pyquant.numerics (Python)", str(device), True, str(ops.why_not_native()))
+    report = str(torch.ops.pyquant._cpu_info()).strip()
+    used = next((line for line in report.splitlines() if "in use" in line), report)
+    refused = tuple(line.strip() for line in report.splitlines() if line != used)
+    return KernelInfo(f"cpu linear, {used.split(':')[0].split()[0]}", str(device), True, used.strip(), refused)

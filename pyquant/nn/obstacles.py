@@ -1,0 +1,65 @@
+"""Why a float layer cannot be replaced by a quantised one; and what must be carried over when it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from pyquant.nn.weights import FLOAT_TYPES
+
+# Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
+_HOOKS: Final = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """reason: what is in the way. remedy: what to do. is_usual: stock models have it, so a broad config skips it."""
+
+    reason: str
+    remedy: str
+    is_usual: bool = False
+
+
+def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | None:
+    """The first obstacle to replacing a Linear or Embedding, or None."""
+    base: Any = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding
+    exclude = "leave it out with filter_fn or None in the config"
+    if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
+        return Obstacle("belongs to nn.MultiheadAttention, which reads its weight and never calls it", exclude, is_usual=True)
+    if any(is_lazy(p) for p in module._parameters.values()):
+        return Obstacle("is lazy and has no weights yet", "run one forward pass first")
+    if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
+        return Obstacle("has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}")
+    if "forward" in module.__dict__ or type(module).forward is not base.forward:
+        return Obstacle(f"is a {type(module).__name__} with a forward of its own", exclude)
+    extra = [n for n in (*module._parameters, *module._buffers, *module._modules) if n not in ("weight", "bias")]
+    if extra:
+        return Obstacle(f"is a {type(module).__name__} with tensors of its own ({', '.join(extra[:4])})", exclude)
+    weight = module._parameters["weight"]
+    if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.dtype not in FLOAT_TYPES:
+        kind = f"{type(weight.data).__name__} {weight.dtype}" if isinstance(weight, Tensor) else type(weight).__name__
+        return Obstacle(f"has a weight of {kind}", f"a dense float32, float16 or bfloat16 weight, or {exclude}")
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return Obstacle(f"has max_norm={module.max_norm}, which changes the weights in place", exclude)
+    return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything is registered to run with the module's calls."""
+    return any(module.__dict__.get(name) for name in _HOOKS)
+
+
+def carry_hooks(old: nn.Module, new: nn.Module) -> None:
+    """The new module runs the old one's hooks; removing them works through the handles that exist."""
+    for name in _HOOKS:
+        if name in old.__dict__:
+            new.__dict__[name] = old.__dict__[name]
+    new.__dict__["_is_full_backward_hook"] = old.__dict__.get("_is_full_backward_hook")

@@ -1,0 +1,142 @@
+"""QEmbedding: an Embedding with one int8 code an element and one float32 scale a row, a quarter of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant import ops
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.nn import state, weights
+
+ROWS = TensorScheme(bits=8, granularity="per_channel")
+
+
+class QEmbedding(nn.Module):
+    """y[..., :] = scale[i] * weight[i, :] for the indices i in x.
+
+    num_embeddings, embedding_dim, padding_idx, device   as in torch.nn.Embedding.
+    dtype   type of the result: float32, float16 or bfloat16. Follows .half(), .bfloat16().
+
+    State: `weight` int8 [num_embeddings, embedding_dim] in [-127, 127], `weight_scale` float32 [num_embeddings], finite
+    and > 0. The product is one float32 multiplication, rounded once more to `dtype`.
+    Raises ArgumentError. Source: docs/numerics.md 2.3.
+
+    Example:
+        >>> QEmbedding.from_float(nn.Embedding(10, 4))(torch.tensor([1, 2])).shape
+        torch.Size([2, 4])
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ArgumentError(name, repr(value), "a whole number >= 0")
+        if dtype not in weights.FLOAT_TYPES:
+            raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
+        self.num_embeddings, self.embedding_dim, self.padding_idx, self.dtype = (
+            num_embeddings, embedding_dim, padding_idx, dtype,
+        )  # fmt: skip
+        self.state_slots = {
+            "weight": state.Slot(torch.int8, (num_embeddings, embedding_dim), ROWS.code_range),
+            "weight_scale": state.Slot(torch.float32, (num_embeddings,)),
+        }
+        self.register_buffer("weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=device))
+        self.register_buffer("weight_scale", torch.ones(num_embeddings, device=device, dtype=torch.float32))
+
+    @classmethod
+    def from_float(cls, embedding: nn.Embedding) -> QEmbedding:
+        """A QEmbedding with max-calibrated rows of a float Embedding, which is not changed.
+
+        Raises ArgumentError for another module or max_norm, NonFiniteError for NaN or infinity in the weights.
+        """
+        if not isinstance(embedding, nn.Embedding):
+            raise ArgumentError("embedding", type(embedding).__name__, "a torch.nn.Embedding")
+        if embedding.max_norm is not None:
+            raise ArgumentError("embedding", f"max_norm={embedding.max_norm}", "max_norm=None: it changes the weights in place")
+        codes, scale, _ = weights.quantise_weight(embedding.weight, ROWS)
+        return cls.from_codes(codes, scale, padding_idx=embedding.padding_idx, dtype=embedding.weight.dtype)
+
+    @classmethod
+    def from_codes(
+        cls, codes: Tensor, weight_scale: Tensor, *, padding_idx: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> QEmbedding:
+        """A QEmbedding from int8 codes [num_embeddings, embedding_dim] and float32 scales [num_embeddings].
+
+        Raises ArgumentError or NonFiniteError naming what is wrong.
+        """
+        if not isinstance(codes, Tensor) or codes.dim() != 2:
+            raise ArgumentError("codes", type(codes).__name__, "int8 [num_embeddings, embedding_dim]")
+        layer = cls(codes.shape[0], codes.shape[1], padding_idx, device="meta", dtype=dtype)
+        for name, tensor in (("weight", codes), ("weight_scale", weight_scale)):
+            argument = "codes" if name == "weight" else name
+            layer._buffers[name] = state.check(argument, tensor, layer.state_slots[name]).detach().contiguous()
+        return layer
+
+    def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """A torch.nn.Embedding with the dequantised rows, in `dtype` (None: the layer's own)."""
+        real = ops.dequantize(self.weight, self.weight_scale, None, "per_channel", 0, torch.float32)
+        embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta")
+        embedding.weight = nn.Parameter(real.to(dtype or self.dtype))
+        return embedding.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows of real values: x int32 or int64 of any shape -> `dtype` [*x.shape, embedding_dim].
+
+        Raises ArgumentError for another type, and for an index outside [0, num_embeddings) on the CPU.
+        """
+        if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
+            got = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError("x", got, "an int64 or int32 tensor of indices")
+        if x.device != self.weight.device:
+            raise ArgumentError("x", f"device {x.device}", f"device {self.weight.device}, where the layer is")
+        try:
+            rows = torch.embedding(self.weight, x)
+            scale = self.weight_scale[x]
+        except (IndexError, RuntimeError) as error:
+            raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
+        return torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        for name, slot in self.state_slots.items():
+            if prefix + name in state_dict:
+                try:
+                    state.check(name, state_dict[prefix + name], slot)
+                except (ArgumentError, NonFiniteError) as error:
+                    error_msgs.append(f"{prefix or 'QEmbedding'}: {error}")
+                    return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )  # type: ignore[no-untyped-call]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QEmbedding:
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device))
+        moved = {name: state.same_type(fn, self._buffers[name]) for name in self.state_slots}
+        self._buffers.update(moved)
+        if probe.dtype in weights.FLOAT_TYPES:
+            self.dtype = probe.dtype
+        return self
+
+    def extra_repr(self) -> str:
+        """The layer in one line, as print(model) shows it."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, int8 per row"
+
+

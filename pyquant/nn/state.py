@@ -1,0 +1,121 @@
+"""The tensors that a QLinear consists of, by scheme: names, dtypes, shapes, and the check of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.nn.weights import check_group_size, scale_shape
+from pyquant.ops.check import describe
+
+NUMBERS = (
+    "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one tensor of the state must be."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    code_range: tuple[int, int] | None = None  # limits of codes or zero points
+
+    @property
+    def text(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) -> dict[str, Slot]:
+    """Every tensor that a layer of this scheme holds, in the order of its state_dict.
+
+    Raises SchemeError where the group size does not divide in_features.
+    """
+    found: dict[str, Slot] = {}
+    if scheme.is_float:
+        found["weight"] = Slot(getattr(torch, scheme.float_dtype or ""), (out_features, in_features))
+    else:
+        check_group_size(scheme.weights, in_features)
+        found |= _weight_slots(scheme.weights, out_features, in_features)
+    if has_bias:
+        found["bias"] = Slot(torch.float32, (out_features,))
+    for name, tensor in (("input", scheme.inputs), ("output", scheme.outputs)):
+        if tensor is not None and not tensor.dynamic:
+            found[f"{name}_scale"] = Slot(torch.float32, (1,))
+            if not tensor.symmetric:
+                found[f"{name}_zero_point"] = Slot(torch.int32, (1,), tensor.code_range)
+    return found
+
+
+def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) -> dict[str, Slot]:
+    shape = tuple(scale_shape(weights, out_features, in_features))
+    if weights.bits == 4:
+        found = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2))}
+    else:
+        found = {"weight": Slot(torch.int8, (out_features, in_features), weights.code_range)}
+    found["weight_scale"] = Slot(torch.float32, shape)
+    if not weights.symmetric:
+        found["weight_zero_point"] = Slot(torch.int32, shape, weights.code_range)
+    return found
+
+
+def check(name: str, tensor: object, slot: Slot) -> Tensor:
+    """The tensor, if it is what its slot says: dtype, shape, and values where they can be read.
+
+    Raises ArgumentError, or NonFiniteError for a scale that is not finite and positive.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(name, f"{type(tensor).__name__} {tensor!r}"[:120], slot.text)
+    if tensor.dtype != slot.dtype or tuple(tensor.shape) != slot.shape or tensor.layout != torch.strided:
+        raise ArgumentError(name, describe(tensor), slot.text)
+    if tensor.is_meta or tensor.numel() == 0:
+        return tensor
+    if name.endswith("_scale"):
+        good = (tensor > 0) & (tensor < torch.inf)
+        if not bool(good.all()):
+            bad = tensor.reshape(-1)[(~good).reshape(-1)][0].item()
+            raise NonFiniteError(name, f"a value of {bad}", "finite values above 0")
+    if slot.code_range is not None:
+        low, high = int(tensor.min()), int(tensor.max())
+        if low < slot.code_range[0] or high > slot.code_range[1]:
+            raise ArgumentError(name, f"values from {low} to {high}", f"{slot.code_range[0]} to {slot.code_range[1]}")
+    return tensor
+
+
+def scalar(name: str, value: object, slot: Slot | None, device: torch.device) -> Tensor | None:
+    """A Python number or one-element tensor as the [1] tensor of its slot; None stays None.
+
+    Raises ArgumentError where the scheme has no such slot, or the value is not one number.
+    """
+    if value is None:
+        return None
+    if slot is None:
+        raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:120], "None with this scheme")
+    if isinstance(value, Tensor):
+        whole = slot.dtype == torch.int32
+        if value.numel() != 1 or value.is_floating_point() == whole or value.dtype in (torch.bool, torch.complex64):
+            raise ArgumentError(name, describe(value), f"a number, or {slot.text}")
+        tensor = value.detach().reshape(1).to(device=device, dtype=slot.dtype)
+    elif isinstance(value, bool) or not isinstance(value, int if slot.dtype == torch.int32 else (int, float)):
+        raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:120], f"a number, or {slot.text}")
+    else:
+        tensor = _from_number(name, value, slot, device)
+    return check(name, tensor, slot)
+
+
+def _from_number(name: str, value: float, slot: Slot, device: torch.device) -> Tensor:
+    try:
+        return torch.tensor([value], dtype=slot.dtype, device=device)
+    except (OverflowError, RuntimeError):
+        raise ArgumentError(name, value, slot.text) from None
+
+
+def same_type(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """fn's move without its cast: codes, scales and bias keep their types whatever the model is cast to."""
+    moved = fn(tensor)
+    return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)

@@ -1,0 +1,58 @@
+"""The gradient of an integer layer: straight through the rounding of its input.
+
+Rounding has no useful derivative; it is taken as 1 where the input lies inside the range of codes and 0 where a static
+range clips it (a dynamic range clips nothing). The product then has the derivative of a Linear with the dequantised
+weights. Source: Bengio, Leonard, Courville 2013, arXiv:1308.3432.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyquant.ops.autograd import activation_gradient
+
+if TYPE_CHECKING:
+    from pyquant.nn.qlinear import QLinear
+
+_qlinear = torch.ops.pyquant.qlinear.default
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, storage: Tensor, spec: tuple[int, ...], weight: Tensor,
+        bias: Tensor | None, limits: tuple[Tensor, Tensor] | None, fused: tuple[str, float, float],
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.limits, ctx.fused = bias, limits, fused
+        ctx.residual_dtype = None if residual is None else residual.dtype
+        return _qlinear(x, storage, residual, spec)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        g = grad.float()
+        if ctx.fused[0] != "none":
+            g = activation_gradient(F.linear(x.float(), weight, ctx.bias), g, *ctx.fused)
+        grad_x = g @ weight
+        if ctx.limits is not None:
+            low, high = ctx.limits
+            grad_x = grad_x * ((x.float() >= low) & (x.float() <= high))
+        grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
+        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None
+
+
+def apply(layer: QLinear, x: Tensor, residual: Tensor | None) -> Tensor:
+    """layer(x, residual) with gradients for x and residual."""
+    limits = None
+    if layer.scheme.inputs is not None and layer.input_scale is not None:
+        qmin, qmax = layer.scheme.inputs.code_range
+        zero_point = 0 if layer.input_zero_point is None else layer.input_zero_point
+        limits = (layer.input_scale * (qmin - zero_point), layer.input_scale * (qmax - zero_point))
+    storage = layer._buffers["storage"]
+    fused = (layer.activation, *layer.clamp)
+    return _StraightThrough.apply(x, residual, storage, layer._spec, layer.dequantised_weight(), layer.bias, limits, fused)

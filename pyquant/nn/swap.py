@@ -1,0 +1,77 @@
+"""Put new modules into a model, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pyquant.nn.qlinear import QLinear
+
+Undo = Callable[[], Any]
+
+
+def swap_modules(
+    model: nn.Module,
+    new: Sequence[tuple[Sequence[str], nn.Module]],
+    device: torch.device | None = None,
+    undo: list[Undo] | None = None,
+) -> None:
+    """Replace modules by name, then move the model to `device` (None: stay).
+
+    new   pairs (all names of one module, its replacement).
+    undo  receives the steps that take the changes back, for a caller that may still fail; run them in reverse.
+    On any exception, KeyboardInterrupt included, every change is taken back and the exception goes on.
+    """
+    steps: list[Undo] = []
+    try:
+        for names, module in new:
+            for name in names:
+                parent_name, _, child = name.rpartition(".")
+                _set_child(model.get_submodule(parent_name), child, module, steps)
+        for layer in model.modules():
+            _leave_fused_path(layer, steps)
+        if device is not None:
+            _move(model, device, steps)
+    except BaseException:
+        for step in reversed(steps):
+            step()
+        raise
+    if undo is not None:
+        undo.extend(steps)
+
+
+def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo]) -> None:
+    old = parent._modules[child]
+    undo.append(lambda: parent._modules.__setitem__(child, old))
+    parent._modules[child] = module
+
+
+def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
+    """torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them;
+    an encoder that holds a QLinear must take the ordinary path."""
+    if isinstance(layer, nn.TransformerEncoderLayer) and _has_qlinear(layer):
+        _set_flag(layer, "activation_relu_or_gelu", 0, undo)
+    elif isinstance(layer, nn.TransformerEncoder) and _has_qlinear(layer):
+        _set_flag(layer, "use_nested_tensor", False, undo)
+
+
+def _has_qlinear(layer: nn.Module) -> bool:
+    return any(isinstance(module, QLinear) for module in layer.modules())
+
+
+def _set_flag(layer: nn.Module, name: str, value: Any, undo: list[Undo]) -> None:
+    if name in layer.__dict__:
+        old = layer.__dict__[name]
+        undo.append(lambda: layer.__dict__.__setitem__(name, old))
+        layer.__dict__[name] = value
+
+
+def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:
+    for parameter in model.parameters():
+        undo.append(lambda p=parameter, data=parameter.data: setattr(p, "data", data))  # type: ignore[misc]
+    for module in model.modules():
+        undo.append(lambda m=module, held=dict(module._buffers): m._buffers.update(held))  # type: ignore[misc]
+    model.to(device)

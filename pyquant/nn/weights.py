@@ -1,0 +1,64 @@
+"""Weights to codes and back: the one place where modules quantise a parameter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyquant import ops
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
+
+FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_group_size(scheme: TensorScheme, in_features: int) -> None:
+    """Raise SchemeError where the scheme's group size does not divide in_features."""
+    if scheme.group_size is not None and in_features % scheme.group_size != 0:
+        raise SchemeError("group_size", scheme.group_size, f"a divisor of in_features = {in_features}, or None")
+
+
+def scale_shape(scheme: TensorScheme, out_features: int, in_features: int) -> list[int]:
+    """Shape of the weight scales: [N], or [N, K / group_size]."""
+    if scheme.group_size is None:
+        return [out_features]
+    return [out_features, in_features // scheme.group_size]
+
+
+def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Max-calibrated codes of a weight matrix.
+
+    weight  float32, float16 or bfloat16 [N, K], finite; widened to float32 first.
+    ->      codes int8 [N, K]; scale float32 and (affine schemes only) zero point int32, [N] or [N, K / group_size].
+            A per-tensor scale is held once per channel, N equal numbers.
+    Raises SchemeError for a group size that does not divide K, NonFiniteError for NaN or infinity, ArgumentError for
+    a dtype or rank. Source: docs/numerics.md 2.
+
+    Example:
+        >>> codes, scale, _ = quantise_weight(torch.tensor([[1.27, -0.5]]), TensorScheme(granularity="per_channel"))
+        >>> codes.tolist()
+        [[127, -50]]
+    """
+    if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
+        got = f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
+        raise ArgumentError("weight", got, "float32, float16 or bfloat16 [out_features, in_features]")
+    check_group_size(scheme, weight.shape[1])
+    real = weight.detach().to(torch.float32)
+    if scheme.granularity == "per_tensor":
+        real = real.reshape(1, -1)
+    grouped = ("per_group", scheme.group_size) if scheme.group_size is not None else ("per_channel", 0)
+    codes, scale, zero_point = ops.quantize_dynamic(real, *grouped, scheme.symmetric, *scheme.code_range)
+    if not scale.is_meta and not bool(scale.isfinite().all()):
+        row, column = (~weight.isfinite()).nonzero()[0].tolist()
+        raise NonFiniteError("weight", f"{weight[row, column].item()} at [{row}, {column}]", "finite values")
+    if scheme.granularity == "per_tensor":
+        rows = weight.shape[0]
+        codes, scale, zero_point = codes.reshape(weight.shape), scale.repeat(rows), zero_point.repeat(rows)
+    return codes, scale, None if scheme.symmetric else zero_point
+
+
+def dequantise_weight(codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: TensorScheme) -> Tensor:
+    """float32 [N, K] of int8 codes: scale * (code - zero_point), one rounding."""
+    if scheme.group_size is not None:
+        return ops.dequantize(codes, scale, zero_point, "per_group", scheme.group_size)
+    return ops.dequantize(codes, scale, zero_point, "per_channel")

@@ -1,0 +1,265 @@
+"""save_pretrained and load_pretrained: a whole model to a checkpoint directory and back, with equal bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core.presets import W8A16
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.swap import Undo, swap_modules
+
+OWN_EXTRA: Final = "pyquant_modules"
+_DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def save_pretrained(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
+
+    model         any nn.Module; QLinear and QEmbedding as codes and scales, all else as its state_dict says.
+    directory     made if missing; a pyquant checkpoint in it is replaced.
+    extra         JSON-able words to keep beside the tensors.
+    model_config  further keys of config.json, for instance a transformers configuration.
+    ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
+    Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
+    before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
+
+    Example:
+        >>> import tempfile, pyquant
+        >>> build = lambda: nn.Sequential(nn.Linear(8, 4))
+        >>> model = pyquant.quantize_(build(), pyquant.W8A8Dynamic())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = save_pretrained(model, folder)
+        ...     again = load_pretrained(folder, build)
+        >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):
+        raise ArgumentError("extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'")
+    first_names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    layers: list[LayerRecord] = []
+    dtypes: dict[str, str] = {}
+    for name, module in _quantised(model):
+        if id(module) in first_names:
+            aliases[name] = first_names[id(module)]
+            continue
+        first_names[id(module)] = name
+        layers.append(_linear_record(name, module) if isinstance(module, QLinear) else _embedding_record(name, module))
+        if module.dtype != torch.float32:
+            dtypes[name] = str(module.dtype).removeprefix("torch.")
+    others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
+    own = {OWN_EXTRA: {"aliases": aliases, "dtypes": dtypes}}
+    return save_checkpoint(directory, layers, others, extra={**(extra or {}), **own}, model_config=model_config)
+
+
+def load_pretrained(
+    directory: str | os.PathLike[str],
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    manifest_sha256: str | None = None,
+) -> nn.Module:
+    """Read a model that save_pretrained wrote: every byte is checked, and the result gives equal bits.
+
+    directory  of the checkpoint.
+    model      the float model as its code builds it, or the function (or class) that builds it; weights are not used,
+               so it may be on the meta device. A module is changed in place; on any error it is as before.
+    manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
+    ->         the model: its Linears replaced by the saved QLinears, every other tensor as saved (dtype included), on
+               the device where the module was (meta: CPU).
+    Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
+    unexpected tensors, other shapes. Source: docs/file_format.md.
+    """
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module, or a function that returns one")
+    checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
+    aliases, dtypes = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
+    skeleton = model if isinstance(model, nn.Module) else model()
+    if not isinstance(skeleton, nn.Module):
+        raise ArgumentError("model", f"a function that returns {type(skeleton).__name__}", "one that returns a torch.nn.Module")
+    names = _names(skeleton)
+    new: list[tuple[list[str], nn.Module]] = []
+    for layer in checkpoint.layers:
+        old = names.get(layer.name)
+        if old is None:
+            raise CheckpointError(f"layer '{layer.name}' is in the checkpoint; the model has no module of that name")
+        places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
+        new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
+    if any("" in places for places, _ in new):
+        return new[0][1]
+    _check_keys(skeleton, [name for places, _ in new for name in places], checkpoint.tensors)
+    undo: list[Undo] = []
+    try:
+        _assign(skeleton, checkpoint.tensors, undo)
+        swap_modules(skeleton, new, undo=undo)
+        _check_no_meta(skeleton)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    return skeleton
+
+
+def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QEmbedding]]:
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (QLinear, QEmbedding)):
+            yield name, module
+
+
+def _linear_record(name: str, layer: QLinear) -> LayerRecord:
+    if layer.missing is not None:
+        raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
+    scale = layer.weight_scale
+    if layer.scheme.weights.granularity == "per_tensor":
+        scale = scale[:1] if scale.numel() else torch.ones(1)
+    zero_point = layer.weight_zero_point
+    if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
+        zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
+    return LayerRecord(
+        name=name, scheme=layer.scheme.to_dict(), in_features=layer.in_features, out_features=layer.out_features,
+        codes=layer.weight, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias,
+        input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
+        output_zero_point=layer.output_zero_point, activation=layer.activation,
+        clamp=layer.clamp if layer.activation == "clamp" else None,
+    )  # fmt: skip
+
+
+def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
+    return LayerRecord(
+        name=name, scheme=W8A16().to_dict(), in_features=layer.embedding_dim, out_features=layer.num_embeddings,
+        codes=layer.weight, weight_scale=layer.weight_scale, kind="embedding",
+    )  # fmt: skip
+
+
+def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
+    others: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        if _inside(key, quantised):
+            continue
+        if not isinstance(value, Tensor):
+            raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
+        if value.is_meta:
+            raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
+        others[key] = value
+    return others
+
+
+def _inside(key: str, modules: list[str] | set[str]) -> bool:
+    """Whether a state_dict key belongs to one of the modules."""
+    prefix = key.rpartition(".")[0]
+    return prefix in modules
+
+
+def _own_extra(extra: Mapping[str, Any], layers: set[str]) -> tuple[dict[str, str], dict[str, torch.dtype]]:
+    own = extra.get(OWN_EXTRA, {})
+    aliases = own.get("aliases", {}) if isinstance(own, Mapping) else None
+    dtypes = own.get("dtypes", {}) if isinstance(own, Mapping) else None
+    if not isinstance(aliases, Mapping) or any(target not in layers for target in aliases.values()):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
+    if not isinstance(dtypes, Mapping) or any(k not in layers or v not in _DTYPES for k, v in dtypes.items()):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(_DTYPES)}}}")
+    return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}
+
+
+def _names(skeleton: nn.Module) -> dict[str, nn.Module]:
+    return dict(skeleton.named_modules(remove_duplicate=False))
+
+
+def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The saved layer as a module that fits where `old` is."""
+    is_linear = layer.kind == "linear"
+    wanted = (nn.Linear, QLinear) if is_linear else (nn.Embedding, QEmbedding)
+    if not isinstance(old, wanted):
+        raise CheckpointError(f"layer '{layer.name}' is a saved {layer.kind}; the model has a {type(old).__name__} there")
+    sizes = (old.out_features, old.in_features) if is_linear else (old.num_embeddings, old.embedding_dim)
+    if sizes != (layer.out_features, layer.in_features):
+        saved = f"[{layer.out_features}, {layer.in_features}]"
+        raise CheckpointError(f"layer '{layer.name}': saved {saved}, the model has {list(sizes)}")  # type: ignore[arg-type]
+    if is_linear and (old.bias is None) != (layer.bias is None):
+        have, lack = ("the model", "the checkpoint") if layer.bias is None else ("the checkpoint", "the model")
+        raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none")
+    new = _linear(layer, dtype) if is_linear else _embedding(layer, old, dtype)
+    home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
+    return new.to("cpu" if home.type == "meta" else home).train(old.training)
+
+
+def _linear(layer: LayerRecord, dtype: torch.dtype) -> QLinear:
+    scheme, scale, zero_point = QScheme.from_dict(layer.scheme), layer.weight_scale, layer.weight_zero_point
+    if scheme.weights.granularity == "per_tensor":
+        scale = None if scale is None else scale.repeat(layer.out_features)
+        zero_point = None if zero_point is None else zero_point.repeat(layer.out_features)
+    return QLinear.from_codes(
+        layer.codes, scale, scheme=scheme, bias=None if layer.bias is None else layer.bias.to(torch.float32),
+        weight_zero_point=zero_point, input_scale=layer.input_scale, input_zero_point=layer.input_zero_point,
+        output_scale=layer.output_scale, output_zero_point=layer.output_zero_point, activation=layer.activation,
+        clamp=layer.clamp, dtype=dtype,
+    )  # fmt: skip
+
+
+def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbedding:
+    if layer.weight_scale is None or QScheme.from_dict(layer.scheme) != W8A16():
+        raise CheckpointError(f"layer '{layer.name}': embeddings are saved as W8A16, one int8 row with one scale")
+    padding_idx = getattr(old, "padding_idx", None)
+    return QEmbedding.from_codes(layer.codes, layer.weight_scale, padding_idx=padding_idx, dtype=dtype)
+
+
+def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, Tensor]) -> None:
+    wanted = {key: value for key, value in skeleton.state_dict().items() if not _inside(key, set(quantised))}
+    missing = [key for key in wanted if key not in tensors]
+    unexpected = [key for key in tensors if key not in wanted]
+    if missing or unexpected:
+        raise CheckpointError(
+            f"checkpoint and model differ: missing in the checkpoint {_some(missing)}; unexpected {_some(unexpected)}"
+        )
+    for key, value in wanted.items():
+        if not isinstance(value, Tensor) or value.shape != tensors[key].shape:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise CheckpointError(f"tensor '{key}': saved {list(tensors[key].shape)}, the model has {shape}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
+
+
+def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:
+    """Every tensor of the checkpoint becomes the parameter or buffer of its name; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for key, saved in tensors.items():
+        owner_name, _, name = key.rpartition(".")
+        owner = skeleton.get_submodule(owner_name)
+        held = owner._parameters if name in owner._parameters else owner._buffers
+        old = held[name]
+        if old is None:
+            raise CheckpointError(f"tensor '{key}' is in the checkpoint; the model has none there")
+        if id(old) not in made:
+            value = saved.to("cpu" if old.is_meta else old.device)
+            made[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+        elif not torch.equal(made[id(old)].detach().cpu(), saved):
+            raise CheckpointError(f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones")
+        undo.append(lambda held=held, name=name, old=old: held.__setitem__(name, old))  # type: ignore[misc]
+        held[name] = made[id(old)]
+
+
+def _check_no_meta(model: nn.Module) -> None:
+    left = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
+    if left:
+        raise CheckpointError(
+            f"the checkpoint has no numbers for {_some(left)} (buffers that state_dict leaves out), which are on the "
+            "meta device; build the model on the CPU"
+        )
