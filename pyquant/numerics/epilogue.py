@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 from torch import Tensor
 
+from pyquant.numerics import activation as functions
 from pyquant.numerics.qparams import as_float32, scale_recip
 from pyquant.numerics.quantize import code_from_real
+
+_CURVES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": functions.gelu_erf,
+    "gelu_tanh": functions.gelu_tanh,
+    "silu": functions.silu,
+}
 
 
 def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0) -> Tensor:
@@ -29,10 +39,7 @@ def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: floa
         low, high = as_float32(clamp_min, t), as_float32(clamp_max, t)
         t = torch.where(t < low, low, t)
         return torch.where(t > high, high, t)
-    from pyquant.numerics import activation as functions
-
-    curves = {"gelu": functions.gelu_erf, "gelu_tanh": functions.gelu_tanh, "silu": functions.silu}
-    return curves[activation](t)
+    return _CURVES[activation](t)
 
 
 def finish(

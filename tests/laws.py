@@ -1,0 +1,185 @@
+"""What must hold of the numbers, as functions of a seed that raise when it does not.
+
+The tests run them many times; tests/mutants.py plants bugs and demands that the same functions notice. `impl` is the
+namespace under test: pyquant.numerics, or pyquant.ops, whose functions have the same names and arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import accept
+import brute
+import problems
+import torch
+from problems import Draw, GemmProblem, Values
+
+GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
+RANGES = ((True, -127, 127), (True, -128, 127), (True, -7, 7), (False, -128, 127), (False, -8, 7))
+CATALOGUE = "catalogue of values"
+
+
+def _size(draw: Draw) -> tuple[int, int, int]:
+    """rows, cols and a group size that divides cols."""
+    group = draw.choice((1, 3, problems.GROUP, 32))
+    return draw.integer(1, 5), group * draw.integer(1, 4), group
+
+
+def _data(values: Values, seed: int) -> tuple[torch.Tensor, int, Draw, str]:
+    draw = Draw(seed, "law", values.name)
+    rows, cols, group = _size(draw)
+    dtype = draw.choice((torch.float32, torch.float32, torch.float16, torch.bfloat16))
+    return values.tensor(rows, cols, dtype, seed), group, draw, f"{values.name} {dtype} [{rows}, {cols}] seed={seed}"
+
+
+def quantize_dynamic(impl: Any, values: Values, granularity: str, seed: int) -> None:
+    """Codes, scale and zero point equal the reference; finite data stay finite; a poisoned block stays alone.
+
+    Finite in, finite out is promised for magnitudes to 2^126: beyond, the outermost code may lie half a step outside of
+    float32 (docs/numerics.md 7).
+    """
+    x, group, draw, what = _data(values, seed)
+    group = group if granularity == "per_group" else 0
+    symmetric, qmin, qmax = draw.choice(RANGES)
+    what = f"{what} {granularity} group={group} symmetric={symmetric} [{qmin}, {qmax}]"
+    got = impl.quantize_dynamic(x, granularity, group, symmetric, qmin, qmax)
+    want = brute.quantize_dynamic(x, granularity, group, symmetric, qmin, qmax)
+    accept.t1(got[1], want[1], what=f"scale of {what}", waiver=CATALOGUE)
+    accept.t0(got[2], want[2], what=f"zero point of {what}", waiver=CATALOGUE)
+    accept.t0(got[0], want[0], what=f"codes of {what}", waiver=CATALOGUE)
+    if bool((x.to(torch.float32).abs() <= 2.0**126).all()):
+        real = impl.dequantize(got[0], got[1], got[2], granularity, group)
+        accept.t0(bool(got[1].isfinite().all() and (got[1] > 0).all() and real.isfinite().all()), True, what=what)
+        _within_half_a_step(x, real, got[1], granularity, group, what)
+
+
+def _within_half_a_step(x: torch.Tensor, real: torch.Tensor, scale: torch.Tensor, granularity: str, group: int,
+                        what: str) -> None:  # fmt: skip
+    """Dynamic codes miss by at most half a step, plus what float32 loses (2^-22 relative of the largest code, and one
+    step below the floor, where scale is 1)."""
+    index, _ = brute.blocks(tuple(x.shape), granularity, group)
+    step = brute.wide(scale).reshape(-1)[index]
+    error = abs(brute.wide(x) - brute.wide(real))
+    accept.t0(bool((error <= step * (0.5 + 256 * 2.0**-22)).all()), True, what=f"rounding error of {what}")
+
+
+def quantize(impl: Any, values: Values, granularity: str, seed: int) -> None:
+    """Static codes equal the reference for scales over 2^200 and zero points at and between the limits."""
+    x, group, draw, what = _data(values, seed)
+    group = group if granularity == "per_group" else 0
+    symmetric, qmin, qmax = draw.choice(RANGES)
+    _, shape = brute.blocks(tuple(x.shape), granularity, group)
+    scale = torch.full(shape, draw.choice(problems.STATIC_SCALES)) * (1 + draw.uniform(*shape).round())
+    zero_point = None
+    if not symmetric:
+        zero_point = draw.codes(qmin, qmax, *shape)
+        if draw.chance(0.5):
+            zero_point = torch.full_like(zero_point, draw.choice((qmin, qmax)))
+    what = f"{what} {granularity} group={group} scale={scale.flatten()[0]:g} zero_point={zero_point} [{qmin}, {qmax}]"
+    got = impl.quantize(x, scale, zero_point, granularity, group, qmin, qmax)
+    want = brute.quantize(x, scale, zero_point, granularity, group, qmin, qmax)
+    accept.t0(got, want, what=what, waiver=CATALOGUE)
+    nan = x.isnan()
+    if bool(nan.any()):
+        index, _ = brute.blocks(tuple(x.shape), granularity, group)
+        zero = 0 if zero_point is None else zero_point.reshape(-1)[torch.from_numpy(index)][nan]
+        accept.t0(bool((got[nan] == zero).all()), True, what=f"NaN becomes zero_point: {what}")
+
+
+def dequantize(impl: Any, granularity: str, seed: int) -> None:
+    """Real numbers of every code under every scale equal the reference, in all three float types."""
+    draw = Draw(seed, "dequantize", granularity)
+    rows, cols, group = _size(draw)
+    group = group if granularity == "per_group" else 0
+    dtype, low, high = draw.choice(((torch.int8, -128, 127), (torch.uint8, 0, 255)))
+    q = draw.codes(low, high, rows, cols).to(dtype)
+    _, shape = brute.blocks((rows, cols), granularity, group)
+    scale = problems.scales(draw, *shape) * draw.choice((1.0, 2.0**-100, 2.0**100, 1e-38))
+    zero_point = draw.codes(low, high, *shape) if draw.chance(0.6) else None
+    out_dtype = draw.choice(problems.FLOATS)
+    got = impl.dequantize(q, scale, zero_point, granularity, group, out_dtype=out_dtype)
+    want = brute.dequantize(q, scale, zero_point, granularity, group, out_dtype)
+    accept.t1(got, want, what=f"{granularity} {out_dtype} [{rows}, {cols}] seed={seed}", waiver="scales to both ends")
+
+
+def pack(impl: Any, seed: int) -> None:
+    """Packing equals the definition, and unpacking gives the codes back, for odd and even K and any leading shape."""
+    draw = Draw(seed, "pack")
+    k = draw.integer(0, 33)
+    lead = draw.choice(((), (3,), (2, 3), (0,)))
+    q = draw.codes(-8, 7, *lead, k).to(torch.int8)
+    packed = impl.pack_int4(q)
+    rows = q.reshape(-1, k) if q.numel() else q.new_empty(0, k)
+    accept.t0(packed.reshape(-1), problems._pack(rows).reshape(-1), what=f"pack k={k} seed={seed}", waiver="small")
+    accept.t0(list(packed.shape), [*lead, (k + 1) // 2], what=f"pack k={k} seed={seed}")
+    accept.t0(impl.unpack_int4(packed, k), q, what=f"unpack k={k} seed={seed}", waiver="small")
+
+
+def gemm(impl: Any, problem: GemmProblem) -> None:
+    """The op equals the reference bit for bit: int32 and codes under T0, floats under T1."""
+    got = getattr(impl, problem.op)(**problem.call)
+    want = brute.gemm(problem.call["x"], problem.w_codes, problem.call)
+    if want.is_floating_point():
+        accept.t1(got, want, what=problem.repeat, waiver=problem.waiver)
+    else:
+        accept.t0(got, want, what=problem.repeat, waiver=problem.waiver)
+
+
+def row_alone(impl: Any, problem: GemmProblem) -> None:
+    """A row computed alone, and the batch in reverse order, have the bits they have in the batch."""
+    call, m = problem.call, problem.shape.m
+    if m == 0:
+        return
+    whole = getattr(impl, problem.op)(**call)
+    row = Draw(problem.seed, "row", problem.index).integer(0, m - 1)
+    per_row = ("x", "residual", *(n for n in ("x_scale", "x_zero_point") if n in call and call[n].dim() == 1))
+    for rows in (slice(row, row + 1), torch.arange(m - 1, -1, -1)):
+        part = {name: value[rows] if name in per_row and value is not None else value for name, value in call.items()}
+        got, want = getattr(impl, problem.op)(**part), whole[rows]
+        rule = accept.t1 if want.is_floating_point() else accept.t0
+        rule(got, want, what=f"row {row} of {problem.repeat}", waiver="compared with itself")
+
+
+def linear(impl: Any, seed: int) -> None:
+    """The fused layer equals its parts: reference quantisation, reference product, reference epilogue."""
+    draw = Draw(seed, "linear")
+    m, n, k = draw.integer(1, 6), draw.integer(1, 20), draw.choice((1, 7, 16, 33, 64))
+    w_bits, static, affine, grouped = draw.choice((8, 4)), draw.chance(0.4), draw.chance(0.4), draw.chance(0.4)
+    low, high = (-128, 127) if w_bits == 8 else (-8, 7)
+    x_qmin, x_qmax = (-128, 127) if affine else (-127, 127)
+    group_size = draw.choice([g for g in (1, 3, 4, 8, 11, k) if k % g == 0]) if grouped else 0
+    w = draw.codes(low, high, n, k).to(torch.int8)
+    dtype = draw.choice(problems.FLOATS)
+    x = (draw.normal(m, k) * 3).to(dtype)
+    call: dict[str, Any] = {
+        "w_scale": problems.scales(draw, n, k // group_size) if group_size else problems.scales(draw, n),
+        "bias": draw.normal(n) if draw.chance(0.6) else None,
+        "residual": draw.normal(m, n).to(dtype) if draw.chance(0.4) else None,
+        "activation": draw.choice(("none", "relu", "clamp")),
+        "clamp_min": -1.0,
+        "clamp_max": 2.5,
+        "group_size": group_size,
+    }
+    layer = {**call, "x_qmin": x_qmin, "x_qmax": x_qmax, "x_symmetric": not affine}
+    if static:
+        x_scale = torch.tensor([0.037])
+        x_zero_point = draw.codes(-128, 127, 1) if affine else None
+        q = brute.quantize(x, x_scale, x_zero_point, "per_tensor", 0, x_qmin, x_qmax)
+        layer |= {"x_scale": x_scale, "x_zero_point": x_zero_point}
+        parts = {"x_scale": x_scale.reshape(()), "x_zero_point": x_zero_point}
+        x = draw.choice((x, q, (q.to(torch.int32) + 128).to(torch.uint8)))
+    else:
+        q, x_scale, x_zero_point = brute.quantize_dynamic(x, "per_token", 0, not affine, x_qmin, x_qmax)
+        parts = {"x_scale": x_scale, "x_zero_point": x_zero_point if affine else None}
+    out_dtype = x.dtype if x.is_floating_point() else torch.float32
+    if draw.chance(0.3):
+        out_dtype, call["out_scale"] = torch.int8, torch.tensor([0.21])
+        layer["out_scale"] = call["out_scale"]
+    want = brute.gemm(q, w, {**call, **parts, "out_dtype": out_dtype})
+    got = impl.qlinear_reference(x, w, **layer)
+    what = f"linear seed={seed} [{m}, {n}, {k}] static={static} affine={affine} group={group_size} {x.dtype}"
+    (accept.t1 if want.is_floating_point() else accept.t0)(got, want, what=what, waiver="small")
+    if not static and m > 0:
+        layer["residual"] = None if call["residual"] is None else call["residual"][0]
+        alone = impl.qlinear_reference(x[0], w, **layer)
+        (accept.t1 if want.is_floating_point() else accept.t0)(alone, want[0], what=f"1-D {what}", waiver="small")
