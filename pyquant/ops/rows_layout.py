@@ -75,7 +75,8 @@ def pack(
     rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
     rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
     codes = unpack_int4(w, s.k) if s.w_bits == 4 else w
-    sums = codes.reshape(s.n, at.groups, -1).sum(-1, dtype=torch.int32) if s.k else 0
+    per_group = s.k // max(at.groups, 1)  # -1 would be ambiguous where there are no rows
+    sums = codes.reshape(s.n, at.groups, per_group).sum(-1, dtype=torch.int32) if s.k else 0
     scale = _section(buffer, at.w_scale, at.n_pad * at.groups, torch.float32)
     scale.fill_(1.0)
     scale[: s.n * at.groups] = w_scale.reshape(-1)
