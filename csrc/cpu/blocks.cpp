@@ -66,7 +66,7 @@ void squeeze_block(const int8_t* block, const Extent& e, uint8_t* nibbles) {
   constexpr int64_t kStep = kBlockN * 4;
   for (int64_t o = 0; o < e.padded_k / 8; ++o)
     for (int64_t i = 0; i < kStep; ++i)
-      nibbles[o * kStep + i] = static_cast<uint8_t>((block[2 * o * kStep + i] & 15) | (block[(2 * o + 1) * kStep + i] & 15) << 4);
+      nibbles[o * kStep + i] = static_cast<uint8_t>((block[2 * o * kStep + i] + 8) | (block[(2 * o + 1) * kStep + i] & 15) << 4);
 }
 
 void unpack_block_row(const int8_t* block, const Extent& e, int64_t channel, int8_t* row) {

@@ -124,7 +124,7 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
       const __m256i v = load(b + o * kStep + i);
       auto* low = reinterpret_cast<__m256i*>(out + 2 * o * kStep + i);
       auto* high = reinterpret_cast<__m256i*>(out + (2 * o + 1) * kStep + i);
-      _mm256_storeu_si256(low, _mm256_shuffle_epi8(table, _mm256_and_si256(v, mask)));
+      _mm256_storeu_si256(low, _mm256_sub_epi8(_mm256_and_si256(v, mask), _mm256_set1_epi8(8)));
       _mm256_storeu_si256(high, _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), mask)));
     }
 }

@@ -90,7 +90,7 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
   for (int64_t o = 0; o < octs; ++o)
     for (int64_t i = 0; i < kStep; ++i) {
       const int v = b[o * kStep + i];
-      out[2 * o * kStep + i] = static_cast<int8_t>(((v & 15) ^ 8) - 8);
+      out[2 * o * kStep + i] = static_cast<int8_t>((v & 15) - 8);
       out[(2 * o + 1) * kStep + i] = static_cast<int8_t>((v >> 4 ^ 8) - 8);
     }
 }

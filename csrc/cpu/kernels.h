@@ -77,7 +77,9 @@ struct Kernels {
   void (*end)(int64_t rows);
   // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
   void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add);
-  // The same for nibbles [octs][64][4]: low nibble = quad 2j, high nibble = quad 2j + 1; rows <= kDirectRows.
+  // The same for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j + 1,
+  // so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction;
+  // rows <= kDirectRows.
   void (*gemm_s4)(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);

@@ -38,7 +38,7 @@ class Worker {
       const int64_t rows = std::min(pass_, rows_.end - m);
       kernels_.begin(rows);
       load_rows(m, rows);
-      for (int64_t b = blocks_.begin; b < blocks_.end; ++b) multiply(m, rows, b);
+      multiply_all(m, rows);
       kernels_.end(rows);
     }
   }
@@ -154,6 +154,13 @@ class Worker {
       }
     }
     return {unpacked_, nullptr, plain_sum_, plain_scale_, plain_bias_};
+  }
+
+  // Every second pass runs backwards: it begins with the blocks that the pass before left in the cache.
+  void multiply_all(int64_t m, int64_t rows) {
+    static thread_local bool backwards = false;
+    backwards = !backwards;
+    for (int64_t i = blocks_.begin; i < blocks_.end; ++i) multiply(m, rows, backwards ? blocks_.begin + blocks_.end - 1 - i : i);
   }
 
   void multiply(int64_t m, int64_t rows, int64_t b) {

@@ -50,6 +50,7 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
   const Sections s = sections_of(spec);
   const Extent& e = s.extent;
   auto* base = static_cast<unsigned char*>(packed);
+  advise_huge_pages(packed, s.end);
   Header header;
   const float x_scale = is_static(spec) && w.x_scale ? *w.x_scale : 1.f;
   header.x_scale = x_scale;

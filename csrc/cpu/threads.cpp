@@ -1,5 +1,9 @@
 #include "cpu/threads.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace pyquant::cpu {
 namespace {
 
@@ -26,6 +30,18 @@ void run_on_pool(int64_t tasks, Body body, void* context) {
 int64_t task_count(int64_t work, int64_t grain) {
   const int64_t most = work / grain, threads = thread_count();
   return most < 2 ? 1 : most < threads ? most : threads;
+}
+
+void advise_huge_pages(void* memory, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const auto first = (reinterpret_cast<uintptr_t>(memory) + kHuge - 1) / kHuge * kHuge;
+  const auto last = (reinterpret_cast<uintptr_t>(memory) + bytes) / kHuge * kHuge;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  static_cast<void>(memory);
+  static_cast<void>(bytes);
+#endif
 }
 
 Scratch& Scratch::of_this_thread() {

@@ -30,6 +30,10 @@ void parallel_for(int64_t tasks, Function&& function) {
 // Tasks into which `work` (in units of which `grain` are worth a task) is cut: 1 below two grains.
 int64_t task_count(int64_t work, int64_t grain);
 
+// Asks for 2 MiB pages behind a large buffer that has not been written yet: streaming weights from memory gains about a
+// third, as the prefetcher stops at every page. Only a hint.
+void advise_huge_pages(void* memory, size_t bytes);
+
 // One growing buffer a thread, handed out piece by piece: no allocation in the steady state.
 class Scratch {
  public:
