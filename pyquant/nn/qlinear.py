@@ -227,8 +227,8 @@ class QLinear(nn.Module):
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
         if self.missing:
             raise ArgumentError(
-                self.missing, "None", f"a calibrated value: scheme {self.scheme} has a static range; give it to "
-                "from_float or quantize_, or load a state_dict that has it"
+                self.missing, "None", f"a value: scheme {self.scheme} needs it; give it to from_float or quantize_, or "
+                "load a state_dict that has it"
             )  # fmt: skip
         if not isinstance(x, (Tensor, QTensor)):
             raise ArgumentError("x", f"{type(x).__name__} {x!r}"[:120], "a Tensor or a QTensor")
@@ -334,7 +334,9 @@ class QLinear(nn.Module):
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Take checked tensors as the state: all of them, or (on an error) none."""
         checked = {name: state.check(name, tensor, self.state_slots[name]) for name, tensor in tensors.items()}
-        weight = checked[self._weight_name]
+        weight = checked.get(self._weight_name)
+        if weight is None:
+            raise ArgumentError(self._weight_name, "None", self.state_slots[self._weight_name].text)
         for name, tensor in checked.items():
             if tensor.device != weight.device:
                 raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
@@ -414,7 +416,7 @@ class QLinear(nn.Module):
         if strict:
             missing_keys.extend(prefix + name for name in self.state_slots if name not in here)
             unexpected_keys.extend(prefix + name for name in here if name not in self.state_slots)
-        current = self._state()
+        current = {} if self.missing == self._weight_name else self._state()
         taken = {name: here[name] for name in self.state_slots if name in here}
         if not taken:
             return
@@ -435,7 +437,9 @@ class QLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QLinear:
         storage = self._buffers["storage"]
         probe = fn(torch.empty(0, dtype=self.dtype, device=storage.device))
-        if probe.device == storage.device:
+        if storage.is_meta and not probe.is_meta:  # to_empty: tensors without numbers, until a state is loaded
+            self.missing = self._weight_name
+        if probe.device == storage.device or storage.is_meta:
             for name, tensor in self._buffers.items():
                 if tensor is not None:
                     self._buffers[name] = state.same_type(fn, tensor)

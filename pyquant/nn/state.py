@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyquant import ops
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import check_group_size, scale_shape
@@ -55,7 +56,7 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
 def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) -> dict[str, Slot]:
     shape = tuple(scale_shape(weights, out_features, in_features))
     if weights.bits == 4:
-        found = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2))}
+        found = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2), weights.code_range)}
     else:
         found = {"weight": Slot(torch.int8, (out_features, in_features), weights.code_range)}
     found["weight_scale"] = Slot(torch.float32, shape)
@@ -81,7 +82,8 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
             bad = tensor.reshape(-1)[(~good).reshape(-1)][0].item()
             raise NonFiniteError(name, f"a value of {bad}", "finite values above 0")
     if slot.code_range is not None:
-        low, high = int(tensor.min()), int(tensor.max())
+        codes = ops.unpack_int4(tensor, 2 * tensor.shape[-1]) if tensor.dtype == torch.uint8 else tensor
+        low, high = int(codes.min()), int(codes.max())
         if low < slot.code_range[0] or high > slot.code_range[1]:
             raise ArgumentError(name, f"values from {low} to {high}", f"{slot.code_range[0]} to {slot.code_range[1]}")
     return tensor
