@@ -114,7 +114,8 @@ def _by_block(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     flat = x.detach().reshape(-1)
     if flat.numel() <= _BLOCK:
         return function(flat).reshape(x.shape)
-    return torch.cat([function(block) for block in flat.split(_BLOCK)]).reshape(x.shape)
+    blocks = [function(flat[start : start + _BLOCK]) for start in range(0, flat.numel(), _BLOCK)]
+    return torch.cat(blocks).reshape(x.shape)
 
 
 def _exp_negative(z_high: Tensor, z_low: Tensor) -> _ScaledPair:

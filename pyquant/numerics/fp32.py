@@ -15,7 +15,7 @@ def fma(a: Tensor | float, b: Tensor | float, c: Tensor | float) -> Tensor:
     Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd".
 
     Example:
-        >>> fma(torch.tensor([1 + 2.0**-23]), 1 + 2.0**-23, -1.0).item() == 2.0**-22 + 2.0**-46
+        >>> fma(torch.tensor(1 + 2.0**-12), 1 + 2.0**-12, -1.0).item() == 2.0**-11 + 2.0**-24
         True
     """
     product = _widen(a) * _widen(b)  # exact: 48 significant bits

@@ -214,6 +214,7 @@ int main(int argc, char** argv) {
     std::printf("%s checked=%llu max_ulp=%.4f x=%.9g got=%.9g want=%.17g special_faults=%llu first_fault=0x%08x\n",
                 found->name, static_cast<unsigned long long>(worst.checked), worst.error, worst.x, worst.got,
                 worst.want, static_cast<unsigned long long>(worst.faults), worst.fault_bits);
+    std::fflush(stdout);
   }
   return good ? 0 : 1;
 }
