@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, state
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -62,7 +62,7 @@ def quantize_(
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     if filter_fn is not None and not callable(filter_fn):
         raise ArgumentError("filter_fn", type(filter_fn).__name__, "a function (module, name) -> bool, or None")
-    target = _device(device)
+    target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
     rules = FqnConfig({"_default": config}) if isinstance(config, QScheme) else _rules(config)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding) if embeddings else (nn.Linear,)
@@ -160,15 +160,6 @@ def _rules(config: object) -> FqnConfig:
     if isinstance(config, Mapping):
         return FqnConfig(config)
     raise ArgumentError("config", f"{type(config).__name__} {config!r}"[:120], "a QScheme such as W8A8Dynamic(), or a FqnConfig")
-
-
-def _device(device: object) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ArgumentError("device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})") from None
 
 
 def _scales(input_scales: object) -> Mapping[str, float | Tensor]:

@@ -48,6 +48,7 @@ class QEmbedding(nn.Module):
                 raise ArgumentError(name, repr(value), "a whole number >= 0")
         if dtype not in weights.FLOAT_TYPES:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
+        where = state.device_of(device)
         self.num_embeddings, self.embedding_dim, self.padding_idx, self.dtype = (
             num_embeddings, embedding_dim, padding_idx, dtype,
         )  # fmt: skip
@@ -55,8 +56,8 @@ class QEmbedding(nn.Module):
             "weight": state.Slot(torch.int8, (num_embeddings, embedding_dim), ROWS.code_range),
             "weight_scale": state.Slot(torch.float32, (num_embeddings,)),
         }
-        self.register_buffer("weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=device))
-        self.register_buffer("weight_scale", torch.ones(num_embeddings, device=device, dtype=torch.float32))
+        self.register_buffer("weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=where))
+        self.register_buffer("weight_scale", torch.ones(num_embeddings, device=where, dtype=torch.float32))
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding) -> QEmbedding:

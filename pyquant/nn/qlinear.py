@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class QLinear(nn.Module):
     ) -> None:
         super().__init__()
         self._describe(in_features, out_features, bool(bias), scheme or W8A8Dynamic(), activation, clamp, dtype)
-        where = torch.empty(0, device=device).device
+        where = state.device_of(device)
         fresh: dict[str, Tensor] = {}
         for name, slot in self.state_slots.items():
             if name in ("weight", "weight_packed", "bias", "weight_zero_point"):
@@ -169,10 +169,9 @@ class QLinear(nn.Module):
                 raise ArgumentError(name, "a tensor", f"None with scheme {scheme}")
         if given["input_scale"] is None and "input_scale" in plan:
             raise ArgumentError("input_scale", "None", f"a number > 0: scheme {scheme} has a static input range")
-        key = "weight" if scheme.is_float else "codes"
         limits = None if scheme.is_float else scheme.weights.code_range
         dtype_of_codes = plan["weight"].dtype if scheme.is_float else torch.int8
-        state.check(key, codes, state.Slot(dtype_of_codes, (codes.shape[0], codes.shape[1]), limits))
+        state.check("codes", codes, state.Slot(dtype_of_codes, (codes.shape[0], codes.shape[1]), limits))
         weight = ops.pack_int4(codes) if scheme.weights.bits == 4 else codes
         layer._fill({layer._weight_name: weight} | {n: v for n, v in given.items() if v is not None})
         return layer
@@ -221,7 +220,7 @@ class QLinear(nn.Module):
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except _OP_ERRORS as error:
                 if isinstance(x, Tensor):
-                    reraise(error)
+                    self._explain(error, x)
         return self._forward_general(x, residual)
 
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
@@ -246,16 +245,15 @@ class QLinear(nn.Module):
         except PyquantError:
             raise
         except _OP_ERRORS as error:
-            reraise(error)
+            self._explain(error, x)
         return QTensor(y, self.output_scale, self.output_zero_point) if self._gives_codes else y
 
     def _forward_float(self, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
         if isinstance(x, QTensor):
             raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
+        self._check_operand(x, weights.FLOAT_TYPES)
         storage, fused = self._buffers["storage"], (self.activation, *self.clamp)
         if self.scheme.is_float:
-            if not x.dtype.is_floating_point:
-                raise ArgumentError("x", describe(x), "float32, float16 or bfloat16")
             return _float(x.to(storage.dtype), storage, self.bias, residual, *fused, x.dtype)
         w = self.scheme.weights
         return _weight_only(
@@ -263,6 +261,7 @@ class QLinear(nn.Module):
         )
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
+        self._check_codes(x)
         data, zero_point = _signed(x)
         out_dtype = None if self._gives_codes or self.dtype == torch.float32 else self.dtype
         if self.scheme.is_static:
@@ -276,6 +275,32 @@ class QLinear(nn.Module):
             self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
             torch.int8 if self._gives_codes else self.dtype,
         )  # fmt: skip
+
+    def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+        if x.dtype not in dtypes or x.layout != torch.strided or x.dim() < 1 or x.shape[-1] != self.in_features:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ArgumentError("x", describe(x), f"{names} [..., {self.in_features}], dense")
+        self._check_device(x)
+
+    def _check_device(self, x: Tensor) -> None:
+        device = self._buffers["storage"].device
+        if x.device != device:
+            raise ArgumentError("x", f"device {x.device}", f"device {device}, where the layer is")
+
+    def _explain(self, error: Exception, x: Tensor | QTensor) -> NoReturn:
+        """What an op said, in the words of the layer: its packed buffer is no argument that a caller knows."""
+        if isinstance(x, Tensor):
+            self._check_device(x)
+        reraise(error)
+
+    def _check_codes(self, x: QTensor) -> None:
+        for name, tensor, dtype in (("data", x.data, None), ("scale", x.scale, torch.float32), ("zero_point", x.zero_point, torch.int32)):
+            if tensor is None and name == "zero_point":
+                continue
+            if not isinstance(tensor, Tensor) or dtype not in (None, tensor.dtype):
+                got = describe(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ArgumentError(f"x.{name}", got, f"a {str(dtype or 'int8').removeprefix('torch.')} tensor")
+        self._check_operand(x.data, (torch.int8, torch.uint8))
 
     def _check_linked(self, x: QTensor, zero_point: Tensor | None) -> None:
         own_scale, own_zero_point = self._buffers["input_scale"], self._buffers["input_zero_point"]

@@ -117,6 +117,14 @@ def _from_number(name: str, value: float, slot: Slot, device: torch.device) -> T
         raise ArgumentError(name, value, slot.text) from None
 
 
+def device_of(device: object) -> torch.device:
+    """The device that a name or torch.device means; None: torch's default. Raises ArgumentError where there is none."""
+    try:
+        return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ArgumentError("device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})") from None
+
+
 def same_type(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """fn's move without its cast: codes, scales and bias keep their types whatever the model is cast to."""
     moved = fn(tensor)
