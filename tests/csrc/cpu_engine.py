@@ -1,0 +1,229 @@
+"""The CPU engine behind a plain C face, compiled once a session, and an independent reference in numpy.
+
+References multiply in int64 and scale in fp32 one rounded operation at a time (docs/numerics.md 2 to 4); only the
+transcendental activations come from the executable specification.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pyquant.numerics import activation as spec_activation
+
+ROOT = Path(__file__).resolve().parents[2]
+S4, S8, U8, S32, F16, BF16, F32 = range(7)  # csrc/core/dtype.h
+ISAS = ("scalar", "avx2", "avx512_vnni", "amx_int8")
+ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
+AMAX_FLOOR = np.float32(2.0**-100)
+Array = np.ndarray
+
+_BASE = "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math -w".split()
+_AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mprefer-vector-width=512".split()
+ISA_FLAGS = {
+    "isa_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "isa_avx512_vnni": _AVX512,
+    "isa_amx_int8": ["-mamx-tile", "-mamx-int8"],
+}
+
+
+def compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def build(folder: Path, extra: tuple[str, ...] = ()) -> Path:
+    """libcpu_engine.so (and its object files) in folder. extra: further compiler flags, e.g. of a sanitizer."""
+    cxx = compiler()
+    if cxx is None:
+        raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is in PATH")
+    sources = [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), Path(__file__).with_name("cpu_harness.cpp")]
+    if platform.machine() not in ("x86_64", "AMD64"):
+        sources = [s for s in sources if s.stem not in ISA_FLAGS]
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.stem}.o"
+        flags = [*_BASE, *ISA_FLAGS.get(source.stem, []), *extra]
+        subprocess.run([cxx, *flags, f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(target)], check=True)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, sources))
+    library = folder / "libcpu_engine.so"
+    subprocess.run([cxx, "-shared", *extra, "-o", str(library), *map(str, objects), "-lpthread"], check=True)
+    return library
+
+
+def at(a: Array | None) -> ctypes.c_void_p:
+    """Address of an array; null for None."""
+    return ctypes.c_void_p(None if a is None else a.ctypes.data)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.t_packed_bytes.restype = ctypes.c_int64
+    return library
+
+
+# ---- 16-bit floats
+
+
+def to_bf16(x: Array) -> Array:
+    """fp32 -> bits of bf16, half to even; NaN is 0x7fc0."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    r = ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), r)
+
+
+def stored(x: Array, kind: int) -> Array:
+    """fp32 values in their storage type."""
+    with np.errstate(all="ignore"):
+        return {F32: lambda: x.astype(np.float32), F16: lambda: x.astype(np.float16), BF16: lambda: to_bf16(x)}[kind]()
+
+
+def widened(a: Array, kind: int) -> Array:
+    if kind == BF16:
+        return (a.astype(np.uint32) << 16).view(np.float32)
+    return a.astype(np.float32)
+
+
+def canonical(a: Array, kind: int) -> Array:
+    """Bits, with every NaN as the same one."""
+    if kind in (F32, F16):
+        bits = np.ascontiguousarray(a).view(np.uint32 if kind == F32 else np.uint16)
+        return np.where(np.isnan(a), bits.dtype.type(0x7FC0), bits)
+    if kind == BF16:
+        return np.where(np.isnan(widened(a, BF16)), np.uint16(0x7FC0), a)
+    return a
+
+
+STORAGE = {F32: np.float32, F16: np.float16, BF16: np.uint16, S32: np.int32, S8: np.int8}
+
+
+# ---- formulas
+
+
+def code_from_real(x: Array, recip: Array, zero: Array, qmin: int, qmax: int) -> Array:
+    with np.errstate(all="ignore"):
+        v = np.rint((x * recip).astype(np.float32))
+    zero = np.asarray(zero, np.int64)
+    v = np.clip(np.where(np.isnan(v), 0, v), qmin - zero, qmax - zero)
+    return (v.astype(np.int64) + zero).astype(np.int8)
+
+
+def row_params(x: Array, symmetric: bool, qmin: int, qmax: int) -> tuple[Array, Array]:
+    """scale fp32 and zero point of each row of x [rows, cols]."""
+    rows = len(x)
+    x = np.concatenate([x, np.zeros((rows, 1), np.float32)], axis=1)  # a range always contains zero
+    finite = np.isfinite(x).all(axis=1)
+    x = np.where(finite[:, None], x, np.float32(0))
+    low, high = x.min(axis=1), x.max(axis=1)
+    amax = np.maximum(high, -low)
+    if symmetric:
+        scale = np.where(amax < AMAX_FLOOR, np.float32(1), amax / np.float32(qmax))
+        return np.where(finite, scale, np.float32(np.nan)).astype(np.float32), np.zeros(rows, np.int32)
+    steps = np.float32(qmax - qmin)
+    scale = np.where(amax < AMAX_FLOOR, np.float32(1), high / steps - low / steps).astype(np.float32)
+    recip = np.float32(1) / scale
+    zero = np.clip(qmin - np.rint(low * recip).astype(np.int64), qmin, qmax)
+    return np.where(finite, scale, np.float32(np.nan)), np.where(finite, zero, 0).astype(np.int32)
+
+
+def activate(t: Array, activation: int, low: float, high: float) -> Array:
+    name = ACTIVATIONS[activation]
+    if name == "relu":
+        return np.where(t < 0, np.float32(0), t)
+    if name == "clamp":
+        t = np.where(t < low, np.float32(low), t)
+        return np.where(t > high, np.float32(high), t)
+    if name == "none":
+        return t
+    function = {"gelu": spec_activation.gelu_erf, "gelu_tanh": spec_activation.gelu_tanh, "silu": spec_activation.silu}[name]
+    return function(torch.from_numpy(np.ascontiguousarray(t))).numpy()
+
+
+@dataclass
+class Finish:
+    """What follows the accumulator; None: absent. Shapes as in csrc/core/problem.h."""
+
+    w_scale: Array | None = None
+    x_scale: Array | None = None
+    bias: Array | None = None
+    residual: Array | None = None
+    residual_type: int = F32
+    activation: int = 0
+    clamp: tuple[float, float] = (0.0, 0.0)
+    out: int = F32
+    out_scale: Array | None = None
+    out_zero: Array | None = None
+    out_range: tuple[int, int] = (-127, 127)
+
+    def float_steps(self, t: Array) -> Array:
+        """Bias, activation, residual, store."""
+        if self.bias is not None:
+            t = t + self.bias
+        t = activate(t.astype(np.float32), self.activation, *self.clamp)
+        if self.residual is not None:
+            t = t + widened(self.residual, self.residual_type)
+        if self.out != S8:
+            return stored(t, self.out)
+        recip = np.float32(1) / self.out_scale[0]
+        return code_from_real(t, recip, self.out_zero[0] if self.out_zero is not None else 0, *self.out_range)
+
+
+@dataclass
+class Gemm:
+    """x, w: real integer codes (int64); zero: [] or [m] in the terms of x."""
+
+    x: Array
+    w: Array
+    zero: Array | None = None
+    group: int = 0
+    finish: Finish = field(default_factory=Finish)
+
+    def accumulators(self) -> Array:
+        """int64 [groups, m, n] after the zero-point term."""
+        k = self.x.shape[1]
+        groups, group = (k // self.group, self.group) if self.group else (1, k)
+        shifted = self.x - (0 if self.zero is None else self.zero.reshape(-1, 1))
+        # Exact: every product and partial sum is an integer below 2^53.
+        parts = [
+            shifted[:, g * group : (g + 1) * group].astype(np.float64) @ self.w[:, g * group : (g + 1) * group].T.astype(np.float64)
+            for g in range(groups)
+        ]
+        return np.array(parts, np.float64).reshape(groups, len(self.x), len(self.w)).astype(np.int64)
+
+    def result(self) -> Array:
+        f, acc = self.finish, self.accumulators()
+        if f.out == S32:
+            return acc[0].astype(np.int32)
+        with np.errstate(all="ignore"):
+            if self.group:
+                t = np.zeros(acc.shape[1:], np.float32)
+                for g, part in enumerate(acc):
+                    t = t + part.astype(np.float32) * (f.w_scale[:, g] if f.w_scale is not None else np.float32(1))
+            else:
+                t = acc[0].astype(np.float32)
+            if f.x_scale is not None and f.x_scale.ndim == 0 and not self.group:
+                t = t * (f.x_scale * f.w_scale if f.w_scale is not None else f.x_scale)
+            else:
+                if f.w_scale is not None and not self.group:
+                    t = t * f.w_scale
+                if f.x_scale is not None:
+                    t = t * f.x_scale.reshape(-1, 1)
+            return f.float_steps(t.astype(np.float32))
+
+
+def packed_nibbles(codes: Array) -> Array:
+    """[rows, k] codes -> uint8 [rows, ceil(k / 2)]."""
+    even, odd = codes[:, 0::2], codes[:, 1::2]
+    out = (even & 15).astype(np.uint8)
+    out[:, : odd.shape[1]] |= ((odd & 15) << 4).astype(np.uint8)
+    return out

@@ -1,0 +1,470 @@
+"""The CPU engine (csrc/cpu) on every instruction set of this machine: bits equal to an int64 and fp32 reference."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from csrc.cpu_engine import (
+    BF16,
+    F16,
+    F32,
+    ISA_FLAGS,
+    ISAS,
+    S4,
+    S8,
+    S32,
+    STORAGE,
+    U8,
+    Array,
+    Finish,
+    Gemm,
+    at,
+    build,
+    canonical,
+    code_from_real,
+    compiler,
+    load,
+    packed_nibbles,
+    row_params,
+    stored,
+    widened,
+)
+from problems import BASE_SEED
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 100, 127, 128, 129, 200, 257)
+GROUPS = (1, 3, 4, 5, 8, 12, 16, 32, 64, 100, 128)
+FLOATS = (F32, F16, BF16)
+GUARD = 0x5A
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cpu_engine")
+    build(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> ctypes.CDLL:
+    return load(folder / "libcpu_engine.so")
+
+
+def variants(engine: ctypes.CDLL) -> Iterator[str]:
+    """Every instruction set of this machine, alone and with three threads; the last state is the first one."""
+    first = engine.t_isa()
+    for index, name in enumerate(ISAS):
+        if not engine.t_use_isa(index):
+            continue
+        for threads in (1, 3):
+            engine.t_threads(threads)
+            yield f"{name}, {threads} threads"
+    engine.t_threads(1)
+    engine.t_use_isa(first)
+
+
+def generator(index: int) -> np.random.Generator:
+    return np.random.default_rng([BASE_SEED, index])
+
+
+def pick(rng: np.random.Generator, values: tuple) -> int:
+    return values[rng.integers(len(values))]
+
+
+def codes(rng: np.random.Generator, low: int, high: int, rows: int, cols: int) -> Array:
+    """int64 codes: uniform, only the two ends, or one value everywhere."""
+    mode = rng.integers(4)
+    if mode == 0:
+        return np.where(rng.integers(0, 2, (rows, cols)) == 1, low, high).astype(np.int64)
+    if mode == 1:
+        return np.full((rows, cols), low if rng.integers(2) else high, np.int64)
+    return rng.integers(low, high + 1, (rows, cols))
+
+
+def reals(rng: np.random.Generator, *size: int) -> Array:
+    return (rng.standard_normal(size) * 2.0 ** rng.integers(-6, 7, size)).astype(np.float32)
+
+
+def strided(a: Array, ld: int, fill: int = GUARD) -> Array:
+    """a [rows, cols] in a buffer of rows * ld, the rest of it guard bytes."""
+    buffer = np.frombuffer(bytearray([fill]) * (len(a) * ld * a.itemsize + 64), a.dtype)[: len(a) * ld].reshape(len(a), ld).copy()
+    buffer[:, : a.shape[1]] = a
+    return buffer
+
+
+def equal(got: Array, want: Array, kind: int, what: str) -> None:
+    a, b = canonical(got, kind), canonical(want, kind)
+    if not np.array_equal(a, b):
+        bad = np.argwhere(a != b)
+        where = tuple(bad[0])
+        raise AssertionError(f"{what}: {len(bad)} of {a.size} differ, first at {where}: got {got[where]!r}, want {want[where]!r}")
+
+
+def finish_of(rng: np.random.Generator, m: int, n: int, groups: int, out: int) -> Finish:
+    f = Finish(out=out)
+    if out == S32:
+        return f
+    if rng.integers(4):
+        f.w_scale = np.abs(reals(rng, n, groups) if groups else reals(rng, n)) * np.float32(2.0**-8)
+    kind = rng.integers(3)
+    if kind:
+        f.x_scale = np.abs(reals(rng, m)) if kind == 1 else np.float32(abs(reals(rng, 1)[0])) * np.ones((), np.float32)
+    if rng.integers(2):
+        f.bias = reals(rng, n)
+    if rng.integers(2):
+        f.residual_type = pick(rng, FLOATS)
+        f.residual = stored(reals(rng, m, n), f.residual_type)
+    f.activation = int(rng.integers(6))
+    f.clamp = (-0.75, 1.5)
+    if out == S8:
+        f.out_scale = np.array([2.0 ** rng.integers(-3, 8)], np.float32)
+        f.out_zero = np.array([rng.integers(-20, 20)], np.int32) if rng.integers(2) else None
+        f.out_range = ((-127, 127), (-128, 127), (-7, 7))[rng.integers(3)]
+    return f
+
+
+def run_gemm(engine: ctypes.CDLL, p: Gemm, x: Array, x_type: int, w: Array, w_type: int, ldw: int, ldo: int) -> Array:
+    f = p.finish
+    m, k, n = len(p.x), p.x.shape[1], len(p.w)
+    out = np.frombuffer(bytearray([GUARD]) * (m * ldo * 4 + 64), STORAGE[f.out])[: m * ldo].reshape(m, ldo).copy()
+    residual = None if f.residual is None else strided(f.residual, n + 5)
+    zero = None if p.zero is None else np.ascontiguousarray(p.zero.reshape(-1), np.int32)
+    x_scale = None if f.x_scale is None else np.ascontiguousarray(f.x_scale.reshape(-1))
+    sizes = (ctypes.c_int64 * 17)(
+        m, n, k, x_type, w_type, f.out, x.shape[1], ldw, ldo, n + 5, p.group, f.x_scale is not None and f.x_scale.ndim == 1,
+        p.zero is not None and p.zero.ndim == 1, f.residual_type, f.activation, *f.out_range,
+    )  # fmt: skip
+    operands = (x, w, x_scale, zero, f.w_scale, None, f.bias, residual, out, f.out_scale, f.out_zero)
+    engine.t_gemm(sizes, (ctypes.c_void_p * 11)(*(at(a) for a in operands)), ctypes.c_float(f.clamp[0]), ctypes.c_float(f.clamp[1]))
+    guard = out[:, n:].view(np.uint8) if ldo > n else np.full(1, GUARD, np.uint8)
+    assert (guard == GUARD).all(), "wrote beyond its columns"
+    return out[:, :n]
+
+
+@pytest.mark.parametrize("block", range(12))
+def test_gemm_equals_the_reference(engine: ctypes.CDLL, block: int) -> None:
+    for index in range(block * 40, block * 40 + 40):
+        rng = generator(index)
+        m, n, k = (pick(rng, SIZES) for _ in range(3))
+        x_type, w_type = pick(rng, (S8, U8, S4)), pick(rng, (S8, S4))
+        out = pick(rng, (F32, F16, BF16, S8, S32))
+        group = pick(rng, GROUPS) if out != S32 and rng.integers(3) == 0 else 0
+        k = k // group * group if group else k
+        x = codes(rng, *{S8: (-128, 127), U8: (0, 255), S4: (-8, 7)}[x_type], m, k)
+        w = codes(rng, *((-128, 127) if w_type == S8 else (-8, 7)), n, k)
+        zero = None
+        if rng.integers(2):
+            zero = rng.integers(*((0, 256) if x_type == U8 else (-128, 128)), m if rng.integers(2) else ())
+            zero = np.asarray(zero)
+        p = Gemm(x, w, zero, group, finish_of(rng, m, n, k // group if group else 0, out))
+        want = p.result()
+        x_memory = strided(x.astype(np.uint8 if x_type == U8 else np.int8), k + pick(rng, (0, 1, 13)))
+        w_memory = packed_nibbles(w) if w_type == S4 else w.astype(np.int8)
+        w_memory = strided(w_memory, w_memory.shape[1] + pick(rng, (0, 3)))
+        ldw = w_memory.shape[1] * (2 if w_type == S4 else 1)
+        ldo = n + pick(rng, (0, 7))
+        for variant in variants(engine):
+            got = run_gemm(engine, p, x_memory, x_type, w_memory, w_type, ldw, ldo)
+            equal(got, want, out, f"problem {index}: m={m} n={n} k={k} x={x_type} w={w_type} group={group} {variant}")
+
+
+def bits(value: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+class Layer:
+    """A random fused layer: spec, packed buffer, and the reference of its rows."""
+
+    def __init__(self, engine: ctypes.CDLL, rng: np.random.Generator, n: int, k: int, w_bits: int, group: int) -> None:
+        self.engine, self.n, self.k, self.w_bits, self.group = engine, n, k, w_bits, group
+        self.static = bool(rng.integers(2))
+        self.symmetric = bool(rng.integers(2))
+        self.x_range = ((-127, 127), (-7, 7))[rng.integers(2)] if self.symmetric else ((-128, 127), (-8, 7))[rng.integers(2)]
+        self.activation = int(rng.integers(6))
+        self.codes_out = bool(rng.integers(3) == 0)
+        self.w = codes(rng, *((-128, 127) if w_bits == 8 else (-8, 7)), n, k)
+        self.w_scale = np.abs(reals(rng, n, k // group) if group else reals(rng, n)) * np.float32(2.0**-6)
+        self.bias = reals(rng, n) if rng.integers(2) else None
+        self.x_scale = np.array([2.0**-5 * 1.1], np.float32) if self.static else None
+        self.x_zero = np.array([rng.integers(-5, 5)], np.int32) if self.static and not self.symmetric else None
+        self.out_scale = np.array([3.7], np.float32) if self.codes_out else None
+        self.out_zero = np.array([4], np.int32) if self.codes_out and rng.integers(2) else None
+        self.spec = (ctypes.c_int64 * 16)(
+            n, k, w_bits, group, self.static, *self.x_range, self.symmetric, self.activation, bits(-0.75), bits(1.5),
+            self.bias is not None, self.codes_out, -127, 127, 0,
+        )  # fmt: skip
+        self.source = self.w.astype(np.int8) if w_bits == 8 else packed_nibbles(self.w)
+        size = engine.t_packed_bytes(self.spec)
+        self.packed = np.full(size + 64, GUARD, np.uint8)
+        engine.t_pack_linear(
+            self.spec, at(self.source), at(self.w_scale), at(self.bias), at(self.x_scale), at(self.x_zero), at(self.out_scale),
+            at(self.out_zero), at(self.packed),
+        )  # fmt: skip
+        assert (self.packed[size:] == GUARD).all(), "packed beyond packed_bytes"
+
+    def unpacked(self) -> Array:
+        out = np.full_like(self.source, GUARD)
+        self.engine.t_unpack_linear(self.spec, at(self.packed), at(out))
+        return out
+
+    def run(self, x: Array, x_type: int, out_type: int, residual: Array | None, residual_type: int) -> Array:
+        out = np.zeros((len(x), self.n), STORAGE[out_type])
+        self.engine.t_linear(
+            self.spec, at(self.packed), at(x), x_type, ctypes.c_int64(len(x)), ctypes.c_int64(x.shape[1]), at(residual), residual_type,
+            ctypes.c_int64(self.n), at(out), out_type,
+        )  # fmt: skip
+        return out
+
+    def reference(self, x: Array, x_type: int, out_type: int, residual: Array | None, residual_type: int) -> Array:
+        f = Finish(
+            self.w_scale, None, self.bias, residual, residual_type, self.activation, (-0.75, 1.5), out_type, self.out_scale,
+            self.out_zero,
+        )  # fmt: skip
+        zero = None if self.x_zero is None else np.asarray(self.x_zero[0], np.int64)
+        if self.static:
+            f.x_scale = self.x_scale.reshape(())
+            recip = np.float32(1) / self.x_scale[0]
+            q = x if x_type in (S8, U8) else code_from_real(widened(x, x_type), recip, 0 if zero is None else zero, *self.x_range)
+            return Gemm(q.astype(np.int64), self.w, zero, self.group, f).result()
+        real = widened(x, x_type)
+        scale, zeros = row_params(real, self.symmetric, *self.x_range)
+        f.x_scale = scale
+        safe = np.where(np.isnan(scale), np.float32(1), scale)[:, None]
+        q = code_from_real(np.where(np.isnan(scale)[:, None], np.float32(0), real), np.float32(1) / safe, zeros[:, None], *self.x_range)
+        return Gemm(q.astype(np.int64), self.w, zeros.astype(np.int64), self.group, f).result()
+
+
+def rows_of(rng: np.random.Generator, m: int, k: int, x_type: int) -> Array:
+    if x_type in (S8, U8):
+        low, high = (-128, 127) if x_type == S8 else (0, 255)
+        return codes(rng, low, high, m, k).astype(np.int8 if x_type == S8 else np.uint8)
+    x = reals(rng, m, k) * np.float32(2.0) ** rng.integers(-8, 9, (m, 1)).astype(np.float32)
+    if m and k and rng.integers(2):
+        x[rng.integers(m), rng.integers(k)] = (np.nan, np.inf, -np.inf)[rng.integers(3)]
+    if m and rng.integers(3) == 0:
+        x[rng.integers(m)] = (0.0, -0.0, 2.0**-101, 2.0**-126)[rng.integers(4)]
+    return stored(x, x_type)
+
+
+@pytest.mark.parametrize("block", range(12))
+def test_linear_equals_the_reference(engine: ctypes.CDLL, block: int) -> None:
+    for index in range(10_000 + block * 25, 10_000 + block * 25 + 25):
+        rng = generator(index)
+        m, n, k = pick(rng, SIZES), pick(rng, SIZES), pick(rng, SIZES)
+        w_bits = pick(rng, (8, 4))
+        group = pick(rng, GROUPS) if rng.integers(2) else 0
+        k = k // group * group if group else k
+        layer = Layer(engine, rng, n, k, w_bits, group)
+        x_type = pick(rng, (F32, F16, BF16, S8, U8)) if layer.static else pick(rng, FLOATS)
+        out_type = S8 if layer.codes_out else pick(rng, FLOATS)
+        residual_type = pick(rng, FLOATS)
+        residual = stored(reals(rng, m, n), residual_type) if rng.integers(2) else None
+        x = rows_of(rng, m, k, x_type)
+        want = layer.reference(x, x_type, out_type, residual, residual_type)
+        np.testing.assert_array_equal(layer.unpacked(), layer.source)
+        for variant in variants(engine):
+            got = layer.run(x, x_type, out_type, residual, residual_type)
+            equal(got, want, out_type, f"layer {index}: m={m} n={n} k={k} bits={w_bits} group={group} x={x_type} {variant}")
+
+
+def test_a_buffer_packed_by_one_instruction_set_is_the_buffer_of_all(engine: ctypes.CDLL) -> None:
+    for w_bits, group in ((8, 0), (4, 0), (8, 12), (4, 12)):
+        buffers = []
+        for _ in variants(engine):
+            layer = Layer(engine, generator(7), 130, 204, w_bits, group)
+            buffers.append(layer.packed)
+        assert all(np.array_equal(b, buffers[0]) for b in buffers)
+
+
+@pytest.mark.parametrize(("w_bits", "group"), [(8, 0), (4, 0), (4, 128), (4, 12)])
+def test_large_layers_row_alone_is_row_in_batch(engine: ctypes.CDLL, w_bits: int, group: int) -> None:
+    """Large enough for several passes over the rows and for a real split between threads."""
+    rng = generator(99)
+    k, n, m = (768, 520, 1500) if group != 12 else (1200, 520, 300)
+    layer = Layer(engine, rng, n, k, w_bits, group)
+    x = rows_of(rng, m, k, F32)
+    out_type = S8 if layer.codes_out else F32
+    want = layer.reference(x, F32, out_type, None, F32)
+    for variant in variants(engine):
+        if variant.startswith("scalar"):
+            continue
+        equal(layer.run(x, F32, out_type, None, F32), want, out_type, variant)
+        for row in (0, 1, 777 % m, m - 1):
+            equal(layer.run(x[row : row + 1], F32, out_type, None, F32), want[row : row + 1], out_type, f"row {row} alone, {variant}")
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 17])
+@pytest.mark.parametrize(("x_type", "x_code", "k"), [(S8, -128, 131_071), (S8, 127, 131_071), (U8, 255, 65_793)])
+def test_k_at_its_bound(engine: ctypes.CDLL, m: int, x_type: int, x_code: int, k: int) -> None:
+    x = np.full((m, k), x_code, np.uint8 if x_type == U8 else np.int8)
+    w = np.full((3, k), -128, np.int8)
+    want = np.full((m, 3), x_code * -128 * k, np.int64)
+    assert abs(want).max() <= 2**31
+    p = Gemm(x, w, None, 0, Finish(out=S32))
+    for variant in variants(engine):
+        np.testing.assert_array_equal(run_gemm(engine, p, x, x_type, w, S8, k, 3), want.astype(np.int32), err_msg=variant)
+
+
+@pytest.mark.parametrize("m", [1, 2, 5])
+@pytest.mark.parametrize("w_code", [-8, 7])
+def test_long_int4_rows(engine: ctypes.CDLL, m: int, w_code: int) -> None:
+    """Beyond 131072 codes the int4 kernel adds in pieces."""
+    k = 400_001
+    spec = (ctypes.c_int64 * 16)(2, k, 4, 0, 1, -128, 127, 1, 0, 0, 0, 0, 0, -127, 127, 0)
+    packed = np.empty(engine.t_packed_bytes(spec), np.uint8)
+    source, one = packed_nibbles(np.full((2, k), w_code)), np.ones(2, np.float32)
+    engine.t_pack_linear(spec, at(source), at(one), at(None), at(one), at(None), at(None), at(None), at(packed))
+    x = np.full((m, k), -128, np.int8)
+    want = np.full((m, 2), np.float32(-128 * w_code * k))
+    for variant in variants(engine):
+        out = np.zeros((m, 2), np.float32)
+        engine.t_linear(spec, at(packed), at(x), S8, ctypes.c_int64(m), ctypes.c_int64(k), at(None), F32, ctypes.c_int64(2), at(out), F32)
+        np.testing.assert_array_equal(out, want, err_msg=variant)
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_quantisers_equal_the_reference(engine: ctypes.CDLL, block: int) -> None:
+    for index in range(20_000 + block * 30, 20_000 + block * 30 + 30):
+        rng = generator(index)
+        rows, cols, kind = pick(rng, SIZES), pick(rng, SIZES), pick(rng, FLOATS)
+        granularity = int(rng.integers(3))  # tensor, rows, groups
+        group = pick(rng, GROUPS) if granularity == 2 else 0
+        cols = cols // group * group if group else cols
+        x = rows_of(rng, rows, cols, kind)
+        memory = strided(x, cols + pick(rng, (0, 3)))
+        symmetric = bool(rng.integers(2))
+        qmin, qmax = ((-127, 127), (-7, 7))[rng.integers(2)] if symmetric else ((-128, 127), (-8, 7))[rng.integers(2)]
+        runs = {0: (1, rows * cols), 1: (rows, cols), 2: (rows * (cols // group if group else 0), group)}[granularity]
+        real = widened(x, kind).reshape(runs)
+        scale, zero = row_params(real, symmetric, qmin, qmax)
+        finite = np.isfinite(scale)
+        safe = np.where(finite, scale, np.float32(1))
+        masked = np.where(finite[:, None], real, np.float32(0))
+        want = code_from_real(masked, (np.float32(1) / safe)[:, None], zero[:, None], qmin, qmax).reshape(rows, cols)
+        static_scale = np.full(runs[0], 0.037, np.float32)
+        static_zero = rng.integers(qmin, qmax + 1, runs[0]).astype(np.int32)
+        want_static = code_from_real(real, (np.float32(1) / static_scale)[:, None], static_zero[:, None], qmin, qmax).reshape(rows, cols)
+        shifted = want_static.reshape(runs).astype(np.int64) - static_zero[:, None]
+        size = [ctypes.c_int64(v) for v in (rows, cols, memory.shape[1])]
+        for variant in variants(engine):
+            what = f"matrix {index}: {rows}x{cols} type {kind} granularity {granularity} group {group} {variant}"
+            q, got_scale, got_zero = np.zeros((rows, cols), np.int8), np.zeros(runs[0], np.float32), np.zeros(runs[0], np.int32)
+            engine.t_quantize_dynamic(
+                at(memory), kind, *size, granularity, ctypes.c_int64(group), symmetric, qmin, qmax, at(q), at(got_scale), at(got_zero)
+            )
+            equal(got_scale, scale, F32, what)
+            np.testing.assert_array_equal(got_zero, zero, err_msg=what)
+            np.testing.assert_array_equal(q, want, err_msg=what)
+            engine.t_quantize(
+                at(memory), kind, *size, granularity, ctypes.c_int64(group), at(static_scale), at(static_zero), qmin, qmax, at(q)
+            )
+            np.testing.assert_array_equal(q, want_static, err_msg=what)
+            out_type = FLOATS[index % 3]
+            out = np.zeros((rows, cols), STORAGE[out_type])
+            engine.t_dequantize(
+                at(q), S8, size[0], size[1], size[1], granularity, ctypes.c_int64(group), at(static_scale), at(static_zero), at(out), out_type
+            )
+            real_want = stored(shifted.astype(np.float32) * static_scale[:, None], out_type).reshape(rows, cols)
+            equal(out, real_want, out_type, what)
+
+
+def test_float_epilogue_equals_the_reference(engine: ctypes.CDLL) -> None:
+    for index in range(30_000, 30_120):
+        rng = generator(index)
+        m, n = pick(rng, SIZES), pick(rng, SIZES)
+        out_type = pick(rng, (F32, F16, BF16, S8))
+        f = finish_of(rng, m, n, 0, out_type)
+        acc = reals(rng, m, n)
+        if acc.size:
+            acc.reshape(-1)[rng.integers(acc.size)] = (np.nan, np.inf, -np.inf, -0.0)[rng.integers(4)]
+        want = f.float_steps(acc)
+        for variant in variants(engine):
+            out = np.zeros((m, n), STORAGE[out_type])
+            engine.t_float_epilogue(
+                at(acc), ctypes.c_int64(m), ctypes.c_int64(n), at(f.bias), f.activation, ctypes.c_float(f.clamp[0]), ctypes.c_float(f.clamp[1]),
+                *f.out_range, at(f.residual), f.residual_type, ctypes.c_int64(n), at(out), out_type, at(f.out_scale), at(f.out_zero),
+            )  # fmt: skip
+            equal(out, want, out_type, f"epilogue {index}: {m}x{n} activation {f.activation} {variant}")
+
+
+def test_every_16_bit_float_is_widened_and_rounded_alike(engine: ctypes.CDLL) -> None:
+    """All fp16 and bf16 patterns through a store, and their fp32 neighbours half way between."""
+    every = np.arange(65536, dtype=np.uint32)
+    bf16 = (every << 16).view(np.float32)
+    halves = ((every << 16) | 0x8000).view(np.float32)
+    f16 = every.astype(np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        f16_halves = (f16 + np.nextafter(f16.astype(np.float16), np.float16(np.inf)).astype(np.float32)) * np.float32(0.5)
+    acc = np.ascontiguousarray(np.stack([bf16, halves, f16, f16_halves]))
+    for variant in variants(engine):
+        for out_type in (F16, BF16):
+            out = np.zeros(acc.shape, STORAGE[out_type])
+            engine.t_float_epilogue(
+                at(acc), ctypes.c_int64(4), ctypes.c_int64(65536), at(None), 0, ctypes.c_float(0), ctypes.c_float(0), -127, 127, at(None), F32,
+                ctypes.c_int64(65536), at(out), out_type, at(None), at(None),
+            )  # fmt: skip
+            equal(out, stored(acc, out_type), out_type, variant)
+
+
+def test_int4_packing_and_sums(engine: ctypes.CDLL) -> None:
+    for index in range(40_000, 40_060):
+        rng = generator(index)
+        rows, cols, group = pick(rng, SIZES), pick(rng, SIZES), pick(rng, GROUPS)
+        q = rng.integers(-8, 8, (rows, cols)).astype(np.int8)
+        packed, back = np.zeros((rows, (cols + 1) // 2), np.uint8), np.zeros_like(q)
+        size = (ctypes.c_int64(rows), ctypes.c_int64(cols))
+        engine.t_pack_int4(at(q), *size, at(packed))
+        np.testing.assert_array_equal(packed, packed_nibbles(q.astype(np.int64)))
+        engine.t_unpack_int4(at(packed), *size, at(back))
+        np.testing.assert_array_equal(back, q)
+        k = cols // group * group
+        for w, w_type, ldw in ((q, S8, cols), (packed, S4, 2 * packed.shape[1])):
+            sums = np.zeros((rows, k // group), np.int32)
+            engine.t_weight_sums(at(w), w_type, size[0], ctypes.c_int64(k), ctypes.c_int64(ldw), ctypes.c_int64(group), at(sums))
+            np.testing.assert_array_equal(sums, q[:, :k].reshape(rows, -1, group).sum(axis=2, dtype=np.int64).reshape(sums.shape))
+
+
+def test_self_test_passes_on_every_instruction_set_here(engine: ctypes.CDLL) -> None:
+    for index in range(len(ISAS)):
+        if engine.t_use_isa(index):
+            assert engine.t_self_test(index)
+    list(variants(engine))
+
+
+def report(folder: Path, allowed: str) -> str:
+    script = (
+        "import ctypes, sys; text = ctypes.create_string_buffer(2000); "
+        "ctypes.CDLL(sys.argv[1]).t_report(text, ctypes.c_int64(2000)); print(text.value.decode())"
+    )
+    environment = os.environ | {"PYQUANT_CPU_ISA": allowed}
+    command = [sys.executable, "-c", script, str(folder / "libcpu_engine.so")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_environment_caps_the_instruction_set(folder: Path, engine: ctypes.CDLL) -> None:
+    here = [name for index, name in enumerate(ISAS) if engine.t_use_isa(index)]
+    list(variants(engine))
+    for name in here:
+        in_use = [line for line in report(folder, name).splitlines() if line.endswith("in use")]
+        assert [line.split(":")[0] for line in in_use] == [name]
+    assert "'sse9'" in report(folder, "sse9")
+    assert "allowed: scalar, avx2" in report(folder, "sse9")
+
+
+def test_no_vector_code_leaves_its_file(folder: Path) -> None:
+    """A weak symbol in a file of one instruction set could replace its namesake for all processors."""
+    for name in ISA_FLAGS:
+        if not (folder / f"{name}.o").exists():
+            continue
+        symbols = subprocess.run(["nm", "-C", str(folder / f"{name}.o")], capture_output=True, text=True, check=True).stdout
+        defined = [line.split(maxsplit=2) for line in symbols.splitlines() if line[:1] != " "]
+        assert [s[2] for s in defined if s[1] in "TWVu" and "DW.ref" not in s[2]] == [f"pyquant::cpu::kernels_{name.removeprefix('isa_')}()"]
