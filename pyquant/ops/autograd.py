@@ -15,26 +15,19 @@ from torch.nn import functional as F
 
 from pyquant import numerics
 
-_SMOOTH = {
-    "none": lambda t: t,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
-    "silu": F.silu,
-}
-
-
 def activation_gradient(
     pre: Tensor, grad: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0
 ) -> Tensor:
-    """grad * activation'(pre), all float32; the derivative of torch's own activation is used."""
-    if activation == "none":
-        return grad
-    with torch.enable_grad():
-        t = pre.detach().requires_grad_()
-        y = t.clamp(clamp_min, clamp_max) if activation == "clamp" else _SMOOTH[activation](t)
-        (result,) = torch.autograd.grad(y, t, grad)
-    return result
+    """grad * activation'(pre), all float32; the derivative of torch's own activation, in ops that a compiler can trace."""
+    if activation == "relu":
+        return grad * (pre > 0)
+    if activation == "clamp":
+        return grad * ((pre >= clamp_min) & (pre <= clamp_max))
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(grad, pre)
+    if activation in ("gelu", "gelu_tanh"):
+        return torch.ops.aten.gelu_backward(grad, pre, approximate="none" if activation == "gelu" else "tanh")
+    return grad
 
 
 def _linear_backward(ctx: Any, grad: Tensor, w: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:

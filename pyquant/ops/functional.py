@@ -17,11 +17,11 @@ from pyquant.ops import translate, values
 _ops = torch.ops.pyquant
 
 
-def _call(op: Callable[..., Any], *args: Any) -> Any:
+def _call(op: Any, *args: Any) -> Any:
     try:
         return op(*args)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        translate.reraise(error)
+        translate.reraise(error, op._schema.arguments[0].name)
 
 
 def quantize(

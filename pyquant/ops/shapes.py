@@ -43,6 +43,7 @@ def _no_group(group_size: int, granularity: str) -> None:
 
 def _qparams(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int) -> None:
     shape = _scale_shape(x, granularity, group_size)
+    check.strided("scale", scale)
     if granularity == "per_tensor":
         check.scalar_or("scale", scale, x, torch.float32, [1])
         check.scalar_or("zero_point", zero_point, x, torch.int32, [1])
@@ -104,7 +105,7 @@ def epilogue(
     """The part of the epilogue that every layer shares: activation and residual."""
     check.one_of("activation", activation, ACTIVATIONS)
     if activation == "clamp" and not clamp_min <= clamp_max:
-        raise ArgumentError("clamp_min", clamp_min, f"at most clamp_max = {clamp_max}")
+        raise ArgumentError("clamp_min", clamp_min, "at most clamp_max")
     if residual is not None:
         check.dtype_in("residual", residual, check.FLOATS)
         check.same_device("residual", residual, x)
@@ -213,6 +214,7 @@ def pack_linear(
     s = linear_spec(spec)
     check.dtype_in("w", w, (torch.uint8,) if s.w_bits == 4 else (torch.int8,))
     check.shape_is("w", w, [s.n, (s.k + 1) // 2 if s.w_bits == 4 else s.k])
+    check.strided("w_scale", w_scale)
     check.vector("w_scale", w_scale, w, torch.float32, [s.n, s.k // s.group_size] if s.group_size else [s.n])
     _present("bias", bias, s.has_bias, f"float32 [{s.n}]")
     check.vector("bias", bias, w, torch.float32, [s.n])
@@ -286,6 +288,7 @@ def weight_only_linear(
     check.shape_is("w", w, [n, (k + 1) // 2 if w_bits == 4 else k])
     check.group(group_size, k)
     shape = [n, k // group_size] if group_size else [n]
+    check.strided("w_scale", w_scale)
     check.vector("w_scale", w_scale, x, torch.float32, shape)
     check.vector("w_zero_point", w_zero_point, x, torch.int32, shape)
     return _float_result(lead, n, x, bias, residual, activation, clamp_min, clamp_max, out_dtype)

@@ -15,8 +15,11 @@ _BACKEND = re.compile(r"Could not run '(pyquant::\w+)' with arguments from the '
 _UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
 
 
-def reraise(error: Exception) -> NoReturn:
-    """Raise the pyquant error that says what `error` says; anything that is not about arguments passes unchanged."""
+def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
+    """Raise the pyquant error that says what `error` says; anything that is not about arguments passes unchanged.
+
+    first_argument  name of the op's first tensor, which decides where the op runs.
+    """
     if isinstance(error, PyquantError):
         raise error
     text = str(error)
@@ -31,7 +34,10 @@ def reraise(error: Exception) -> NoReturn:
         argument, wanted, got = match.groups()
         raise ArgumentError(argument, got, wanted) from None
     if match := _BACKEND.search(text):
-        raise ArgumentError("x", f"device or layout with backend {match.group(2)}", "a dense CPU or CUDA tensor") from None
+        got = f"device or layout with backend {match.group(2)}"
+        raise ArgumentError(first_argument, got, "a dense CPU or CUDA tensor") from None
+    if "There were no tensor arguments" in text:
+        raise ArgumentError(first_argument, "None", "a tensor") from None
     if match := _UNSUPPORTED.search(text):
         first, *rest = match.group(1).strip().splitlines()
         raise UnsupportedError(f"no kernel {first}", [line.strip() for line in rest]) from None

@@ -1,0 +1,292 @@
+"""What holds for every op: schemas, rules that agree with the kernels, opcheck, layouts, refusals (C07-C10)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import problems
+import pytest
+import torch
+
+from pyquant import numerics, ops
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.ops import fallback, rows_layout, shapes
+from pyquant.ops.schema import SCHEMAS
+
+CPU_LAYOUT = ops.layout_for(torch.device("cpu"))
+
+
+def spec(n: int, k: int, **kwargs: Any) -> list[int]:
+    return list(ops.LinearSpec(n, k, layout=CPU_LAYOUT, **kwargs).to_ints())
+
+
+def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
+    """One legal call of every op, positional."""
+    draw = problems.Draw(problems.BASE_SEED, "samples", m, n, k)
+    x, x_q = draw.normal(m, k), problems.codes(draw, "s8", "uniform", m, k)
+    w = problems.codes(draw, "s8", "uniform", n, k)
+    w4 = problems.codes(draw, "s4", "uniform", n, k)
+    packed4, w_scale, bias = numerics.pack_int4(w4), problems.scales(draw, n), draw.normal(n)
+    residual = draw.normal(m, n)
+    s = spec(n, k, has_bias=True)
+    epilogue = (w_scale, problems.scales(draw, m), None, bias, residual, None, None, 0, "gelu")
+    packed = torch.ops.pyquant.pack_linear(w, w_scale, bias, None, None, None, None, s)
+    return {
+        "quantize": (x, problems.scales(draw, m), None, "per_token"),
+        "quantize_dynamic": (x, "per_token", 0, False, -128, 127),
+        "dequantize": (x_q, problems.scales(draw, m), None, "per_token", 0, torch.bfloat16),
+        "pack_int4": (w4,),
+        "unpack_int4": (packed4, k),
+        "gemm_s8s8": (x_q, w, *epilogue),
+        "gemm_s8s4": (x_q, packed4, *epilogue),
+        "gemm_s4s4": (problems.codes(draw, "s4", "uniform", m, k), packed4, *epilogue),
+        "pack_linear": (w, w_scale, bias, None, None, None, None, s),
+        "unpack_linear": (packed, s),
+        "qlinear": (x, packed, residual, s, torch.float16),
+        "weight_only_linear": (x, packed4, w_scale, None, bias, residual, 4, 0, "silu"),
+        "float_linear": (x, draw.normal(n, k), bias, residual, "relu"),
+    }
+
+
+def test_every_op_has_a_rule_a_sample_and_a_wrapper() -> None:
+    assert set(SCHEMAS) == set(samples(2, 3, 4))
+    for name in SCHEMAS:
+        assert callable(getattr(shapes, name))
+        assert callable(getattr(fallback, name))
+        assert callable(getattr(ops, name))
+        schema = getattr(torch.ops.pyquant, name).default._schema
+        assert not schema.is_mutable
+
+
+def test_schemas_are_pinned() -> None:
+    """A changed string breaks saved programs: change it only together with a new op name."""
+    pinned = {
+        "quantize": "(Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, int qmin=-127, int qmax=127) -> Tensor",
+        "quantize_dynamic": "(Tensor x, str granularity='per_token', int group_size=0, bool symmetric=True, int qmin=-127, int qmax=127) -> (Tensor, Tensor, Tensor)",
+        "qlinear": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, ScalarType? out_dtype=None) -> Tensor",
+        "unpack_int4": "(Tensor packed, int k) -> Tensor",
+    }
+    for name, text in pinned.items():
+        assert SCHEMAS[name] == text
+
+
+def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> None:
+    if not ops.native_available():
+        pytest.skip(f"compiled library not in use: {ops.why_not_native()}")
+    for n, k, bits, group, bias in itertools.product((0, 1, 16, 33), (0, 4, 100, 128), (4, 8), (0, 4), (False, True)):
+        s = ops.LinearSpec(n, k, bits, group, has_bias=bias, activation="clamp", clamp_min=-0.5, clamp_max=1e9, layout="rows")
+        assert ops.LinearSpec.from_ints(s.to_ints()) == s
+        assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+@pytest.mark.parametrize("size", [(3, 5, 8), (1, 16, 64), (0, 4, 7)])
+def test_opcheck(name: str, size: tuple[int, int, int]) -> None:
+    op = getattr(torch.ops.pyquant, name).default
+    args = samples(*size)[name]
+    torch.library.opcheck(op, args)
+    if args[0].dim() == 2 and size[0] > 1:
+        strided = torch.empty(args[0].shape[0], args[0].shape[1] * 2, dtype=args[0].dtype)[:, ::2]
+        strided.copy_(args[0])
+        torch.library.opcheck(op, (strided, *args[1:]))
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEMAS) - {"unpack_linear"}))
+@pytest.mark.parametrize("layout", problems.LAYOUTS, ids=lambda v: v.name)
+def test_layouts_give_the_contiguous_answer_or_a_refusal(name: str, layout: problems.Layout) -> None:
+    base = samples(6, 5, 16)[name]
+    op = getattr(torch.ops.pyquant, name).default
+    tried = 0
+    for position, argument in enumerate(base):
+        if not isinstance(argument, torch.Tensor) or not layout.takes(argument):
+            continue
+        with torch.no_grad():
+            laid = layout.build(argument)
+        args = list(base)
+        args[position] = laid
+        tried += 1
+        if layout.refused:
+            try:
+                got = op(*args)
+            except (RuntimeError, PyquantError, NotImplementedError):
+                continue
+            plain = [a.resolve_neg() if isinstance(a, torch.Tensor) and a.is_neg() else a for a in args]
+            assert _equal(got, op(*plain)), f"{name} argument {position}: silently different"
+            continue
+        plain = list(base)
+        plain[position] = torch.Tensor(laid.detach().clone().contiguous()) if layout.name == "subclass" else laid.detach().clone(memory_format=torch.contiguous_format)
+        if name == "qlinear" and position == 1 and not laid.is_contiguous():  # an opaque buffer has no layouts
+            with pytest.raises((RuntimeError, PyquantError), match="argument 'packed'"):
+                op(*args)
+            continue
+        assert _same_outcome(lambda: op(*args), lambda: op(*plain)), f"{name} argument {position} {layout.name}"
+    if tried == 0:
+        assert layout.for_floats_only or layout.min_dim > 1 or layout.refused
+
+
+def _same_outcome(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
+    results: list[Any] = []
+    for call in (one, other):
+        try:
+            results.append(call())
+        except (RuntimeError, PyquantError) as error:
+            results.append(type(error))
+    if isinstance(results[0], type) or isinstance(results[1], type):
+        return results[0] is results[1]
+    return _equal(*results)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    a, b = a.detach(), b.detach()
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+# ---- refusals
+
+BAD_TENSORS: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (
+    ("float64", lambda t: t.double()),
+    ("complex", lambda t: t.to(torch.complex64)),
+    ("bool", lambda t: t.bool()),
+    ("int64", lambda t: t.long()),
+    ("meta", lambda t: t.to("meta")),
+    ("one more", lambda t: torch.cat([t, t[..., :1]], -1) if t.dim() and t.shape[-1] else t.double()),
+    ("one less", lambda t: t[..., :-1] if t.dim() and t.shape[-1] else t.double()),
+    ("two more dimensions", lambda t: t.reshape(1, *t.shape, 1)),
+    ("sparse", lambda t: t.to_sparse()),
+    ("list", lambda t: t.tolist()),
+    ("string", lambda t: "tensor"),
+    ("None", lambda t: None),
+)
+# What is legal although it looks wrong: K may change freely where nothing else fixes it (an odd K fills the
+# same bytes of 4-bit codes), and optional operands may be absent.
+LEGAL = {
+    ("quantize", 0, "one more"), ("quantize", 0, "one less"), ("quantize_dynamic", 0, "one more"),
+    ("quantize_dynamic", 0, "one less"), ("quantize_dynamic", 0, "two more dimensions"), ("dequantize", 0, "one more"),
+    ("dequantize", 0, "one less"), ("pack_int4", 0, "one more"), ("pack_int4", 0, "one less"),
+    ("pack_int4", 0, "two more dimensions"), ("quantize_dynamic", 0, "meta"), ("pack_int4", 0, "meta"),
+    ("unpack_int4", 0, "meta"), ("unpack_linear", 0, "meta"), ("gemm_s8s4", 0, "one less"),
+    ("gemm_s4s4", 0, "one less"), ("weight_only_linear", 0, "one less"),
+}  # fmt: skip
+OPTIONAL = {
+    "gemm_s8s8": {2, 3, 5, 6}, "gemm_s8s4": {2, 3, 5, 6}, "gemm_s4s4": {2, 3, 5, 6}, "qlinear": {2},
+    "weight_only_linear": {4, 5}, "float_linear": {2, 3},
+}  # fmt: skip
+
+
+def refusals() -> list[tuple[str, int, str]]:
+    cases = []
+    for size in ((3, 5, 8), (4, 16, 64)):
+        for name, args in samples(*size).items():
+            cases += [
+                (name, position, kind, size)
+                for position, argument in enumerate(args)
+                if isinstance(argument, torch.Tensor)
+                for kind, _ in BAD_TENSORS
+            ]
+    return cases
+
+
+def test_wrong_tensors_are_refused_by_name() -> None:
+    table = dict(BAD_TENSORS)
+    count, wrong = 0, []
+    for name, position, kind, size in refusals():
+        args = list(samples(*size)[name])
+        bad = table[kind](args[position])
+        same = isinstance(bad, torch.Tensor) and bad.dtype == args[position].dtype and bad.shape == args[position].shape
+        if (name, position, kind) in LEGAL or (kind == "None" and position in OPTIONAL.get(name, ())) or (same and kind not in ("meta", "sparse")):
+            continue
+        count += 1
+        schema = getattr(torch.ops.pyquant, name).default._schema.arguments
+        wrapper = getattr(ops, name)
+        args[position] = bad
+        keywords = {a.name: v for a, v in zip(schema, args, strict=False)}
+        try:
+            wrapper(**keywords)
+        except ArgumentError as error:
+            if not error.argument or not error.got or not error.allowed:
+                wrong.append(f"{name} argument {position} {kind}: incomplete error {error}")
+        except Exception as error:  # noqa: BLE001 - whatever else is raised is the finding
+            wrong.append(f"{name} argument {schema[position].name} {kind}: {type(error).__name__}: {error}")
+        else:
+            if not (name == "weight_only_linear" and position == 1):
+                wrong.append(f"{name} argument {schema[position].name} {kind}: accepted")
+    assert not wrong, f"{len(wrong)} of {count}\n" + "\n".join(wrong[:20])
+    assert count >= 500
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda x: ops.quantize(x, torch.tensor([0.0])), "scale"),
+        (lambda x: ops.quantize(x, torch.tensor([-1.0])), "scale"),
+        (lambda x: ops.quantize(x, torch.tensor([float("nan")])), "scale"),
+        (lambda x: ops.quantize(x, torch.tensor([float("inf")])), "scale"),
+        (lambda x: ops.quantize(x, torch.ones(1), granularity="per_row"), "granularity"),
+        (lambda x: ops.quantize(x, torch.ones(1), qmin=5, qmax=5), "qmax"),
+        (lambda x: ops.quantize(x, torch.ones(1), qmin=-129), "qmin"),
+        (lambda x: ops.quantize(x, torch.ones(1), group_size=4), "group_size"),
+        (lambda x: ops.quantize(x, torch.ones(1), qmax=128), "qmax"),
+        (lambda x: ops.quantize_dynamic(x, "per_group", 3), "group_size"),
+        (lambda x: ops.quantize_dynamic(x, "per_group", 0), "group_size"),
+        (lambda x: ops.quantize_dynamic(x, qmin=0), "qmin"),
+        (lambda x: ops.dequantize(x.to(torch.int8), torch.ones(1), out_dtype=torch.float64), "out_dtype"),
+        (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8)), "w_scale"),
+        (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8), torch.ones(4), out_dtype=torch.int32), "w_scale"),
+        (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8), torch.ones(4), out_dtype=torch.int8), "out_scale"),
+        (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8), torch.ones(4), activation="swish"), "activation"),
+        (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8), torch.ones(4), activation="clamp", clamp_min=1.0), "clamp_min"),
+        (lambda x: ops.gemm_s4s4((x * 0 + 9).to(torch.int8), torch.zeros(4, 4, dtype=torch.uint8), torch.ones(4)), "x"),
+        (lambda x: ops.pack_int4((x * 0 + 9).to(torch.int8)), "q"),
+        (lambda x: ops.qlinear(x, torch.zeros(10, dtype=torch.uint8), spec=[1, 2, 3]), "spec"),
+        (lambda x: ops.qlinear(x, torch.zeros(10, dtype=torch.uint8), spec=spec(4, 8)), "packed"),
+        (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, has_bias=True)), "bias"),
+        (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, input="static")), "x_scale"),
+        (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4) - 1, spec(4, 8)), "w_scale"),
+        (lambda x: ops.weight_only_linear(x, x.to(torch.int8), torch.ones(4), w_bits=3), "w_bits"),
+        (lambda x: ops.float_linear(x, x, out_dtype=torch.int8), "out_dtype"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused_by_name(call: Callable[[torch.Tensor], Any], argument: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        call(torch.ones(4, 8))
+    assert caught.value.argument == argument
+
+
+def test_rule_and_kernel_accept_the_same_problems() -> None:
+    """2 000 random calls, legal or not: the fake rule and the kernel refuse the same, for the same argument."""
+    mutations: tuple[Callable[[problems.Draw, dict[str, Any]], None], ...] = (
+        lambda d, c: None,
+        lambda d, c: c.update(group_size=d.choice((0, 3, 4, 8, -1))),
+        lambda d, c: c.update(out_dtype=d.choice((torch.int8, torch.float64, torch.int32, torch.bfloat16))),
+        lambda d, c: c.update(w_scale=None),
+        lambda d, c: c.update(x=c["x"][:, :-1]),
+        lambda d, c: c.update(bias=torch.ones(d.integer(0, 3))),
+        lambda d, c: c.update(x_scale=torch.ones(d.integer(0, 3))),
+        lambda d, c: c.update(x_zero_point=torch.zeros(d.integer(0, 3), dtype=torch.int32)),
+        lambda d, c: c.update(activation=d.choice(("tanh", "relu", "clamp")), clamp_min=1.0),
+        lambda d, c: c.update(residual=torch.zeros(d.integer(0, 4), d.integer(0, 4))),
+        lambda d, c: c.update(out_qmin=d.integer(-130, 130), out_qmax=d.integer(-130, 130)),
+        lambda d, c: c.update(x=c["x"].to(d.choice((torch.uint8, torch.int16)))),
+    )  # fmt: skip
+    agreed = refused = 0
+    for index in range(2000):
+        draw = problems.Draw(problems.BASE_SEED, "agreement", index)
+        problem = problems.gemm_problem(index, epilogue=draw.choice(("accumulator", "float", "codes")))
+        call = dict(problem.call)
+        draw.choice(mutations)(draw, call)
+        outcomes = []
+        for function in (getattr(shapes, problem.op), getattr(ops, problem.op)):
+            try:
+                result = function(**call)
+                outcomes.append(("accepted", list(result.shape), result.dtype))
+            except ArgumentError as error:
+                outcomes.append(("refused", error.argument, error.allowed))
+                refused += 1
+        assert outcomes[0] == outcomes[1], f"index {index} {problem.op}: rule {outcomes[0]}, kernel {outcomes[1]}"
+        agreed += 1
+    assert agreed == 2000
+    assert 300 < refused < 3700

@@ -1,0 +1,134 @@
+"""The ops on the CPU against int64 and against the executable specification, bit for bit (C01, C04)."""
+
+from __future__ import annotations
+
+import accept
+import problems
+import pytest
+import torch
+
+from pyquant import numerics, ops
+from pyquant.errors import ArgumentError
+
+COUNT = 5000
+STEP = 250
+
+
+def accumulator(problem: problems.GemmProblem) -> torch.Tensor:
+    """int64 truth, by a formula of its own: sum (x - zero_point) * w."""
+    x = problem.call["x"].to(torch.int64)
+    zero_point = problem.call.get("x_zero_point")
+    if zero_point is not None:
+        x = x - (zero_point.to(torch.int64).reshape(-1, 1) if zero_point.dim() else zero_point.to(torch.int64))
+    return (x.double() @ problem.w_codes.double().T).to(torch.int64)  # every partial sum is an integer below 2^53
+
+
+@pytest.mark.parametrize("start", range(0, COUNT, STEP))
+def test_accumulators_equal_int64(start: int) -> None:
+    for index in range(start, start + STEP):
+        problem = problems.gemm_problem(index)
+        got = getattr(ops, problem.op)(**problem.call)
+        accept.t0(got, accumulator(problem).to(torch.int32), what=problem.repeat, waiver=problem.waiver)
+
+
+@pytest.mark.parametrize("epilogue", ["float", "codes"])
+@pytest.mark.parametrize("start", range(0, 1000, STEP))
+def test_every_epilogue_equals_the_specification(epilogue: str, start: int) -> None:
+    for index in range(start, start + STEP):
+        problem = problems.gemm_problem(index, epilogue=epilogue)
+        got = getattr(ops, problem.op)(**problem.call)
+        want = getattr(numerics, problem.op)(**problem.call)
+        rule = accept.t0 if epilogue == "codes" else accept.t1
+        rule(got, want, what=problem.repeat, waiver=problem.waiver or ("codes may saturate" if epilogue == "codes" else None))
+
+
+@pytest.mark.parametrize(("x_type", "w_type", "limit"), [("s8", "s8", 131071), ("u8", "s8", 65793), ("s8", "s4", 2097151)])
+def test_worst_case_at_the_largest_k(x_type: str, w_type: str, limit: int) -> None:
+    low, high = problems.CODE_RANGES[x_type]
+    extreme = high if x_type == "u8" else low
+    x = torch.full((2, limit), extreme, dtype=torch.uint8 if x_type == "u8" else torch.int8)
+    w = torch.full((3, limit), problems.CODE_RANGES[w_type][0], dtype=torch.int8)
+    op = ops.gemm_s8s8 if w_type == "s8" else ops.gemm_s8s4
+    got = op(x, w if w_type == "s8" else ops.pack_int4(w), out_dtype=torch.int32)
+    want = extreme * problems.CODE_RANGES[w_type][0] * limit
+    assert abs(want) < 2**31
+    accept.t0(got, torch.full((2, 3), want, dtype=torch.int32), waiver="constant by design")
+    wider = torch.zeros(1, limit + 1, dtype=x.dtype)
+    with pytest.raises(ArgumentError, match=f"K <= {limit}"):
+        op(wider, torch.zeros(1, limit + 1 if w_type == "s8" else limit // 2 + 1, dtype=torch.int8 if w_type == "s8" else torch.uint8),
+           out_dtype=torch.int32)  # fmt: skip
+
+
+def random_layer(index: int) -> tuple[torch.Tensor, dict[str, object], ops.LinearSpec, torch.Tensor, dict[str, object]]:
+    """A fused layer of random shape, scheme and epilogue: x, operands, spec, codes, numerics arguments."""
+    draw = problems.Draw(problems.BASE_SEED, "layer", index)
+    s = problems.shape(index)
+    bits = draw.choice((8, 4))
+    group = problems._group_size(draw, s.k) if draw.chance(0.4) else 0
+    is_static = draw.chance(0.4)
+    x_range = draw.choice(((-127, 127, True), (-128, 127, False), (-7, 7, True), (-8, 7, False)))
+    codes_out = draw.chance(0.25)
+    activation = draw.choice(problems.ACTIVATIONS)
+    spec = ops.LinearSpec(
+        s.n, s.k, bits, group, "static" if is_static else "dynamic", x_range[0], x_range[1], x_range[2], activation,
+        -1.5 if activation == "clamp" else 0.0, 2.25 if activation == "clamp" else 0.0, draw.chance(0.6), codes_out,
+        -127, 127, ops.layout_for(torch.device("cpu")),
+    )  # fmt: skip
+    codes = problems.codes(draw, "s4" if bits == 4 else "s8", "uniform", s.n, s.k)
+    w_scale = problems.scales(draw, s.n, s.k // group) if group else problems.scales(draw, s.n)
+    operands = {
+        "bias": draw.normal(s.n) if spec.has_bias else None,
+        "x_scale": problems.scales(draw, 1) if is_static else None,
+        "x_zero_point": draw.codes(x_range[0], x_range[1], 1) if is_static and not x_range[2] else None,
+        "out_scale": problems.scales(draw, 1) * 64 if codes_out else None,
+        "out_zero_point": draw.codes(-5, 5, 1) if codes_out and draw.chance(0.5) else None,
+    }
+    x = (draw.normal(s.m, s.k) * 3).to(draw.choice(problems.FLOATS))
+    reference = dict(
+        operands, x_qmin=x_range[0], x_qmax=x_range[1], x_symmetric=x_range[2], group_size=group, activation=activation,
+        clamp_min=spec.clamp_min, clamp_max=spec.clamp_max,
+        residual=draw.normal(s.m, s.n).to(draw.choice(problems.FLOATS)) if draw.chance(0.3) else None,
+    )  # fmt: skip
+    return x, dict(operands, w_scale=w_scale), spec, codes, reference
+
+
+@pytest.mark.parametrize("start", range(0, 600, 100))
+def test_fused_layers_equal_the_specification(start: int) -> None:
+    for index in range(start, start + 100):
+        x, operands, spec, codes, reference = random_layer(index)
+        w = ops.pack_int4(codes) if spec.w_bits == 4 else codes
+        w_scale = operands.pop("w_scale")
+        packed = ops.pack_linear(w, w_scale, spec.to_ints(), **operands)
+        assert torch.equal(ops.unpack_linear(packed, spec.to_ints()), w)
+        got = ops.qlinear(x, packed, reference["residual"], spec.to_ints())
+        want = numerics.qlinear_reference(x, codes, w_scale, **reference)
+        what = f"random_layer({index}) seed {problems.BASE_SEED}: x {list(x.shape)} {x.dtype}, {spec}"
+        if spec.codes_out:
+            accept.t0(got, want, what=what, waiver="codes may saturate")
+        else:
+            accept.t1(got, want, what=what, waiver="activations may be constant")
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_token", "per_channel", "per_group"])
+@pytest.mark.parametrize("dtype", problems.FLOATS)
+def test_quantisers_equal_the_specification_on_the_catalogue(dtype: torch.dtype, granularity: str, symmetric: bool) -> None:
+    qmin, qmax = (-127, 127) if symmetric else (-128, 127)
+    group = problems.GROUP if granularity == "per_group" else 0
+    for values in problems.VALUES:
+        for rows, cols in ((5, 48), (1, 16), (33, 80)):
+            x = values.tensor(rows, cols, dtype)
+            what = f"{values.name} [{rows}, {cols}] {dtype}"
+            got = ops.quantize_dynamic(x, granularity, group, symmetric, qmin, qmax)
+            want = numerics.quantize_dynamic(x, granularity, group, symmetric, qmin, qmax)
+            for g, w, name in zip(got, want, ("codes", "scale", "zero_point"), strict=True):
+                rule = accept.t1 if w.is_floating_point() else accept.t0
+                rule(g, w, what=f"{what} {name}", waiver="catalogue of extremes")
+            scale = torch.where(want[1].isnan(), torch.ones(()), want[1])
+            static = ops.quantize(x, scale, want[2], granularity, group, qmin, qmax)
+            accept.t0(static, numerics.quantize(x, scale, want[2], granularity, group, qmin, qmax), what=what, waiver="extremes")
+            for out in problems.FLOATS:
+                real = ops.dequantize(static, scale, want[2], granularity, group, out)
+                accept.t1(real, numerics.dequantize(static, scale, want[2], granularity, group, out), what=what, waiver="extremes")
+            if x.isfinite().all():
+                assert got[1].isfinite().all() and (got[1] > 0).all(), what
