@@ -52,7 +52,7 @@ $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
 	@touch $@
 
 demo: $(STAMPS)/native $(STAMPS)/demo
-	HF_HUB_OFFLINE=1 $(PY) bench/demo_minilm.py --out demo-out
+	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
 test: $(STAMPS)/native $(STAMPS)/test
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
@@ -70,12 +70,12 @@ style: $(STAMPS)/dev
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
 
 bench: $(STAMPS)/native $(STAMPS)/test
-	$(PY) bench/cpu_linear.py
+	$(PY) -m bench.cpu_linear
 
 gpu: $(STAMPS)/native $(STAMPS)/test
 	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device')"
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. gpu -m gpu
-	$(PY) bench/gpu.py
+	$(PY) -m bench.gpu
 
 wheel: $(STAMPS)/tools
 	@PATH="$(VENV)/bin:$$PATH" $(PIP) wheel --no-build-isolation --no-deps -w dist .

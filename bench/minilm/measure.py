@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -68,7 +69,6 @@ def model_row(
         nearest_same=float((_nearest(embedded) == _nearest(reference)).double().mean()),
         worst_text="" if variant.name == baseline else texts[worst],
         ours=variant.ours,
-        note=variant.note,
     )
 
 
@@ -91,33 +91,39 @@ def scale_and_vector_bytes(model: torch.nn.Module) -> int:
     )  # fmt: skip
 
 
-def save_and_reload(model: Embedder, folder: Path, inputs: Inputs) -> tuple[bool, int]:
-    """Save the model, load it in a second Python process, compare all output bits there.
-
-    ->  (every bit equal, bytes on disk)
-    """
+def save(model: Embedder, folder: Path) -> int:
+    """Save the model. -> bytes on disk."""
     pyquant.save_pretrained(model, folder)
-    expected = {}
+    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+def reload_elsewhere(
+    saved: Mapping[Path, tuple[Variant, Embedder]], inputs: Inputs, probe: Path
+) -> dict[str, bool]:  # fmt: skip
+    """Load every saved model in one second Python process and compare all output bits there.
+
+    saved  folder -> (its variant, the model that was saved).    probe  a scratch file for inputs and expected outputs.
+    ->     {variant's name: every bit equal}. Raises RuntimeError when the process fails.
+    """
+    tensors: dict[str, Tensor] = {}
     with torch.inference_mode():
         for i, (ids, mask) in enumerate(inputs.values()):
-            expected |= {f"ids.{i}": ids.cpu(), f"mask.{i}": mask.cpu(), f"out.{i}": model(ids, mask).cpu()}
-    probe = folder.with_name(folder.name + ".probe.safetensors")
-    save_file({name: t.contiguous().clone() for name, t in expected.items()}, str(probe))
+            tensors |= {f"ids.{i}": ids.cpu(), f"mask.{i}": mask.cpu()}
+            tensors |= {f"out.{i}.{name}": model(ids, mask).cpu() for name, (_, model) in _by_index(saved)}
+    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, str(probe))
     device = str(next(iter(inputs.values()))[0].device)
-    command = [
-        sys.executable,
-        "-m",
-        "bench.minilm.reload",
-        str(folder),
-        str(probe),
-        device,
-        str(torch.get_num_threads()),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = [f"{int(variant.gelu_in_linear)}{folder}" for folder, (variant, _) in saved.items()]
+    program = [sys.executable, "-m", "bench.minilm.reload", str(probe), device, str(torch.get_num_threads())]
+    result = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
     probe.unlink()
-    if result.returncode not in (0, 1):
+    if result.returncode != 0:
         raise RuntimeError(f"the second process failed:\n{result.stderr}")
-    return result.returncode == 0, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    verdicts = json.loads(result.stdout.splitlines()[-1])
+    return {variant.name: bool(equal) for (variant, _), equal in zip(saved.values(), verdicts, strict=True)}
+
+
+def _by_index(saved: Mapping[Path, tuple[Variant, Embedder]]) -> list[tuple[int, tuple[Variant, Embedder]]]:
+    return list(enumerate(saved.values()))
 
 
 def _call(model: Embedder, ids: Tensor, mask: Tensor) -> Callable[[], object]:

@@ -1,7 +1,8 @@
-"""The second process: loads a saved model and compares its outputs bit for bit. Exit code 0 equal, 1 different."""
+"""The second process: loads saved models and compares their outputs bit for bit with what the first computed."""
 
 from __future__ import annotations
 
+import json
 import sys
 
 import torch
@@ -11,18 +12,23 @@ import pyquant
 from bench.minilm.model import empty_model
 
 
-def main(folder: str, probe: str, device: str, threads: str) -> int:
+def main(probe: str, device: str, threads: str, *folders: str) -> int:
+    """folders: each led by '1' where the GELU lives in the Linear, else '0'. Prints a JSON list of verdicts."""
     torch.set_num_threads(int(threads))
-    model = pyquant.load_pretrained(folder, empty_model).to(device).eval()
     recorded = load_file(probe)
-    equal = True
+    inputs = sum(name.startswith("ids.") for name in recorded)
+    print(json.dumps([_equal(recorded, inputs, i, text[0] == "1", text[1:], device) for i, text in enumerate(folders)]))
+    return 0
+
+
+def _equal(
+    recorded: dict[str, torch.Tensor], inputs: int, index: int, gelu_in_linear: bool, folder: str, device: str
+) -> bool:  # fmt: skip
+    model = pyquant.load_pretrained(folder, lambda: empty_model(gelu_in_linear=gelu_in_linear)).to(device).eval()
     with torch.inference_mode():
-        for i in range(len(recorded) // 3):
-            y = model(recorded[f"ids.{i}"].to(device), recorded[f"mask.{i}"].to(device))
-            equal = equal and torch.equal(y.cpu(), recorded[f"out.{i}"])
-    print("bits equal" if equal else "bits differ")
-    return 0 if equal else 1
+        outputs = [model(recorded[f"ids.{i}"].to(device), recorded[f"mask.{i}"].to(device)) for i in range(inputs)]
+    return all(torch.equal(y.cpu(), recorded[f"out.{i}.{index}"]) for i, y in enumerate(outputs))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:5]))
+    sys.exit(main(*sys.argv[1:]))

@@ -58,4 +58,5 @@ def _docstrings(module_name: str) -> Iterator[str]:
 
 def _is_prose(text: str) -> bool:
     is_sentence = 40 <= len(text) <= 220 and text[0].isupper() and text[-1] == "." and text.count(" ") >= 6
-    return is_sentence and not re.search(r"[<>{}=_|\\]", text)
+    is_whole = text.count("(") == text.count(")") and not text.endswith(("e.g.", "i.e."))
+    return is_sentence and is_whole and not re.search(r"[<>{}=_|\\]", text)

@@ -27,7 +27,7 @@ _KEYS = ("default", "embeddings", "layers")
 class QuantizeConfig:
     """schemes: the mapping of FqnConfig ('_default' for the rest). embeddings: also quantise Embedding layers."""
 
-    schemes: dict[str, QScheme | None]
+    schemes: dict[str | type, QScheme | None]
     embeddings: bool = False
 
 
@@ -57,7 +57,9 @@ def parse_config(data: object, where: str) -> QuantizeConfig:
     embeddings = data.get("embeddings", False)
     if not isinstance(embeddings, bool):
         raise ArgumentError("--config", f"{where}: embeddings is {embeddings!r}"[:160], "true or false")
-    schemes = {str(pattern): _scheme(value, f"{where}: layers: {pattern!r}") for pattern, value in layers.items()}
+    schemes: dict[str | type, QScheme | None] = {
+        str(pattern): _scheme(value, f"{where}: layers: {pattern!r}") for pattern, value in layers.items()
+    }
     if data.get("default") is not None:
         schemes["_default"] = _scheme(data["default"], f"{where}: default")
     if not any(scheme is not None for scheme in schemes.values()):

@@ -142,7 +142,7 @@ def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
             else:
                 with torch.inference_mode():
                     layer(x)
-        kernel = str(layer.kernel_info(m))  # type: ignore[operator]
+        kernel = layer.kernel_info(m).kernel
     except (PyquantError, RuntimeError) as error:
         return Capability(name, device, False, exact, "", str(error).splitlines()[0])
     return Capability(name, device, True, exact, kernel)

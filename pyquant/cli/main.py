@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.version:
-        from pyquant.measure.environment import package_version
+        from pyquant.measure.environment import own_version
 
-        print(f"pyquant {package_version('pyquant') or '(not installed)'}")
+        print(f"pyquant {own_version()}")
         return OK
     if not hasattr(args, "run"):
         parser.print_help()

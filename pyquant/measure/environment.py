@@ -43,7 +43,7 @@ def describe_environment(device: str | torch.device = "cpu", *, clock: str = "")
         torch=str(torch.__version__),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
-        pyquant=package_version("pyquant"),
+        pyquant=own_version(),
         packages={name: version for name in _PACKAGES if (version := package_version(name))},
         clock=clock,
         command=command_line(),
@@ -84,6 +84,13 @@ def folder_name(environment: Environment) -> str:
     name = environment.gpu.split(",")[0] if environment.gpu else f"cpu {environment.cpu}"
     name = re.sub(r"\((?:r|tm)\)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def own_version() -> str:
+    """pyquant's version, also from a source tree that is not installed."""
+    import pyquant
+
+    return str(getattr(pyquant, "__version__", ""))
 
 
 def package_version(package: str) -> str:

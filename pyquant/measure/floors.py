@@ -16,7 +16,13 @@ from .records import Ceiling
 from .timing import Clock, CpuClock, CudaEventClock, time_interleaved
 
 COPY = "copy"  # main memory; COPY_SETS are working sets that fit caches
-COPY_SETS: Mapping[str, int] = {"copy in 256 KiB": 256 << 10, "copy in 4 MiB": 4 << 20, "copy in 64 MiB": 64 << 20}
+COPY_SETS: Mapping[str, int] = {
+    "copy in 256 KiB": 256 << 10,
+    "copy in 1 MiB": 1 << 20,
+    "copy in 4 MiB": 4 << 20,
+    "copy in 16 MiB": 16 << 20,
+    "copy in 64 MiB": 64 << 20,
+}
 
 
 @dataclass(frozen=True)

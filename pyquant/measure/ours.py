@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from pyquant.core.scheme import QScheme
+from pyquant.nn.qlinear import QLinear
 
 from .peers import Candidate, GemmCase, PeerUnavailable
 
 _CHECK_ROWS = 8
 
 
-def build_qlinear(case: GemmCase, scheme: QScheme, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Tensor]:
+def build_qlinear(case: GemmCase, scheme: QScheme, dtype: torch.dtype) -> tuple[QLinear, torch.Tensor]:
     """The case's linear as a QLinear on the case's device, and its input in `dtype`.
 
     A static scheme is calibrated on the case's own input: one per-tensor scale of its largest absolute value.
     """
-    from pyquant.nn import QLinear
-
     linear = case.linear()
     x = case.x.to(dtype)
     input_scale = case.x.abs().amax() / scheme.inputs.code_range[1] if scheme.is_static and scheme.inputs else None
     layer = QLinear.from_float(linear, scheme, input_scale=input_scale)
-    return layer.to(dtype=dtype) if dtype is not torch.float32 else layer, x
+    return layer.to(dtype=dtype), x
 
 
-def qlinear_candidate(layer: torch.nn.Module, x: torch.Tensor) -> Candidate:
+def qlinear_candidate(layer: QLinear, x: torch.Tensor) -> Candidate:
     """Calls the layer on x, as a model would."""
     return lambda: layer(x)
 
 
-def is_exact(layer: torch.nn.Module, x: torch.Tensor) -> bool:
+def is_exact(layer: QLinear, x: torch.Tensor) -> bool:
     """Whether up to eight rows of layer(x), the whole batch computed, have the specification's bits.
 
-    Rows are independent, so the reference is computed for the checked rows alone; they include the first and last.
+    Rows are independent, so the reference is computed for the checked rows alone, first and last among them, and on the
+    CPU whatever the device.
     """
     with torch.inference_mode():
         y = layer(x)
         rows = check_rows(x.shape[0])
-        reference = layer.reference(x[rows])  # type: ignore[operator]
-    return torch.equal(y[rows].cpu(), reference.cpu())
+        judge = layer if x.device.type == "cpu" else copy.deepcopy(layer).cpu()
+        reference = judge.reference(x[rows].cpu())
+    return torch.equal(y[rows].cpu(), reference)
 
 
 def check_rows(m: int) -> list[int]:

@@ -141,7 +141,6 @@ class ModelRow:
     file_bytes: int | None = None
     reload_equal: bool | None = None
     ours: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def plot_gemm(report: GemmReport, path: str | Path) -> Path:
         drawn = [(m, r) for m, r in points if r is not None]
         ours = any(row.ours for row in report.rows if row.candidate == name)
         axes.plot(
-            range(len(ms))[: len(drawn)] if len(drawn) == len(ms) else [ms.index(m) for m, _ in drawn],
+            [ms.index(m) for m, _ in drawn],
             [r for _, r in drawn],
             marker="o", linewidth=2.6 if ours else 1.4, linestyle="-" if ours else "--",
             color=_LINES[i % len(_LINES)], label=name, zorder=3 if ours else 2,
@@ -54,42 +55,69 @@ def plot_gemm(report: GemmReport, path: str | Path) -> Path:
 
 
 def plot_model(report: ModelReport, path: str | Path) -> Path:
-    """Four panels, one bar a variant: size, latency of each input, and distance of the embeddings; writes a PNG.
+    """Panels of bars, one bar a variant: size, latency of each input, distance of the embeddings; writes a PNG.
 
     Raises UnsupportedError when matplotlib is not installed or the report has no rows.
     """
     if not report.rows:
         raise UnsupportedError("nothing to plot: the report has no rows")
-    inputs = list(report.rows[0].latency_ms)
-    figure, axes = _figure(4.1 * (len(inputs) + 2), 1.9 + 0.42 * len(report.rows), columns=len(inputs) + 2)
-    base = report.rows[0]
-    _bars(axes[0], report.rows, [r.state_bytes / 1e6 for r in report.rows],
-          [f"{r.state_bytes / 1e6:.1f}  ({base.state_bytes / r.state_bytes:.1f}x smaller)" for r in report.rows],
-          "Model size, MB", names=True)  # fmt: skip
-    for axis, name in zip(axes[1:], inputs, strict=False):
-        _bars(axis, report.rows, [r.latency_ms[name] for r in report.rows],
-              [f"{r.latency_ms[name]:.1f}  ({r.speedup[name]:.2f}x)" for r in report.rows],
-              f"Latency, {name}, ms", names=False)  # fmt: skip
-    _bars(axes[-1], report.rows, [1 - r.cosine_mean for r in report.rows],
-          [f"{r.cosine_mean:.4f}  (worst {r.cosine_min:.4f})" for r in report.rows],
-          f"1 - cosine similarity to {report.baseline}, mean", names=False)  # fmt: skip
+    panels = _model_panels(report)
+    across = 2
+    down = -(-len(panels) // across)
+    figure, axes = _figure(11.5, 1.0 + down * (0.7 + 0.34 * len(report.rows)), down, across)
+    for i, axis in enumerate(axes.flat):
+        if i < len(panels):
+            _bars(axis, report.rows, *panels[i], with_names=i % across == 0)
+        else:
+            axis.set_axis_off()
     figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
     return _save(figure, path, report.environment.line())
 
 
+def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]]]:
+    """(title, values, labels) of each panel."""
+    rows, base = report.rows, report.rows[0]
+    smaller = [base.state_bytes / max(r.state_bytes, 1) for r in rows]
+    sizes = [r.state_bytes / 1e6 for r in rows]
+    panels = [
+        (
+            "size of the model, MB",
+            sizes,
+            [f"{mb:.1f}  ({x:.1f}x smaller)" for mb, x in zip(sizes, smaller, strict=True)],
+        ),
+        (
+            f"distance of the embeddings: 1 - cosine to {report.baseline}, mean (in brackets: cosine, and the worst)",
+            [1 - r.cosine_mean for r in rows],
+            [f"{1 - r.cosine_mean:.4f}  ({r.cosine_mean:.4f}, {r.cosine_min:.4f})" for r in rows],
+        ),
+    ]
+    for name in base.latency_ms:
+        labels = [f"{r.latency_ms[name]:.2f}  ({r.speedup[name]:.2f}x faster)" for r in rows]
+        panels.append((f"latency, {name}, ms", [r.latency_ms[name] for r in rows], labels))
+    for _, _, labels in panels:
+        labels[0] = labels[0].split("  (")[0]  # the baseline is not compared with itself
+    return panels
+
+
 def _bars(
-    axis: Axes, rows: Sequence[ModelRow], values: Sequence[float], labels: Sequence[str], title: str, *, names: bool
+    axis: Axes,
+    rows: Sequence[ModelRow],
+    title: str,
+    values: Sequence[float],
+    labels: Sequence[str],
+    *,
+    with_names: bool,
 ) -> None:
-    places = range(len(rows))[::-1]
+    places = list(range(len(rows)))[::-1]
     colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(rows)]
-    axis.barh(list(places), values, color=colours, height=0.68)
+    axis.barh(places, values, color=colours, height=0.7)
     widest = max(max(values), 1e-12)
     for place, value, label in zip(places, values, labels, strict=True):
-        axis.text(value + 0.02 * widest, place, label, va="center", fontsize=9)
-    axis.set_xlim(0, widest * 1.75)  # from zero: the lengths of bars may be compared; room for the labels
-    axis.set_yticks(list(places), [row.variant for row in rows] if names else [""] * len(rows), fontsize=10)
+        axis.text(value + 0.015 * widest, place, label, va="center", fontsize=9)
+    axis.set_xlim(0, widest * 1.6)  # from zero, so that lengths may be compared; the rest is room for the labels
+    axis.set_yticks(places, [row.variant for row in rows] if with_names else [""] * len(rows), fontsize=10)
     axis.tick_params(axis="y", length=0)
-    axis.set_title(title, fontsize=10.5, loc="left")
+    axis.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 
@@ -102,7 +130,7 @@ def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
     return geometric_mean(ratios) if ratios and len(ratios) == len(shapes) else None
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -110,13 +138,13 @@ def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]
         raise UnsupportedError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots(rows, columns)
 
 
 def _save(figure: Figure, path: str | Path, caption: str) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.supxlabel(caption, fontsize=8, color="#444444")
+    figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8, color="#444444")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.png")
     figure.savefig(temporary)
     os.replace(temporary, path)

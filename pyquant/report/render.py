@@ -120,7 +120,7 @@ def _gemm_table(rows: Sequence[GemmRow]) -> str:
     shapes = sorted({(row.k, row.n) for row in rows}, key=lambda kn: (kn[0] * kn[1], kn))
     names = list(dict.fromkeys(row.candidate for row in rows))
     at = {(row.candidate, row.k, row.n): row for row in rows}
-    header = ["us (ratio, share of floor)", *[f"{k}x{n}" for k, n in shapes]]
+    header = ["us (ratio, share of limit)", *[f"{k}x{n}" for k, n in shapes]]
     return table(header, [[name, *[_gemm_cell(at.get((name, k, n))) for k, n in shapes]] for name in names])
 
 
