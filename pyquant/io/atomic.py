@@ -123,12 +123,14 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
     """
     # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-    with open(fd, "rb", buffering=0) as file:
-        info = os.fstat(file.fileno())
+    try:
+        info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise CheckpointError(f"{Path(path).name}: not a regular file; allowed: a regular file")
         check(info.st_size)
         data = _read_exactly(fd, info.st_size)
+    finally:
+        os.close(fd)
     if len(data) != info.st_size:
         raise CheckpointError(f"{Path(path).name}: changed while being read; allowed: a file at rest")
     return data

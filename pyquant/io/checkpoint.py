@@ -18,15 +18,14 @@ from typing import Any, Final
 import torch
 
 from pyquant.errors import ArgumentError, CheckpointError
-
-from . import manifest as manifests
-from .atomic import SaveDirectory, read_file
-from .compressed_tensors import from_tensors, tensor_specs
-from .manifest import CONFIG, INDEX, SHARD, FileEntry, Manifest, TensorEntry
-from .prepare import check_json, check_layers, check_tensors, config_of, parts_of
-from .record import LayerEntry, LayerRecord, check_layer
-from .shards import check_digest, check_size, decode, encode
-from .strict_json import MAX_BYTES
+from pyquant.io import manifest as manifests
+from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.compressed_tensors import from_tensors, tensor_specs
+from pyquant.io.manifest import CONFIG, INDEX, SHARD, FileEntry, Manifest, TensorEntry
+from pyquant.io.prepare import check_json, check_layers, check_tensors, config_of, parts_of
+from pyquant.io.record import LayerEntry, LayerRecord, check_layer
+from pyquant.io.shards import check_digest, check_size, decode, encode
+from pyquant.io.strict_json import MAX_BYTES
 
 MAX_SHARD_BYTES: Final = 2**30
 _ATTEMPTS: Final = 5

@@ -14,9 +14,8 @@ import torch
 
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import CheckpointError
-
-from .record import LayerEntry, LayerRecord, weight_scale_shape
-from .strict_json import lines
+from pyquant.io.record import LayerEntry, LayerRecord, weight_scale_shape
+from pyquant.io.strict_json import lines
 
 SCHEMA: Final = 1
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
@@ -94,6 +93,7 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
             name = _join(entry.name, "weight_zero_point")
             zero_point = unpack_from_int32(zero_point.T.contiguous(), scheme.weights.bits, n, name).T
         zero_point = zero_point.reshape(weight_scale_shape(scheme.weights, n, k)).to(torch.int32)
+        zero_point = zero_point.clone(memory_format=torch.contiguous_format)
     return LayerRecord(
         name=entry.name,
         scheme=scheme.to_dict(),
@@ -165,7 +165,8 @@ def pack_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
     padded[:, :columns] = (codes + 8 if bits == 4 else codes ^ -128).view(torch.uint8)
     if bits == 4:
         padded = padded[:, 0::2] | (padded[:, 1::2] << 4)
-    return padded.view(torch.int32)
+    # through one dimension: a view of other width refuses some strides that is_contiguous() accepts
+    return padded.reshape(-1).view(torch.int32).reshape(rows, _words(columns, bits))
 
 
 def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) -> torch.Tensor:
@@ -177,9 +178,10 @@ def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) 
         >>> unpack_from_int32(torch.tensor([[0xF10]], dtype=torch.int32), 4, 3, "w").tolist()
         [[-8, -7, 7]]
     """
-    values = packed.view(torch.uint8)
+    rows, words = packed.shape
+    values = packed.reshape(-1).view(torch.uint8).reshape(rows, words * 4)
     if bits == 4:
-        wide = torch.empty(values.shape[0], values.shape[1] * 2, dtype=torch.uint8)
+        wide = torch.empty(rows, words * 8, dtype=torch.uint8)
         wide[:, 0::2] = values & 15
         wide[:, 1::2] = values >> 4
         values = wide

@@ -15,10 +15,9 @@ import torch
 
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, CheckpointError
-
-from .compressed_tensors import tensor_specs
-from .record import LayerEntry, check_entry, is_safe_name
-from .strict_json import lines, loads, pretty
+from pyquant.io.compressed_tensors import tensor_specs
+from pyquant.io.record import LayerEntry, check_entry, is_safe_name
+from pyquant.io.strict_json import lines, loads, pretty
 
 VERSION: Final = 1
 FILE: Final = "manifest.json"

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from pyquant.errors import ArgumentError
-
-from .compressed_tensors import quantization_config, tensor_specs, to_tensors
-from .manifest import DTYPE_NAMES
-from .record import LayerEntry, LayerRecord, check_layer, is_safe_name
-from .strict_json import MAX_DEPTH
+from pyquant.io.compressed_tensors import quantization_config, tensor_specs, to_tensors
+from pyquant.io.manifest import DTYPE_NAMES
+from pyquant.io.record import LayerEntry, LayerRecord, check_layer, is_safe_name
+from pyquant.io.strict_json import MAX_DEPTH
 
 
 def check_layers(layers: Sequence[LayerRecord]) -> dict[str, LayerEntry]:

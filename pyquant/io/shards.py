@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Final
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 from pyquant.errors import CheckpointError
+from pyquant.io.atomic import read_file
+from pyquant.io.manifest import FileEntry, TensorEntry
+from pyquant.io.strict_json import loads
 
-from .atomic import read_file
-from .manifest import FileEntry, TensorEntry
+_METADATA: Final = {"format": "pt"}  # without it transformers refuses the file
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> tuple[str, bytes, FileEntry, dict[str, TensorEntry]]:
@@ -22,7 +25,7 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> tuple[str, bytes, FileEntry, 
     ->       its name, which the first 64 bits of its SHA-256 give: other contents never overwrite it; its bytes;
              its entry; the entries of its tensors.
     """
-    data = safetensors.torch.save(_unshared(tensors), metadata={"format": "pt"})
+    data = safetensors.torch.save(_unshared(tensors), metadata=_METADATA)
     file = FileEntry.of(data)
     name = f"model-{file.sha256[:16]}.safetensors"
     entries = {key: TensorEntry(name, t.dtype, tuple(t.shape), digest(t)) for key, t in tensors.items()}
@@ -44,6 +47,7 @@ def decode(
         tensors = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         raise CheckpointError(f"{where}/{name}: not a valid safetensors file: {str(error)[:200]}") from None
+    _check_header(f"{where}/{name}", data)
     del data
     for key in sorted(set(tensors) ^ set(entries)):
         state = "is not in the manifest" if key in tensors else "is in the manifest and not in the file"
@@ -62,7 +66,10 @@ def decode(
 
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 of the bytes of a contiguous CPU tensor, as 64 hexadecimal digits."""
-    return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # a single element counts as contiguous whatever its stride, and cannot be viewed as bytes
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 def check_size(path: str, size: int, file: FileEntry) -> None:
@@ -75,6 +82,13 @@ def check_digest(path: str, data: bytes, file: FileEntry) -> None:
     """Refuses other bytes than the manifest says. Raises CheckpointError."""
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise CheckpointError(f"{path}: its bytes do not have the SHA-256 of the manifest; it was damaged or altered")
+
+
+def _check_header(path: str, data: bytes) -> None:
+    """Refuses a header that says something twice or more than we write; its offsets were the parser's business."""
+    header = loads(data[8 : 8 + int.from_bytes(data[:8], "little")], path)
+    if header.get("__metadata__") != _METADATA:
+        raise CheckpointError(f"{path}: metadata {str(header.get('__metadata__'))[:80]}; allowed: {_METADATA}")
 
 
 def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
