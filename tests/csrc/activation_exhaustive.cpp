@@ -39,12 +39,13 @@ struct Function {
   const char* name;
   float (*tested)(float);
   double (*truth)(double);
+  double bound;  // the full sweep's figure, rounded up to the next hundredth
 };
 
 const Function kFunctions[] = {
-    {"gelu_erf", pyquant::gelu_erf, true_gelu_erf},
-    {"gelu_tanh", pyquant::gelu_tanh, true_gelu_tanh},
-    {"silu", pyquant::silu, true_silu},
+    {"gelu_erf", pyquant::gelu_erf, true_gelu_erf, 1.00},
+    {"gelu_tanh", pyquant::gelu_tanh, true_gelu_tanh, 0.81},
+    {"silu", pyquant::silu, true_silu, 0.81},
 };
 
 // Zero, the smallest normal, powers of two, the largest finite value; where one of the functions begins to give
@@ -180,7 +181,7 @@ int usage(const char* wrong) {
 int main(int argc, char** argv) {
   uint64_t stride = 257;
   unsigned thread_count = 1;
-  double bound = 1.0;
+  double bound = 0;  // 0: each function's own
   std::vector<std::string> names;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -210,7 +211,7 @@ int main(int argc, char** argv) {
     if (found == nullptr) return usage(name.c_str());
     Worst worst = sweep(*found, stride, thread_count);
     worst.merge(sweep_landmarks(*found));
-    good = good && worst.error <= bound && worst.error >= 0 && worst.faults == 0;
+    good = good && worst.error <= (bound > 0 ? bound : found->bound) && worst.error >= 0 && worst.faults == 0;
     std::printf("%s checked=%llu max_ulp=%.4f x=%.9g got=%.9g want=%.17g special_faults=%llu first_fault=0x%08x\n",
                 found->name, static_cast<unsigned long long>(worst.checked), worst.error, worst.x, worst.got,
                 worst.want, static_cast<unsigned long long>(worst.faults), worst.fault_bits);

@@ -22,7 +22,7 @@ from pyquant.numerics import activation
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc" / "core" / "activation_math.h"
 SWEEP = ROOT / "tests" / "csrc" / "activation_exhaustive.cpp"
-BOUND = 1.0  # ulp; what the full sweep measured is in docs/activations.md
+BOUND = {"gelu_erf": 1.00, "gelu_tanh": 0.81, "silu": 0.81}  # ulp, of the full sweep: docs/activations.md
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_erf": activation.gelu_erf,
     "gelu_tanh": activation.gelu_tanh,
@@ -71,7 +71,7 @@ def compile_cpp(source: Path, output: Path, *flags: str, include: tuple[Path, ..
 
 def sweep(program: Path, stride: int, *names: str) -> tuple[int, dict[str, float], str]:
     """Exit status, largest error by function, and the program's words."""
-    command = [str(program), "--stride", str(stride), "--bound", str(BOUND), *names]
+    command = [str(program), "--stride", str(stride), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     errors = {name: float(error) for name, error in re.findall(r"^(\w+) .*max_ulp=(\S+)", done.stdout, re.M)}
     return done.returncode, errors, done.stdout + done.stderr
@@ -99,7 +99,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_error_bound_over_all_of_fp32(program: Path, name: str) -> None:
     status, errors, words = sweep(program, 401, name)
     assert status == 0, words
-    assert 0.5 <= errors[name] <= BOUND, (
+    assert 0.5 <= errors[name] <= BOUND[name], (
         words
     )  # no function rounds better than to half an ulp: below, nothing was measured
     assert int(re.search(r"checked=(\d+)", words)[1]) > 10_000_000, words
@@ -144,7 +144,7 @@ def test_torch_is_within_the_bound(name: str) -> None:
     exponent = torch.frexp(want)[1].clamp(min=-125) - 24
     error = (FUNCTIONS[name](x).double() - want).abs() / torch.ldexp(torch.ones_like(want), exponent)
     worst = int(error.argmax())
-    assert 0.5 <= error.max() <= BOUND, f"{name}({x[worst].item()!r}): {error[worst].item()} ulp"
+    assert 0.5 <= error.max() <= BOUND[name], f"{name}({x[worst].item()!r}): {error[worst].item()} ulp"
     assert not error.isnan().any()
 
 
