@@ -122,7 +122,10 @@ def accumulate(x: Tensor, w: Tensor, x_zero_point: Tensor | None) -> Array:
     shifted = x.numpy().astype(np.int64)
     if x_zero_point is not None:
         shifted = shifted - x_zero_point.numpy().astype(np.int64).reshape(-1, 1)
-    return shifted @ w.numpy().astype(np.int64).T
+    weights = w.numpy().astype(np.int64).T
+    if shifted.size * weights.shape[1] <= 2**20:
+        return shifted @ weights
+    return (shifted.astype(np.float64) @ weights.astype(np.float64)).astype(np.int64)  # exact: |sum| < 2^53
 
 
 def _activated(t: Array, activation: str, clamp_min: float, clamp_max: float) -> Array:

@@ -79,7 +79,7 @@ def test_every_choice_of_the_epilogue_occurs():
     assert any(g == 1 < k for g, k in groups)
     assert any(g == k > 1 for g, k in groups)
     assert all(k % g == 0 for g, k in groups)
-    assert sum(p.waiver is None for p in cases) >= 0.25 * len(cases)
+    assert sum(p.waiver is None for p in cases) >= 0.15 * len(cases)
     assert {pattern for p in cases for pattern in p.patterns} == set(problems.CODE_PATTERNS)
 
 

@@ -1,0 +1,106 @@
+"""Code types, granularities and carriers; the C++ twins hold the same numbers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyquant.core import bounds
+from pyquant.core.dtypes import INT4, INT8, QDTYPES, UINT8, qrange
+from pyquant.core.granularity import GRANULARITIES, scale_shape
+from pyquant.core.qtensor import QTensor
+from pyquant.errors import ArgumentError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_code_types_hold_what_their_bits_hold():
+    assert set(QDTYPES) == {"int4", "int8", "uint8"}
+    for t in (INT4, INT8, UINT8):
+        assert t.qmax - t.qmin == 2**t.bits - 1
+        assert t.codes_per_byte * t.bits == 8
+        info = torch.iinfo(t.storage)
+        assert t.codes_per_byte == 2 or (info.min, info.max) == (t.qmin, t.qmax)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((8, True, True), (-127, 127)), ((8, True, False), (-128, 127)), ((8, False, True), (-128, 127)),
+     ((8, False, False), (-128, 127)), ((4, True, True), (-7, 7)), ((4, True, False), (-8, 7)),
+     ((4, False, True), (-8, 7)), ((4, False, False), (-8, 7))],
+)  # fmt: skip
+def test_qrange(arguments, expected):
+    assert qrange(*arguments) == expected
+
+
+@pytest.mark.parametrize("bits", [0, 1, 3, 5, 16])
+def test_qrange_refuses_other_bits(bits):
+    with pytest.raises(ArgumentError) as caught:
+        qrange(bits)
+    assert caught.value.argument == "bits"
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shape", "group", "expected"),
+    [("per_tensor", (), 0, (1,)), ("per_tensor", (3, 4), 0, (1,)), ("per_token", (3, 4), 0, (3,)),
+     ("per_channel", (2, 3, 4), 0, (2, 3)), ("per_token", (4,), 0, ()), ("per_group", (3, 8), 8, (3, 1)),
+     ("per_group", (3, 8), 1, (3, 8)), ("per_group", (3, 0), 4, (3, 0)), ("per_group", (8,), 2, (4,))],
+)  # fmt: skip
+def test_scale_shape(granularity, shape, group, expected):
+    assert granularity in GRANULARITIES
+    assert scale_shape(granularity, shape, group) == expected
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shape", "group", "argument"),
+    [("rows", (3, 4), 0, "granularity"), ("per_token", (), 0, "shape"), ("per_group", (), 2, "shape"),
+     ("per_group", (3, 8), 3, "group_size"), ("per_group", (3, 8), 0, "group_size"),
+     ("per_group", (3, 8), -8, "group_size"), ("per_group", (3, 8), 16, "group_size"),
+     ("per_token", (3, 8), 8, "group_size"), ("per_tensor", (3, 8), 1, "group_size")],
+)  # fmt: skip
+def test_scale_shape_refuses(granularity, shape, group, argument):
+    with pytest.raises(ArgumentError) as caught:
+        scale_shape(granularity, shape, group)
+    assert caught.value.argument == argument
+
+
+def test_qtensor_is_a_pytree_of_plain_tensors():
+    q = QTensor(torch.ones(2, dtype=torch.int8), torch.ones(1))
+    leaves, spec = torch.utils._pytree.tree_flatten(q)
+    assert len(leaves) == 3
+    assert isinstance(torch.utils._pytree.tree_unflatten(leaves, spec), QTensor)
+    assert not isinstance(q, torch.Tensor)
+    assert q.zero_point is None
+
+
+TWINS = r"""
+#include <cstdio>
+#include <initializer_list>
+#include "core/bounds.h"
+#include "core/dtype.h"
+using namespace pyquant;
+int main() {
+  for (DType t : {DType::s4, DType::s8, DType::u8}) std::printf("%s %d\n", name_of(t), bits_of(t));
+  for (int64_t x : {0, 7, 8, 127, 128, 255})
+    for (int64_t w : {0, 7, 8, 127, 128}) std::printf("%lld\n", (long long)k_max(x, w));
+  std::printf("%lld %lld\n", (long long)k_max_affine(-128, 127, 128), (long long)k_max_affine(-8, 7, 8));
+}
+"""
+
+
+def test_cpp_twins_hold_the_same_numbers(tmp_path):
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on this machine")
+    source, program = tmp_path / "twins.cpp", tmp_path / "twins"
+    source.write_text(TWINS)
+    subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc'}", "-o", program, source], check=True, timeout=120)
+    lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    expected = [f"{t.native_name} {t.bits}" for t in (INT4, INT8, UINT8)]
+    expected += [str(bounds.k_max(x, w)) for x in (0, 7, 8, 127, 128, 255) for w in (0, 7, 8, 127, 128)]
+    expected += [f"{bounds.k_max_affine(-128, 127, 128)} {bounds.k_max_affine(-8, 7, 8)}"]
+    assert lines == expected
