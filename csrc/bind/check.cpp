@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -218,42 +219,17 @@ void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point
 
 // ---- the fused layer
 
-static float float_of(int64_t bits) {
-  const auto u = static_cast<uint32_t>(bits);
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-}
-
-LinearSpec linear_spec(const std::vector<int64_t>& v) {
-  if (v.size() != kSpecFields)
-    refuse("spec", std::to_string(v.size()) + " integers", std::to_string(kSpecFields) + ", as LinearSpec.to_ints() gives");
-  const auto in = [&](int field, int64_t low, int64_t high) { return v[field] >= low && v[field] <= high; };
-  if (!in(kSpecInput, 0, 1) || !in(kSpecActivation, 0, 5) || !in(kSpecLayout, 0, 1))
-    refuse("spec", "an unknown input, activation or layout", "integers as LinearSpec.to_ints() gives");
-  if (v[kSpecN] < 0 || v[kSpecK] < 0)
-    refuse("spec", "n = " + std::to_string(v[kSpecN]) + ", k = " + std::to_string(v[kSpecK]), "n >= 0 and k >= 0");
-  if (v[kSpecWBits] != 4 && v[kSpecWBits] != 8) refuse("spec", std::to_string(v[kSpecWBits]), "4 or 8");
-  group(v[kSpecGroupSize], v[kSpecK]);
-  code_range(v[kSpecXQmin], v[kSpecXQmax], "spec", "spec");
-  code_range(v[kSpecOutQmin], v[kSpecOutQmax], "spec", "spec");
-  LinearSpec s;
-  s.n = v[kSpecN];
-  s.k = v[kSpecK];
-  s.w_bits = static_cast<int32_t>(v[kSpecWBits]);
-  s.group_size = v[kSpecGroupSize];
-  s.input = static_cast<InputMode>(v[kSpecInput]);
-  s.x_qmin = static_cast<int32_t>(v[kSpecXQmin]);
-  s.x_qmax = static_cast<int32_t>(v[kSpecXQmax]);
-  s.x_symmetric = v[kSpecXSymmetric] != 0;
-  s.activation = static_cast<Activation>(v[kSpecActivation]);
-  s.clamp_min = float_of(v[kSpecClampMin]);
-  s.clamp_max = float_of(v[kSpecClampMax]);
-  s.has_bias = v[kSpecHasBias] != 0;
-  s.codes_out = v[kSpecCodesOut] != 0;
-  s.out_qmin = static_cast<int32_t>(v[kSpecOutQmin]);
-  s.out_qmax = static_cast<int32_t>(v[kSpecOutQmax]);
-  s.layout = static_cast<Layout>(v[kSpecLayout]);
+LinearSpec linear_spec(const std::vector<int64_t>& wire) {
+  if (wire.size() != kWireFields)
+    refuse("spec", std::to_string(wire.size()) + " integers", std::to_string(kWireFields) + ", as LinearSpec.to_ints() gives");
+  const LinearSpec s = spec_from_wire(wire.data());
+  if (s.n < 0 || s.k < 0)
+    refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n >= 0 and k >= 0");
+  if (static_cast<int32_t>(s.activation) > 5) refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
+  if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
+  group(s.group_size, s.k);
+  code_range(s.x_qmin, s.x_qmax, "spec", "spec");
+  code_range(s.out_qmin, s.out_qmax, "spec", "spec");
   const int64_t w_abs = s.w_bits == 4 ? 8 : 128;
   const int64_t reach = s.x_symmetric ? std::max<int64_t>(-s.x_qmin, s.x_qmax) : s.x_qmax - s.x_qmin;
   const int64_t limit = k_max(std::max<int64_t>(reach, 1), w_abs);

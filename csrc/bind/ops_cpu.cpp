@@ -1,6 +1,10 @@
 // torch.ops.pyquant.* on the CPU: check, allocate, call csrc/cpu.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
 
 #include "bind/check.h"
 #include "cpu/cpu.h"
@@ -19,6 +23,32 @@ const bool threads_lent = [] {
   return true;
 }();
 
+int32_t torch_dtype(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return aoti_torch_dtype_float32();
+    case ScalarType::Half: return aoti_torch_dtype_float16();
+    case ScalarType::BFloat16: return aoti_torch_dtype_bfloat16();
+    case ScalarType::Char: return aoti_torch_dtype_int8();
+    case ScalarType::Byte: return aoti_torch_dtype_uint8();
+    default: return aoti_torch_dtype_int32();
+  }
+}
+
+// What new_empty gives, without a trip through the dispatcher (about 0.4 us, a tenth of a small layer's call).
+Tensor empty_cpu(const Shape& shape, ScalarType type) {
+  std::array<int64_t, 16> strides;
+  if (shape.size() > strides.size()) refuse("x", std::to_string(shape.size()) + " dimensions", "at most 16 dimensions");
+  int64_t step = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(shape[i], 1);
+  }
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                                                  torch_dtype(type), aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
 int32_t small(int64_t value) { return static_cast<int32_t>(value); }
 
 Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
@@ -27,7 +57,7 @@ Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, st
   const Quantisation q = granularity_of(granularity, x, group_size);
   qparams(x, scale, zero_point, granularity, q);
   code_range(qmin, qmax);
-  Tensor out = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
+  Tensor out = empty_cpu(shape_of(x), ScalarType::Char);
   if (out.numel() == 0) return out;
   std::vector<Tensor> keep;
   const Tensor flat = x.dim() == 0 ? torch::stable::view(x, {1}) : x;
@@ -45,9 +75,9 @@ std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string
   code_range(qmin, qmax);
   if (symmetric && (qmin > -1 || qmax < 1))
     refuse("qmin", std::to_string(qmin), "below zero, with qmax above zero, when symmetric");
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), ScalarType::Char);
-  Tensor scale = torch::stable::new_empty(x, q.scale_shape, ScalarType::Float);
-  Tensor zero_point = torch::stable::new_empty(x, q.scale_shape, ScalarType::Int);
+  Tensor codes = empty_cpu(shape_of(x), ScalarType::Char);
+  Tensor scale = empty_cpu(q.scale_shape, ScalarType::Float);
+  Tensor zero_point = empty_cpu(q.scale_shape, ScalarType::Int);
   const Tensor flat = x.dim() == 0 ? torch::stable::view(x, {1}) : x;
   const Matrix m = matrix(flat);
   cpu::quantize_dynamic(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size, symmetric, small(qmin),
@@ -63,7 +93,7 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, 
   const Quantisation g = granularity_of(granularity, q, group_size);
   qparams(q, scale, zero_point, granularity, g);
   float_type(out_dtype, out_dtype);
-  Tensor out = torch::stable::new_empty(q, q.sizes(), out_dtype);
+  Tensor out = empty_cpu(shape_of(q), out_dtype);
   if (out.numel() == 0) return out;
   std::vector<Tensor> keep;
   const Tensor flat = q.dim() == 0 ? torch::stable::view(q, {1}) : q;
@@ -80,7 +110,7 @@ Tensor pack_int4(const Tensor& q) {
   Shape shape = shape_of(q);
   const int64_t k = shape.back();
   shape.back() = (k + 1) / 2;
-  Tensor out = torch::stable::new_empty(q, shape, ScalarType::Byte);
+  Tensor out = empty_cpu(shape, ScalarType::Byte);
   if (out.numel() == 0) return out;
   const Tensor plain = torch::stable::contiguous(q);
   cpu::pack_int4(static_cast<const int8_t*>(plain.const_data_ptr()), plain.numel() / k, k,
@@ -96,7 +126,7 @@ Tensor unpack_int4(const Tensor& packed, int64_t k) {
   if (k < 0 || bytes != (k + 1) / 2)
     refuse("k", std::to_string(k), std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
   shape.back() = k;
-  Tensor out = torch::stable::new_empty(packed, shape, ScalarType::Char);
+  Tensor out = empty_cpu(shape, ScalarType::Char);
   if (out.numel() == 0) return out;
   const Tensor plain = torch::stable::contiguous(packed);
   cpu::unpack_int4(static_cast<const uint8_t*>(plain.const_data_ptr()), out.numel() / k, k,
@@ -111,7 +141,7 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
             ScalarType out_dtype) {
   GemmCall call = gemm_call({op, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
                              group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});
-  Tensor out = torch::stable::new_empty(x, call.out_shape, call.out_type);
+  Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
   call.operands.out = out.mutable_data_ptr();
   cpu::gemm(call.problem, call.operands, call.epilogue);
@@ -149,7 +179,7 @@ Tensor pack_linear(const Tensor& w, const Tensor& w_scale, MaybeTensor bias, May
   weights.x_zero_point = static_cast<const int32_t*>(dense(x_zero_point, keep));
   weights.out_scale = static_cast<const float*>(dense(out_scale, keep));
   weights.out_zero_point = static_cast<const int32_t*>(dense(out_zero_point, keep));
-  Tensor packed = torch::stable::new_empty(w, {static_cast<int64_t>(packed_bytes(s))}, ScalarType::Byte);
+  Tensor packed = empty_cpu({static_cast<int64_t>(packed_bytes(s))}, ScalarType::Byte);
   cpu::pack_linear(s, weights, packed.mutable_data_ptr());
   return packed;
 }
@@ -160,7 +190,7 @@ Tensor unpack_linear(const Tensor& packed, std::vector<int64_t> spec) {
   dtype_in("packed", packed, {ScalarType::Byte});
   shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
   const bool four = s.w_bits == 4;
-  Tensor codes = torch::stable::new_empty(packed, {s.n, four ? (s.k + 1) / 2 : s.k}, four ? ScalarType::Byte : ScalarType::Char);
+  Tensor codes = empty_cpu({s.n, four ? (s.k + 1) / 2 : s.k}, four ? ScalarType::Byte : ScalarType::Char);
   const Tensor plain = torch::stable::contiguous(packed);
   cpu::unpack_linear(s, plain.const_data_ptr(), codes.mutable_data_ptr());
   return codes;
@@ -170,7 +200,7 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
                std::optional<ScalarType> out_dtype) {
   const LinearCall call = linear_call(x, packed, residual, spec, out_dtype);
   own_layout(call.spec);
-  Tensor out = torch::stable::new_empty(x, call.out_shape, call.out_type);
+  Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
   cpu::linear(call.spec, packed.const_data_ptr(), call.x.data, call.x.type, call.x.rows, call.x.ld, call.residual.data,
               call.residual.type, call.residual.ld, out.mutable_data_ptr(), dtype_of_scalar(call.out_type));

@@ -1,9 +1,10 @@
-// One quantised Linear, as the fused op sees it: LinearSpec (thirteen-odd integers that travel as int[] through the
-// op) and the single buffer ("packed") that holds codes, sums, scales and bias in the layout of one device.
+// One quantised Linear, as the fused op sees it: LinearSpec (five integers that travel as int[] through the op: each
+// costs a call about 50 ns) and the single buffer ("packed") that holds codes, sums, scales and bias in the layout of one device.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
+#include "core/arith.h"
 #include "core/problem.h"
 
 namespace pyquant {
@@ -32,6 +33,33 @@ enum SpecField {
   kSpecN, kSpecK, kSpecWBits, kSpecGroupSize, kSpecInput, kSpecXQmin, kSpecXQmax, kSpecXSymmetric, kSpecActivation,
   kSpecClampMin, kSpecClampMax, kSpecHasBias, kSpecCodesOut, kSpecOutQmin, kSpecOutQmax, kSpecLayout, kSpecFields
 };
+
+// The int[] that carries a LinearSpec: n, k, group_size, the small fields as bits of one word, the clamp limits as the
+// patterns of two floats. pyquant/ops/spec.py writes it; tests/ops compare the two.
+enum WireField { kWireN, kWireK, kWireGroupSize, kWireModes, kWireClamp, kWireFields };
+
+inline LinearSpec spec_from_wire(const int64_t* wire) {
+  const auto bits = [&](int at, int count) { return static_cast<int32_t>(wire[kWireModes] >> at & ((1 << count) - 1)); };
+  const auto real = [&](int at) { return float_from_bits(static_cast<uint32_t>(wire[kWireClamp] >> at)); };
+  LinearSpec s;
+  s.n = wire[kWireN];
+  s.k = wire[kWireK];
+  s.group_size = wire[kWireGroupSize];
+  s.w_bits = bits(0, 4);
+  s.activation = static_cast<Activation>(bits(4, 4));
+  s.input = static_cast<InputMode>(bits(8, 1));
+  s.x_symmetric = bits(9, 1);
+  s.has_bias = bits(10, 1);
+  s.codes_out = bits(11, 1);
+  s.layout = static_cast<Layout>(bits(12, 1));
+  s.x_qmin = bits(16, 8) - 128;
+  s.x_qmax = bits(24, 8) - 128;
+  s.out_qmin = bits(32, 8) - 128;
+  s.out_qmax = bits(40, 8) - 128;
+  s.clamp_min = real(0);
+  s.clamp_max = real(32);
+  return s;
+}
 
 // Sources of a packed buffer. Codes are row-major: int8 [n, k], or for w_bits = 4 packed uint8 [n, ceil(k / 2)].
 struct LinearWeights {

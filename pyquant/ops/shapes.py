@@ -14,7 +14,7 @@ from torch import Tensor
 from pyquant.errors import ArgumentError
 from pyquant.ops import check
 from pyquant.ops.rows_layout import packed_bytes
-from pyquant.ops.spec import ACTIVATIONS, SPEC_FIELDS, LinearSpec
+from pyquant.ops.spec import ACTIVATIONS, WIRE_FIELDS, LinearSpec
 
 GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
 _X_ABS_MAX = {"gemm_s8s8": 128, "gemm_s8s4": 128, "gemm_s4s4": 8}
@@ -188,8 +188,8 @@ def gemm_s4s4(*args: object, **kwargs: object) -> Tensor:
 
 def linear_spec(spec: Sequence[int]) -> LinearSpec:
     """A checked LinearSpec from the op's int[]."""
-    if len(spec) != len(SPEC_FIELDS):
-        raise ArgumentError("spec", f"{len(spec)} integers", f"{len(SPEC_FIELDS)}, as LinearSpec.to_ints() gives")
+    if len(spec) != WIRE_FIELDS:
+        raise ArgumentError("spec", f"{len(spec)} integers", f"{WIRE_FIELDS}, as LinearSpec.to_ints() gives")
     try:
         s = LinearSpec.from_ints(list(spec))
     except IndexError:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+
+from pyquant.errors import ArgumentError
 
 ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 INPUTS: Final = ("dynamic", "static")
 LAYOUTS: Final = ("rows", "cpu_blocked")
+WIRE_FIELDS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,11 @@ class LinearSpec:
     has_bias, codes_out, out_qmin, out_qmax   codes_out: the result is int8 codes of the packed output scale.
     layout       'rows' (as the CUDA kernels and the Python fallback read it) or 'cpu_blocked'.
 
-    Source: csrc/core/linear.h holds the same list in the same order; tests/ops/test_spec.py compares them.
+    Source: csrc/core/linear.h reads what to_ints writes; tests/ops/test_contract.py compares them.
 
     Example:
-        >>> LinearSpec(n=8, k=16).to_ints()[:4]
-        (8, 16, 8, 0)
+        >>> LinearSpec(n=8, k=16).to_ints()[:3]
+        (8, 16, 0)
     """
 
     n: int
@@ -49,31 +53,40 @@ class LinearSpec:
     out_qmax: int = 127
     layout: str = "rows"
 
-    def to_ints(self) -> tuple[int, ...]:
-        """The spec as the int[] argument of pack_linear, unpack_linear and qlinear."""
+    def to_ints(self) -> tuple[int, int, int, int, int]:
+        """The spec as the int[] argument of pack_linear, unpack_linear and qlinear.
+
+        Five integers, because each one costs a call: n, k, group_size, the small fields as bits of one word, the clamp
+        limits as the patterns of two floats. Raises ArgumentError for a field that does not fit.
+        """
+        modes = 0
+        for value, at, count in self._fields():
+            if not 0 <= value < 1 << count:
+                raise ArgumentError("spec", str(self), "code limits from -128 to 127, w_bits 4 or 8")
+            modes |= value << at
+        clamp = struct.unpack("<q", struct.pack("<ff", self.clamp_min, self.clamp_max))[0]
+        return (self.n, self.k, self.group_size, modes, clamp)
+
+    def _fields(self) -> tuple[tuple[int, int, int], ...]:
+        """(value, first bit, bits) of every small field."""
         return (
-            self.n, self.k, self.w_bits, self.group_size, INPUTS.index(self.input), self.x_qmin, self.x_qmax,
-            int(self.x_symmetric), ACTIVATIONS.index(self.activation), _float_bits(self.clamp_min),
-            _float_bits(self.clamp_max), int(self.has_bias), int(self.codes_out), self.out_qmin, self.out_qmax,
-            LAYOUTS.index(self.layout),
+            (self.w_bits, 0, 4), (ACTIVATIONS.index(self.activation), 4, 4), (INPUTS.index(self.input), 8, 1),
+            (int(self.x_symmetric), 9, 1), (int(self.has_bias), 10, 1), (int(self.codes_out), 11, 1),
+            (LAYOUTS.index(self.layout), 12, 1), (self.x_qmin + 128, 16, 8), (self.x_qmax + 128, 24, 8),
+            (self.out_qmin + 128, 32, 8), (self.out_qmax + 128, 40, 8),
         )  # fmt: skip
 
     @staticmethod
-    def from_ints(values: tuple[int, ...] | list[int]) -> LinearSpec:
-        """The inverse of to_ints()."""
-        v = list(values)
+    def from_ints(values: Sequence[int]) -> LinearSpec:
+        """The inverse of to_ints(); IndexError when a field has no meaning."""
+        n, k, group_size, modes, clamp = values
+        low, high = struct.unpack("<ff", struct.pack("<q", clamp))
+
+        def bits(at: int, count: int) -> int:
+            return modes >> at & (1 << count) - 1
+
         return LinearSpec(
-            v[0], v[1], v[2], v[3], INPUTS[v[4]], v[5], v[6], bool(v[7]), ACTIVATIONS[v[8]], _bits_float(v[9]),
-            _bits_float(v[10]), bool(v[11]), bool(v[12]), v[13], v[14], LAYOUTS[v[15]],
+            n, k, bits(0, 4), group_size, INPUTS[bits(8, 1)], bits(16, 8) - 128, bits(24, 8) - 128, bool(bits(9, 1)),
+            ACTIVATIONS[bits(4, 4)], low, high, bool(bits(10, 1)), bool(bits(11, 1)), bits(32, 8) - 128,
+            bits(40, 8) - 128, LAYOUTS[bits(12, 1)],
         )  # fmt: skip
-
-
-SPEC_FIELDS: Final = tuple(f.name for f in fields(LinearSpec))
-
-
-def _float_bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-def _bits_float(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<i", bits))[0])
