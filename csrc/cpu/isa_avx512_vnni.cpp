@@ -5,6 +5,8 @@
 
 #include "cpu/rows.h"
 
+#define PYQ_INLINE __attribute__((always_inline)) inline
+
 namespace pyquant::cpu {
 namespace {
 
@@ -71,53 +73,67 @@ int32_t quad(const uint8_t* p) {
   return v;
 }
 
+// In assembler because g++ 12 copies the accumulator of the intrinsic back and forth, at half the speed. For the same reason
+// every loop over accumulators is unrolled by name: they have to become registers before the loop over K is looked at.
+PYQ_INLINE void dot(__m512i& acc, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8)); }
+
 template <int R>
-inline void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __m512i (&c)[R][4]) {
-  __m512i w[4];
-  for (int j = 0; j < 4; ++j) w[j] = _mm512_loadu_si512(b + j * 64);
+PYQ_INLINE void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __m512i (&c)[R][4]) {
+  const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+  const __m512i w2 = _mm512_loadu_si512(b + 128), w3 = _mm512_loadu_si512(b + 192);
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const __m512i x = _mm512_set1_epi32(quad(a + r * lda));
-    for (int j = 0; j < 4; ++j) c[r][j] = _mm512_dpbusd_epi32(c[r][j], x, w[j]);
+    dot(c[r][0], x, w0);
+    dot(c[r][1], x, w1);
+    dot(c[r][2], x, w2);
+    dot(c[r][3], x, w3);
   }
 }
 
 template <int R>
-inline void start(__m512i (&c)[R][4], const int32_t* acc, bool add) {
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) c[r][j] = add ? _mm512_loadu_si512(acc + r * kBlockN + j * 16) : _mm512_setzero_si512();
+PYQ_INLINE void zero(__m512i (&c)[R][4]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) c[r][0] = c[r][1] = c[r][2] = c[r][3] = _mm512_setzero_si512();
 }
 
 template <int R>
-inline void finish(const __m512i (&c)[R][4], int32_t* acc) {
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) _mm512_storeu_si512(acc + r * kBlockN + j * 16, c[r][j]);
+PYQ_INLINE void finish(const __m512i (&c)[R][4], int32_t* acc, bool add) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      int32_t* to = acc + r * kBlockN + j * 16;
+      _mm512_storeu_si512(to, add ? _mm512_add_epi32(_mm512_loadu_si512(to), c[r][j]) : c[r][j]);
+    }
+  }
 }
 
 // Few rows: the weights stream through once, so they are fetched ahead, and two sets of accumulators hide the latency.
 template <int R>
 void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
   __m512i c[R][4], d[R][4];
-  start<R>(c, acc, add);
-  start<R>(d, acc, false);
+  zero(c);
+  zero(d);
   int64_t q = 0;
   for (; q + 2 <= quads; q += 2) {
     const int8_t* w = b + q * kStep;
+#pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetch + j * 64), _MM_HINT_T0);
-    multiply_quad<R>(a + q * 4, lda, w, c);
-    multiply_quad<R>(a + q * 4 + 4, lda, w + kStep, d);
+    multiply_quad(a + q * 4, lda, w, c);
+    multiply_quad(a + q * 4 + 4, lda, w + kStep, d);
   }
-  if (q < quads) multiply_quad<R>(a + q * 4, lda, b + q * kStep, c);
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) c[r][j] = _mm512_add_epi32(c[r][j], d[r][j]);
-  finish<R>(c, acc);
+  if (q < quads) multiply_quad(a + q * 4, lda, b + q * kStep, c);
+  finish(c, acc, add);
+  finish(d, acc, true);
 }
 
 template <int R>
 void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
   __m512i c[R][4];
-  start<R>(c, acc, add);
-  for (int64_t q = 0; q < quads; ++q) multiply_quad<R>(a + q * 4, lda, b + q * kStep, c);
-  finish<R>(c, acc);
+  zero(c);
+  for (int64_t q = 0; q < quads; ++q) multiply_quad(a + q * 4, lda, b + q * kStep, c);
+  finish(c, acc, add);
 }
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
@@ -144,37 +160,35 @@ template <int R>
 void direct_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int64_t octs, int32_t* acc) {
   constexpr int64_t kChunk = 1 << 14;
   const __m512i low_mask = _mm512_set1_epi8(15), high_mask = _mm512_set1_epi8(-16), eight = _mm512_set1_epi8(8);
-  __m512i c[R][4];
-  start<R>(c, acc, false);
-  for (int64_t done = 0; done < octs; done += kChunk) {
-    __m512i low[R][4], high[R][4], offset[R];
-    start<R>(low, acc, false);
-    start<R>(high, acc, false);
-    for (int r = 0; r < R; ++r) offset[r] = _mm512_setzero_si512();
+  for (int64_t done = 0; done < octs || done == 0; done += kChunk) {
+    __m512i low[R][4], high[R][4], offset[R][4];
+    zero(low);
+    zero(high);
+    zero(offset);
     const int64_t end = octs - done < kChunk ? octs : done + kChunk;
     for (int64_t o = done; o < end; ++o) {
       const uint8_t* p = b + o * kStep;
-      __m512i x0[R], x1[R];
-      for (int r = 0; r < R; ++r) {
-        x0[r] = _mm512_set1_epi32(quad(a + r * lda + o * 8));
-        x1[r] = _mm512_set1_epi32(quad(a + r * lda + o * 8 + 4));
-        offset[r] = _mm512_dpbusd_epi32(offset[r], x0[r], eight);
-      }
+#pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
         _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch + j * 64), _MM_HINT_T0);
         const __m512i v = _mm512_loadu_si512(p + j * 64);
         const __m512i w0 = _mm512_and_si512(v, low_mask), w1 = _mm512_and_si512(v, high_mask);
+#pragma GCC unroll 2
         for (int r = 0; r < R; ++r) {
-          low[r][j] = _mm512_dpbusd_epi32(low[r][j], x0[r], w0);
-          high[r][j] = _mm512_dpbusd_epi32(high[r][j], x1[r], w1);
+          const __m512i x = _mm512_set1_epi32(quad(a + r * lda + o * 8));
+          if (j == 0) dot(offset[r][0], x, eight);
+          dot(low[r][j], x, w0);
+          dot(high[r][j], _mm512_set1_epi32(quad(a + r * lda + o * 8 + 4)), w1);
         }
       }
     }
+#pragma GCC unroll 2
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
       for (int j = 0; j < 4; ++j)
-        c[r][j] = _mm512_add_epi32(c[r][j], _mm512_add_epi32(_mm512_sub_epi32(low[r][j], offset[r]), _mm512_srai_epi32(high[r][j], 4)));
+        low[r][j] = _mm512_add_epi32(_mm512_sub_epi32(low[r][j], offset[r][0]), _mm512_srai_epi32(high[r][j], 4));
+    finish(low, acc, done > 0);
   }
-  finish<R>(c, acc);
 }
 
 void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc) {

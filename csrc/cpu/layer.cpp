@@ -89,6 +89,7 @@ class Worker {
       if (floats) quantize_row(x, r, flat);
       else copy_codes(x, flat);
       if (extent_.scattered()) scatter(flat, to);
+      // The weights there are zero; the codes only have to be something.
       const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
       std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
     }

@@ -285,11 +285,13 @@ def test_a_buffer_packed_by_one_instruction_set_is_the_buffer_of_all(engine: cty
         assert all(np.array_equal(b, buffers[0]) for b in buffers)
 
 
-@pytest.mark.parametrize(("w_bits", "group"), [(8, 0), (4, 0), (4, 128), (4, 12)])
-def test_large_layers_row_alone_is_row_in_batch(engine: ctypes.CDLL, w_bits: int, group: int) -> None:
-    """Large enough for several passes over the rows and for a real split between threads."""
+@pytest.mark.parametrize(
+    ("w_bits", "group", "m", "n", "k"),
+    [(8, 0, 1500, 520, 768), (4, 0, 1500, 520, 768), (4, 128, 1500, 520, 768), (4, 12, 300, 520, 1200), (4, 0, 20, 700, 2500)],
+)
+def test_large_layers_row_alone_is_row_in_batch(engine: ctypes.CDLL, w_bits: int, group: int, m: int, n: int, k: int) -> None:
+    """Large enough for several passes over the rows, for int4 unpacked piece by piece, and for a split between threads."""
     rng = generator(99)
-    k, n, m = (768, 520, 1500) if group != 12 else (1200, 520, 300)
     layer = Layer(engine, rng, n, k, w_bits, group)
     x = rows_of(rng, m, k, F32)
     out_type = S8 if layer.codes_out else F32
@@ -298,7 +300,7 @@ def test_large_layers_row_alone_is_row_in_batch(engine: ctypes.CDLL, w_bits: int
         if variant.startswith("scalar"):
             continue
         equal(layer.run(x, F32, out_type, None, F32), want, out_type, variant)
-        for row in (0, 1, 777 % m, m - 1):
+        for row in (0, 1, m // 2, m - 1):
             equal(layer.run(x[row : row + 1], F32, out_type, None, F32), want[row : row + 1], out_type, f"row {row} alone, {variant}")
 
 
@@ -323,12 +325,13 @@ def test_long_int4_rows(engine: ctypes.CDLL, m: int, w_code: int) -> None:
     packed = np.empty(engine.t_packed_bytes(spec), np.uint8)
     source, one = packed_nibbles(np.full((2, k), w_code)), np.ones(2, np.float32)
     engine.t_pack_linear(spec, at(source), at(one), at(None), at(one), at(None), at(None), at(None), at(packed))
-    x = np.full((m, k), -128, np.int8)
-    want = np.full((m, 2), np.float32(-128 * w_code * k))
-    for variant in variants(engine):
-        out = np.zeros((m, 2), np.float32)
-        engine.t_linear(spec, at(packed), at(x), S8, ctypes.c_int64(m), ctypes.c_int64(k), at(None), F32, ctypes.c_int64(2), at(out), F32)
-        np.testing.assert_array_equal(out, want, err_msg=variant)
+    for x_code in (-128, 127):
+        x = np.full((m, k), x_code, np.int8)
+        want = np.full((m, 2), np.float32(x_code * w_code * k))
+        for variant in variants(engine):
+            out = np.zeros((m, 2), np.float32)
+            engine.t_linear(spec, at(packed), at(x), S8, ctypes.c_int64(m), ctypes.c_int64(k), at(None), F32, ctypes.c_int64(2), at(out), F32)
+            np.testing.assert_array_equal(out, want, err_msg=variant)
 
 
 @pytest.mark.parametrize("block", range(6))
