@@ -128,30 +128,52 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
   finish(d, acc, true);
 }
 
+// fetch: these weights come from memory, so the ones after them are called in ahead.
 template <int R>
-void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, bool fetch) {
   __m512i c[R][4];
   zero(c);
-  for (int64_t q = 0; q < quads; ++q) multiply_quad(a + q * 4, lda, b + q * kStep, c);
+  if (fetch) {
+    for (int64_t q = 0; q < quads; ++q) {
+      const int8_t* w = b + q * kStep;
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetch + j * 64), _MM_HINT_T0);
+      multiply_quad(a + q * 4, lda, w, c);
+    }
+  } else {
+    for (int64_t q = 0; q < quads; ++q) multiply_quad(a + q * 4, lda, b + q * kStep, c);
+  }
   finish(c, acc, add);
 }
 
-void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+  bool fetch = true;
   for (; rows > 0;) {
     // Seven to eleven rows are split evenly: 4 + 4 is faster than 6 + 2.
     const int64_t r = rows >= 12 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;
     switch (r) {
-      case 1: stream_s8<1>(a, lda, b, quads, acc, add); break;
-      case 2: stream_s8<2>(a, lda, b, quads, acc, add); break;
-      case 3: tile_s8<3>(a, lda, b, quads, acc, add); break;
-      case 4: tile_s8<4>(a, lda, b, quads, acc, add); break;
-      case 5: tile_s8<5>(a, lda, b, quads, acc, add); break;
-      default: tile_s8<6>(a, lda, b, quads, acc, add);
+      case 1: tile_s8<1>(a, lda, b, quads, acc, add, fetch); break;
+      case 2: tile_s8<2>(a, lda, b, quads, acc, add, fetch); break;
+      case 3: tile_s8<3>(a, lda, b, quads, acc, add, fetch); break;
+      case 4: tile_s8<4>(a, lda, b, quads, acc, add, fetch); break;
+      case 5: tile_s8<5>(a, lda, b, quads, acc, add, fetch); break;
+      default: tile_s8<6>(a, lda, b, quads, acc, add, fetch);
     }
+    fetch = false;
     a += r * lda;
     acc += r * kBlockN;
     rows -= r;
   }
+}
+
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+  if (rows == 1) return stream_s8<1>(a, lda, b, quads, acc, add);
+  if (rows == 2) return stream_s8<2>(a, lda, b, quads, acc, add);
+  // 16 KiB of weights at a time: they stay in the first-level cache for all rows.
+  constexpr int64_t kChunk = 64;
+  if (rows <= 6 || quads <= kChunk) return rows_s8(a, lda, rows, b, quads, acc, add);
+  for (int64_t q = 0; q < quads; q += kChunk)
+    rows_s8(a + q * 4, lda, rows, b + q * kStep, quads - q < kChunk ? quads - q : kChunk, acc, add || q > 0);
 }
 
 // R rows, int4: the offset of the low nibbles, 8 times the sum of their activations, is one more dot product; the high
