@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -126,7 +127,7 @@ def _linear_record(name: str, layer: QLinear) -> LayerRecord:
     if layer.missing is not None:
         raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
     scale = layer.weight_scale
-    if layer.scheme.weights.granularity == "per_tensor":
+    if scale is not None and layer.scheme.weights.granularity == "per_tensor":
         scale = scale[:1] if scale.numel() else torch.ones(1)
     zero_point = layer.weight_zero_point
     if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
@@ -252,7 +253,7 @@ def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]
             made[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
         elif not torch.equal(made[id(old)].detach().cpu(), saved):
             raise CheckpointError(f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones")
-        undo.append(lambda held=held, name=name, old=old: held.__setitem__(name, old))  # type: ignore[misc]
+        undo.append(partial(held.__setitem__, name, old))
         held[name] = made[id(old)]
 
 

@@ -100,9 +100,16 @@ class FqnConfig:
         """Raise ArgumentError naming every key that covers no layer: a silent typing error would leave floats behind.
 
         layers  the modules that can be converted; others   all further modules, to tell a key that hits the wrong kind.
+        A key that leaves alone what is never converted (None for nn.LayerNorm) says what happens anyway and is fine.
         """
         layers, others = list(layers), list(others)
-        unused = [k for k in self.entries if k != DEFAULT and not any(self.matches(k, n, m) for n, m in layers)]
+        unused = [
+            key
+            for key in self.entries
+            if key != DEFAULT
+            and not any(self.matches(key, name, module) for name, module in layers)
+            and not (self.entries[key] is None and self._is_harmless(key, layers, others))
+        ]
         if not unused:
             return
         told = []
@@ -115,6 +122,12 @@ class FqnConfig:
             told.append(text)
         names = ", ".join(name for name, _ in layers[:8]) + (", ..." if len(layers) > 8 else "")
         raise ArgumentError("config", "no layer for " + "; ".join(told), f"keys that match a layer: {names or 'there is none'}")
+
+    def _is_harmless(
+        self, key: Key, layers: list[tuple[str, nn.Module]], others: list[tuple[str, nn.Module]]
+    ) -> bool:
+        hits = [name for name, module in others if self.matches(key, name, module)]
+        return bool(hits) and not any(layer.startswith(f"{hit}.") for layer, _ in layers for hit in hits)
 
     def __repr__(self) -> str:
         return f"FqnConfig({self.entries!r})"

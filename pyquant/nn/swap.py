@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyquant.nn.qlinear import QLinear
 
@@ -45,7 +46,7 @@ def swap_modules(
 
 def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo]) -> None:
     old = parent._modules[child]
-    undo.append(lambda: parent._modules.__setitem__(child, old))
+    undo.append(partial(parent._modules.__setitem__, child, old))
     parent._modules[child] = module
 
 
@@ -65,13 +66,23 @@ def _has_qlinear(layer: nn.Module) -> bool:
 def _set_flag(layer: nn.Module, name: str, value: Any, undo: list[Undo]) -> None:
     if name in layer.__dict__:
         old = layer.__dict__[name]
-        undo.append(lambda: layer.__dict__.__setitem__(name, old))
+        undo.append(partial(layer.__dict__.__setitem__, name, old))
         layer.__dict__[name] = value
 
 
 def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:
     for parameter in model.parameters():
-        undo.append(lambda p=parameter, data=parameter.data: setattr(p, "data", data))  # type: ignore[misc]
+        grad = parameter.grad
+        undo.append(partial(_restore_data, parameter, parameter.data, grad, None if grad is None else grad.data))
     for module in model.modules():
-        undo.append(lambda m=module, held=dict(module._buffers): m._buffers.update(held))  # type: ignore[misc]
+        undo.append(partial(module._parameters.update, dict(module._parameters)))
+        undo.append(partial(module._buffers.update, dict(module._buffers)))
+        if isinstance(module, QLinear):  # the layout of its buffer goes with the device
+            undo.append(partial(module.__dict__.update, dict(module.__dict__)))
     model.to(device)
+
+
+def _restore_data(parameter: nn.Parameter, data: Tensor, grad: Tensor | None, grad_data: Tensor | None) -> None:
+    parameter.data, parameter.grad = data, grad
+    if grad is not None and grad_data is not None:
+        grad.data = grad_data

@@ -1,0 +1,459 @@
+"""quantize_: what is converted, what is kept, and that a failure leaves the model as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+import pyquant
+from pyquant.core.presets import FP16, W4A8, W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
+from pyquant.nn import convert, swap
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.qlinear import QLinear
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 32)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(32, 64), "fc2": nn.Linear(64, 32)}) for _ in range(3))
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 5, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block["fc2"](torch.relu(block["fc1"](x)))  # type: ignore[index]
+        return self.head(self.norm(x))
+
+
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """All that a failed conversion must leave alone: modules, tensors, their bytes, hooks, flags, random state."""
+    told: dict[str, Any] = {"random": torch.random.get_rng_state().tolist()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        told[name] = (id(module), type(module), module.training, [len(d) for d in (module._forward_hooks, module._forward_pre_hooks)])
+        flags = {k: v for k, v in module.__dict__.items() if isinstance(v, (bool, int, float, str))}
+        told[name + "#flags"] = flags
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                digest = hashlib.sha256(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+                told[f"{name}.{key}"] = (id(tensor), tensor.data_ptr(), str(tensor.dtype), str(tensor.device), tensor.requires_grad, digest)
+    return told
+
+
+def kinds(model: nn.Module) -> dict[str, str]:
+    return {n: str(m.scheme) if isinstance(m, QLinear) else type(m).__name__ for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, QLinear, QEmbedding))}
+
+
+def test_every_linear_becomes_the_layer_that_from_float_makes() -> None:
+    model, ids = Mlp(), torch.arange(12)
+    reference = copy.deepcopy(model)
+    assert pyquant.quantize_(model, W8A8Dynamic()) is model
+    assert set(kinds(model).values()) == {"Embedding", "W8A8Dynamic"}
+    for name, module in reference.named_modules():
+        if isinstance(module, nn.Linear):
+            want = QLinear.from_float(module, W8A8Dynamic())
+            got = model.get_submodule(name)
+            assert all(torch.equal(a, b) for a, b in zip(got.state_dict().values(), want.state_dict().values(), strict=True))
+    torch.testing.assert_close(model(ids), reference(ids), rtol=0.1, atol=0.1)
+    assert not torch.equal(model(ids), reference(ids))
+
+
+def test_config_filter_and_embeddings() -> None:
+    config = FqnConfig({"blocks.0.fc1": W4A8Dynamic(32), "re:blocks\\.[12]\\..*": W8A16(), "head": None, "_default": W8A8Dynamic()})
+    model = pyquant.quantize_(Mlp(), config, lambda module, name: name != "blocks.2.fc2", embeddings=True)
+    assert kinds(model) == {
+        "embed": "QEmbedding",
+        "blocks.0.fc1": "W4A8Dynamic(group_size=32)",
+        "blocks.0.fc2": "W8A8Dynamic",
+        "blocks.1.fc1": "W8A16",
+        "blocks.1.fc2": "W8A16",
+        "blocks.2.fc1": "W8A16",
+        "blocks.2.fc2": "Linear",
+        "head": "Linear",
+    }
+    model = pyquant.quantize_(Mlp(), {nn.Embedding: None, nn.Linear: FP16()}, embeddings=True)
+    assert set(kinds(model).values()) == {"Embedding", "FP16"}
+
+
+def test_the_filter_sees_modules_and_names() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def note(module: nn.Module, name: str) -> bool:
+        seen.append((type(module).__name__, name))
+        return True
+
+    pyquant.quantize_(Mlp(), W8A8Dynamic(), note)
+    assert ("Linear", "blocks.1.fc2") in seen
+    assert len(seen) == 7
+
+
+def test_static_schemes_take_input_scales() -> None:
+    scales: dict[str, Any] = {name: 0.05 for name, module in Mlp().named_modules() if isinstance(module, nn.Linear)}
+    scales["head"] = torch.tensor([0.1])
+    model = pyquant.quantize_(Mlp(), W8A8(), input_scales=scales)
+    head = model.get_submodule("head")
+    assert isinstance(head, QLinear)
+    assert head.input_scale.item() == torch.tensor(0.1).item()  # type: ignore[union-attr]
+    for change, match in (
+        ({"head": None}, "'input_scales'.*nothing for head"),
+        ({"nothing": 1.0}, "names of no static layer: nothing"),
+        ({"head": 0.0}, r"input_scales\['head'\].*0.0.*above 0"),
+        ({"head": float("nan")}, r"input_scales\['head'\].*nan"),
+        ({"head": torch.ones(3)}, r"input_scales\['head'\]"),
+        ({"head": "1"}, r"input_scales\['head'\].*'1'"),
+    ):
+        changed = {k: v for k, v in {**scales, **change}.items() if v is not None}
+        with pytest.raises(pyquant.ArgumentError, match=match):
+            pyquant.quantize_(Mlp(), W8A8(), input_scales=changed)
+    with pytest.raises(pyquant.ArgumentError, match=r"nothing for blocks.0.fc1.*and 1 more"):
+        pyquant.quantize_(Mlp(), W8A8())
+
+
+# ---- sharing, hooks, flags
+
+
+def test_shared_modules_stay_shared() -> None:
+    shared = nn.Linear(8, 8)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(8, 8)})
+    pyquant.quantize_(model, W8A8Dynamic())
+    assert isinstance(model["a"], QLinear)
+    assert model["a"] is model["b"][0]  # type: ignore[index]
+    assert model["a"] is not model["c"]
+
+
+def test_names_of_a_shared_module_must_agree() -> None:
+    shared = nn.Linear(8, 8)
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    pyquant.quantize_(copy.deepcopy(model), FqnConfig({"a": W8A16(), "_default": W8A8Dynamic()}))
+    with pytest.raises(pyquant.ArgumentError, match="one shared layer under several names"):
+        pyquant.quantize_(model, FqnConfig({"a": W8A16(), "b": W8A8Dynamic()}))
+    with pytest.raises(pyquant.ArgumentError, match="one shared layer under several names"):
+        pyquant.quantize_(model, W8A8Dynamic(), lambda module, name: name == "a")
+    assert model["a"] is model["b"] is shared
+
+
+def test_linears_that_share_their_parameters_share_their_twin() -> None:
+    a, b = nn.Linear(8, 8), nn.Linear(8, 8)
+    b.weight, b.bias = a.weight, a.bias
+    model = pyquant.quantize_(nn.Sequential(a, b), W8A8Dynamic())
+    assert model[0] is model[1]  # type: ignore[index]
+
+
+def test_a_weight_tied_to_an_embedding_leaves_the_embedding_alone() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 8), "head": nn.Linear(8, 9, bias=False)})
+    model["head"].weight = model["embed"].weight
+    before = model["embed"](torch.arange(9)).detach().clone()  # type: ignore[operator]
+    pyquant.quantize_(model, W8A8Dynamic())
+    assert torch.equal(model["embed"](torch.arange(9)), before)  # type: ignore[operator]
+    assert isinstance(model["head"], QLinear)
+
+
+def test_hooks_and_training_flags_are_carried_over() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    calls: list[str] = []
+    handle = model[0].register_forward_hook(lambda *_: calls.append("after"))
+    model[0].register_forward_pre_hook(lambda *_: calls.append("before"))
+    model[1].eval()
+    pyquant.quantize_(model, W8A8Dynamic())
+    model(torch.zeros(1, 8))
+    assert calls == ["before", "after"]
+    handle.remove()
+    model(torch.zeros(1, 8))
+    assert calls == ["before", "after", "before"]
+    assert (model[0].training, model[1].training) == (True, False)
+
+
+# ---- stock models
+
+
+def test_a_transformer_encoder_leaves_torchs_fused_path() -> None:
+    """The fused inference path reads linear1.weight instead of calling linear1; codes must never reach it."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    reference = copy.deepcopy(encoder)
+    pyquant.quantize_(encoder, W8A8Dynamic())
+    calls: list[int] = []
+    for module in encoder.modules():
+        if isinstance(module, QLinear):
+            module.register_forward_hook(lambda *_: calls.append(1))
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[1, 5:] = True
+    x = torch.randn(2, 7, 32)
+    with torch.no_grad():
+        got = encoder(x, src_key_padding_mask=mask)
+        want = reference(x, src_key_padding_mask=mask)
+    assert len(calls) == 4
+    torch.testing.assert_close(got[~mask], want[~mask], rtol=0.1, atol=0.1)
+    told = {r.name: r for r in pyquant.quantization_report(encoder)}
+    assert "MultiheadAttention" in told["layers.0.self_attn.out_proj"].reason
+    assert told["layers.0.linear1"].reason == ""
+
+
+def test_the_fused_path_is_left_without_hooks_too() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    reference = copy.deepcopy(layer)
+    pyquant.quantize_(layer, W8A8Dynamic())
+    with torch.no_grad():
+        x = torch.randn(2, 7, 32)
+        torch.testing.assert_close(layer(x), reference(x), rtol=0.1, atol=0.1)
+
+
+def test_the_projection_of_multihead_attention_is_skipped_or_refused() -> None:
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(32, 4), "fc": nn.Linear(32, 32)})
+    pyquant.quantize_(model, W8A8Dynamic())
+    assert kinds(model) == {"attention.out_proj": "NonDynamicallyQuantizableLinear", "fc": "W8A8Dynamic"}
+    x = torch.randn(3, 2, 32)
+    assert model["attention"](x, x, x)[0].shape == x.shape  # type: ignore[operator]
+    with pytest.raises(pyquant.ArgumentError, match=r"'attention.out_proj' belongs to nn.MultiheadAttention"):
+        pyquant.quantize_(nn.ModuleDict({"attention": nn.MultiheadAttention(32, 4)}), FqnConfig({"attention.out_proj": W8A8Dynamic()}))
+
+
+class OwnForward(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class OwnTensors(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.extra = nn.Parameter(torch.zeros(1))
+
+
+def weight_normed() -> nn.Module:
+    return torch.nn.utils.weight_norm(nn.Linear(8, 8))
+
+
+def pruned() -> nn.Module:
+    linear = nn.Linear(8, 8)
+    prune.random_unstructured(linear, "weight", 0.5)
+    return linear
+
+
+def patched() -> nn.Module:
+    linear = nn.Linear(8, 8)
+    linear.forward = lambda x: x  # type: ignore[method-assign]
+    return linear
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: nn.LazyLinear(8), "is lazy.*forward pass"),
+        (lambda: parametrizations.weight_norm(nn.Linear(8, 8)), "computed weight"),
+        (lambda: parametrizations.orthogonal(nn.Linear(8, 8)), "computed weight"),
+        (weight_normed, "computed weight"),
+        (pruned, "computed weight"),
+        (OwnForward, "OwnForward with a forward of its own"),
+        (lambda: OwnForward(8, 8), "OwnForward with a forward of its own"),
+        (OwnTensors, "tensors of its own .extra"),
+        (patched, "forward of its own"),
+        (lambda: nn.Linear(8, 8).double(), "float64"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_by_name(make: Callable[..., nn.Module], match: str) -> None:
+    if make is OwnForward:
+        make = lambda: OwnForward(8, 8, bias=False)  # noqa: E731
+    model = nn.ModuleDict({"first": nn.Linear(8, 8), "odd": make()})
+    with pytest.raises(pyquant.ArgumentError, match=f"layer 'odd'.*{match}"):
+        pyquant.quantize_(model, W8A8Dynamic())
+    assert type(model["first"]) is nn.Linear
+    pyquant.quantize_(model, W8A8Dynamic(), lambda module, name: name != "odd")
+    assert isinstance(model["first"], QLinear)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: pyquant.quantize_(None, W8A8Dynamic()), "model"),
+        (lambda: pyquant.quantize_(nn.Linear(2, 2), W8A8Dynamic()), "model"),
+        (lambda: pyquant.quantize_(nn.ReLU(), W8A8Dynamic()), "model"),
+        (lambda: pyquant.quantize_(Mlp(), None), "config"),
+        (lambda: pyquant.quantize_(Mlp(), "W8A8"), "config"),
+        (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic), "config"),
+        (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), "head"), "filter_fn"),
+        (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device="nowhere"), "device"),
+        (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device=1.5), "device"),
+        (lambda: pyquant.quantize_(Mlp(), W8A8(), input_scales=[1.0]), "input_scales"),
+        (lambda: pyquant.quantize_(Mlp(), W4A8(), input_scales={}), "input_scales"),
+        (lambda: pyquant.quantize_(Mlp(), W4A8Dynamic()), "blocks.0.fc1: group_size"),
+    ],
+)
+def test_wrong_arguments(call: Callable[[], Any], argument: str) -> None:
+    with pytest.raises(pyquant.ArgumentError) as caught:
+        call()
+    assert caught.value.argument == argument
+    assert caught.value.allowed
+
+
+def test_a_layer_that_holds_nan_is_named() -> None:
+    model = Mlp()
+    model.blocks[1]["fc2"].weight.data[3, 4] = float("inf")  # type: ignore[index,union-attr]
+    with pytest.raises(pyquant.NonFiniteError, match=r"'blocks.1.fc2: weight': got inf at \[3, 4\]"):
+        pyquant.quantize_(model, W8A8Dynamic())
+
+
+# ---- transactional
+
+
+class Injected(BaseException):
+    """Not an Exception: KeyboardInterrupt is not one either."""
+
+
+def failing(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    count = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > at:
+            raise Injected
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+SEAMS: list[tuple[Any, str]] = [
+    (convert, "_convert"),
+    (convert.QLinear, "from_float"),
+    (convert.QEmbedding, "from_float"),
+    (convert.obstacles, "why_not"),
+    (convert.obstacles, "carry_hooks"),
+    (swap, "_set_child"),
+    (swap, "_leave_fused_path"),
+    (swap, "_set_flag"),
+]
+
+
+def encoder_model() -> nn.Module:
+    torch.manual_seed(3)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    shared = nn.Linear(16, 16)
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 16), "encoder": encoder, "a": shared, "b": shared, "c": nn.Linear(16, 4)})
+    shared.register_forward_hook(lambda *_: None)
+    return model.eval()
+
+
+@pytest.mark.parametrize("seam", range(len(SEAMS)), ids=lambda i: SEAMS[i][1])
+def test_a_failure_at_any_call_leaves_the_model_as_it_was(seam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = SEAMS[seam]
+    whole = getattr(owner, name)
+    for k in range(60):
+        model = encoder_model()
+        before = fingerprint(model)
+        monkeypatch.setattr(owner, name, failing(whole, k))
+        try:
+            pyquant.quantize_(model, W8A8Dynamic(), embeddings=True)
+        except Injected:
+            assert fingerprint(model) == before, f"changed by a failure at call {k} of {name}"
+        else:
+            assert k > 0, f"{name} was never called"
+            break
+        finally:
+            monkeypatch.setattr(owner, name, whole)
+    else:
+        pytest.fail("the injection never ran out")
+
+
+def test_a_failing_move_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moving to the meta device succeeds; then a module fails half way."""
+    model = encoder_model()
+    pyquant.quantize_(model, FqnConfig({"c": W8A8Dynamic()}))
+    model["a"](torch.ones(1, 16)).sum().backward()  # type: ignore[operator]
+    grad, codes = model["a"].weight.grad.clone(), model["c"](torch.ones(1, 16))  # type: ignore[operator,union-attr]
+    before = fingerprint(model)
+
+    class Fails(nn.LayerNorm):
+        def _apply(self, *args: Any, **kwargs: Any) -> Any:
+            raise Injected
+
+    broken = nn.ModuleDict({"model": model, "z": Fails(4)})
+    with pytest.raises(Injected):
+        pyquant.quantize_(broken, W8A8Dynamic(), device="meta", embeddings=True)
+    assert fingerprint(model) == before
+    assert torch.equal(model["a"].weight.grad, grad)  # type: ignore[arg-type]
+    assert torch.equal(model["c"](torch.ones(1, 16)), codes)  # type: ignore[operator]
+
+
+def test_a_raising_filter_changes_nothing() -> None:
+    model = encoder_model()
+    before = fingerprint(model)
+    pyquant.quantize_(copy.deepcopy(model), W8A8Dynamic(), failing(lambda module, name: True, 100))
+    for k in range(5):
+        with pytest.raises(Injected):
+            pyquant.quantize_(model, W8A8Dynamic(), failing(lambda module, name: True, k))
+        assert fingerprint(model) == before
+
+
+def test_device_moves_the_whole_model() -> None:
+    model = pyquant.quantize_(Mlp(), W8A8Dynamic(), device="meta")
+    assert {t.device.type for t in model.state_dict().values()} == {"meta"}
+    model = pyquant.quantize_(Mlp(), W8A8Dynamic(), device="cpu")
+    assert model(torch.arange(3)).shape == (3, 5)
+
+
+def test_a_meta_model_can_be_planned() -> None:
+    with torch.device("meta"):
+        model = Mlp()
+    pyquant.quantize_(model, W8A8Dynamic(), embeddings=True)
+    assert {t.device.type for t in model.state_dict().values()} == {"meta"}
+
+
+# ---- report and leaks
+
+
+def test_the_report_counts_bytes() -> None:
+    model = pyquant.quantize_(Mlp().half(), FqnConfig({"head": None, "blocks.0.*": W4A8Dynamic(32), "_default": W8A8Dynamic()}))
+    told = {r.name: r for r in pyquant.quantization_report(model)}
+    assert list(told) == ["embed", *(f"blocks.{i}.fc{j}" for i in range(3) for j in (1, 2)), "head"]
+    assert (told["blocks.1.fc1"].bytes_before, told["blocks.1.fc1"].bytes_after) == (2 * (32 * 64 + 64), 32 * 64 + 8 * 64)
+    assert told["blocks.0.fc2"].bytes_after == 32 * 64 // 2 + 4 * 32 * 2 + 4 * 32
+    assert (told["head"].scheme, told["head"].bytes_before, told["head"].reason) == ("float", 320, "left alone")
+    for name, record in told.items():
+        if record.kind == "QLinear":
+            state = model.get_submodule(name).state_dict()
+            assert record.bytes_after == sum(t.numel() * t.element_size() for t in state.values())
+
+
+def resident_kib() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4
+
+
+def test_nothing_is_left_after_many_conversions() -> None:
+    source, ids = Mlp(), torch.arange(6)
+
+    def cycle() -> None:
+        model = pyquant.quantize_(copy.deepcopy(source), W8A8Dynamic(), embeddings=True)
+        model(ids)
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(model.state_dict())
+        with pytest.raises(pyquant.ArgumentError):
+            pyquant.quantize_(Mlp(), {"nowhere": W8A8Dynamic()})
+
+    def live() -> int:
+        gc.collect()
+        return sum(isinstance(o, nn.Module) for o in gc.get_objects())
+
+    flags = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()
+    for _ in range(60):
+        cycle()
+    modules, memory = live(), resident_kib()
+    for _ in range(300):
+        cycle()
+    assert live() == modules
+    assert resident_kib() - memory <= 2048, f"{resident_kib() - memory} KiB more after 300 cycles"
+    assert (torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()) == flags
+    assert len(source.head._forward_hooks) == 0
