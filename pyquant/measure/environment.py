@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .records import Environment
+from pyquant.measure.records import Environment
 
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 _PACKAGES = ("numpy", "transformers", "torchao", "safetensors")
@@ -88,9 +88,7 @@ def folder_name(environment: Environment) -> str:
 
 def own_version() -> str:
     """pyquant's version, also from a source tree that is not installed."""
-    import pyquant
-
-    return str(getattr(pyquant, "__version__", ""))
+    return str(getattr(sys.modules.get("pyquant"), "__version__", ""))
 
 
 def package_version(package: str) -> str:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from pyquant.errors import ArgumentError
-
-from .records import Ceiling
-from .timing import Clock, CpuClock, CudaEventClock, time_interleaved
+from pyquant.measure.records import Ceiling
+from pyquant.measure.timing import Clock, CpuClock, CudaEventClock, time_interleaved
 
 COPY = "copy"  # main memory; COPY_SETS are working sets that fit caches
 COPY_SETS: Mapping[str, int] = {

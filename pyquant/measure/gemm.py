@@ -11,13 +11,12 @@ import torch
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
-
-from .environment import describe_environment
-from .floors import Floor, ceiling_value, copy_gbps, gemm_bytes, gemm_floor
-from .ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
-from .peers import FP32, Candidate, GemmCase, Peer, PeerUnavailable, peers_for
-from .records import Ceiling, GemmReport, GemmRow, Unavailable
-from .timing import CacheFlush, Clock, make_clock, time_interleaved
+from pyquant.measure.environment import describe_environment
+from pyquant.measure.floors import Floor, ceiling_value, copy_gbps, gemm_bytes, gemm_floor
+from pyquant.measure.ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
+from pyquant.measure.peers import FP32, Candidate, GemmCase, Peer, PeerUnavailable, peers_for
+from pyquant.measure.records import Ceiling, GemmReport, GemmRow, Unavailable
+from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
 
 Shape = tuple[int, int, int]
 _MIN_SQNR_DB = 5.0  # 4-bit per channel on Gaussian weights stays above 15 dB; below 5 something else is computed

@@ -7,9 +7,8 @@ import copy
 import torch
 
 from pyquant.core.scheme import QScheme
+from pyquant.measure.peers import Candidate, GemmCase, PeerUnavailable
 from pyquant.nn.qlinear import QLinear
-
-from .peers import Candidate, GemmCase, PeerUnavailable
 
 _CHECK_ROWS = 8
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from .floors import random_codes
+from pyquant.measure.floors import random_codes
 
 Candidate = Callable[[], torch.Tensor]
 

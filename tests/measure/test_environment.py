@@ -1,0 +1,55 @@
+"""The line that says what machine a figure belongs to."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import pyquant
+from pyquant.measure.environment import command_line, cpu_features, describe_environment, folder_name, package_version
+
+
+def test_environment_names_versions_and_threads() -> None:
+    environment = describe_environment("cpu", clock="cpu")
+    assert environment.torch == torch.__version__
+    assert environment.pyquant == pyquant.__version__
+    assert environment.threads == torch.get_num_threads()
+    assert environment.cpu
+    line = environment.line()
+    assert environment.torch in line
+    assert "clock: cpu" in line
+
+
+def test_gpu_takes_the_place_of_the_cpu() -> None:
+    environment = replace(describe_environment("cpu"), gpu="NVIDIA H200, sm_90, 132 SMs", driver="570.1", cuda="13.0")
+    assert environment.line().startswith("NVIDIA H200")
+    assert "driver 570.1" in environment.line()
+    assert folder_name(environment) == "nvidia-h200"
+
+
+def test_folder_names_are_plain() -> None:
+    environment = replace(describe_environment("cpu"), cpu="Intel(R) Xeon(R) Processor @ 2.0GHz", gpu="")
+    assert folder_name(environment) == "cpu-intel-xeon-processor-2-0ghz"
+
+
+def test_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench/some.py", "--m", "1", "a b"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert command_line() == "python bench/some.py --m 1 'a b'"
+
+
+def test_features_are_known_ones() -> None:
+    assert cpu_features() <= {
+        "avx2",
+        "avx512f",
+        "avx512_vnni",
+        "avx_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+        "amx_int8",
+        "amx_bf16",
+    }
+    assert package_version("no-such-package-here") == ""

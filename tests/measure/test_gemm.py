@@ -1,0 +1,142 @@
+"""The harness around one linear problem: every candidate is checked before it is timed, and none disappears."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyquant.core.presets import scheme_from_name
+from pyquant.errors import ArgumentError
+from pyquant.measure import gemm
+from pyquant.measure.floors import measure_ceilings
+from pyquant.measure.gemm import GemmBench, run_gemm_bench
+from pyquant.measure.ours import build_qlinear, check_rows, is_exact, sqnr_db
+from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable, peers_for
+
+CPU = torch.device("cpu")
+QUICK = {"rounds": 1, "shapes": [(3, 64, 40)]}
+
+
+def test_rows_of_every_candidate() -> None:
+    seen = []
+    ceilings = measure_ceilings("cpu", size=64, rounds=1)
+    bench = GemmBench(schemes=["W8A8Dynamic", "W4A8Dynamic(group_size=32)", "W8A8", "W8A16"], **QUICK)
+    report = run_gemm_bench(bench, ceilings=ceilings, on_shape=seen.append)
+    assert seen == [(3, 64, 40)]
+    rows = {row.candidate: row for row in report.rows}
+    assert set(rows) | {u.candidate for u in report.unavailable} == {p.name for p in peers_for("cpu")} | {
+        f"QLinear {s}" for s in bench.schemes
+    }
+    assert rows[FP32].ratio == 1.0
+    assert (rows[FP32].sqnr_db or 0) > 100
+    for scheme, exact in (("W8A8Dynamic", True), ("W4A8Dynamic(group_size=32)", True), ("W8A8", True), ("W8A16", None)):
+        row = rows[f"QLinear {scheme}"]
+        assert row.exact is exact
+        assert row.ours
+        assert row.kernel
+        assert row.of_floor
+    assert rows[INT_MM_CODES].sqnr_db is None  # it returns int32 of codes, not the product
+
+
+def test_without_ceilings_there_is_no_floor() -> None:
+    report = run_gemm_bench(GemmBench(schemes=[], peers=[], **QUICK))
+    assert [row.floor_us for row in report.rows] == [None]
+
+
+def test_unavailable_group_size_is_reported_not_dropped() -> None:
+    report = run_gemm_bench(GemmBench(schemes=["W4A8Dynamic(group_size=48)"], peers=[], **QUICK))
+    assert [u.candidate for u in report.unavailable] == ["QLinear W4A8Dynamic(group_size=48)"]
+    assert "48" in report.unavailable[0].reason
+    assert report.unavailable[0].where == "M=3 K=64 N=40"
+
+
+def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Peer("wrong", ("cpu",), lambda case: lambda: torch.randn(case.m, case.n), 32, 32, "fp32")
+    shape = Peer("shape", ("cpu",), lambda case: lambda: torch.zeros(1), 32, 32, "fp32")
+    monkeypatch.setattr(gemm, "peers_for", lambda device: (*PEERS[:1], wrong, shape))
+    report = run_gemm_bench(GemmBench(schemes=[], **QUICK))
+    assert [row.candidate for row in report.rows] == [FP32]
+    reasons = {u.candidate: u.reason for u in report.unavailable}
+    assert "wrong product" in reasons["wrong"]
+    assert "shape" in reasons["shape"]
+
+
+def test_a_baseline_that_fails_leaves_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(case: GemmCase):
+        raise PeerUnavailable("not today")
+
+    monkeypatch.setattr(gemm, "peers_for", lambda device: (Peer(FP32, ("cpu",), build, 32, 32, "fp32"),))
+    report = run_gemm_bench(GemmBench(schemes=[], **QUICK))
+    assert report.rows == []
+    assert {u.reason for u in report.unavailable} >= {"not today"}
+
+
+@pytest.mark.parametrize(
+    ("bench", "names"),
+    [
+        (GemmBench(schemes=["W3A3"], **QUICK), "W3A3"),
+        (GemmBench(peers=["cuBLAS"], **QUICK), "cuBLAS"),
+        (GemmBench(clock="sundial", **QUICK), "sundial"),
+    ],
+)
+def test_wrong_names_are_refused_before_anything_runs(bench: GemmBench, names: str) -> None:
+    with pytest.raises(ArgumentError, match=names):
+        run_gemm_bench(bench, on_shape=lambda shape: pytest.fail("something was timed"))
+
+
+def test_rotating_weights_takes_each_copy() -> None:
+    calls: list[int] = []
+    run = gemm._rotating([lambda i=i: calls.append(i) for i in range(3)])
+    for _ in range(7):
+        run()
+    assert calls == [0, 1, 2, 0, 1, 2, 0]
+    report = run_gemm_bench(GemmBench(schemes=["W8A8Dynamic"], peers=[], weights=2, **QUICK))
+    assert all(row.exact is not False for row in report.rows)
+    assert "rotate" in report.notes[0]
+
+
+def test_exactness_check_can_fail() -> None:
+    layer, x = build_qlinear(GemmCase(5, 64, 24, CPU), scheme_from_name("W8A8Dynamic"), torch.float32)
+    assert is_exact(layer, x)
+    true_reference = layer.reference
+
+    def off_by_one_ulp(rows: torch.Tensor) -> torch.Tensor:
+        y = true_reference(rows).clone()
+        y[-1, -1] = torch.nextafter(y[-1, -1], torch.tensor(float("inf")))
+        return y
+
+    layer.reference = off_by_one_ulp  # type: ignore[method-assign]
+    assert not is_exact(layer, x)
+
+
+def test_checked_rows_hold_first_and_last() -> None:
+    for m in (0, 1, 2, 8, 9, 100, 513):
+        rows = check_rows(m)
+        assert len(rows) == min(m, 8)
+        assert rows == sorted(set(rows))
+        if m:
+            assert rows[0] == 0
+            assert rows[-1] == m - 1
+
+
+def test_sqnr_of_known_noise() -> None:
+    case = GemmCase(4, 32, 16, CPU, with_bias=False)
+    exact = (case.x.double() @ case.w.double().t()).float()
+    assert sqnr_db(exact, case) > 120
+    assert sqnr_db(exact * 1.1, case) == pytest.approx(20.0, abs=0.01)
+
+
+def test_cases_are_deterministic_and_differ_by_seed() -> None:
+    assert torch.equal(GemmCase(2, 8, 4, CPU).w, GemmCase(2, 8, 4, CPU).w)
+    assert not torch.equal(GemmCase(2, 8, 4, CPU).w, GemmCase(2, 8, 4, CPU, seed=1).w)
+
+
+def test_fbgemm_leaves_the_engine_as_it_was() -> None:
+    before = torch.backends.quantized.engine
+    peer = next(p for p in PEERS if p.name == FBGEMM)
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        with pytest.raises(PeerUnavailable):
+            peer.build(GemmCase(2, 8, 4, CPU))
+        return
+    assert peer.build(GemmCase(2, 8, 4, CPU))().shape == (2, 4)
+    assert torch.backends.quantized.engine == before

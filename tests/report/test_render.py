@@ -1,0 +1,120 @@
+"""Records become JSON, CSV and Markdown without losing a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from pyquant.measure.records import (
+    Bar,
+    Ceiling,
+    Environment,
+    GemmReport,
+    GemmRow,
+    ModelReport,
+    ModelRow,
+    Unavailable,
+    to_dict,
+)
+from pyquant.report.render import bars_table, gemm_markdown, model_markdown, table, to_csv, to_json, write_text
+
+MACHINE = Environment(
+    "cpu", "Some CPU", ["avx2"], 2, 1, "2.13.0", "3.11", "Linux x86_64", "0.1.0", command="python -m x"
+)
+
+
+def gemm_report() -> GemmReport:
+    rows = [
+        GemmRow(1, 64, 32, "base", False, 10.0, 1.0, 0.1, 5, floor_us=5.0, floor_kind="bytes", sqnr_db=140.0),
+        GemmRow(1, 64, 32, "QLinear W8A8Dynamic", True, 2.5, 4.0, 0.1, 5, 2.0, "bytes", True, 40.0, "cpu linear"),
+        GemmRow(1, 64, 32, "broken", True, 250.0, 0.04, 0.1, 5, exact=False),
+        GemmRow(8, 64, 32, "base", False, 20.0, 1.0, 0.1, 5),
+    ]
+    return GemmReport(
+        MACHINE, "base", rows, [Ceiling("copy", 12.5, "GB/s")],
+        [Unavailable("peer|x", "no library", "M=1 K=64 N=32")] * 2,
+        [Bar("speed", 3.0, 4.0), Bar("overhead", 6.0, 7.5, "<=", "us")], ["a note"],
+    )  # fmt: skip
+
+
+def model_report() -> ModelReport:
+    rows = [
+        ModelRow("fp32", 4_000_000, {"batch 1": 10.0}, {"batch 1": 1.0}, 1.0, 1.0, 1.0),
+        ModelRow(
+            "int8", 1_000_000, {"batch 1": 2.5}, {"batch 1": 4.0}, 0.9975, 0.99, 0.95, "A bad one.", 9, True, True
+        ),
+        ModelRow("odd", 1_000_000, {"batch 1": 2.5}, {"batch 1": 4.0}, 0.9, 0.8, 0.5, "Worse.", 9, False, True),
+    ]
+    return ModelReport(MACHINE, "toy", "3 sentences", "fp32", rows, [Bar("cosine", 0.997, 0.9975, unit="")])
+
+
+def test_json_round_trip_keeps_every_row() -> None:
+    data = json.loads(to_json(gemm_report()))
+    assert data["record"] == "GemmReport"
+    assert [row["candidate"] for row in data["rows"]] == ["base", "QLinear W8A8Dynamic", "broken", "base"]
+    assert data["rows"][1]["of_floor"] == pytest.approx(0.8)
+    assert [bar["passed"] for bar in data["bars"]] == [True, False]
+    assert data["environment"]["command"] == "python -m x"
+    assert to_dict(model_report())["rows"][1]["cosine_mean"] == 0.9975
+
+
+def test_json_has_no_infinities() -> None:
+    row = GemmRow(1, 1, 1, "a", False, 1.0, 1.0, 0.0, 1, sqnr_db=float("inf"))
+    text = to_json(GemmReport(MACHINE, "a", [row]))
+    assert json.loads(text, parse_constant=pytest.fail)["rows"][0]["sqnr_db"] == "inf"
+
+
+def test_csv_has_one_line_a_row() -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(gemm_report()))))
+    assert len(lines) == 4
+    assert lines[1]["candidate"] == "QLinear W8A8Dynamic"
+    assert float(lines[1]["ratio"]) == 4.0
+    assert lines[3]["floor_us"] == ""
+
+
+def test_gemm_markdown_tells_everything() -> None:
+    text = gemm_markdown(gemm_report(), "Title")
+    for wanted in (
+        "# Title", "Some CPU", "`python -m x`", "## M = 1", "## M = 8", "2.5 (4.00x, 80%)", "NOT EXACT", "12 GB/s",
+        "no library (2x)", "a note", "PASS", "FAIL",
+    ):  # fmt: skip
+        assert wanted in text, wanted
+
+
+def test_model_markdown_tells_worst_and_reload() -> None:
+    text = model_markdown(model_report())
+    for wanted in ("4.0", "2.50 (4.00)", "0.99750", "A bad one.", "bits equal", "BITS DIFFER", "95.0%"):
+        assert wanted in text, wanted
+
+
+def test_bars_pass_and_fail_by_direction() -> None:
+    assert Bar("x", 2.0, 2.0).passed
+    assert not Bar("x", 2.0, 1.99).passed
+    assert Bar("x", 2.0, 2.0, "<=").passed
+    assert not Bar("x", 2.0, 2.01, "<=").passed
+    assert not Bar("x", 2.0, float("nan")).passed
+    assert bars_table([Bar("x", 2.0, 1.0)]).count("FAIL") == 1
+
+
+def test_table_escapes_bars_and_pads() -> None:
+    lines = table(["a", "long header"], [["x|y", 1]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "x\\|y" in lines[2]
+
+
+def test_write_text_replaces_whole_files(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "new" / "a.md", "one")
+    assert write_text(path, "two").read_text() == "two"
+    assert [p.name for p in path.parent.iterdir()] == ["a.md"]
+
+
+def test_write_text_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.md", "one")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "\ud800")
+    assert path.read_text() == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.md"]
