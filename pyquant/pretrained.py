@@ -235,7 +235,7 @@ def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str,
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
+    return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
 
 
 def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:

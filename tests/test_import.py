@@ -1,0 +1,66 @@
+"""Importing pyquant: quick, silent, no CUDA call, no file written; and the public names."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pyquant
+
+BUDGET_S = 0.5
+
+
+def python(code: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(pyquant.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, *flags, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_import_is_quick(tmp_path: Path) -> None:
+    """CPU seconds above torch: the clock on the wall would measure the neighbours."""
+    code = "import time, torch; t = time.process_time(); import pyquant; print(time.process_time() - t)"
+    python(code, tmp_path)  # warms the file cache
+    seconds = [float(python(code, tmp_path).stdout) for _ in range(3)]
+    assert statistics.median(seconds) <= BUDGET_S, seconds
+
+
+def test_import_is_silent_and_touches_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import pyquant\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32\n"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
+        "print(*sorted(new & {'numpy', 'matplotlib', 'transformers', 'tqdm', 'pandas', 'scipy', 'yaml', 'pybind11'}))\n"
+    )
+    random = "import torch; a = torch.random.get_rng_state(); import pyquant; assert torch.equal(a, torch.random.get_rng_state())"
+    done = python(code, tmp_path, "-W", "error::UserWarning:pyquant", "-X", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "", f"heavy modules: {done.stdout}"
+    told = [line for line in done.stderr.splitlines() if "pyquant" in line]
+    assert not told, told
+    assert python(random, tmp_path).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_makes_no_cuda_call(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "def refuse(*a, **k): raise SystemExit('a CUDA call at import')\n"
+        "for name in ('_lazy_init', 'is_available', 'device_count', 'current_device', 'get_device_capability'):\n"
+        "    setattr(torch.cuda, name, refuse)\n"
+        "import pyquant\n"
+    )
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names() -> None:
+    for name in pyquant.__all__:
+        assert getattr(pyquant, name) is not None
+    assert {"QLinear", "quantize_", "FqnConfig", "W8A8Dynamic", "save_pretrained", "load_pretrained"} <= set(pyquant.__all__)
+    assert callable(pyquant.doctor)
+    assert pyquant.__version__
