@@ -143,7 +143,7 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels table{Isa::avx2, 16, nothing, nothing, gemm_s8, gemm_s4, unpack_s4, Rows<V>::stats,
+  static constexpr Kernels table{Isa::avx2, 16, nothing, nothing, gemm_s8, gemm_s4, nullptr, unpack_s4, Rows<V>::stats,
                                  Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
   return table;
 }

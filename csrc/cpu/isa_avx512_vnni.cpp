@@ -176,40 +176,44 @@ void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
     rows_s8(a + q * 4, lda, rows, b + q * kStep, quads - q < kChunk ? quads - q : kChunk, acc, add || q > 0);
 }
 
-// R rows, int4: the offset of the low nibbles, 8 times the sum of their activations, is one more dot product; the high
-// nibbles count sixteenfold. 2^14 octs keep that product within int32.
+// int4: the offset of the low nibbles, 8 times the sum of their activations, is one more dot product; the high nibbles
+// count sixteenfold. kGroupOcts keep that product within int32. The sums end up in low.
 template <int R>
-void direct_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int64_t octs, int32_t* acc) {
-  constexpr int64_t kChunk = 1 << 14;
+PYQ_INLINE void multiply_octs(const uint8_t* a, int64_t lda, const uint8_t* b, int64_t octs, __m512i (&low)[R][4]) {
   const __m512i low_mask = _mm512_set1_epi8(15), high_mask = _mm512_set1_epi8(-16), eight = _mm512_set1_epi8(8);
-  for (int64_t done = 0; done < octs || done == 0; done += kChunk) {
-    __m512i low[R][4], high[R][4], offset[R][4];
-    zero(low);
-    zero(high);
-    zero(offset);
-    const int64_t end = octs - done < kChunk ? octs : done + kChunk;
-    for (int64_t o = done; o < end; ++o) {
-      const uint8_t* p = b + o * kStep;
+  __m512i high[R][4], offset[R][4];
+  zero(low);
+  zero(high);
+  zero(offset);
+  for (int64_t o = 0; o < octs; ++o) {
+    const uint8_t* p = b + o * kStep;
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch + j * 64), _MM_HINT_T0);
-        const __m512i v = _mm512_loadu_si512(p + j * 64);
-        const __m512i w0 = _mm512_and_si512(v, low_mask), w1 = _mm512_and_si512(v, high_mask);
+    for (int j = 0; j < 4; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch + j * 64), _MM_HINT_T0);
+      const __m512i v = _mm512_loadu_si512(p + j * 64);
+      const __m512i w0 = _mm512_and_si512(v, low_mask), w1 = _mm512_and_si512(v, high_mask);
 #pragma GCC unroll 2
-        for (int r = 0; r < R; ++r) {
-          const __m512i x = _mm512_set1_epi32(quad(a + r * lda + o * 8));
-          if (j == 0) dot(offset[r][0], x, eight);
-          dot(low[r][j], x, w0);
-          dot(high[r][j], _mm512_set1_epi32(quad(a + r * lda + o * 8 + 4)), w1);
-        }
+      for (int r = 0; r < R; ++r) {
+        const __m512i x = _mm512_set1_epi32(quad(a + r * lda + o * 8));
+        if (j == 0) dot(offset[r][0], x, eight);
+        dot(low[r][j], x, w0);
+        dot(high[r][j], _mm512_set1_epi32(quad(a + r * lda + o * 8 + 4)), w1);
       }
     }
+  }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j)
-        low[r][j] = _mm512_add_epi32(_mm512_sub_epi32(low[r][j], offset[r][0]), _mm512_srai_epi32(high[r][j], 4));
-    finish(low, acc, done > 0);
+    for (int j = 0; j < 4; ++j)
+      low[r][j] = _mm512_add_epi32(_mm512_sub_epi32(low[r][j], offset[r][0]), _mm512_srai_epi32(high[r][j], 4));
+}
+
+template <int R>
+void direct_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int64_t octs, int32_t* acc) {
+  for (int64_t done = 0; done < octs || done == 0; done += kGroupOcts) {
+    __m512i c[R][4];
+    multiply_octs(a + done * 8, lda, b + done * kStep, octs - done < kGroupOcts ? octs - done : kGroupOcts, c);
+    finish(c, acc, done > 0);
   }
 }
 
@@ -217,6 +221,24 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
   // Two rows at a time fill the registers; the second pass over the nibbles finds them in the cache.
   for (; rows >= 2; rows -= 2, a += 2 * lda, acc += 2 * kBlockN) direct_s4<2>(a, lda, b, octs, acc);
   if (rows) direct_s4<1>(a, lda, b, octs, acc);
+}
+
+void gemv_s4(const uint8_t* a, const uint8_t* b, int64_t octs, int64_t groups, const Tile& tile, float* sum) {
+  __m512 t[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+  const __m512i x_zero = _mm512_set1_epi32(tile.x_zero[0]);
+  for (int64_t g = 0; g < groups; ++g) {
+    __m512i c[1][4];
+    multiply_octs(a + g * octs * 8, 0, b + g * octs * kStep, octs, c);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const int64_t at = g * kBlockN + j * 16;
+      const __m512i term = _mm512_mullo_epi32(x_zero, _mm512_loadu_si512(tile.w_sum + at));
+      const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(c[0][j], term));
+      t[j] = _mm512_add_ps(t[j], _mm512_mul_ps(value, _mm512_loadu_ps(tile.w_scale + at)));
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) _mm512_storeu_ps(sum + j * 16, t[j]);
 }
 
 void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
@@ -234,7 +256,7 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 }  // namespace
 
 const Kernels& kernels_avx512_vnni() {
-  static constexpr Kernels table{Isa::avx512_vnni, 48, nothing, nothing, gemm_s8, gemm_s4, unpack_s4, Rows<V>::stats,
+  static constexpr Kernels table{Isa::avx512_vnni, 48, nothing, nothing, gemm_s8, gemm_s4, gemv_s4, unpack_s4, Rows<V>::stats,
                                  Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
   return table;
 }

@@ -17,6 +17,7 @@ constexpr int64_t kBlockN = 64;      // output channels of one weight block
 constexpr int64_t kMaxRowBlock = 48; // most rows of one accumulator tile
 constexpr int64_t kRowSlack = 16;    // activation rows are readable up to the next multiple of this
 constexpr int64_t kDirectRows = 4;   // up to here int4 weights are unpacked in registers
+constexpr int64_t kGroupOcts = 1 << 14;
 
 struct RowStats {
   float amax, low, high;  // amax is infinite, low and high are NaN, where the row holds a NaN or an infinity
@@ -81,6 +82,9 @@ struct Kernels {
   // so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction;
   // rows <= kDirectRows.
   void (*gemm_s4)(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc);
+  // One row against int4 in groups of `octs` <= kGroupOcts: gemm_s4 and accumulate of every group, sum starting from zero.
+  // Null where the two calls serve as well. tile: w_sum and w_scale of the first group, x_zero.
+  void (*gemv_s4)(const uint8_t* a, const uint8_t* b, int64_t octs, int64_t groups, const Tile& tile, float* sum);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
   void (*quantize)(const QuantizeRun& run);

@@ -176,6 +176,13 @@ class Worker {
     }
     for (int64_t r = 0; r < rows; r += kernels_.row_block) {
       Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
+      const int64_t octs = extent_.padded_group / 8;
+      if (direct && rows == 1 && extent_.grouped && kernels_.gemv_s4 && octs <= kGroupOcts) {
+        kernels_.gemv_s4(codes_, block.codes_s4, octs, extent_.groups, tile, sum_);
+        finish_groups(tile);
+        kernels_.epilogue(tile);
+        continue;
+      }
       for (int64_t g = 0; g < extent_.groups; ++g) {
         const int64_t k0 = g * extent_.padded_group;
         const uint8_t* a = codes_ + r * stride_ + k0;

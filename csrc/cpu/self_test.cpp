@@ -80,6 +80,32 @@ bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
   return true;
 }
 
+// One row of two groups, against the two kernels that gemv_s4 stands for. tile: vectors of one block, at least one row.
+bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile) {
+  constexpr int64_t kOcts = 5;
+  std::vector<uint8_t> a(2 * kOcts * 8), b(2 * kOcts * kBlockN * 4);
+  for (auto* bytes : {&a, &b})
+    for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
+  std::vector<int32_t> w_sum(2 * kBlockN), acc(kBlockN);
+  std::vector<float> w_scale(2 * kBlockN), want(kBlockN), got(kBlockN);
+  for (int64_t i = 0; i < 2 * kBlockN; ++i) {
+    w_sum[static_cast<size_t>(i)] = tile.w_sum[i % kBlockN] + static_cast<int32_t>(i);
+    w_scale[static_cast<size_t>(i)] = tile.w_scale[(i * 7) % kBlockN];
+  }
+  tile.rows = 1;
+  tile.w_sum = w_sum.data();
+  tile.w_scale = w_scale.data();
+  candidate.gemv_s4(a.data(), b.data(), kOcts, 2, tile, got.data());
+  tile.acc = acc.data();
+  for (int64_t g = 0; g < 2; ++g) {
+    scalar.gemm_s4(a.data() + g * kOcts * 8, 0, 1, b.data() + g * kOcts * kBlockN * 4, kOcts, acc.data());
+    tile.w_sum = w_sum.data() + g * kBlockN;
+    tile.w_scale = w_scale.data() + g * kBlockN;
+    scalar.accumulate(tile, want.data(), g == 0);
+  }
+  return same(want.data(), got.data(), want.size() * 4);
+}
+
 bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kRows = 3;
   std::vector<int32_t> acc(kRows * kBlockN), w_sum(kBlockN), zero(kRows);
@@ -112,6 +138,7 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
       candidate.accumulate(tile, got.data(), first);
     }
     if (!same(want.data(), got.data(), want.size() * 4)) return false;
+    if (candidate.gemv_s4 && !grouped_row(candidate, scalar, random, tile)) return false;
     for (int activation = 0; activation <= 5; ++activation)
       for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::s32})
         for (int64_t cols : {kBlockN, int64_t{37}}) {
