@@ -1,7 +1,8 @@
 """Our layers as compressed-tensors names, packs and describes them, so that other tools read the same files.
 
-One rule for the format of a layer, the one compressed-tensors applies itself: 8-bit weights of a layer whose inputs
-are quantised are stored plainly ('int-quantized'); all other codes are packed into int32 ('pack-quantized').
+The rule for the format of a layer is the one compressed-tensors applies itself: 8-bit weights of a layer whose inputs
+are quantised are stored plainly ('int-quantized'), other codes are packed into int32 ('pack-quantized'). 8-bit
+embeddings are the exception: transformers fails on an embedding without a `weight`, so they are stored plainly too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def format_of(entry: LayerEntry) -> str | None:
     """'int-quantized', 'pack-quantized', or None for a 16-bit layer, which has no codes."""
     if entry.scheme.is_float:
         return None
-    is_plain = entry.scheme.weights.bits == 8 and entry.scheme.inputs is not None
+    is_plain = entry.scheme.weights.bits == 8 and (entry.scheme.inputs is not None or entry.kind == "embedding")
     return "int-quantized" if is_plain else "pack-quantized"
 
 

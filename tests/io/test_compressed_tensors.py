@@ -13,12 +13,16 @@ import problems
 import pytest
 import torch
 
-from pyquant.core.presets import W4A16
+from pyquant.core.presets import W4A16, W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
 from pyquant.errors import CheckpointError
 from pyquant.io import check_layer, save_checkpoint
 from pyquant.io import compressed_tensors as ours
 from pyquant.io.manifest import DTYPES
 
+needs_transformers = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("compressed_tensors", "transformers")),
+    reason="transformers or compressed-tensors is not installed (pip install transformers compressed-tensors==0.20.0)",
+)
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec("compressed_tensors") is None,
     reason="compressed-tensors is not installed (pip install compressed-tensors==0.20.0)",
@@ -156,3 +160,40 @@ def test_the_library_accepts_a_whole_model_of_mixed_schemes(tmp_path: Path) -> N
     accept.t0(sum(len(g.targets) for g in config.config_groups.values()), len(layers) - 2)
     accept.t0(config.ignore, ["m.15", "m.16"])
     accept.t0((raw["model_type"], config.format), ("bert", "mixed-precision"))
+
+
+@needs_transformers
+def test_transformers_reads_the_directory_and_gets_the_same_weights(tmp_path: Path) -> None:
+    """Without affine packed weights: transformers 5.23 expects their zero points in another shape than it saves."""
+    from transformers import AutoModel, BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=50,
+        max_position_embeddings=16,
+    )
+    model = BertModel(config)
+    schemes = [W8A8Dynamic(), W4A16(8), W4A8Dynamic(16), W8A16(), W8A8(), W8A8(symmetric_inputs=False)]
+    layers, mine = [], set()
+    for number, (name, module) in enumerate(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and name != "pooler.dense":
+            scheme, bias, size = schemes[number % len(schemes)], module.bias.detach(), module.weight.shape
+            layers.append(checkpoints.layer(name, scheme, *size, number, bias=bias))
+            mine |= {f"{name}.weight", f"{name}.bias"}
+        elif name == "embeddings.word_embeddings":
+            layers.append(checkpoints.layer(name, W8A16(), 50, 32, number, kind="embedding"))
+            mine.add(f"{name}.weight")
+    others = {name: tensor for name, tensor in model.state_dict().items() if name not in mine}
+    told = {**json.loads(config.to_json_string()), "architectures": ["BertModel"]}
+    save_checkpoint(tmp_path, layers, others, extra={}, model_config=told)
+    loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
+    loaded(torch.arange(8)[None])  # the first call decompresses
+    for layer in layers:
+        accept.t1(loaded.get_submodule(layer.name).weight.detach(), _real_weights(layer, layer.in_features))
+    state = loaded.state_dict()
+    for name, tensor in others.items():
+        accept.t1(state[name].float(), tensor.float(), waiver="biases of a fresh model are zero")
+    assert len(layers) == 13

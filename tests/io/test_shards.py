@@ -146,7 +146,6 @@ NUMBERS: dict[str, tuple[str, bytes, str]] = {
     "input scale NaN": ("blocks.1.fc1.input_scale", struct.pack("<f", float("nan")), "finite and > 0"),
     "shape tensor of other sizes": ("blocks.0.fc2.weight_shape", struct.pack("<2q", 24, 5), "weight_shape"),
     "shape tensor of 2^62": ("blocks.0.fc2.weight_shape", struct.pack("<2q", 2**62, 4), "weight_shape"),
-    "padding of packed codes set": ("embed.weight_packed", b"\x80" * 55 + b"\x01", "bits are set"),
     "padding of packed zero points set": ("blocks.0.fc2.weight_zero_point", b"\xff" * 12, "bits are set"),
 }
 
@@ -167,6 +166,16 @@ def test_four_bit_codes_outside_the_narrow_range_are_refused(tmp_path: Path) -> 
     forger.put_tensor("fc.weight_packed", b"\x00" * 8)  # code -8, which symmetric narrow codes never use
     forger.sign()
     with pytest.raises(CheckpointError, match=r"codes in \[-7, 7\]"):
+        load_checkpoint(tmp_path)
+
+
+def test_bits_in_the_padding_of_packed_codes_are_refused(tmp_path: Path) -> None:
+    layer = checkpoints.layer("fc", checkpoints.SCHEMES["W8A16"], 2, 3, 1)
+    save_checkpoint(tmp_path, [layer], {}, extra={})
+    forger = Forger(tmp_path)
+    forger.put_tensor("fc.weight_packed", b"\x80\x80\x80\x00\x80\x80\x80\x01")
+    forger.sign()
+    with pytest.raises(CheckpointError, match=r"'fc\.weight_packed': bits are set beyond column 3"):
         load_checkpoint(tmp_path)
 
 
