@@ -1,0 +1,35 @@
+#include "core/reason.h"
+
+namespace pyquant {
+
+namespace {
+
+std::string two(const char* before, int64_t wanted, const char* between, int64_t got, const char* after = "") {
+  return before + std::to_string(wanted) + between + std::to_string(got) + after;
+}
+
+}  // namespace
+
+std::string text_of(const Refusal& r) {
+  switch (r.reason) {
+    case Reason::accepted: return "accepted";
+    case Reason::wrong_device: return two("needs compute capability ", r.wanted, " (times ten), the device has ", r.got);
+    case Reason::wrong_device_above:
+      return two("needs compute capability below ", r.wanted, " (times ten), the device has ", r.got);
+    case Reason::type_pair: return two("operand types: takes the set ", r.wanted, ", got type ", r.got);
+    case Reason::out_type: return two("output type: takes the set ", r.wanted, ", got type ", r.got);
+    case Reason::k_multiple: return two("K must be a multiple of ", r.wanted, ", got K = ", r.got);
+    case Reason::n_multiple: return two("N must be a multiple of ", r.wanted, ", got N = ", r.got);
+    case Reason::x_alignment: return two("x rows need ", r.wanted, "-byte alignment, got ", r.got);
+    case Reason::w_alignment: return two("w rows need ", r.wanted, "-byte alignment, got ", r.got);
+    case Reason::out_alignment: return two("output rows need ", r.wanted, "-byte alignment, got ", r.got);
+    case Reason::residual_alignment: return two("residual rows need ", r.wanted, "-byte alignment, got ", r.got);
+    case Reason::residual_type: return two("residual type: takes the set ", r.wanted, ", got type ", r.got);
+    case Reason::group_size: return two("group size must be ", r.wanted, " (0: one scale per channel), got ", r.got);
+    case Reason::k_bound: return two("K must be at most ", r.wanted, " for an exact int32 sum, got K = ", r.got);
+    case Reason::size_limit: return two("a dimension must be at most ", r.wanted, ", got ", r.got);
+  }
+  return "unknown reason";
+}
+
+}  // namespace pyquant

@@ -1,0 +1,35 @@
+// The CUDA interface of a build without nvcc: it says so.
+#include <stdexcept>
+
+#include "cuda/cuda.h"
+
+namespace pyquant::cuda {
+
+namespace {
+[[noreturn]] void refuse() { throw std::runtime_error("built without CUDA kernels"); }
+}  // namespace
+
+bool is_built() { return false; }
+const char* cutlass_version() { return ""; }
+int runtime_version() { return 0; }
+int device_count() { return 0; }
+DeviceInfo device_info(int32_t) { refuse(); }
+
+void gemm(const Row&, const GemmProblem&, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
+void quantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*, int32_t,
+              int32_t, int8_t*, const Context&) {
+  refuse();
+}
+void quantize_dynamic(const void*, DType, int64_t, int64_t, int64_t, bool, int32_t, int32_t, int8_t*, int64_t, float*,
+                      int32_t*, const Context&) {
+  refuse();
+}
+void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*, void*,
+                DType, const Context&) {
+  refuse();
+}
+void pack_int4(const int8_t*, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }
+void unpack_int4(const uint8_t*, int64_t, int64_t, int8_t*, const Context&) { refuse(); }
+void weight_sums(const void*, DType, int64_t, int64_t, int64_t, int64_t, int32_t*, const Context&) { refuse(); }
+
+}  // namespace pyquant::cuda

@@ -1,0 +1,89 @@
+// What the driver says of a device, asked once; and the way from a row of the table to its launcher.
+#include <array>
+#include <mutex>
+
+#include <cutlass/version.h>
+
+#include "cuda/gemm/call.h"
+#include "cuda/launch.h"
+
+namespace pyquant::cuda {
+
+#define PYQUANT_LAUNCHER(NAME) void NAME(const GemmCall&);
+#define PYQUANT_NO_LAUNCHER(NAME)
+#include "launchers.inc"
+#undef PYQUANT_LAUNCHER
+#undef PYQUANT_NO_LAUNCHER
+
+namespace {
+
+// In the order of the kernel table.
+constexpr Launcher kLaunchers[] = {
+#define PYQUANT_LAUNCHER(NAME) NAME,
+#define PYQUANT_NO_LAUNCHER(NAME) nullptr,
+#include "launchers.inc"
+};
+
+Launcher launcher_of(const Row& row) {
+  const Launcher launcher = kLaunchers[&row - rows()];
+  if (launcher == nullptr) throw std::runtime_error(std::string(row.name) + " is not compiled into this build");
+  return launcher;
+}
+
+DeviceInfo query(int device) {
+  const auto get = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute", device);
+    return value;
+  };
+  DeviceInfo info;
+  info.sm = 10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor);
+  info.sm_count = get(cudaDevAttrMultiProcessorCount);
+  info.shared_bytes = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  info.l2_bytes = get(cudaDevAttrL2CacheSize);
+  return info;
+}
+
+}  // namespace
+
+bool is_built() { return true; }
+
+const char* cutlass_version() {
+  static const std::string text = std::to_string(CUTLASS_MAJOR) + "." + std::to_string(CUTLASS_MINOR) + "." +
+                                  std::to_string(CUTLASS_PATCH);
+  return text.c_str();
+}
+
+int runtime_version() { return CUDART_VERSION; }
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // no driver is an answer, not an error
+  return 0;
+}
+
+DeviceInfo device_info(int32_t device) {
+  static std::mutex mutex;
+  static std::array<DeviceInfo, 64> known{};
+  if (device < 0 || device >= static_cast<int32_t>(known.size())) return query(device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  DeviceInfo& info = known[static_cast<size_t>(device)];
+  if (info.sm == 0) info = query(device);
+  return info;
+}
+
+void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue,
+          const Context& context) {
+  const Launcher launcher = launcher_of(row);
+  if (problem.m == 0 || problem.n == 0) return;
+  const DeviceInfo device = device_info(context.device);
+  const GemmCall call{row, problem, operands, epilogue, context, device};
+  // Tiles of depth 0 do not exist for TMA and cp.async; the byte-wise family is the epilogue of a zero accumulator.
+  if (problem.k == 0)
+    gemm_simt_any(call);
+  else
+    launcher(call);
+}
+
+}  // namespace pyquant::cuda

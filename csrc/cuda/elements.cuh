@@ -1,0 +1,69 @@
+// Loads and stores of the elementwise kernels: any element type widened to fp32, sixteen bytes at a time where the
+// addresses allow it.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "core/epilogue_math.h"
+
+namespace pyquant::cuda {
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ __forceinline__ T narrow(float x);
+template <>
+__device__ __forceinline__ float narrow<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __half narrow<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// Elements that one 16-byte load brings.
+template <class T>
+constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+template <class T>
+__device__ __forceinline__ void load_vector(const T* from, float (&x)[kVector<T>]) {
+  union {
+    uint4 words;
+    T element[kVector<T>];
+  } v;
+  v.words = *reinterpret_cast<const uint4*>(from);
+#pragma unroll
+  for (int i = 0; i < kVector<T>; ++i) x[i] = widen(v.element[i]);
+}
+
+// Count codes (4 or 8) as one store.
+template <int Count>
+__device__ __forceinline__ void store_codes(int8_t* to, const int32_t (&code)[Count]) {
+  uint32_t word[Count / 4] = {};
+#pragma unroll
+  for (int i = 0; i < Count; ++i) word[i / 4] |= static_cast<uint32_t>(code[i] & 255) << (8 * (i % 4));
+  if constexpr (Count == 8)
+    *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
+  else
+    *reinterpret_cast<uint32_t*>(to) = word[0];
+}
+
+inline bool is_aligned(const void* pointer, int64_t row_bytes, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0 && row_bytes % bytes == 0;
+}
+
+// Calls body with a value of the C++ type that stands for a floating-point DType.
+template <class Body>
+void with_float_type(DType type, const char* what, Body body) {
+  switch (type) {
+    case DType::f32: return body(float{});
+    case DType::f16: return body(__half{});
+    case DType::bf16: return body(__nv_bfloat16{});
+    default: throw std::runtime_error(std::string(what) + ": expected f32, f16 or bf16, got " + name_of(type));
+  }
+}
+
+}  // namespace pyquant::cuda

@@ -1,0 +1,295 @@
+// The ordered epilogue, once for every GEMM family: int32 zero-point term, then one separately rounded fp32 operation
+// per step (docs/numerics.md 4), then the store's rounding. Families differ only in who holds which element:
+//   simt  each thread a 4 x 4 patch;  sm80  eight neighbouring columns of a row;  sm90  the wgmma accumulator's pairs.
+// Absent operands become values that change no bit: scale 1, zero point 0, bias and residual -0.0.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/epilogue_math.h"
+#include "cuda/gemm/call.h"
+
+namespace pyquant::cuda {
+
+// Passed by value to kernels.
+struct EpilogueParams {
+  const float* x_scale;
+  const int32_t* x_zero_point;
+  const float* w_scale;
+  const int32_t* w_sum;
+  const float* bias;
+  const void* residual;
+  void* out;
+  const float* out_scale;
+  const int32_t* out_zero_point;
+  int64_t ldo, ldr;
+  int32_t m, n;
+  int32_t x_scale_step, x_zero_point_step;  // 1: one per token; 0: one scalar
+  bool scale_product_first;                 // one scalar x_scale: t * (x_scale * w_scale)
+  DType out_type, residual_type;
+  bool out_vector, residual_vector;         // rows of 8 elements lie on 16 (8-bit: 8) byte boundaries
+  Activation activation;
+  float clamp_min, clamp_max;
+  int32_t out_qmin, out_qmax;
+};
+
+inline EpilogueParams epilogue_params(const GemmCall& call) {
+  const GemmProblem& p = call.problem;
+  const GemmOperands& o = call.operands;
+  const Epilogue& e = call.epilogue;
+  EpilogueParams r{};
+  const bool integer = p.out == DType::s32;
+  r.x_scale = integer ? nullptr : o.x_scale;
+  r.w_scale = integer ? nullptr : o.w_scale;
+  r.x_zero_point = p.has_zero_point ? o.x_zero_point : nullptr;
+  r.w_sum = o.w_sum;
+  r.bias = o.bias;
+  r.residual = o.residual;
+  r.out = o.out;
+  r.out_scale = o.out_scale;
+  r.out_zero_point = o.out_zero_point;
+  r.ldo = p.ldo;
+  r.ldr = p.ldr;
+  r.m = static_cast<int32_t>(p.m);
+  r.n = static_cast<int32_t>(p.n);
+  r.x_scale_step = p.per_token_scale ? 1 : 0;
+  r.x_zero_point_step = p.per_token_zero_point ? 1 : 0;
+  r.scale_product_first = r.x_scale != nullptr && !p.per_token_scale && p.group_size == 0;
+  r.out_type = p.out;
+  r.residual_type = p.residual;
+  const int32_t out_bytes = 8 * bits_of(p.out) / 8, residual_bytes = 8 * bits_of(p.residual) / 8;
+  r.out_vector = p.out_align >= (out_bytes < 16 ? out_bytes : 16);
+  r.residual_vector = p.residual_align >= (residual_bytes < 16 ? residual_bytes : 16);
+  r.activation = e.activation;
+  r.clamp_min = e.clamp_min;
+  r.clamp_max = e.clamp_max;
+  r.out_qmin = e.out_qmin;
+  r.out_qmax = e.out_qmax;
+  return r;
+}
+
+// Column (channel) and row (token) operands of one output element.
+struct Channel {
+  float w_scale = 1.f, bias = -0.f;
+  int32_t w_sum = 0;
+};
+struct Token {
+  float x_scale = 1.f;
+  int32_t zero_point = 0;
+};
+
+__device__ __forceinline__ Channel load_channel(const EpilogueParams& p, int32_t n) {
+  Channel c;
+  if (n < p.n) {
+    if (p.w_scale) c.w_scale = __ldg(p.w_scale + n);
+    if (p.bias) c.bias = __ldg(p.bias + n);
+    if (p.x_zero_point) c.w_sum = __ldg(p.w_sum + n);
+  }
+  return c;
+}
+
+__device__ __forceinline__ Token load_token(const EpilogueParams& p, int32_t m) {
+  Token t;
+  if (m < p.m) {
+    if (p.x_scale) t.x_scale = __ldg(p.x_scale + static_cast<int64_t>(m) * p.x_scale_step);
+    if (p.x_zero_point) t.zero_point = __ldg(p.x_zero_point + static_cast<int64_t>(m) * p.x_zero_point_step);
+  }
+  return t;
+}
+
+// acc - zero_point * w_sum: wraps like the hardware; the true value fits (core/bounds.h).
+__device__ __forceinline__ int32_t corrected(int32_t acc, int32_t zero_point, int32_t w_sum) {
+  return static_cast<int32_t>(static_cast<uint32_t>(acc) -
+                              static_cast<uint32_t>(zero_point) * static_cast<uint32_t>(w_sum));
+}
+
+__device__ __forceinline__ float scaled(int32_t acc, float w_scale, float x_scale, bool product_first) {
+  const float t = __int2float_rn(acc);
+  return product_first ? fmul(t, fmul(x_scale, w_scale)) : fmul(fmul(t, w_scale), x_scale);
+}
+
+// One switch per fragment, not per element: the activation is uniform over the launch.
+template <int Count>
+__device__ __forceinline__ void activate_all(float (&t)[Count], const EpilogueParams& p) {
+  switch (p.activation) {
+    case Activation::none: break;
+    case Activation::relu:
+#pragma unroll
+      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::relu, 0.f, 0.f);
+      break;
+    case Activation::clamp:
+#pragma unroll
+      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::clamp, p.clamp_min, p.clamp_max);
+      break;
+    case Activation::gelu:
+#pragma unroll
+      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::gelu, 0.f, 0.f);
+      break;
+    case Activation::gelu_tanh:
+#pragma unroll
+      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::gelu_tanh, 0.f, 0.f);
+      break;
+    case Activation::silu:
+#pragma unroll
+      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::silu, 0.f, 0.f);
+      break;
+  }
+}
+
+__device__ __forceinline__ float half_bits_to_float(uint16_t h, DType type) {
+  return type == DType::f16 ? __half2float(__ushort_as_half(h)) : __uint_as_float(static_cast<uint32_t>(h) << 16);
+}
+
+// Adds residual[m, n .. n + Count) to t. Any type, any stride; whole 16-byte loads where the rows allow it.
+template <int Count>
+__device__ __forceinline__ void add_residual(float (&t)[Count], const EpilogueParams& p, int32_t m, int32_t n) {
+  if (!p.residual || m >= p.m) return;
+  const int64_t at = static_cast<int64_t>(m) * p.ldr + n;
+  const bool whole = p.residual_vector && n + Count <= p.n;
+  if (p.residual_type == DType::f32) {
+    const float* r = static_cast<const float*>(p.residual) + at;
+    if (Count % 4 == 0 && whole) {
+#pragma unroll
+      for (int i = 0; i < Count / 4; ++i) {
+        const float4 v = __ldg(reinterpret_cast<const float4*>(r) + i);
+        t[4 * i] = fadd(t[4 * i], v.x);
+        t[4 * i + 1] = fadd(t[4 * i + 1], v.y);
+        t[4 * i + 2] = fadd(t[4 * i + 2], v.z);
+        t[4 * i + 3] = fadd(t[4 * i + 3], v.w);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (n + i < p.n) t[i] = fadd(t[i], __ldg(r + i));
+    }
+    return;
+  }
+  const uint16_t* r = static_cast<const uint16_t*>(p.residual) + at;
+  if (Count % 8 == 0 && whole) {
+#pragma unroll
+    for (int i = 0; i < Count / 8; ++i) {
+      const uint4 v = __ldg(reinterpret_cast<const uint4*>(r) + i);
+      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint16_t h = static_cast<uint16_t>(word[j / 2] >> (16 * (j % 2)));
+        t[8 * i + j] = fadd(t[8 * i + j], half_bits_to_float(h, p.residual_type));
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    if (n + i < p.n) t[i] = fadd(t[i], half_bits_to_float(__ldg(r + i), p.residual_type));
+  }
+}
+
+// Requantisation of the output, read once per thread.
+struct CodeLimits {
+  float recip = 1.f;
+  int32_t zero_point = 0, qmin = 0, qmax = 0;
+};
+
+__device__ __forceinline__ CodeLimits load_code_limits(const EpilogueParams& p) {
+  CodeLimits c;
+  c.recip = p.out_scale ? scale_recip(__ldg(p.out_scale)) : 1.f;
+  c.zero_point = p.out_zero_point ? __ldg(p.out_zero_point) : 0;
+  c.qmin = p.out_qmin;
+  c.qmax = p.out_qmax;
+  return c;
+}
+
+__device__ __forceinline__ int32_t code(float t, const CodeLimits& c) {
+  return code_from_real(t, c.recip, c.zero_point, c.qmin, c.qmax);
+}
+
+__device__ __forceinline__ uint16_t half_bits(float t, DType type) {
+  return type == DType::f16 ? __half_as_ushort(__float2half_rn(t)) : __bfloat16_as_ushort(__float2bfloat16_rn(t));
+}
+
+// Stores t as f16, bf16, f32 or codes at out[m, n .. n + Count).
+template <int Count>
+__device__ __forceinline__ void store_real(const float (&t)[Count], const EpilogueParams& p, const CodeLimits& limits,
+                                           int32_t m, int32_t n) {
+  const int64_t at = static_cast<int64_t>(m) * p.ldo + n;
+  const bool whole = p.out_vector && n + Count <= p.n;
+  if (p.out_type == DType::f32) {
+    float* out = static_cast<float*>(p.out) + at;
+    if (Count % 4 == 0 && whole) {
+#pragma unroll
+      for (int i = 0; i < Count / 4; ++i)
+        reinterpret_cast<float4*>(out)[i] = make_float4(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (n + i < p.n) out[i] = t[i];
+    }
+  } else if (p.out_type == DType::s8) {
+    int8_t* out = static_cast<int8_t*>(p.out) + at;
+    if (Count == 8 && whole) {
+      uint32_t word[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < Count; ++i) word[i / 4] |= static_cast<uint32_t>(code(t[i], limits) & 255) << (8 * (i % 4));
+      *reinterpret_cast<uint2*>(out) = make_uint2(word[0], word[1]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (n + i < p.n) out[i] = static_cast<int8_t>(code(t[i], limits));
+    }
+  } else {
+    uint16_t* out = static_cast<uint16_t*>(p.out) + at;
+    if (Count == 8 && whole) {
+      uint32_t word[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int i = 0; i < Count; ++i) word[i / 2] |= static_cast<uint32_t>(half_bits(t[i], p.out_type)) << (16 * (i % 2));
+      *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (n + i < p.n) out[i] = half_bits(t[i], p.out_type);
+    }
+  }
+}
+
+template <int Count>
+__device__ __forceinline__ void store_acc(const int32_t (&acc)[Count], const EpilogueParams& p, int32_t m, int32_t n) {
+  int32_t* out = static_cast<int32_t*>(p.out) + static_cast<int64_t>(m) * p.ldo + n;
+  if (Count % 4 == 0 && p.out_vector && n + Count <= p.n) {
+#pragma unroll
+    for (int i = 0; i < Count / 4; ++i)
+      reinterpret_cast<int4*>(out)[i] = make_int4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    if (n + i < p.n) out[i] = acc[i];
+  }
+}
+
+// The whole epilogue of Count neighbouring elements of one row.
+template <int Count>
+__device__ __forceinline__ void finish_row(const int32_t (&raw)[Count], const Channel (&channel)[Count],
+                                           const Token& token, const CodeLimits& limits, const EpilogueParams& p,
+                                           int32_t m, int32_t n) {
+  if (m >= p.m || n >= p.n) return;
+  int32_t acc[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) acc[i] = corrected(raw[i], token.zero_point, channel[i].w_sum);
+  if (p.out_type == DType::s32) {
+    store_acc(acc, p, m, n);
+    return;
+  }
+  float t[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i)
+    t[i] = fadd(scaled(acc[i], channel[i].w_scale, token.x_scale, p.scale_product_first), channel[i].bias);
+  activate_all(t, p);
+  add_residual(t, p, m, n);
+  store_real(t, p, limits, m, n);
+}
+
+}  // namespace pyquant::cuda

@@ -1,0 +1,154 @@
+// The family that takes every problem: any alignment, any K (0 too), u8 and packed s4 operands, group scales. It keeps
+// the promise that no shape is refused by the backend; select() takes it only when no tensor-core row can run.
+//   partition: 256 threads own 64 x 64 outputs, a thread 4 x 4 of them; K moves 32 codes at a time through shared
+//   memory, loaded byte by byte (no alignment assumed), multiplied by dp4a. Codes beyond a group or K are zero.
+//   Groups run in ascending order, each closed by t += float(acc_g) * w_scale[n, g]: ordered, bit-exact.
+#include "cuda/gemm/epilogue.cuh"
+#include "cuda/launch.h"
+
+namespace pyquant::cuda {
+
+namespace {
+
+struct SimtOperands {
+  const uint8_t* x;
+  const uint8_t* w;
+  int64_t ldx, ldw_bytes;
+  int32_t k, group_size, groups;
+  bool x_unsigned;  // u8 codes: multiplied as they are, so their zero point needs no shift
+  bool w_packed;    // two s4 codes per byte
+};
+
+struct SimtTile {
+  static constexpr int kRows = 64, kDepth = 32, kThreads = 256;
+  static constexpr int kPitch = kDepth + 4;  // bytes; words of neighbouring rows fall into different banks
+  alignas(4) uint8_t x[kRows][kPitch];
+  alignas(4) uint8_t w[kRows][kPitch];
+};
+
+__device__ __forceinline__ uint8_t simt_weight(const SimtOperands& o, int32_t n, int32_t k) {
+  const uint8_t* row = o.w + static_cast<int64_t>(n) * o.ldw_bytes;
+  if (!o.w_packed) return __ldg(row + k);
+  const int32_t nibble = (__ldg(row + k / 2) >> (4 * (k & 1))) & 15;
+  return static_cast<uint8_t>((nibble ^ 8) - 8);
+}
+
+__device__ __forceinline__ int32_t dot4(int32_t a, int32_t b, int32_t acc, bool a_unsigned) {
+  if (!a_unsigned) return __dp4a(a, b, acc);
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(acc) : "r"(a), "r"(b));
+  return acc;
+}
+
+// acc += the products of codes [begin, end).
+__device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const EpilogueParams& p, SimtTile& tile,
+                                                int32_t m0, int32_t n0, int32_t begin, int32_t end,
+                                                int32_t (&acc)[4][4]) {
+  const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16;
+  for (int32_t k0 = begin; k0 < end; k0 += SimtTile::kDepth) {
+    for (int i = threadIdx.x; i < SimtTile::kRows * SimtTile::kDepth; i += SimtTile::kThreads) {
+      const int r = i / SimtTile::kDepth, c = i % SimtTile::kDepth;
+      const bool inside = k0 + c < end;
+      tile.x[r][c] = inside && m0 + r < p.m
+                         ? __ldg(o.x + static_cast<int64_t>(m0 + r) * o.ldx + k0 + c)
+                         : uint8_t{0};
+      tile.w[r][c] = inside && n0 + r < p.n ? simt_weight(o, n0 + r, k0 + c) : uint8_t{0};
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < SimtTile::kDepth; c += 4) {
+      int32_t a[4], b[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] = *reinterpret_cast<const int32_t*>(&tile.x[row + i][c]);
+        b[i] = *reinterpret_cast<const int32_t*>(&tile.w[column + 16 * i][c]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] = dot4(a[i], b[j], acc[i][j], o.x_unsigned);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(SimtTile::kThreads) gemm_simt_kernel(SimtOperands o, EpilogueParams p) {
+  __shared__ SimtTile tile;
+  const int32_t m0 = static_cast<int32_t>(blockIdx.x) * SimtTile::kRows;
+  const int32_t n0 = static_cast<int32_t>(blockIdx.y) * SimtTile::kRows;
+  const int32_t row = m0 + static_cast<int32_t>(threadIdx.x) / 16 * 4;
+  const int32_t column = n0 + static_cast<int32_t>(threadIdx.x) % 16;
+  const CodeLimits limits = load_code_limits(p);
+  Token token[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) token[i] = load_token(p, row + i);
+  int32_t acc[4][4] = {};
+  if (o.group_size == 0) {
+    simt_accumulate(o, p, tile, m0, n0, 0, o.k, acc);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t n = column + 16 * j;
+      const Channel channel[1] = {load_channel(p, n)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t raw[1] = {acc[i][j]};
+        finish_row(raw, channel, token[i], limits, p, row + i, n);
+      }
+    }
+    return;
+  }
+  float t[4][4] = {};
+  for (int32_t g = 0; g < o.groups; ++g) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) acc[i / 4][i % 4] = 0;
+    const int32_t begin = g * o.group_size;
+    simt_accumulate(o, p, tile, m0, n0, begin, begin + o.group_size, acc);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t n = column + 16 * j;
+      if (n >= p.n) continue;
+      const int64_t at = static_cast<int64_t>(n) * o.groups + g;
+      const float w_scale = p.w_scale ? __ldg(p.w_scale + at) : 1.f;
+      const int32_t w_sum = p.x_zero_point ? __ldg(p.w_sum + at) : 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        t[i][j] = fadd(t[i][j], fmul(__int2float_rn(corrected(acc[i][j], token[i].zero_point, w_sum)), w_scale));
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int32_t n = column + 16 * j;
+    if (n >= p.n) continue;
+    const float bias = p.bias ? __ldg(p.bias + n) : -0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row + i >= p.m) continue;
+      float v[1] = {fadd(fmul(t[i][j], token[i].x_scale), bias)};
+      activate_all(v, p);
+      add_residual(v, p, row + i, n);
+      store_real(v, p, limits, row + i, n);
+    }
+  }
+}
+
+}  // namespace
+
+void gemm_simt_any(const GemmCall& call) {
+  const GemmProblem& p = call.problem;
+  SimtOperands o{};
+  o.x = static_cast<const uint8_t*>(call.operands.x);
+  o.w = static_cast<const uint8_t*>(call.operands.w);
+  o.ldx = p.ldx;
+  o.w_packed = p.w == DType::s4;
+  o.ldw_bytes = o.w_packed ? p.ldw / 2 : p.ldw;
+  o.k = static_cast<int32_t>(p.k);
+  o.group_size = static_cast<int32_t>(p.group_size);
+  o.groups = p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1;
+  o.x_unsigned = p.x == DType::u8;
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>((p.m + 63) / 64), static_cast<unsigned>((p.n + 63) / 64));
+  shape.block = dim3(SimtTile::kThreads);
+  launch<gemm_simt_kernel>(call.row.name, shape, call.context, o, epilogue_params(call));
+}
+
+}  // namespace pyquant::cuda

@@ -1,0 +1,81 @@
+// int4 codes two per byte (low nibble = even column) and the sums of weight codes that a zero point needs.
+#include "cuda/launch.h"
+
+namespace pyquant::cuda {
+
+namespace {
+
+constexpr int kBlock = 256;
+
+__global__ void __launch_bounds__(kBlock)
+    pack_int4_kernel(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed) {
+  const int64_t bytes = (cols + 1) / 2;
+  for (int64_t i = blockIdx.x * int64_t{kBlock} + threadIdx.x; i < rows * bytes; i += int64_t{kBlock} * gridDim.x) {
+    const int64_t row = i / bytes, c = 2 * (i % bytes);
+    const uint32_t low = static_cast<uint32_t>(q[row * cols + c]) & 15u;
+    const uint32_t high = c + 1 < cols ? static_cast<uint32_t>(q[row * cols + c + 1]) & 15u : 0u;
+    packed[i] = static_cast<uint8_t>(low | high << 4);
+  }
+}
+
+__device__ __forceinline__ int32_t nibble_code(const uint8_t* row, int64_t c) {
+  const int32_t nibble = (row[c / 2] >> (4 * (c & 1))) & 15;
+  return (nibble ^ 8) - 8;
+}
+
+__global__ void __launch_bounds__(kBlock)
+    unpack_int4_kernel(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q) {
+  const int64_t bytes = (cols + 1) / 2;
+  for (int64_t i = blockIdx.x * int64_t{kBlock} + threadIdx.x; i < rows * cols; i += int64_t{kBlock} * gridDim.x)
+    q[i] = static_cast<int8_t>(nibble_code(packed + i / cols * bytes, i % cols));
+}
+
+// One warp a sum. Wraps like the accumulator; a weight row within the K bound fits.
+__global__ void __launch_bounds__(kBlock)
+    weight_sums_kernel(const uint8_t* w, bool packed, int64_t sums_count, int64_t groups, int64_t group, int64_t row_bytes,
+                       int32_t* sums) {
+  const int64_t warp = (blockIdx.x * int64_t{kBlock} + threadIdx.x) / 32;
+  if (warp >= sums_count) return;
+  const uint8_t* row = w + warp / groups * row_bytes;
+  const int64_t begin = warp % groups * group;
+  int32_t sum = 0;
+  for (int64_t c = begin + threadIdx.x % 32; c < begin + group; c += 32)
+    sum += packed ? nibble_code(row, c) : static_cast<int32_t>(static_cast<int8_t>(row[c]));
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 == 0) sums[warp] = sum;
+}
+
+LaunchShape cover(int64_t items) {
+  const int64_t blocks = (items + kBlock - 1) / kBlock;
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>(blocks < (int64_t{1} << 20) ? blocks : int64_t{1} << 20));
+  shape.block = dim3(kBlock);
+  return shape;
+}
+
+}  // namespace
+
+void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed, const Context& context) {
+  if (rows == 0 || cols == 0) return;
+  launch<pack_int4_kernel>("pack_int4", cover(rows * ((cols + 1) / 2)), context, q, rows, cols, packed);
+}
+
+void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q, const Context& context) {
+  if (rows == 0 || cols == 0) return;
+  launch<unpack_int4_kernel>("unpack_int4", cover(rows * cols), context, packed, rows, cols, q);
+}
+
+void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums,
+                 const Context& context) {
+  const bool packed = w_type == DType::s4;
+  const int64_t groups = group_size ? k / group_size : 1, group = group_size ? group_size : k;
+  const int64_t count = n * groups;
+  if (count == 0) return;
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>((count + kBlock / 32 - 1) / (kBlock / 32)));
+  shape.block = dim3(kBlock);
+  launch<weight_sums_kernel>("weight_sums", shape, context, static_cast<const uint8_t*>(w), packed, count, groups, group,
+                             packed ? ldw / 2 : ldw, sums);
+}
+
+}  // namespace pyquant::cuda
