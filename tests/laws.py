@@ -25,8 +25,8 @@ def _size(draw: Draw) -> tuple[int, int, int]:
     return draw.integer(1, 5), group * draw.integer(1, 4), group
 
 
-def _data(values: Values, seed: int) -> tuple[torch.Tensor, int, Draw, str]:
-    draw = Draw(seed, "law", values.name)
+def _data(values: Values, granularity: str, seed: int) -> tuple[torch.Tensor, int, Draw, str]:
+    draw = Draw(seed, "law", values.name, granularity)
     rows, cols, group = _size(draw)
     dtype = draw.choice((torch.float32, torch.float32, torch.float16, torch.bfloat16))
     return values.tensor(rows, cols, dtype, seed), group, draw, f"{values.name} {dtype} [{rows}, {cols}] seed={seed}"
@@ -38,7 +38,7 @@ def quantize_dynamic(impl: Any, values: Values, granularity: str, seed: int) -> 
     Finite in, finite out is promised for magnitudes to 2^126: beyond, the outermost code may lie half a step outside of
     float32 (docs/numerics.md 7).
     """
-    x, group, draw, what = _data(values, seed)
+    x, group, draw, what = _data(values, granularity, seed)
     group = group if granularity == "per_group" else 0
     symmetric, qmin, qmax = draw.choice(RANGES)
     what = f"{what} {granularity} group={group} symmetric={symmetric} [{qmin}, {qmax}]"
@@ -65,7 +65,7 @@ def _within_half_a_step(x: torch.Tensor, real: torch.Tensor, scale: torch.Tensor
 
 def quantize(impl: Any, values: Values, granularity: str, seed: int) -> None:
     """Static codes equal the reference for scales over 2^200 and zero points at and between the limits."""
-    x, group, draw, what = _data(values, seed)
+    x, group, draw, what = _data(values, granularity, seed)
     group = group if granularity == "per_group" else 0
     symmetric, qmin, qmax = draw.choice(RANGES)
     _, shape = brute.blocks(tuple(x.shape), granularity, group)
@@ -123,6 +123,16 @@ def gemm(impl: Any, problem: GemmProblem) -> None:
         accept.t1(got, want, what=problem.repeat, waiver=problem.waiver)
     else:
         accept.t0(got, want, what=problem.repeat, waiver=problem.waiver)
+
+
+def large_sums(impl: Any, seed: int) -> None:
+    """Near-maximal operands of one sign, where float32 sums are wrong in every element from K = 1 040 on."""
+    draw = Draw(seed, "large sums")
+    for k in (1_041, 8_191, 65_793):
+        x, w = (draw.codes(120, 127, rows, k).to(torch.int8) for rows in (3, 7))
+        want = torch.from_numpy(brute.accumulate(x, w, None).astype("int32"))
+        got = impl.gemm_s8s8(x, w, out_dtype=torch.int32)
+        accept.t0(got, want, what=f"near-maximal codes, K={k} seed={seed}")
 
 
 def row_alone(impl: Any, problem: GemmProblem) -> None:

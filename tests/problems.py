@@ -182,6 +182,8 @@ class GemmProblem:
             return f"codes {self.patterns} by design"
         if self.call.get("activation", "none") != "none":
             return "may be constant under its activation"
+        if self.shape.n < 4 and self.call.get("bias") is not None:
+            return "one bias may dominate"
         if "out_zero_point" in self.call:
             return "the zero point may stand at a limit"
         return "few products" if self.shape.k < 4 else None
@@ -332,6 +334,14 @@ def _ties(draw: Draw, rows: int, cols: int) -> Tensor:
     return x
 
 
+def _symmetric_range(draw: Draw, rows: int, cols: int) -> Tensor:
+    """Every row reaches -a and a: an affine zero point falls on a tie, where the form of the formula decides."""
+    x = draw.uniform(rows, cols) * 2 - 1
+    if cols:
+        x[:, -1], x[:, 0] = 1.0, -1.0
+    return x * torch.exp2(draw.uniform(rows, 1) * 8)
+
+
 def _row_magnitudes(draw: Draw, rows: int, cols: int) -> Tensor:
     return draw.normal(rows, cols) * torch.exp2(torch.linspace(-40, 40, max(rows, 1))[:rows].round()).unsqueeze(1)
 
@@ -395,6 +405,7 @@ VALUES: tuple[Values, ...] = (
     Values("one_group_zero", _with(_NORMAL, _zero_group)),
     Values("one_outlier", _with(_NORMAL, _set(1e4, _middle, _middle))),
     Values("near_maximal_one_signed", lambda draw, rows, cols: 126.0 + draw.uniform(rows, cols)),
+    Values("symmetric_range", _symmetric_range),
     Values("integers", lambda draw, rows, cols: draw.codes(-127, 127, rows, cols).float()),
     Values("ties", _ties),
     Values("row_magnitudes", _row_magnitudes),

@@ -111,6 +111,11 @@ def test_store_rounds_half_to_even_and_overflows_to_infinity(dtype):
     accept.t1(numerics.store(big, dtype), want)
 
 
+def test_large_sums_are_exact():
+    for seed in range(3):
+        laws.large_sums(numerics, problems.BASE_SEED + seed)
+
+
 def test_autocast_does_not_reach_the_integers():
     problem = problems.gemm_problem(3, epilogue="float", pair=("s8", "s8"))
     with torch.autocast("cpu", dtype=torch.bfloat16):

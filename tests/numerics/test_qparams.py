@@ -13,8 +13,8 @@ import torch
 from pyquant.numerics import qparams_from_range, scale_from_amax, scale_recip
 
 FLOOR = 2.0**-100
-ENDS = [0.0, -0.0, 2.0**-149, 2.0**-126, FLOOR, math.nextafter(FLOOR, 0), 1.1 * FLOOR, 1e-3, 0.5, 1.0, 127.0, 254.9,
-        1e30, torch.finfo(torch.float32).max, math.inf, math.nan]  # fmt: skip
+TINY = [0.0, -0.0, 2.0**-149, 2.0**-126, FLOOR, FLOOR * (1 - 2.0**-24), FLOOR * (1 + 2.0**-23), FLOOR / 2, 1.1 * FLOOR]
+ENDS = [*TINY, 1e-3, 0.5, 1.0, 127.0, 254.9, 1e30, torch.finfo(torch.float32).max, math.inf, math.nan]
 
 
 @pytest.mark.parametrize("qmax", [1, 7, 127])
@@ -32,7 +32,8 @@ def test_qparams_from_range(qmin, qmax):
     possible = ~(low > high)  # NaN included
     low, high = low[possible], high[possible]
     random = draw.normal(5_000, 2) * torch.exp2(draw.uniform(5_000, 1) * 240 - 120)
-    low, high = torch.cat([low, random.amin(1)]), torch.cat([high, random.amax(1)])
+    ties = torch.exp2(draw.uniform(3_000) * 20 - 10)  # [-a, a]: low / scale lies at a half, up to rounding
+    low, high = torch.cat([low, random.amin(1), -ties]), torch.cat([high, random.amax(1), ties])
     want = [brute.qparams_of_range(a, b, qmin, qmax) for a, b in zip(low.double().tolist(), high.double().tolist())]
     scale, zero_point = qparams_from_range(low, high, qmin, qmax)
     accept.t1(scale, brute.back([w[0] for w in want]))
