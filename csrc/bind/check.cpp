@@ -139,9 +139,13 @@ Activation activation_of(const std::string& name, double clamp_min, double clamp
   refuse("activation", "'" + name + "'", "'none' or 'relu' or 'clamp' or 'gelu' or 'gelu_tanh' or 'silu'");
 }
 
+static bool is_float_type(ScalarType type) {
+  return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
+}
+
 ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise) {
   const ScalarType type = wanted.value_or(otherwise);
-  if (type != ScalarType::Float && type != ScalarType::Half && type != ScalarType::BFloat16)
+  if (!is_float_type(type))
     refuse("out_dtype", name_of_scalar(type), "float32 or float16 or bfloat16");
   return type;
 }
@@ -356,8 +360,8 @@ GemmCall gemm_call(const GemmArgs& a) {
   if (accumulator) {
     only_accumulator(a);
   } else {
-    if (!codes && !is_float(dtype_of_scalar(a.out_dtype))) refuse("out_dtype", name_of_scalar(a.out_dtype), "float32 or float16 or bfloat16 or int32 or int8");
-    if (!codes) float_type(a.out_dtype, a.out_dtype);
+    if (!codes && !is_float_type(a.out_dtype))
+      refuse("out_dtype", name_of_scalar(a.out_dtype), "float32 or float16 or bfloat16 or int32 or int8");
     if (!a.w_scale) refuse("w_scale", "None", "float32 " + text_of(scale_shape));
   }
   if (codes) {

@@ -30,6 +30,12 @@ def one_of(argument: str, value: object, allowed: Iterable[object]) -> None:
         raise ArgumentError(argument, repr(value), " or ".join(map(repr, values)))
 
 
+def dtype_among(argument: str, dtype: torch.dtype, dtypes: Sequence[torch.dtype]) -> None:
+    """A dtype argument, not a tensor's."""
+    if dtype not in dtypes:
+        raise ArgumentError(argument, dtype_name(dtype), " or ".join(dtype_name(d) for d in dtypes))
+
+
 def strided(argument: str, tensor: Tensor | None) -> None:
     if tensor is None:  # torch passes None for a Tensor argument on to the implementation
         raise ArgumentError(argument, "None", "a tensor")

@@ -81,7 +81,7 @@ def dequantize(
 ) -> Tensor:  # fmt: skip
     check.dtype_in("q", q, (torch.int8, torch.uint8))
     _qparams(q, scale, zero_point, granularity, group_size)
-    check.one_of("out_dtype", out_dtype, check.FLOATS)
+    check.dtype_among("out_dtype", out_dtype, check.FLOATS)
     return q.new_empty(q.shape, dtype=out_dtype)
 
 
@@ -134,7 +134,7 @@ def _gemm(
     check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
     check.vector("bias", bias, x, torch.float32, [n])
     epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
-    check.one_of("out_dtype", out_dtype, (*check.FLOATS, torch.int32, torch.int8))
+    check.dtype_among("out_dtype", out_dtype, (*check.FLOATS, torch.int32, torch.int8))
     if out_dtype == torch.int32:
         _only_accumulator(w_scale, x_scale, bias, residual, group_size, activation)
     elif w_scale is None:
@@ -266,10 +266,10 @@ def qlinear(
     epilogue(lead, s.n, x, residual, s.activation, s.clamp_min, s.clamp_max)
     if s.codes_out:
         if out_dtype is not None:
-            check.one_of("out_dtype", out_dtype, (torch.int8,))
+            check.dtype_among("out_dtype", out_dtype, (torch.int8,))
         return x.new_empty([*lead, s.n], dtype=torch.int8)
     dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
-    check.one_of("out_dtype", dtype, check.FLOATS)
+    check.dtype_among("out_dtype", dtype, check.FLOATS)
     return x.new_empty([*lead, s.n], dtype=dtype)
 
 
@@ -315,5 +315,5 @@ def _float_result(
     check.vector("bias", bias, x, torch.float32, [n])
     epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
     dtype = out_dtype if out_dtype is not None else x.dtype
-    check.one_of("out_dtype", dtype, check.FLOATS)
+    check.dtype_among("out_dtype", dtype, check.FLOATS)
     return x.new_empty([*lead, n], dtype=dtype)

@@ -39,7 +39,9 @@ def test_every_epilogue_equals_the_specification(epilogue: str, start: int) -> N
         got = getattr(ops, problem.op)(**problem.call)
         want = getattr(numerics, problem.op)(**problem.call)
         rule = accept.t0 if epilogue == "codes" else accept.t1
-        rule(got, want, what=problem.repeat, waiver=problem.waiver or ("codes may saturate" if epilogue == "codes" else None))
+        few = problem.shape.m * problem.shape.n < 64  # an activation may make a handful of outputs equal
+        waiver = problem.waiver or ("codes may saturate" if epilogue == "codes" else "few outputs" if few else None)
+        rule(got, want, what=problem.repeat, waiver=waiver)
 
 
 @pytest.mark.parametrize(("x_type", "w_type", "limit"), [("s8", "s8", 131071), ("u8", "s8", 65793), ("s8", "s4", 2097151)])
