@@ -178,6 +178,10 @@ def linear(impl: Any, seed: int) -> None:
         layer |= {"x_scale": x_scale, "x_zero_point": x_zero_point}
         parts = {"x_scale": x_scale.reshape(()), "x_zero_point": x_zero_point}
         x = draw.choice((x, q, (q.to(torch.int32) + 128).to(torch.uint8)))
+        if x.dtype == torch.uint8:  # the same real numbers: codes and zero point 128 higher
+            layer["x_zero_point"] = torch.full((1,), 128, dtype=torch.int32) + (
+                0 if x_zero_point is None else x_zero_point
+            )
     else:
         q, x_scale, x_zero_point = brute.quantize_dynamic(x, "per_token", 0, not affine, x_qmin, x_qmax)
         parts = {"x_scale": x_scale, "x_zero_point": x_zero_point if affine else None}

@@ -35,10 +35,10 @@ def qlinear_reference(
 ) -> Tensor:
     """The fused quantised Linear: quantise x (unless it is codes), multiply exactly, ordered epilogue, store.
 
-    x             float32, float16 or bfloat16 [..., K]; or int8 / uint8 codes of x_scale (uint8: int8 code + 128).
+    x             float32, float16 or bfloat16 [..., K]; or int8 / uint8 codes of x_scale, x_zero_point.
     codes         int8 [N, K]; w_scale float32 [N] or [N, K / group_size].
     x_scale       None: every row is quantised under a scale of its own (x_symmetric, else affine); float32 [1]: one
-                  calibrated scale, with x_zero_point int32 [1] (None = 0), in int8 terms.
+                  calibrated scale, with x_zero_point int32 [1] (None = 0), which for uint8 codes counts in uint8 terms.
     out_scale     float32 [1]: the result is int8 codes; None: floats of out_dtype, by default x.dtype, or float32 for
                   code inputs.
     others        as pyquant.numerics.gemm.gemm.
@@ -60,10 +60,9 @@ def qlinear_reference(
     else:
         x_scale = x_scale.reshape(())
         x_zero_point = None if x_zero_point is None else x_zero_point.reshape(())
+        x_q = x
         if x.dtype.is_floating_point:
             x_q = quantize(x, x_scale, x_zero_point, "per_tensor", 0, x_qmin, x_qmax)
-        else:
-            x_q = x if x.dtype == torch.int8 else (x ^ 0x80).view(torch.int8)
     y = gemm(
         x_q, codes, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, activation,
         clamp_min, clamp_max, out_qmin, out_qmax, torch.int8 if out_scale is not None else out_dtype,

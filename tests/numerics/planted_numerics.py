@@ -291,7 +291,7 @@ EDITS = {
          "one row takes a scalar for its scale"),
     ],
     layers: [
-        ("linear", "(x ^ 0x80).view(torch.int8)", "x.view(torch.int8)", "uint8 codes not shifted"),
+        ("linear", "        x_q = x\n", "        x_q = x.view(torch.int8) if x.element_size() == 1 else x\n", "uint8 codes read as int8 ones"),
         ("linear", 'quantize_dynamic(x, "per_token", 0, x_symmetric', 'quantize_dynamic(x, "per_token", 0, True',
          "affine inputs quantised as symmetric"),
         ("linear", "x_zero_point = None if x_symmetric else x_zero_point", "x_zero_point = None",

@@ -26,6 +26,7 @@ def test_codes_as_input_give_what_their_floats_give():
     q = brute.quantize(x, scale, zero_point, "per_tensor", 0, -128, 127)
     accept.t1(numerics.qlinear_reference(q, w, torch.ones(6), **layer), want)
     unsigned = (q.to(torch.int32) + 128).to(torch.uint8)
+    layer["x_zero_point"] = zero_point + 128
     accept.t1(numerics.qlinear_reference(unsigned, w, torch.ones(6), **layer), want)
 
 
