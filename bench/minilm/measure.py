@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -92,7 +93,8 @@ def scale_and_vector_bytes(model: torch.nn.Module) -> int:
 
 
 def save(model: Embedder, folder: Path) -> int:
-    """Save the model. -> bytes on disk."""
+    """Save the model, in place of an earlier run's. -> bytes on disk."""
+    shutil.rmtree(folder, ignore_errors=True)
     pyquant.save_pretrained(model, folder)
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 

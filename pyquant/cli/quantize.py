@@ -12,6 +12,7 @@ from pyquant.cli.config import QuantizeConfig, read_config
 from pyquant.cli.models import MODEL_HELP, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import PRESETS, scheme_from_name
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
 
@@ -78,7 +79,7 @@ def _config(args: argparse.Namespace) -> QuantizeConfig:
         found = read_config(args.config)
     else:
         found = QuantizeConfig({"_default": scheme_from_name(args.scheme)})
-    skipped: dict[str, Any] = dict.fromkeys(args.skip)
+    skipped: dict[str | type, QScheme | None] = dict.fromkeys(args.skip)
     return QuantizeConfig({**skipped, **found.schemes}, found.embeddings or args.embeddings)
 
 

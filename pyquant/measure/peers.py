@@ -5,6 +5,7 @@ Every peer returns [M, N] for the same x, w and bias, so the harness can check t
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +36,7 @@ class GemmCase:
 
     def _randn(self, salt: int, *shape: int) -> torch.Tensor:
         generator = torch.Generator(self.device).manual_seed(self.seed * 7919 + salt)
-        drawn: torch.Tensor = torch.randn(*shape, generator=generator, device=self.device)
-        return drawn
+        return torch.randn(*shape, generator=generator, device=self.device)
 
     @cached_property
     def x(self) -> torch.Tensor:
@@ -44,7 +44,7 @@ class GemmCase:
 
     @cached_property
     def w(self) -> torch.Tensor:
-        return self._randn(2, self.n, self.k) / max(1.0, self.k**0.5)
+        return self._randn(2, self.n, self.k) / math.sqrt(max(1, self.k))
 
     @cached_property
     def bias(self) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ import torch
 from pyquant.errors import ArgumentError
 
 Candidate = Callable[[], object]
+_FEW_CALLS = 8
 
 
 class Clock(Protocol):
@@ -186,7 +187,8 @@ def time_interleaved(
     candidates    name -> callable without arguments; run under torch.inference_mode().
     min_sample_s  a sample repeats its callable until it lasts about this long (one call with `flush`).
     budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
-    flush         called before each sample, outside the timed part: cold caches.
+    flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: a sample of
+                  few calls is led by one untimed call, so that no candidate pays for what its predecessor evicted.
     ->            Timings with one sample a candidate and round, in seconds a call.
     Raises ArgumentError when there is no candidate or no round.
 
@@ -214,6 +216,8 @@ def time_interleaved(
             for name in order:
                 if flush:
                     flush()
+                elif calls[name] < _FEW_CALLS:
+                    candidates[name]()
                 timings.samples[name].append(clock.seconds(candidates[name], calls[name]) / calls[name])
             if budget_s is not None and done >= 4 and time.perf_counter() - started > budget_s:
                 break
