@@ -27,14 +27,17 @@ namespace {
 void scatter_quads(const int8_t* row, int64_t count, int64_t first_quad, int64_t last_quad, int8_t* channel) {
   for (int64_t q = first_quad; q < last_quad; ++q) {
     int8_t* to = channel + q * kBlockN * 4;
-    if ((q + 1) * 4 <= count) std::memcpy(to, row + q * 4, 4);
-    else for (int64_t j = 0; j < 4; ++j) to[j] = q * 4 + j < count ? row[q * 4 + j] : int8_t{0};
+    if ((q + 1) * 4 <= count)
+      std::memcpy(to, row + q * 4, 4);
+    else
+      for (int64_t j = 0; j < 4; ++j) to[j] = q * 4 + j < count ? row[q * 4 + j] : int8_t{0};
   }
 }
 
 }  // namespace
 
-void pack_block_s8(const PlainWeights& weights, const Extent& e, int64_t first, int64_t channels, int8_t* row, int8_t* block) {
+void pack_block_s8(const PlainWeights& weights, const Extent& e, int64_t first, int64_t channels, int8_t* row,
+                   int8_t* block) {
   if (channels < kBlockN || e.scattered()) std::memset(block, 0, static_cast<size_t>(e.padded_k * kBlockN));
   const auto* source = static_cast<const uint8_t*>(weights.codes) + first * weights.row_bytes;
   const bool whole_rows = weights.w_bits == 4 || e.scattered();
@@ -43,7 +46,8 @@ void pack_block_s8(const PlainWeights& weights, const Extent& e, int64_t first, 
   if (!whole_rows) {
     for (int64_t q = 0; q < e.padded_k / 4; q += kQuads)
       for (int64_t c = 0; c < channels; ++c)
-        scatter_quads(reinterpret_cast<const int8_t*>(source + c * weights.row_bytes), e.k, q, q + kQuads, block + c * 4);
+        scatter_quads(reinterpret_cast<const int8_t*>(source + c * weights.row_bytes), e.k, q, q + kQuads,
+                      block + c * 4);
     return;
   }
   for (int64_t c = 0; c < channels; ++c) {
@@ -66,7 +70,8 @@ void squeeze_block(const int8_t* block, const Extent& e, uint8_t* nibbles) {
   constexpr int64_t kStep = kBlockN * 4;
   for (int64_t o = 0; o < e.padded_k / 8; ++o)
     for (int64_t i = 0; i < kStep; ++i)
-      nibbles[o * kStep + i] = static_cast<uint8_t>((block[2 * o * kStep + i] + 8) | (block[(2 * o + 1) * kStep + i] & 15) << 4);
+      nibbles[o * kStep + i] =
+          static_cast<uint8_t>((block[2 * o * kStep + i] + 8) | (block[(2 * o + 1) * kStep + i] & 15) << 4);
 }
 
 void unpack_block_row(const int8_t* block, const Extent& e, int64_t channel, int8_t* row) {

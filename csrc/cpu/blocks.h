@@ -27,7 +27,8 @@ struct PlainWeights {
 
 // Channels [first, first + channels) into [padded_k / 4][64][4]; absent channels and padding become zero codes.
 // row is scratch of k bytes, used for int4.
-void pack_block_s8(const PlainWeights& weights, const Extent& extent, int64_t first, int64_t channels, int8_t* row, int8_t* block);
+void pack_block_s8(const PlainWeights& weights, const Extent& extent, int64_t first, int64_t channels, int8_t* row,
+                   int8_t* block);
 // The same squeezed to nibbles, [padded_k / 8][64][4], from a block of pack_block_s8.
 void squeeze_block(const int8_t* block, const Extent& extent, uint8_t* nibbles);
 // One row of codes back, [k], from a block of pack_block_s8.

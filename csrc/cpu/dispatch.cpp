@@ -1,4 +1,5 @@
-// Which instruction set runs: the best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its self-test.
+// Which instruction set runs: the best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its
+// self-test.
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -50,7 +51,8 @@ Isa cap_from_environment() {
   if (!text || !*text) return Isa::amx_int8;
   for (Isa isa : kBestFirst)
     if (std::string(text) == name_of(isa)) return isa;
-  throw std::invalid_argument(std::string("PYQUANT_CPU_ISA: got '") + text + "'; allowed: scalar, avx2, avx512_vnni, amx_int8");
+  throw std::invalid_argument(std::string("PYQUANT_CPU_ISA: got '") + text +
+                              "'; allowed: scalar, avx2, avx512_vnni, amx_int8");
 }
 
 Choice choose() {
@@ -86,7 +88,9 @@ const Kernels* kernels_of(Isa isa) {
     case Isa::avx512_vnni: return &kernels_avx512_vnni();
     case Isa::avx2: return &kernels_avx2();
 #else
-    case Isa::amx_int8: case Isa::avx512_vnni: case Isa::avx2: return nullptr;
+    case Isa::amx_int8:
+    case Isa::avx512_vnni:
+    case Isa::avx2: return nullptr;
 #endif
     case Isa::scalar: return &kernels_scalar();
   }
@@ -98,8 +102,9 @@ bool machine_has(Isa isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vnni");
   switch (isa) {
     case Isa::amx_int8: return vnni && has_amx();
     case Isa::avx512_vnni: return vnni;
@@ -144,8 +149,10 @@ std::string isa_report() {
     const auto i = static_cast<size_t>(isa);
     text += std::string(name_of(isa)) + ": " + (c.available[i] ? "available" : "not available");
     if (c.available[i] && isa > c.cap) text += ", above PYQUANT_CPU_ISA=" + std::string(name_of(c.cap));
-    if (c.tested[i]) text += isa == Isa::scalar ? ", the reference" : c.passed[i] ? ", self-test passed" : ", self-test FAILED";
-    else if (c.available[i] && isa <= c.cap) text += ", self-test not needed";
+    if (c.tested[i])
+      text += isa == Isa::scalar ? ", the reference" : c.passed[i] ? ", self-test passed" : ", self-test FAILED";
+    else if (c.available[i] && isa <= c.cap)
+      text += ", self-test not needed";
     if (isa == used) text += ", in use";
     text += "\n";
   }

@@ -17,10 +17,16 @@ struct V {
   static __m128i half(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static F load_f32(const float* p) { return _mm256_loadu_ps(p); }
   static F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(half(p)); }
-  static F load_bf16(const uint16_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16)); }
+  static F load_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16));
+  }
   static I load_i(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const I*>(p)); }
-  static I load_s8(const int8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
-  static I load_u8(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+  static I load_s8(const int8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I load_u8(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
   static void store_f32(float* p, F v) { _mm256_storeu_ps(p, v); }
   static void store_f16(uint16_t* p, F v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -93,8 +99,10 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
       std::memcpy(&quad, a + r * lda + q * 4, 4);
       const __m256i x = _mm256_set1_epi32(quad);
       const __m256i even = _mm256_and_si256(x, low), odd = _mm256_srli_epi16(x, 8);
-      c[r][0] = _mm256_add_epi32(c[r][0], _mm256_add_epi32(_mm256_madd_epi16(even, even0), _mm256_madd_epi16(odd, odd0)));
-      c[r][1] = _mm256_add_epi32(c[r][1], _mm256_add_epi32(_mm256_madd_epi16(even, even1), _mm256_madd_epi16(odd, odd1)));
+      c[r][0] =
+          _mm256_add_epi32(c[r][0], _mm256_add_epi32(_mm256_madd_epi16(even, even0), _mm256_madd_epi16(odd, odd0)));
+      c[r][1] =
+          _mm256_add_epi32(c[r][1], _mm256_add_epi32(_mm256_madd_epi16(even, even1), _mm256_madd_epi16(odd, odd1)));
     }
   }
   for (int r = 0; r < R; ++r)
@@ -117,7 +125,8 @@ void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
 }
 
 void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
   const __m256i mask = _mm256_set1_epi8(15);
   for (int64_t o = 0; o < octs; ++o)
     for (int64_t i = 0; i < kStep; i += 32) {
@@ -143,8 +152,19 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels table{Isa::avx2, 16, nothing, nothing, gemm_s8, gemm_s4, nullptr, unpack_s4, Rows<V>::stats,
-                                 Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
+  static constexpr Kernels table{Isa::avx2,
+                                 16,
+                                 nothing,
+                                 nothing,
+                                 gemm_s8,
+                                 gemm_s4,
+                                 nullptr,
+                                 unpack_s4,
+                                 Rows<V>::stats,
+                                 Rows<V>::quantize,
+                                 Rows<V>::dequantize,
+                                 Rows<V>::accumulate,
+                                 Rows<V>::epilogue};
   return table;
 }
 

@@ -17,16 +17,24 @@ struct V {
   static F set(float v) { return _mm512_set1_ps(v); }
   static I set_i(int32_t v) { return _mm512_set1_epi32(v); }
   static F load_f32(const float* p) { return _mm512_loadu_ps(p); }
-  static F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static F load_bf16(const uint16_t* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
   }
   static I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static I load_s8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-  static I load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static I load_s8(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I load_u8(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static void store_f32(float* p, F v) { _mm512_storeu_ps(p, v); }
   static void store_f16(uint16_t* p, F v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   static void store_bf16(uint16_t* p, F v) {
     const I u = _mm512_castps_si512(v);
@@ -73,8 +81,9 @@ int32_t quad(const uint8_t* p) {
   return v;
 }
 
-// In assembler because g++ 12 copies the accumulator of the intrinsic back and forth, at half the speed. For the same reason
-// every loop over accumulators is unrolled by name: they have to become registers before the loop over K is looked at.
+// In assembler because g++ 12 copies the accumulator of the intrinsic back and forth, at half the speed. For the same
+// reason every loop over accumulators is unrolled by name: they have to become registers before the loop over K is
+// looked at.
 PYQ_INLINE void dot(__m512i& acc, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8)); }
 
 template <int R>
@@ -256,8 +265,19 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 }  // namespace
 
 const Kernels& kernels_avx512_vnni() {
-  static constexpr Kernels table{Isa::avx512_vnni, 48, nothing, nothing, gemm_s8, gemm_s4, gemv_s4, unpack_s4, Rows<V>::stats,
-                                 Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
+  static constexpr Kernels table{Isa::avx512_vnni,
+                                 48,
+                                 nothing,
+                                 nothing,
+                                 gemm_s8,
+                                 gemm_s4,
+                                 gemv_s4,
+                                 unpack_s4,
+                                 Rows<V>::stats,
+                                 Rows<V>::quantize,
+                                 Rows<V>::dequantize,
+                                 Rows<V>::accumulate,
+                                 Rows<V>::epilogue};
   return table;
 }
 

@@ -9,7 +9,8 @@ namespace {
 
 float float_from_half(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, body = h & 0x7fffu;
-  if (body >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | (body << 13 & 0x7fffffu) | (body > 0x7c00u ? 0x400000u : 0u));
+  if (body >= 0x7c00u)
+    return float_from_bits(sign | 0x7f800000u | (body << 13 & 0x7fffffu) | (body > 0x7c00u ? 0x400000u : 0u));
   if (body >= 0x400u) return float_from_bits(sign | ((body << 13) + 0x38000000u));
   const float magnitude = static_cast<float>(body) * 5.9604644775390625e-8f;  // 2^-24
   return sign ? -magnitude : magnitude;
@@ -79,7 +80,8 @@ void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
       const uint8_t* x = a + r * lda + q * 4;
       const int8_t* w = b + q * kBlockN * 4;
       for (int64_t n = 0; n < kBlockN; ++n)
-        sums[n] += static_cast<uint32_t>(x[0] * w[n * 4] + x[1] * w[n * 4 + 1] + x[2] * w[n * 4 + 2] + x[3] * w[n * 4 + 3]);
+        sums[n] +=
+            static_cast<uint32_t>(x[0] * w[n * 4] + x[1] * w[n * 4 + 1] + x[2] * w[n * 4 + 2] + x[3] * w[n * 4 + 3]);
     }
     std::memcpy(acc + r * kBlockN, sums, sizeof sums);
   }
@@ -107,8 +109,19 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 }  // namespace
 
 const Kernels& kernels_scalar() {
-  static constexpr Kernels table{Isa::scalar, 16, nothing, nothing, gemm_s8, gemm_s4, nullptr, unpack_s4, Rows<V>::stats,
-                                 Rows<V>::quantize, Rows<V>::dequantize, Rows<V>::accumulate, Rows<V>::epilogue};
+  static constexpr Kernels table{Isa::scalar,
+                                 16,
+                                 nothing,
+                                 nothing,
+                                 gemm_s8,
+                                 gemm_s4,
+                                 nullptr,
+                                 unpack_s4,
+                                 Rows<V>::stats,
+                                 Rows<V>::quantize,
+                                 Rows<V>::dequantize,
+                                 Rows<V>::accumulate,
+                                 Rows<V>::epilogue};
   return table;
 }
 

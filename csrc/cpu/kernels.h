@@ -13,10 +13,10 @@
 
 namespace pyquant::cpu {
 
-constexpr int64_t kBlockN = 64;      // output channels of one weight block
-constexpr int64_t kMaxRowBlock = 48; // most rows of one accumulator tile
-constexpr int64_t kRowSlack = 16;    // activation rows are readable up to the next multiple of this
-constexpr int64_t kDirectRows = 4;   // up to here int4 weights are unpacked in registers
+constexpr int64_t kBlockN = 64;       // output channels of one weight block
+constexpr int64_t kMaxRowBlock = 48;  // most rows of one accumulator tile
+constexpr int64_t kRowSlack = 16;     // activation rows are readable up to the next multiple of this
+constexpr int64_t kDirectRows = 4;    // up to here int4 weights are unpacked in registers
 constexpr int64_t kGroupOcts = 1 << 14;
 
 struct RowStats {
@@ -48,7 +48,7 @@ struct DequantizeRun {
 // kBlockN entries each, whatever cols is.
 struct Tile {
   const int32_t* acc = nullptr;  // [rows][kBlockN]; null when the source is sum
-  const float* sum = nullptr;    // [rows][ld_sum], readable to kBlockN columns: group sums or a float accumulator
+  const float* sum = nullptr;    // [rows][ld_sum]: group sums or a float accumulator
   int64_t ld_sum = kBlockN;
   int64_t rows = 0, cols = 0;
   const int32_t* w_sum = nullptr;
@@ -78,12 +78,12 @@ struct Kernels {
   void (*end)(int64_t rows);
   // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
   void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add);
-  // The same for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j + 1,
-  // so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction;
-  // rows <= kDirectRows.
+  // The same for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j +
+  // 1, so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction; rows
+  // <= kDirectRows.
   void (*gemm_s4)(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc);
-  // One row against int4 in groups of `octs` <= kGroupOcts: gemm_s4 and accumulate of every group, sum starting from zero.
-  // Null where the two calls serve as well. tile: w_sum and w_scale of the first group, x_zero.
+  // One row against int4 in groups of `octs` <= kGroupOcts: gemm_s4 and accumulate of every group, sum starting from
+  // zero. Null where the two calls serve as well. tile: w_sum and w_scale of the first group, x_zero.
   void (*gemv_s4)(const uint8_t* a, const uint8_t* b, int64_t octs, int64_t groups, const Tile& tile, float* sum);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
@@ -94,7 +94,7 @@ struct Kernels {
   void (*epilogue)(const Tile& tile);
 };
 
-const Kernels& kernels();  // those in use
+const Kernels& kernels();            // those in use
 const Kernels* kernels_of(Isa isa);  // null where this build has none; says nothing of the machine
 bool machine_has(Isa isa);
 // For tests: use this instruction set from now on; false where the machine lacks it.

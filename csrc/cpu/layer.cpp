@@ -8,9 +8,9 @@
 namespace pyquant::cpu {
 namespace {
 
-constexpr int64_t kRowBytes = 1 << 20;      // codes of one pass over the weights: half of a common L2
-constexpr int64_t kUnpackedK = 1024;        // int4 codes along K unpacked at a time for few rows: 64 KiB
-constexpr int64_t kSerialFew = 3'000'000;   // multiplications that are not worth a second thread: about 50 us
+constexpr int64_t kRowBytes = 1 << 20;     // codes of one pass over the weights: half of a common L2
+constexpr int64_t kUnpackedK = 1024;       // int4 codes along K unpacked at a time for few rows: 64 KiB
+constexpr int64_t kSerialFew = 3'000'000;  // multiplications that are not worth a second thread: about 50 us
 constexpr int64_t kSerialMany = 10'000'000;
 
 struct Range {
@@ -28,7 +28,8 @@ class Worker {
       : layer_(layer), kernels_(kernels), extent_(layer.extent), rows_(rows), blocks_(blocks) {
     // 64 bytes more than a row: rows a multiple of 4 KiB apart would share the sets of the first-level cache.
     stride_ = extent_.padded_k + 64;
-    pass_ = std::clamp<int64_t>(kRowBytes / stride_ / kMaxRowBlock * kMaxRowBlock, kMaxRowBlock, round_up(rows.end - rows.begin, kRowSlack));
+    pass_ = std::clamp<int64_t>(kRowBytes / stride_ / kMaxRowBlock * kMaxRowBlock, kMaxRowBlock,
+                                round_up(rows.end - rows.begin, kRowSlack));
     reserve();
   }
 
@@ -86,8 +87,10 @@ class Worker {
       uint8_t* to = codes_ + r * stride_;
       auto* x = static_cast<const unsigned char*>(from.x) + (m + r) * from.ld * bytes_of(from.type);
       uint8_t* flat = extent_.scattered() ? reinterpret_cast<uint8_t*>(row_) : to;
-      if (floats) quantize_row(x, r, flat);
-      else copy_codes(x, flat);
+      if (floats)
+        quantize_row(x, r, flat);
+      else
+        copy_codes(x, flat);
       if (extent_.scattered()) scatter(flat, to);
       // The weights there are zero; the codes only have to be something.
       const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
@@ -104,7 +107,8 @@ class Worker {
       return;
     }
     const RowStats stats = kernels_.stats(x, from.type, extent_.k, !from.symmetric);
-    const float scale = from.symmetric ? scale_from_amax(stats.amax, from.qmax) : scale_from_range(stats.low, stats.high, from.qmin, from.qmax);
+    const float scale = from.symmetric ? scale_from_amax(stats.amax, from.qmax)
+                                       : scale_from_range(stats.low, stats.high, from.qmin, from.qmax);
     scales_[r] = scale;
     run.finite = scale == scale;
     run.recip = scale_recip(scale);
@@ -113,8 +117,10 @@ class Worker {
       zeros_[r] = run.zero_point + 128;
     }
     // A poisoned row has the scale NaN, which makes every output NaN whatever the codes are.
-    if (run.finite) kernels_.quantize(run);
-    else std::memset(to, 0x80, static_cast<size_t>(extent_.k));
+    if (run.finite)
+      kernels_.quantize(run);
+    else
+      std::memset(to, 0x80, static_cast<size_t>(extent_.k));
   }
 
   void copy_codes(const void* x, uint8_t* to) {
@@ -126,7 +132,8 @@ class Worker {
   void scatter(const uint8_t* from, uint8_t* to) {
     for (int64_t g = 0; g < extent_.groups; ++g) {
       std::memcpy(to + g * extent_.padded_group, from + g * extent_.group, static_cast<size_t>(extent_.group));
-      std::memset(to + g * extent_.padded_group + extent_.group, 0, static_cast<size_t>(extent_.padded_group - extent_.group));
+      std::memset(to + g * extent_.padded_group + extent_.group, 0,
+                  static_cast<size_t>(extent_.padded_group - extent_.group));
     }
   }
 
@@ -161,7 +168,8 @@ class Worker {
   void multiply_all(int64_t m, int64_t rows) {
     static thread_local bool backwards = false;
     backwards = !backwards;
-    for (int64_t i = blocks_.begin; i < blocks_.end; ++i) multiply(m, rows, backwards ? blocks_.begin + blocks_.end - 1 - i : i);
+    for (int64_t i = blocks_.begin; i < blocks_.end; ++i)
+      multiply(m, rows, backwards ? blocks_.begin + blocks_.end - 1 - i : i);
   }
 
   void multiply(int64_t m, int64_t rows, int64_t b) {
@@ -186,9 +194,12 @@ class Worker {
       for (int64_t g = 0; g < extent_.groups; ++g) {
         const int64_t k0 = g * extent_.padded_group;
         const uint8_t* a = codes_ + r * stride_ + k0;
-        if (direct) kernels_.gemm_s4(a, stride_, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group / 8, acc_);
-        else if (piecewise) unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
-        else kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false);
+        if (direct)
+          kernels_.gemm_s4(a, stride_, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group / 8, acc_);
+        else if (piecewise)
+          unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
+        else
+          kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false);
         if (!extent_.grouped) break;
         tile.w_sum = block.w_sum + g * kBlockN;
         tile.w_scale = block.w_scale + g * kBlockN;
@@ -236,7 +247,8 @@ class Worker {
     }
     const int64_t row = m + r, column = b * kBlockN;
     t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
-    if (t.residual) t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + column) * bytes_of(t.residual_type);
+    if (t.residual)
+      t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + column) * bytes_of(t.residual_type);
     return t;
   }
 
@@ -273,7 +285,8 @@ Grid grid_of(const Layer& layer) {
   double least = 0;
   for (int64_t r = 1; r <= std::min(threads, layer.m); ++r) {
     const int64_t c = std::min(threads / r, blocks);
-    const auto rows = static_cast<double>((layer.m + r - 1) / r), columns = static_cast<double>((blocks + c - 1) / c * kBlockN);
+    const auto rows = static_cast<double>((layer.m + r - 1) / r),
+               columns = static_cast<double>((blocks + c - 1) / c * kBlockN);
     const double cost = rows * columns + 100 * rows + 16 * columns;
     if (r == 1 || cost < least) {
       least = cost;
@@ -292,7 +305,8 @@ void run(const Layer& layer) {
   const int64_t blocks = block_count(layer.n);
   parallel_for(grid.rows * grid.blocks, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      Worker(layer, in_use, part(layer.m, grid.rows, t / grid.blocks), part(blocks, grid.blocks, t % grid.blocks)).run();
+      Worker(layer, in_use, part(layer.m, grid.rows, t / grid.blocks), part(blocks, grid.blocks, t % grid.blocks))
+          .run();
   });
 }
 

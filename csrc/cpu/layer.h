@@ -27,7 +27,7 @@ struct RowSource {
 
 // What the kernels read of one block of 64 channels; vectors are [groups][64], bias [64].
 struct BlockView {
-  const int8_t* codes_s8 = nullptr;   // one of the two
+  const int8_t* codes_s8 = nullptr;  // one of the two
   const uint8_t* codes_s4 = nullptr;
   const int32_t* w_sum = nullptr;
   const float* w_scale = nullptr;

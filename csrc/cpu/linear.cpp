@@ -59,7 +59,8 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
   header.out_recip = spec.codes_out && w.out_scale ? scale_recip(*w.out_scale) : 1.f;
   header.out_zero_point = w.out_zero_point ? *w.out_zero_point : 0;
   std::memcpy(base, &header, sizeof header);
-  // Per channel the static input scale is one product with the channel's; after a sum over groups it is a step of its own.
+  // Per channel the static input scale is one product with the channel's; after a sum over groups it is a step of its
+  // own.
   auto* w_scale = reinterpret_cast<float*>(base + s.w_scale);
   auto* w_sum = reinterpret_cast<int32_t*>(base + s.w_sum);
   auto* bias = reinterpret_cast<float*>(base + s.bias);
@@ -77,8 +78,10 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
       unsigned char* codes = base + s.codes + static_cast<size_t>(b * s.block_bytes);
       pack_block_s8({w.codes, spec.w_bits, row_bytes(spec)}, e, first, channels, row, wide);
       block_sums(in_use, wide, e, ones, w_sum + b * s.vectors);
-      if (spec.w_bits == 4) squeeze_block(wide, e, codes);
-      else std::memcpy(codes, wide, k * kBlockN);
+      if (spec.w_bits == 4)
+        squeeze_block(wide, e, codes);
+      else
+        std::memcpy(codes, wide, k * kBlockN);
       for (int64_t c = 0; c < kBlockN; ++c) {
         bias[first + c] = c < channels && spec.has_bias && w.bias ? w.bias[first + c] : -0.f;
         for (int64_t g = 0; g < e.groups; ++g) {
@@ -106,7 +109,8 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes) {
       unpack_block_row(wide, s.extent, n % kBlockN, row);
       pack_int4(row, 1, spec.k, static_cast<uint8_t*>(codes) + n * row_bytes(spec));
     } else {
-      unpack_block_row(reinterpret_cast<const int8_t*>(block), s.extent, n % kBlockN, static_cast<int8_t*>(codes) + n * spec.k);
+      unpack_block_row(reinterpret_cast<const int8_t*>(block), s.extent, n % kBlockN,
+                       static_cast<int8_t*>(codes) + n * spec.k);
     }
   }
 }
@@ -134,8 +138,10 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   layer.first.w_scale = reinterpret_cast<const float*>(base + s.w_scale);
   layer.first.w_sum = reinterpret_cast<const int32_t*>(base + s.w_sum);
   layer.first.bias = reinterpret_cast<const float*>(base + s.bias);
-  if (spec.w_bits == 4) layer.first.codes_s4 = base + s.codes;
-  else layer.first.codes_s8 = reinterpret_cast<const int8_t*>(base + s.codes);
+  if (spec.w_bits == 4)
+    layer.first.codes_s4 = base + s.codes;
+  else
+    layer.first.codes_s8 = reinterpret_cast<const int8_t*>(base + s.codes);
   layer.block_bytes = s.block_bytes;
   layer.tile.activation = spec.activation;
   layer.tile.clamp_min = spec.clamp_min;

@@ -25,7 +25,8 @@ void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed) {
   each_row(rows, cols, [=](int64_t r) {
     const int8_t* from = q + r * cols;
     uint8_t* to = packed + r * ((cols + 1) / 2);
-    for (int64_t i = 0; i < cols / 2; ++i) to[i] = static_cast<uint8_t>((from[2 * i] & 15) | (from[2 * i + 1] & 15) << 4);
+    for (int64_t i = 0; i < cols / 2; ++i)
+      to[i] = static_cast<uint8_t>((from[2 * i] & 15) | (from[2 * i + 1] & 15) << 4);
     if (cols % 2) to[cols / 2] = static_cast<uint8_t>(from[cols - 1] & 15);
   });
 }

@@ -42,13 +42,13 @@ struct Runs {
   }
 };
 
-void quantize_runs(const Runs& runs, const void* x, DType type, const float* scale, const int32_t* zero_point, int32_t qmin,
-                   int32_t qmax, int8_t* q) {
+void quantize_runs(const Runs& runs, const void* x, DType type, const float* scale, const int32_t* zero_point,
+                   int32_t qmin, int32_t qmax, int8_t* q) {
   const Kernels& in_use = kernels();
   runs.each([&](int64_t r) {
     const int64_t s = runs.scale_of(r);
-    in_use.quantize({at(x, runs.source(r), type), type, runs.length, scale_recip(scale[s]), zero_point ? zero_point[s] : 0,
-                     qmin, qmax, false, 0, q + runs.target(r)});
+    in_use.quantize({at(x, runs.source(r), type), type, runs.length, scale_recip(scale[s]),
+                     zero_point ? zero_point[s] : 0, qmin, qmax, false, 0, q + runs.target(r)});
   });
 }
 
@@ -71,16 +71,20 @@ Params params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) 
 
 }  // namespace
 
-void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity, int64_t group_size,
-              const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q) {
+void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+              int64_t group_size, const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax,
+              int8_t* q) {
   quantize_runs({rows, cols, ld, granularity, group_size}, x, x_type, scale, zero_point, qmin, qmax, q);
 }
 
 void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
-                      int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point) {
+                      int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale,
+                      int32_t* zero_point) {
   const Runs runs(rows, cols, ld, granularity, group_size);
   const Kernels& in_use = kernels();
-  const auto stats_of = [&](int64_t r) { return in_use.stats(at(x, runs.source(r), x_type), x_type, runs.length, !symmetric); };
+  const auto stats_of = [&](int64_t r) {
+    return in_use.stats(at(x, runs.source(r), x_type), x_type, runs.length, !symmetric);
+  };
   const auto put = [&](int64_t s, const RowStats& stats) {
     const Params p = params_of(stats, symmetric, qmin, qmax);
     scale[s] = p.scale;
@@ -91,9 +95,11 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
     runs.each([&](int64_t r) {
       const Params p = put(r, stats_of(r));
       const bool finite = p.scale == p.scale;
-      if (finite) in_use.quantize({at(x, runs.source(r), x_type), x_type, runs.length, scale_recip(p.scale), p.zero_point, qmin, qmax,
-                                   true, 0, q + runs.target(r)});
-      else std::memset(q + runs.target(r), p.zero_point, static_cast<size_t>(runs.length));
+      if (finite)
+        in_use.quantize({at(x, runs.source(r), x_type), x_type, runs.length, scale_recip(p.scale), p.zero_point, qmin,
+                         qmax, true, 0, q + runs.target(r)});
+      else
+        std::memset(q + runs.target(r), p.zero_point, static_cast<size_t>(runs.length));
     });
     return;
   }
@@ -101,17 +107,20 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
   std::vector<RowStats> parts(static_cast<size_t>(tasks), RowStats{0.f, 0.f, 0.f});
   parallel_for(tasks, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      for (int64_t r = rows * t / tasks; r < rows * (t + 1) / tasks; ++r) parts[static_cast<size_t>(t)] = merged(parts[static_cast<size_t>(t)], stats_of(r));
+      for (int64_t r = rows * t / tasks; r < rows * (t + 1) / tasks; ++r)
+        parts[static_cast<size_t>(t)] = merged(parts[static_cast<size_t>(t)], stats_of(r));
   });
   RowStats all{0.f, 0.f, 0.f};
   for (const RowStats& part : parts) all = merged(all, part);
   const Params p = put(0, all);
-  if (p.scale == p.scale) quantize_runs(runs, x, x_type, &p.scale, &p.zero_point, qmin, qmax, q);
-  else std::memset(q, p.zero_point, static_cast<size_t>(rows * cols));
+  if (p.scale == p.scale)
+    quantize_runs(runs, x, x_type, &p.scale, &p.zero_point, qmin, qmax, q);
+  else
+    std::memset(q, p.zero_point, static_cast<size_t>(rows * cols));
 }
 
-void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity, int64_t group_size,
-                const float* scale, const int32_t* zero_point, void* out, DType out_type) {
+void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type) {
   const Runs runs(rows, cols, ld, granularity, group_size);
   const Kernels& in_use = kernels();
   runs.each([&](int64_t r) {

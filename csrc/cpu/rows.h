@@ -16,41 +16,60 @@ struct Rows {
   static constexpr int64_t W = V::W;
   static constexpr int64_t S = 4 * W;  // elements of one step
 
-  static int64_t bytes_of(DType t) { return t == DType::f32 || t == DType::s32 ? 4 : t == DType::f16 || t == DType::bf16 ? 2 : 1; }
+  static int64_t bytes_of(DType t) {
+    return t == DType::f32 || t == DType::s32 ? 4 : t == DType::f16 || t == DType::bf16 ? 2 : 1;
+  }
 
   template <DType T>
   static F load(const void* p, int64_t i) {
-    if constexpr (T == DType::f32) return V::load_f32(static_cast<const float*>(p) + i);
-    else if constexpr (T == DType::f16) return V::load_f16(static_cast<const uint16_t*>(p) + i);
-    else return V::load_bf16(static_cast<const uint16_t*>(p) + i);
+    if constexpr (T == DType::f32)
+      return V::load_f32(static_cast<const float*>(p) + i);
+    else if constexpr (T == DType::f16)
+      return V::load_f16(static_cast<const uint16_t*>(p) + i);
+    else
+      return V::load_bf16(static_cast<const uint16_t*>(p) + i);
   }
 
   static void load4(const void* p, DType t, int64_t i, F* v) {
     switch (t) {
-      case DType::f16: for (int j = 0; j < 4; ++j) v[j] = load<DType::f16>(p, i + j * W); break;
-      case DType::bf16: for (int j = 0; j < 4; ++j) v[j] = load<DType::bf16>(p, i + j * W); break;
-      default: for (int j = 0; j < 4; ++j) v[j] = load<DType::f32>(p, i + j * W);
+      case DType::f16:
+        for (int j = 0; j < 4; ++j) v[j] = load<DType::f16>(p, i + j * W);
+        break;
+      case DType::bf16:
+        for (int j = 0; j < 4; ++j) v[j] = load<DType::bf16>(p, i + j * W);
+        break;
+      default:
+        for (int j = 0; j < 4; ++j) v[j] = load<DType::f32>(p, i + j * W);
     }
   }
 
   static void store4(void* p, DType t, int64_t i, const F* v) {
     switch (t) {
-      case DType::f16: for (int j = 0; j < 4; ++j) V::store_f16(static_cast<uint16_t*>(p) + i + j * W, v[j]); break;
-      case DType::bf16: for (int j = 0; j < 4; ++j) V::store_bf16(static_cast<uint16_t*>(p) + i + j * W, v[j]); break;
-      default: for (int j = 0; j < 4; ++j) V::store_f32(static_cast<float*>(p) + i + j * W, v[j]);
+      case DType::f16:
+        for (int j = 0; j < 4; ++j) V::store_f16(static_cast<uint16_t*>(p) + i + j * W, v[j]);
+        break;
+      case DType::bf16:
+        for (int j = 0; j < 4; ++j) V::store_bf16(static_cast<uint16_t*>(p) + i + j * W, v[j]);
+        break;
+      default:
+        for (int j = 0; j < 4; ++j) V::store_f32(static_cast<float*>(p) + i + j * W, v[j]);
     }
   }
 
   // Runs step(source, target, i) over whole steps in place and over the rest in zero-filled copies.
   template <class Step>
-  static void in_steps(const void* source, int64_t source_bytes, void* target, int64_t target_bytes, int64_t n, Step step) {
+  static void in_steps(const void* source, int64_t source_bytes, void* target, int64_t target_bytes, int64_t n,
+                       Step step) {
     int64_t i = 0;
     for (; i + S <= n; i += S) step(source, target, i);
     if (i == n) return;
     alignas(64) unsigned char from[S * 4] = {}, to[S * 4];
-    std::memcpy(from, static_cast<const unsigned char*>(source) + i * source_bytes, static_cast<size_t>((n - i) * source_bytes));
+    std::memcpy(from, static_cast<const unsigned char*>(source) + i * source_bytes,
+                static_cast<size_t>((n - i) * source_bytes));
     step(from, to, 0);
-    if (target) std::memcpy(static_cast<unsigned char*>(target) + i * target_bytes, to, static_cast<size_t>((n - i) * target_bytes));
+    if (target)
+      std::memcpy(static_cast<unsigned char*>(target) + i * target_bytes, to,
+                  static_cast<size_t>((n - i) * target_bytes));
   }
 
   template <DType T, bool kRange>
@@ -106,14 +125,17 @@ struct Rows {
   template <DType T, bool kFinite>
   static void quantize_as(const QuantizeRun& r) {
     const F recip = V::set(r.recip);
-    const F low = V::set(static_cast<float>(r.qmin - r.zero_point)), high = V::set(static_cast<float>(r.qmax - r.zero_point));
+    const F low = V::set(static_cast<float>(r.qmin - r.zero_point)),
+            high = V::set(static_cast<float>(r.qmax - r.zero_point));
     const I zero_point = V::set_i(r.zero_point);
     in_steps(r.x, bytes_of(T), r.out, 1, r.n, [&](const void* p, void* o, int64_t i) {
       I q[4];
       for (int j = 0; j < 4; ++j) {
         const F x = load<T>(p, i + j * W);
-        if constexpr (kFinite) q[j] = V::add_i(V::to_int(V::mul(x, recip)), zero_point);
-        else q[j] = code(x, recip, low, high, zero_point);
+        if constexpr (kFinite)
+          q[j] = V::add_i(V::to_int(V::mul(x, recip)), zero_point);
+        else
+          q[j] = code(x, recip, low, high, zero_point);
       }
       V::store_bytes(static_cast<uint8_t*>(o) + i, q, r.qmin, r.qmax, r.flip);
     });
@@ -121,8 +143,10 @@ struct Rows {
 
   template <DType T>
   static void quantize_by_range(const QuantizeRun& r) {
-    if (r.finite) quantize_as<T, true>(r);
-    else quantize_as<T, false>(r);
+    if (r.finite)
+      quantize_as<T, true>(r);
+    else
+      quantize_as<T, false>(r);
   }
 
   static void quantize(const QuantizeRun& r) {
@@ -179,7 +203,9 @@ struct Rows {
   static void activate4(const Tile& tile, F* t) {
     switch (tile.activation) {
       case Activation::none: return;
-      case Activation::relu: for (int j = 0; j < 4; ++j) t[j] = V::max(V::set(0.f), t[j]); return;
+      case Activation::relu:
+        for (int j = 0; j < 4; ++j) t[j] = V::max(V::set(0.f), t[j]);
+        return;
       case Activation::clamp:
         for (int j = 0; j < 4; ++j) t[j] = V::min(V::set(tile.clamp_max), V::max(V::set(tile.clamp_min), t[j]));
         return;
@@ -189,8 +215,9 @@ struct Rows {
     }
   }
 
-  // kBlockN columns of one row; residual and out point at the row, and hold kBlockN elements.
-  static void row(const Tile& tile, int64_t r, const int32_t* shared, const void* residual, void* out) {
+  // kBlockN columns of one row; sum (without acc), residual and out point at the row, and hold kBlockN elements.
+  static void row(const Tile& tile, int64_t r, const int32_t* shared, const float* sum, const void* residual,
+                  void* out) {
     const F x_scale = V::set(tile.x_scale[r * tile.x_scale_step]);
     const I zero = V::set_i(tile.acc ? tile.x_zero[r * tile.x_zero_step] : 0);
     for (int64_t c = 0; c < kBlockN; c += S) {
@@ -208,7 +235,7 @@ struct Rows {
         }
         for (int j = 0; j < 4; ++j) t[j] = V::mul(V::to_float(a[j]), V::load_f32(tile.w_scale + c + j * W));
       } else {
-        for (int j = 0; j < 4; ++j) t[j] = V::load_f32(tile.sum + r * tile.ld_sum + c + j * W);
+        for (int j = 0; j < 4; ++j) t[j] = V::load_f32(sum + c + j * W);
       }
       for (int j = 0; j < 4; ++j) t[j] = V::add(V::mul(t[j], x_scale), V::load_f32(tile.bias + c + j * W));
       activate4(tile, t);
@@ -237,13 +264,18 @@ struct Rows {
     const auto* residual = static_cast<const unsigned char*>(tile.residual);
     if (tile.cols == kBlockN) {
       for (int64_t r = 0; r < tile.rows; ++r)
-        row(tile, r, shared, residual ? residual + r * tile.ldr * residual_bytes : nullptr, out + r * tile.ldo * out_bytes);
+        row(tile, r, shared, tile.acc ? nullptr : tile.sum + r * tile.ld_sum,
+            residual ? residual + r * tile.ldr * residual_bytes : nullptr, out + r * tile.ldo * out_bytes);
       return;
     }
+    alignas(64) float sum_row[kBlockN] = {};
     alignas(64) unsigned char residual_row[kBlockN * 4] = {}, out_row[kBlockN * 4];
     for (int64_t r = 0; r < tile.rows; ++r) {
-      if (residual) std::memcpy(residual_row, residual + r * tile.ldr * residual_bytes, static_cast<size_t>(tile.cols * residual_bytes));
-      row(tile, r, shared, residual ? residual_row : nullptr, out_row);
+      if (!tile.acc) std::memcpy(sum_row, tile.sum + r * tile.ld_sum, static_cast<size_t>(tile.cols) * 4);
+      if (residual)
+        std::memcpy(residual_row, residual + r * tile.ldr * residual_bytes,
+                    static_cast<size_t>(tile.cols * residual_bytes));
+      row(tile, r, shared, sum_row, residual ? residual_row : nullptr, out_row);
       std::memcpy(out + r * tile.ldo * out_bytes, out_row, static_cast<size_t>(tile.cols * out_bytes));
     }
   }

@@ -1,5 +1,5 @@
-// Every kernel of a table against the scalar one, over the full range of codes: a processor, hypervisor or compiler that
-// computes something else is found before it is used. Under a millisecond.
+// Every kernel of a table against the scalar one, over the full range of codes: a processor, hypervisor or compiler
+// that computes something else is found before it is used. Under a millisecond.
 #include <cstring>
 #include <vector>
 
@@ -57,8 +57,10 @@ bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random)
 constexpr int64_t kRow = 77;  // a tail for every vector width
 
 bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
-  std::vector<uint32_t> x(kRow), special = {0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 1u, 0x3f000000u, 0x40200000u, 0x477ff000u, 0x38800000u};
-  for (size_t i = 0; i < x.size(); ++i) x[i] = i < special.size() ? special[i] : (random.next() & 0x8fffffffu) | 0x38000000u;
+  std::vector<uint32_t> x(kRow), special = {0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
+                                            1u, 0x3f000000u, 0x40200000u, 0x477ff000u, 0x38800000u};
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = i < special.size() ? special[i] : (random.next() & 0x8fffffffu) | 0x38000000u;
   for (DType type : {DType::f32, DType::f16, DType::bf16}) {
     for (int64_t skip : {0, 10}) {
       const void* from = reinterpret_cast<const unsigned char*>(x.data()) + skip * 4;
@@ -109,7 +111,8 @@ bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random
 bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kRows = 3;
   std::vector<int32_t> acc(kRows * kBlockN), w_sum(kBlockN), zero(kRows);
-  std::vector<float> w_scale(kBlockN), bias(kBlockN), x_scale(kRows), residual(kRows * kBlockN), want(kRows * kBlockN), got(kRows * kBlockN);
+  std::vector<float> w_scale(kBlockN), bias(kBlockN), x_scale(kRows), residual(kRows * kBlockN), want(kRows * kBlockN),
+      got(kRows * kBlockN);
   for (auto& v : acc) v = static_cast<int32_t>(random.next());
   for (auto& v : w_sum) v = static_cast<int32_t>(random.next()) >> 12;
   for (auto& v : zero) v = static_cast<int32_t>(random.next() & 255);
@@ -160,7 +163,8 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
 bool self_test(const Kernels& candidate) {
   const Kernels& scalar = kernels_scalar();
   Random random;
-  return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) && finishes(candidate, scalar, random);
+  return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) &&
+         finishes(candidate, scalar, random);
 }
 
 }  // namespace pyquant::cpu

@@ -23,8 +23,10 @@ int thread_count() {
 }
 
 void run_on_pool(int64_t tasks, Body body, void* context) {
-  if (pool) pool(0, tasks, 1, body, context);
-  else body(context, 0, tasks);
+  if (pool)
+    pool(0, tasks, 1, body, context);
+  else
+    body(context, 0, tasks);
 }
 
 int64_t task_count(int64_t work, int64_t grain) {

@@ -24,7 +24,9 @@ void parallel_for(int64_t tasks, Function&& function) {
     function(int64_t{0}, int64_t{1});
     return;
   }
-  run_on_pool(tasks, [](void* context, int64_t begin, int64_t end) { (*static_cast<Function*>(context))(begin, end); }, &function);
+  run_on_pool(
+      tasks, [](void* context, int64_t begin, int64_t end) { (*static_cast<Function*>(context))(begin, end); },
+      &function);
 }
 
 // Tasks into which `work` (in units of which `grain` are worth a task) is cut: 1 below two grains.

@@ -26,11 +26,21 @@ ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 AMAX_FLOOR = np.float32(2.0**-100)
 Array = np.ndarray
 
-_BASE = "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math -w".split()
-_AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mprefer-vector-width=512".split()
+_BASE = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 ISA_FLAGS = {
     "isa_avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "isa_avx512_vnni": _AVX512,
+    "isa_avx512_vnni": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+        *("-mfma", "-mprefer-vector-width=512", "-w"),
+    ],
     "isa_amx_int8": ["-mamx-tile", "-mamx-int8"],
 }
 
@@ -136,6 +146,13 @@ def row_params(x: Array, symmetric: bool, qmin: int, qmax: int) -> tuple[Array, 
     return np.where(finite, scale, np.float32(np.nan)), np.where(finite, zero, 0).astype(np.int32)
 
 
+_TRANSCENDENTAL = {
+    "gelu": spec_activation.gelu_erf,
+    "gelu_tanh": spec_activation.gelu_tanh,
+    "silu": spec_activation.silu,
+}
+
+
 def activate(t: Array, activation: int, low: float, high: float) -> Array:
     name = ACTIVATIONS[activation]
     if name == "relu":
@@ -145,8 +162,7 @@ def activate(t: Array, activation: int, low: float, high: float) -> Array:
         return np.where(t > high, np.float32(high), t)
     if name == "none":
         return t
-    function = {"gelu": spec_activation.gelu_erf, "gelu_tanh": spec_activation.gelu_tanh, "silu": spec_activation.silu}[name]
-    return function(torch.from_numpy(np.ascontiguousarray(t))).numpy()
+    return _TRANSCENDENTAL[name](torch.from_numpy(np.ascontiguousarray(t))).numpy()
 
 
 @dataclass
@@ -194,10 +210,8 @@ class Gemm:
         groups, group = (k // self.group, self.group) if self.group else (1, k)
         shifted = self.x - (0 if self.zero is None else self.zero.reshape(-1, 1))
         # Exact: every product and partial sum is an integer below 2^53.
-        parts = [
-            shifted[:, g * group : (g + 1) * group].astype(np.float64) @ self.w[:, g * group : (g + 1) * group].T.astype(np.float64)
-            for g in range(groups)
-        ]
+        x, w = shifted.astype(np.float64), self.w.astype(np.float64)
+        parts = [x[:, g * group : (g + 1) * group] @ w[:, g * group : (g + 1) * group].T for g in range(groups)]
         return np.array(parts, np.float64).reshape(groups, len(self.x), len(self.w)).astype(np.int64)
 
     def result(self) -> Array:

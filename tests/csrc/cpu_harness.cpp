@@ -17,7 +17,8 @@ void spawn(int64_t begin, int64_t end, int64_t, cpu::Body body, void* context) {
   const int64_t parts = end - begin < threads ? end - begin : threads;
   std::vector<std::thread> pool;
   for (int64_t p = 0; p < parts; ++p)
-    pool.emplace_back([=] { body(context, begin + (end - begin) * p / parts, begin + (end - begin) * (p + 1) / parts); });
+    pool.emplace_back(
+        [=] { body(context, begin + (end - begin) * p / parts, begin + (end - begin) * (p + 1) / parts); });
   for (auto& t : pool) t.join();
 }
 
@@ -34,7 +35,12 @@ LinearSpec spec_of(const int64_t* v) {
   s.x_qmax = static_cast<int32_t>(v[kSpecXQmax]);
   s.x_symmetric = v[kSpecXSymmetric] != 0;
   s.activation = static_cast<Activation>(v[kSpecActivation]);
-  const auto bits = [](int64_t b) { float f; const auto u = static_cast<uint32_t>(b); std::memcpy(&f, &u, 4); return f; };
+  const auto bits = [](int64_t b) {
+    float f;
+    const auto u = static_cast<uint32_t>(b);
+    std::memcpy(&f, &u, 4);
+    return f;
+  };
   s.clamp_min = bits(v[kSpecClampMin]);
   s.clamp_max = bits(v[kSpecClampMax]);
   s.has_bias = v[kSpecHasBias] != 0;
@@ -67,22 +73,28 @@ FACE void t_threads(int n) {
   cpu::set_parallel_for(n > 1 ? spawn : nullptr, n > 1 ? count : nullptr);
 }
 
-FACE void t_quantize(const void* x, int x_type, int64_t rows, int64_t cols, int64_t ld, int granularity, int64_t group, const float* scale,
-                     const int32_t* zero_point, int qmin, int qmax, int8_t* q) {
-  cpu::quantize(x, static_cast<DType>(x_type), rows, cols, ld, static_cast<Granularity>(granularity), group, scale, zero_point, qmin, qmax, q);
+FACE void t_quantize(const void* x, int x_type, int64_t rows, int64_t cols, int64_t ld, int granularity, int64_t group,
+                     const float* scale, const int32_t* zero_point, int qmin, int qmax, int8_t* q) {
+  cpu::quantize(x, static_cast<DType>(x_type), rows, cols, ld, static_cast<Granularity>(granularity), group, scale,
+                zero_point, qmin, qmax, q);
 }
-FACE void t_quantize_dynamic(const void* x, int x_type, int64_t rows, int64_t cols, int64_t ld, int granularity, int64_t group, int symmetric,
-                             int qmin, int qmax, int8_t* q, float* scale, int32_t* zero_point) {
-  cpu::quantize_dynamic(x, static_cast<DType>(x_type), rows, cols, ld, static_cast<Granularity>(granularity), group, symmetric != 0, qmin, qmax,
-                        q, scale, zero_point);
+FACE void t_quantize_dynamic(const void* x, int x_type, int64_t rows, int64_t cols, int64_t ld, int granularity,
+                             int64_t group, int symmetric, int qmin, int qmax, int8_t* q, float* scale,
+                             int32_t* zero_point) {
+  cpu::quantize_dynamic(x, static_cast<DType>(x_type), rows, cols, ld, static_cast<Granularity>(granularity), group,
+                        symmetric != 0, qmin, qmax, q, scale, zero_point);
 }
-FACE void t_dequantize(const void* q, int q_type, int64_t rows, int64_t cols, int64_t ld, int granularity, int64_t group, const float* scale,
-                       const int32_t* zero_point, void* out, int out_type) {
-  cpu::dequantize(q, static_cast<DType>(q_type), rows, cols, ld, static_cast<Granularity>(granularity), group, scale, zero_point, out,
-                  static_cast<DType>(out_type));
+FACE void t_dequantize(const void* q, int q_type, int64_t rows, int64_t cols, int64_t ld, int granularity,
+                       int64_t group, const float* scale, const int32_t* zero_point, void* out, int out_type) {
+  cpu::dequantize(q, static_cast<DType>(q_type), rows, cols, ld, static_cast<Granularity>(granularity), group, scale,
+                  zero_point, out, static_cast<DType>(out_type));
 }
-FACE void t_pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed) { cpu::pack_int4(q, rows, cols, packed); }
-FACE void t_unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q) { cpu::unpack_int4(packed, rows, cols, q); }
+FACE void t_pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed) {
+  cpu::pack_int4(q, rows, cols, packed);
+}
+FACE void t_unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q) {
+  cpu::unpack_int4(packed, rows, cols, q);
+}
 FACE void t_weight_sums(const void* w, int w_type, int64_t n, int64_t k, int64_t ldw, int64_t group, int32_t* sums) {
   cpu::weight_sums(w, static_cast<DType>(w_type), n, k, ldw, group, sums);
 }
@@ -128,21 +140,26 @@ FACE void t_gemm(const int64_t* s, const void* const* p, float clamp_min, float 
 }
 
 FACE int64_t t_packed_bytes(const int64_t* spec) { return static_cast<int64_t>(cpu::packed_bytes(spec_of(spec))); }
-FACE void t_pack_linear(const int64_t* spec, const void* codes, const float* w_scale, const float* bias, const float* x_scale,
-                        const int32_t* x_zero_point, const float* out_scale, const int32_t* out_zero_point, void* packed) {
+FACE void t_pack_linear(const int64_t* spec, const void* codes, const float* w_scale, const float* bias,
+                        const float* x_scale, const int32_t* x_zero_point, const float* out_scale,
+                        const int32_t* out_zero_point, void* packed) {
   cpu::pack_linear(spec_of(spec), {codes, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point}, packed);
 }
-FACE void t_unpack_linear(const int64_t* spec, const void* packed, void* codes) { cpu::unpack_linear(spec_of(spec), packed, codes); }
-FACE void t_linear(const int64_t* spec, const void* packed, const void* x, int x_type, int64_t m, int64_t ldx, const void* residual,
-                   int residual_type, int64_t ldr, void* out, int out_type) {
-  cpu::linear(spec_of(spec), packed, x, static_cast<DType>(x_type), m, ldx, residual, static_cast<DType>(residual_type), ldr, out,
-              static_cast<DType>(out_type));
+FACE void t_unpack_linear(const int64_t* spec, const void* packed, void* codes) {
+  cpu::unpack_linear(spec_of(spec), packed, codes);
 }
-FACE void t_float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, int activation, float clamp_min, float clamp_max,
-                           int out_qmin, int out_qmax, const void* residual, int residual_type, int64_t ldr, void* out, int out_type,
-                           const float* out_scale, const int32_t* out_zero_point) {
-  cpu::float_epilogue(acc, m, n, bias, {static_cast<Activation>(activation), clamp_min, clamp_max, out_qmin, out_qmax}, residual,
-                      static_cast<DType>(residual_type), ldr, out, static_cast<DType>(out_type), out_scale, out_zero_point);
+FACE void t_linear(const int64_t* spec, const void* packed, const void* x, int x_type, int64_t m, int64_t ldx,
+                   const void* residual, int residual_type, int64_t ldr, void* out, int out_type) {
+  cpu::linear(spec_of(spec), packed, x, static_cast<DType>(x_type), m, ldx, residual, static_cast<DType>(residual_type),
+              ldr, out, static_cast<DType>(out_type));
+}
+FACE void t_float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, int activation, float clamp_min,
+                           float clamp_max, int out_qmin, int out_qmax, const void* residual, int residual_type,
+                           int64_t ldr, void* out, int out_type, const float* out_scale,
+                           const int32_t* out_zero_point) {
+  cpu::float_epilogue(acc, m, n, bias, {static_cast<Activation>(activation), clamp_min, clamp_max, out_qmin, out_qmax},
+                      residual, static_cast<DType>(residual_type), ldr, out, static_cast<DType>(out_type), out_scale,
+                      out_zero_point);
 }
 
 }  // extern "C"
