@@ -18,9 +18,9 @@ void set_parallel_for(ParallelFor parallel_for, int (*thread_count)());
 
 // ---- instruction sets, best first; every one gives the same bits.
 enum class Isa : int32_t { scalar = 0, avx2 = 1, avx512_vnni = 2, amx_int8 = 3 };
-Isa isa();                       // in use: best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its self-test
+Isa isa();  // in use: best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its self-test
 const char* name_of(Isa isa);
-std::string isa_report();        // one line per instruction set: available, self-test, in use
+std::string isa_report();  // one line per instruction set: available, self-test, in use
 
 // ---- quantise and dequantise a matrix [rows, cols] with row stride ld (elements). docs/numerics.md 2.
 // scale / zero_point: [1], [rows] or [rows, cols / group_size] by granularity; zero_point may be null (0).
