@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -177,10 +177,19 @@ def _compiled_kernels() -> list[str]:
         native = importlib.import_module("pyquant._native")
     except ImportError as error:
         return [f"pyquant._native cannot be loaded: {error}"]
-    table = native.kernel_table() if hasattr(native, "kernel_table") else []
-    if not table:
-        return ["no CUDA kernel was compiled in: there was no nvcc at build time"]
-    return [f"{len(table)} CUDA kernels compiled in"]
+    return kernel_lines(native.kernel_table())
+
+
+def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the rows of the native kernel table come to: which have machine code in this build, and which do not."""
+    compiled = [str(kernel["name"]) for kernel in kernels if kernel["compiled"]]
+    if not compiled:
+        return [
+            f"none of {len(kernels)} kernels has machine code here: there was no nvcc at build time, or CUDA was off"
+        ]
+    lines = [f"{len(compiled)} of {len(kernels)} kernels have machine code here: {', '.join(compiled)}"]
+    missing = [str(kernel["name"]) for kernel in kernels if not kernel["compiled"]]
+    return lines + ([f"left out at build time: {', '.join(missing)}"] if missing else [])
 
 
 def _remarks() -> list[str]:

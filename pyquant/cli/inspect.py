@@ -43,7 +43,8 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
         in_layers += size
         layers.append(
             {
-                "name": name, "kind": entry.kind, "scheme": str(entry.scheme), "out_features": entry.out_features,
+                "name": name, "kind": entry.kind, "out_features": entry.out_features,
+                "scheme": "int8 per row" if entry.kind == "embedding" else str(entry.scheme),
                 "in_features": entry.in_features, "bias": entry.bias is not None, "activation": entry.activation,
                 "bytes": size, "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
             }

@@ -68,6 +68,16 @@ def test_a_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None
     assert "it was not built" in module.doctor().problems[0]
 
 
+def test_kernels_with_and_without_machine_code_are_told_apart() -> None:
+    rows = [{"name": "gemm_a", "compiled": True}, {"name": "gemm_b", "compiled": False}]
+    assert module.kernel_lines(rows) == [
+        "1 of 2 kernels have machine code here: gemm_a",
+        "left out at build time: gemm_b",
+    ]
+    assert module.kernel_lines(rows[:1]) == ["1 of 1 kernels have machine code here: gemm_a"]
+    assert "none of 1" in module.kernel_lines(rows[1:])[0]
+
+
 def test_a_cpu_without_dot_products_gets_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cpu_features", lambda: frozenset({"avx2"}))
     assert "VNNI" in module.doctor().remarks[0]
