@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -61,3 +63,14 @@ def test_edges():
     check_k(0, S8, S8)
     with pytest.raises(ArgumentError):
         check_k(-1, S8, S8)
+
+
+def test_documented_bounds_are_these():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "numerics.md").read_text()
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if line.startswith(("| int8 [", "| uint8 |", "| int4 ["))
+    ]
+    documented = {tuple(int(c.replace(" ", "")) for c in row[2:]) for row in rows}
+    assert documented == {(plain, affine) for _, _, plain, affine in PAIRS}
