@@ -110,7 +110,7 @@ def test_killed_at_random_instants_while_overwriting(tmp_path: Path) -> None:
             accept.t0(after, 1 - state)
         state = after
     _check_next_save(tmp_path, 1 - state)
-    assert found["old"] and found["new"] and found["with leftovers"], found
+    assert min(found["old"], found["new"], found["with leftovers"]) > 0, found
 
 
 def _count_calls(directory: Path, which: int) -> int:
