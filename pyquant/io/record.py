@@ -45,7 +45,8 @@ class LayerRecord:
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
         >>> codes, scale = torch.ones(2, 4, dtype=torch.int8), torch.ones(2)
-        >>> check_layer(LayerRecord("head", W8A8Dynamic().to_dict(), 4, 2, codes, scale))
+        >>> check_layer(LayerRecord("head", W8A8Dynamic().to_dict(), 4, 2, codes, scale)).kind
+        'linear'
     """
 
     name: str
