@@ -36,9 +36,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FP16", "W4A4", "W4A8", "W4A16", "W8A8", "W8A16", "ArgumentError", "CheckpointError", "FqnConfig", "KernelInfo",
-    "LayerReport", "NativeLibraryError", "NonFiniteError", "PyquantError", "QEmbedding", "QLinear", "QScheme", "QTensor",
-    "SchemeError", "TensorScheme", "UnsupportedError", "W4A4Dynamic", "W4A8Dynamic", "W8A8Dynamic", "load_pretrained",
-    "quantization_report", "quantize_", "save_pretrained", "scheme_from_name", "set_checks",
+    "LayerReport", "NativeLibraryError", "NonFiniteError", "PyquantError", "QEmbedding", "QLinear", "QScheme",
+    "QTensor", "SchemeError", "TensorScheme", "UnsupportedError", "W4A4Dynamic", "W4A8Dynamic", "W8A8Dynamic",
+    "load_pretrained", "quantization_report", "quantize_", "save_pretrained", "scheme_from_name", "set_checks",
 ]  # fmt: skip
 
 

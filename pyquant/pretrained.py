@@ -52,7 +52,9 @@ def save_pretrained(
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):
-        raise ArgumentError("extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'")
+        raise ArgumentError(
+            "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
+        )
     first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     layers: list[LayerRecord] = []
@@ -93,7 +95,9 @@ def load_pretrained(
     aliases, dtypes = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
     skeleton = model if isinstance(model, nn.Module) else model()
     if not isinstance(skeleton, nn.Module):
-        raise ArgumentError("model", f"a function that returns {type(skeleton).__name__}", "one that returns a torch.nn.Module")
+        raise ArgumentError(
+            "model", f"a function that returns {type(skeleton).__name__}", "one that returns a torch.nn.Module"
+        )
     names = _names(skeleton)
     new: list[tuple[list[str], nn.Module]] = []
     for layer in checkpoint.layers:
@@ -187,7 +191,9 @@ def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module
     is_linear = layer.kind == "linear"
     wanted = (nn.Linear, QLinear) if is_linear else (nn.Embedding, QEmbedding)
     if not isinstance(old, wanted):
-        raise CheckpointError(f"layer '{layer.name}' is a saved {layer.kind}; the model has a {type(old).__name__} there")
+        raise CheckpointError(
+            f"layer '{layer.name}' is a saved {layer.kind}; the model has a {type(old).__name__} there"
+        )
     sizes = (old.out_features, old.in_features) if is_linear else (old.num_embeddings, old.embedding_dim)
     if sizes != (layer.out_features, layer.in_features):
         saved = f"[{layer.out_features}, {layer.in_features}]"
@@ -235,7 +241,9 @@ def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str,
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
+    return (
+        ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
+    )
 
 
 def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:
@@ -244,7 +252,9 @@ def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]
     for key, saved in tensors.items():
         owner_name, _, name = key.rpartition(".")
         owner = skeleton.get_submodule(owner_name)
-        held = owner._parameters if name in owner._parameters else owner._buffers
+        held: dict[str, Any] = owner._buffers
+        if name in owner._parameters:
+            held = owner.__dict__["_parameters"]
         old = held[name]
         if old is None:
             raise CheckpointError(f"tensor '{key}' is in the checkpoint; the model has none there")
@@ -252,7 +262,9 @@ def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]
             value = saved.to("cpu" if old.is_meta else old.device)
             made[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
         elif not torch.equal(made[id(old)].detach().cpu(), saved):
-            raise CheckpointError(f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones")
+            raise CheckpointError(
+                f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones"
+            )
         undo.append(partial(held.__setitem__, name, old))
         held[name] = made[id(old)]
 

@@ -15,7 +15,9 @@ BUDGET_S = 0.5
 
 def python(code: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(pyquant.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, *flags, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_import_is_quick(tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_import_is_silent_and_touches_nothing(tmp_path: Path) -> None:
         "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
         "print(*sorted(new & {'numpy', 'matplotlib', 'transformers', 'tqdm', 'pandas', 'scipy', 'yaml', 'pybind11'}))\n"
     )
-    random = "import torch; a = torch.random.get_rng_state(); import pyquant; assert torch.equal(a, torch.random.get_rng_state())"
+    random = "import torch; r = torch.random.get_rng_state; a = r(); import pyquant; assert torch.equal(a, r())"
     done = python(code, tmp_path, "-W", "error::UserWarning:pyquant", "-X", "dev")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "", f"heavy modules: {done.stdout}"
@@ -61,6 +63,8 @@ def test_import_makes_no_cuda_call(tmp_path: Path) -> None:
 def test_public_names() -> None:
     for name in pyquant.__all__:
         assert getattr(pyquant, name) is not None
-    assert {"QLinear", "quantize_", "FqnConfig", "W8A8Dynamic", "save_pretrained", "load_pretrained"} <= set(pyquant.__all__)
+    assert {"QLinear", "quantize_", "FqnConfig", "W8A8Dynamic", "save_pretrained", "load_pretrained"} <= set(
+        pyquant.__all__
+    )
     assert callable(pyquant.doctor)
     assert pyquant.__version__

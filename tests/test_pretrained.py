@@ -82,7 +82,9 @@ def test_every_scheme_round_trips(tmp_path: Path, scheme: pyquant.QScheme) -> No
     q = layer(scheme, 48, 24, bias=scheme.weights.bits == 8, activation="clamp", clamp=(-0.5, float("inf")))
     model = nn.ModuleDict({"q": q})
     pyquant.save_pretrained(model, tmp_path)
-    again = pyquant.load_pretrained(tmp_path, lambda: nn.ModuleDict({"q": nn.Linear(48, 24, bias=scheme.weights.bits == 8)}))
+    again = pyquant.load_pretrained(
+        tmp_path, lambda: nn.ModuleDict({"q": nn.Linear(48, 24, bias=scheme.weights.bits == 8)})
+    )
     same_state(model, again)
     got, want = again["q"](torch.ones(2, 48)), q(torch.ones(2, 48))  # type: ignore[index]
     assert torch.equal(got.data, want.data) if isinstance(want, QTensor) else torch.equal(got, want)
@@ -154,8 +156,14 @@ def change(model: nn.Module, **modules: nn.Module) -> nn.Module:
     ("build", "match"),
     [
         (lambda: Net(48), r"layer '(embed|body.0)': saved \[(20|64), 32\], the model has \[(20|64), 48\]"),
-        (lambda: change(Net(), extra=nn.Linear(2, 2)), "missing in the checkpoint extra.weight, extra.bias; unexpected nothing"),
-        (lambda: change(Net(), norm=nn.Identity()), "missing in the checkpoint nothing; unexpected norm.bias, norm.num_batches"),
+        (
+            lambda: change(Net(), extra=nn.Linear(2, 2)),
+            "missing in the checkpoint extra.bias, extra.weight; unexpected nothing",
+        ),
+        (
+            lambda: change(Net(), norm=nn.Identity()),
+            "missing in the checkpoint nothing; unexpected norm.bias, norm.num_batches",
+        ),
         (lambda: change(Net(), norm=nn.BatchNorm1d(31)), r"tensor 'norm.*saved \[32\], the model has \[31\]"),
         (lambda: change(Net(), head=nn.Linear(32, 20)), "layer 'head': the model has a bias, the checkpoint has none"),
         (lambda: change(Net(), head=nn.Identity()), "layer 'head' is a saved linear; the model has a Identity"),
@@ -176,23 +184,23 @@ def test_differences_are_named_and_change_nothing(tmp_path: Path, build: Callabl
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(pyquant.ArgumentError, match="argument 'model'"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'model'"):
         pyquant.save_pretrained({"a": 1}, tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(pyquant.ArgumentError, match="argument 'extra'"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'extra'"):
         pyquant.save_pretrained(Net(), tmp_path, extra=["a"])  # type: ignore[arg-type]
     with pytest.raises(pyquant.ArgumentError, match=r"layer 'q' without input_scale"):
         pyquant.save_pretrained(nn.ModuleDict({"q": pyquant.QLinear(4, 4, scheme=W8A8())}), tmp_path)
-    with pytest.raises(pyquant.ArgumentError, match="meta"):
+    with pytest.raises(pyquant.ArgumentError, match=r"meta"):
         pyquant.save_pretrained(Net().to("meta"), tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(pyquant.CheckpointError, match=r"manifest"):
         pyquant.load_pretrained(tmp_path, Net)
     pyquant.save_pretrained(quantised(), tmp_path)
-    with pytest.raises(pyquant.ArgumentError, match="argument 'model'.*NoneType"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'model'.*NoneType"):
         pyquant.load_pretrained(tmp_path, None)  # type: ignore[arg-type]
-    with pytest.raises(pyquant.ArgumentError, match="returns int"):
+    with pytest.raises(pyquant.ArgumentError, match=r"returns int"):
         pyquant.load_pretrained(tmp_path, lambda: 3)  # type: ignore[arg-type,return-value]
-    with pytest.raises(pyquant.CheckpointError, match="(?i)sha-?256|digest|pin"):
+    with pytest.raises(pyquant.CheckpointError, match=r"(?i)sha-?256|digest|pin"):
         pyquant.load_pretrained(tmp_path, Net, manifest_sha256="0" * 64)
 
 

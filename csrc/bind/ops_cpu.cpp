@@ -7,6 +7,7 @@
 #include <array>
 
 #include "bind/check.h"
+#include "bind/text.h"
 #include "cpu/cpu.h"
 
 namespace pyquant::bind {
@@ -51,8 +52,8 @@ Tensor empty_cpu(const Shape& shape, ScalarType type) {
 
 int32_t small(int64_t value) { return static_cast<int32_t>(value); }
 
-Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
-                int64_t group_size, int64_t qmin, int64_t qmax) {
+Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, Text granularity, int64_t group_size,
+                int64_t qmin, int64_t qmax) {
   floats("x", x);
   const Quantisation q = granularity_of(granularity, x, group_size);
   qparams(x, scale, zero_point, granularity, q);
@@ -68,7 +69,7 @@ Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, st
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string granularity, int64_t group_size,
+std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, Text granularity, int64_t group_size,
                                                     bool symmetric, int64_t qmin, int64_t qmax) {
   floats("x", x);
   const Quantisation q = granularity_of(granularity, x, group_size);
@@ -87,8 +88,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string
   return {codes, scale, zero_point};
 }
 
-Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
-                  int64_t group_size, ScalarType out_dtype) {
+Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, Text granularity, int64_t group_size,
+                  ScalarType out_dtype) {
   dtype_in("q", q, {ScalarType::Char, ScalarType::Byte});
   const Quantisation g = granularity_of(granularity, q, group_size);
   qparams(q, scale, zero_point, granularity, g);
@@ -124,7 +125,8 @@ Tensor unpack_int4(const Tensor& packed, int64_t k) {
   Shape shape = shape_of(packed);
   const int64_t bytes = shape.back();
   if (k < 0 || bytes != (k + 1) / 2)
-    refuse("k", std::to_string(k), std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
+    refuse("k", std::to_string(k),
+           std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
   shape.back() = k;
   Tensor out = empty_cpu(shape, ScalarType::Char);
   if (out.numel() == 0) return out;
@@ -148,10 +150,10 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
   return out;
 }
 
-#define PYQUANT_GEMM_OP(NAME)                                                                                        \
+#define PYQUANT_GEMM_OP(NAME)                                                                                       \
   Tensor NAME(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point, \
               MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,            \
-              int64_t group_size, std::string activation, double clamp_min, double clamp_max, int64_t out_qmin,     \
+              int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,            \
               int64_t out_qmax, ScalarType out_dtype) {                                                             \
     return gemm(#NAME, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, \
                 activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype);                                   \

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "bind/check.h"
+#include "bind/text.h"
 #include "bind/stream.h"
 #include "core/rows_layout.h"
 #include "cuda/cuda.h"
@@ -49,14 +50,15 @@ void align(GemmProblem* p, const GemmOperands& o) {
 void run(GemmProblem problem, const GemmOperands& operands, const Epilogue& epilogue, const On& on) {
   align(&problem, operands);
   const Selection selection = select(problem, operands.residual != nullptr, device_info(on.context.device));
-  if (!selection.row) throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" + text_of(selection));
+  if (!selection.row)
+    throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" + text_of(selection));
   cuda::gemm(*selection.row, problem, operands, epilogue, on.context);
 }
 
 int32_t small(int64_t value) { return static_cast<int32_t>(value); }
 
-Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
-                int64_t group_size, int64_t qmin, int64_t qmax) {
+Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, Text granularity, int64_t group_size,
+                int64_t qmin, int64_t qmax) {
   floats("x", x);
   const Quantisation q = granularity_of(granularity, x, group_size);
   qparams(x, scale, zero_point, granularity, q);
@@ -72,7 +74,7 @@ Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, st
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string granularity, int64_t group_size,
+std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, Text granularity, int64_t group_size,
                                                     bool symmetric, int64_t qmin, int64_t qmax) {
   floats("x", x);
   const Quantisation q = granularity_of(granularity, x, group_size);
@@ -93,8 +95,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, std::string
   return {codes, scale, zero_point};
 }
 
-Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, std::string granularity,
-                  int64_t group_size, ScalarType out_dtype) {
+Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, Text granularity, int64_t group_size,
+                  ScalarType out_dtype) {
   dtype_in("q", q, {ScalarType::Char, ScalarType::Byte});
   const Quantisation g = granularity_of(granularity, q, group_size);
   qparams(q, scale, zero_point, granularity, g);
@@ -123,7 +125,8 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
   call.operands.out = out.mutable_data_ptr();
   Tensor sums;
   if (call.problem.has_zero_point) {
-    sums = torch::stable::new_empty(x, {call.problem.n, call.problem.group_size ? call.problem.k / call.problem.group_size : 1}, ScalarType::Int);
+    sums = torch::stable::new_empty(
+        x, {call.problem.n, call.problem.group_size ? call.problem.k / call.problem.group_size : 1}, ScalarType::Int);
     auto* data = static_cast<int32_t*>(sums.mutable_data_ptr());
     cuda::weight_sums(call.operands.w, call.problem.w, call.problem.n, call.problem.k, call.problem.ldw,
                       call.problem.group_size, data, on.context);
@@ -133,10 +136,10 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
   return out;
 }
 
-#define PYQUANT_GEMM_OP(NAME)                                                                                        \
+#define PYQUANT_GEMM_OP(NAME)                                                                                       \
   Tensor NAME(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point, \
               MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,            \
-              int64_t group_size, std::string activation, double clamp_min, double clamp_max, int64_t out_qmin,     \
+              int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,            \
               int64_t out_qmax, ScalarType out_dtype) {                                                             \
     return gemm(#NAME, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, \
                 activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype);                                   \
@@ -227,7 +230,8 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   o.w_sum = reinterpret_cast<const int32_t*>(base + at.w_sum);
   o.bias = s.has_bias ? reinterpret_cast<const float*>(base + at.bias) : nullptr;
   o.x_scale = dynamic ? static_cast<const float*>(codes.scale.const_data_ptr()) : x_scale;
-  if (p.has_zero_point) o.x_zero_point = dynamic ? static_cast<const int32_t*>(codes.zero_point.const_data_ptr()) : x_zero_point;
+  if (p.has_zero_point)
+    o.x_zero_point = dynamic ? static_cast<const int32_t*>(codes.zero_point.const_data_ptr()) : x_zero_point;
   if (s.codes_out) {
     o.out_scale = reinterpret_cast<const float*>(scalars + 8);
     o.out_zero_point = reinterpret_cast<const int32_t*>(scalars + 12);

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-from pyquant.errors import SchemeError
 from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import SchemeError
 
 
 def W8A8(*, symmetric_inputs: bool = True) -> QScheme:

@@ -5,13 +5,12 @@ A scheme is a plain frozen record. It holds no tensor, compares by value, and tr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from pyquant.errors import SchemeError
 from pyquant.core.dtypes import qrange
+from pyquant.errors import SchemeError
 
 SCHEME_VERSION: Final = 1
 GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
@@ -88,7 +87,9 @@ class TensorScheme:
         words += ["full range"] if self.symmetric and not self.narrow_range else []
         words += ["dynamic"] if self.dynamic else []
         if self.calibrator != "max":
-            words.append(f"{self.calibrator}({self.percentile:g})" if self.calibrator == "percentile" else self.calibrator)
+            words.append(
+                f"{self.calibrator}({self.percentile:g})" if self.calibrator == "percentile" else self.calibrator
+            )
         return " ".join(words)
 
 
@@ -178,7 +179,9 @@ class QScheme:
         )
 
     def __str__(self) -> str:
-        from pyquant.core.presets import preset_name  # the presets are made of schemes, and a scheme is told by its preset
+        from pyquant.core.presets import (
+            preset_name,  # the presets are made of schemes, and a scheme is told by its preset
+        )
 
         name = preset_name(self)
         if name is not None:
@@ -218,7 +221,9 @@ def _check_float_layer(scheme: QScheme) -> None:
     if scheme.outputs is not None:
         raise SchemeError("outputs", str(scheme.outputs), "None with 16-bit weights")
     if scheme.weights != TensorScheme(bits=16):
-        raise SchemeError("weights", repr(scheme.weights), "TensorScheme(bits=16) with all other fields at their defaults")
+        raise SchemeError(
+            "weights", repr(scheme.weights), "TensorScheme(bits=16) with all other fields at their defaults"
+        )
     _check_choice("float_dtype", scheme.float_dtype, FLOAT_DTYPES)
 
 
@@ -255,7 +260,9 @@ def _check_outputs(outputs: TensorScheme, inputs: TensorScheme | None) -> None:
 
 def _known_fields(kind: str, data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise SchemeError(kind, f"{type(data).__name__} {data!r}"[:120], f"an object with the fields {', '.join(names)}")
+        raise SchemeError(
+            kind, f"{type(data).__name__} {data!r}"[:120], f"an object with the fields {', '.join(names)}"
+        )
     unknown = [key for key in data if key not in names]
     if unknown:
         raise SchemeError(kind, f"unknown field {unknown[0]!r}"[:120], f"the fields {', '.join(names)}")

@@ -67,10 +67,14 @@ def quantize_(
     rules = FqnConfig({"_default": config}) if isinstance(config, QScheme) else _rules(config)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding) if embeddings else (nn.Linear,)
     if isinstance(model, kinds):
-        raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers; use from_float")
+        raise ArgumentError(
+            "model", f"a {type(model).__name__} itself", "a module that contains layers; use from_float"
+        )
     sites = list(_sites(model, kinds))
     if not sites:
-        raise ArgumentError("model", f"a {type(model).__name__} without nn.Linear layers", "a model with layers to convert")
+        raise ArgumentError(
+            "model", f"a {type(model).__name__} without nn.Linear layers", "a model with layers to convert"
+        )
     _check_keys(rules, model, sites)
     chosen = [(site, scheme) for site in sites if (scheme := _scheme(rules, site, filter_fn)) is not None]
     _check_scales(scales, chosen)
@@ -103,7 +107,9 @@ def _scheme(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme |
         named = [d for d in decisions if d is not None and d.kind != "default"]
         if len({d.scheme for d in named}) > 1 or len(wanted) != len(site.names):
             told = ", ".join(f"{n}: {s}" for n, s in zip(wanted, schemes, strict=True))
-            raise ArgumentError("config", f"one shared layer under several names ({told})", "the same scheme for all its names")
+            raise ArgumentError(
+                "config", f"one shared layer under several names ({told})", "the same scheme for all its names"
+            )
         schemes = [named[0].scheme]
     if schemes[0] is None:
         return None
@@ -159,7 +165,9 @@ def _rules(config: object) -> FqnConfig:
         return config
     if isinstance(config, Mapping):
         return FqnConfig(config)
-    raise ArgumentError("config", f"{type(config).__name__} {config!r}"[:120], "a QScheme such as W8A8Dynamic(), or a FqnConfig")
+    raise ArgumentError(
+        "config", f"{type(config).__name__} {config!r}"[:120], "a QScheme such as W8A8Dynamic(), or a FqnConfig"
+    )
 
 
 def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
@@ -170,7 +178,11 @@ def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
     for name, scale in input_scales.items():
         if isinstance(scale, Tensor) and scale.numel() != 1:
             raise ArgumentError(f"input_scales[{name!r}]", f"{list(scale.shape)}", "one number")
-        if not isinstance(scale, (int, float, Tensor)) or isinstance(scale, bool) or not 0 < float(scale) < float("inf"):
+        if (
+            not isinstance(scale, (int, float, Tensor))
+            or isinstance(scale, bool)
+            or not 0 < float(scale) < float("inf")
+        ):
             raise ArgumentError(f"input_scales[{name!r}]", repr(scale), "a finite number above 0")
     return input_scales
 
@@ -188,8 +200,14 @@ def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site,
     if without:
         more = f" and {len(without) - 6} more" if len(without) > 6 else ""
         got = f"nothing for {', '.join(without[:6])}{more}"
-        raise ArgumentError("input_scales", got, "a scale for every layer with static inputs; dynamic schemes need none")
+        raise ArgumentError(
+            "input_scales", got, "a scale for every layer with static inputs; dynamic schemes need none"
+        )
     known = {name for site in static for name in site.names}
     unused = [name for name in scales if name not in known]
     if unused:
-        raise ArgumentError("input_scales", f"names of no static layer: {', '.join(map(str, unused[:6]))}", ", ".join(sorted(known)[:8]) or "none")
+        raise ArgumentError(
+            "input_scales",
+            f"names of no static layer: {', '.join(map(str, unused[:6]))}",
+            ", ".join(sorted(known)[:8]) or "none",
+        )

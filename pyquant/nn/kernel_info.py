@@ -36,7 +36,7 @@ def explain(layer: QLinear, M: int) -> KernelInfo:
     """The record for M rows; M is a whole number >= 0."""
     if isinstance(M, bool) or not isinstance(M, int) or M < 0:
         raise ArgumentError("M", repr(M), "a whole number >= 0")
-    device = layer._buffers["storage"].device
+    device = layer.storage.device
     if layer.missing:
         return KernelInfo("none", str(device), False, f"{layer.missing} is not calibrated")
     if device.type == "meta":
@@ -46,7 +46,9 @@ def explain(layer: QLinear, M: int) -> KernelInfo:
         return KernelInfo("torch matmul", str(device), False, what)
     if device.type == "cpu":
         return _on_cpu(device)
-    return KernelInfo("pyquant::qlinear", str(device), True, "integer product; the row of the table is chosen at launch")
+    return KernelInfo(
+        "pyquant::qlinear", str(device), True, "integer product; the row of the table is chosen at launch"
+    )
 
 
 def _on_cpu(device: torch.device) -> KernelInfo:

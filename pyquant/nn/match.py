@@ -48,7 +48,9 @@ class FqnConfig:
 
     def __init__(self, entries: Mapping[Key, QScheme | None]) -> None:
         if not isinstance(entries, Mapping) or not entries:
-            raise ArgumentError("config", f"{type(entries).__name__} {entries!r}"[:120], "a mapping {name: QScheme or None}")
+            raise ArgumentError(
+                "config", f"{type(entries).__name__} {entries!r}"[:120], "a mapping {name: QScheme or None}"
+            )
         self.entries: dict[Key, QScheme | None] = dict(entries)
         self._names: dict[str, QScheme | None] = {}
         self._patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = {"re": [], "glob": []}
@@ -67,7 +69,9 @@ class FqnConfig:
             try:
                 self._patterns["re"].append((key, re.compile(key[3:])))
             except re.error as error:
-                raise ArgumentError("config", f"key {key!r}: {error}"[:200], "a regular expression that compiles") from None
+                raise ArgumentError(
+                    "config", f"key {key!r}: {error}"[:200], "a regular expression that compiles"
+                ) from None
         elif any(sign in key for sign in "*?["):
             self._patterns["glob"].append((key, re.compile(glob_to_regex(key))))
         elif key != DEFAULT:
@@ -121,11 +125,11 @@ class FqnConfig:
                 text += f"; '{key}.*' means the layers inside)" if any(True for _ in hit[1].children()) else ")"
             told.append(text)
         names = ", ".join(name for name, _ in layers[:8]) + (", ..." if len(layers) > 8 else "")
-        raise ArgumentError("config", "no layer for " + "; ".join(told), f"keys that match a layer: {names or 'there is none'}")
+        raise ArgumentError(
+            "config", "no layer for " + "; ".join(told), f"keys that match a layer: {names or 'there is none'}"
+        )
 
-    def _is_harmless(
-        self, key: Key, layers: list[tuple[str, nn.Module]], others: list[tuple[str, nn.Module]]
-    ) -> bool:
+    def _is_harmless(self, key: Key, layers: list[tuple[str, nn.Module]], others: list[tuple[str, nn.Module]]) -> bool:
         hits = [name for name, module in others if self.matches(key, name, module)]
         return bool(hits) and not any(layer.startswith(f"{hit}.") for layer, _ in layers for hit in hits)
 

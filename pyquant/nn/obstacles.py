@@ -33,11 +33,15 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     base: Any = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding
     exclude = "leave it out with filter_fn or None in the config"
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
-        return Obstacle("belongs to nn.MultiheadAttention, which reads its weight and never calls it", exclude, is_usual=True)
-    if any(is_lazy(p) for p in module._parameters.values()):
+        return Obstacle(
+            "belongs to nn.MultiheadAttention, which reads its weight and never calls it", exclude, is_usual=True
+        )
+    if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first")
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
-        return Obstacle("has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}")
+        return Obstacle(
+            "has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}"
+        )
     if "forward" in module.__dict__ or type(module).forward is not base.forward:
         return Obstacle(f"is a {type(module).__name__} with a forward of its own", exclude)
     extra = [n for n in (*module._parameters, *module._buffers, *module._modules) if n not in ("weight", "bias")]

@@ -68,7 +68,9 @@ class QEmbedding(nn.Module):
         if not isinstance(embedding, nn.Embedding):
             raise ArgumentError("embedding", type(embedding).__name__, "a torch.nn.Embedding")
         if embedding.max_norm is not None:
-            raise ArgumentError("embedding", f"max_norm={embedding.max_norm}", "max_norm=None: it changes the weights in place")
+            raise ArgumentError(
+                "embedding", f"max_norm={embedding.max_norm}", "max_norm=None: it changes the weights in place"
+            )
         codes, scale, _ = weights.quantise_weight(embedding.weight, ROWS)
         return cls.from_codes(codes, scale, padding_idx=embedding.padding_idx, dtype=embedding.weight.dtype)
 
@@ -101,7 +103,9 @@ class QEmbedding(nn.Module):
         Raises ArgumentError for another type, and for an index outside [0, num_embeddings) on the CPU.
         """
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
-            got = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            got = (
+                f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            )
             raise ArgumentError("x", got, "an int64 or int32 tensor of indices")
         if x.device != self.weight.device:
             raise ArgumentError("x", f"device {x.device}", f"device {self.weight.device}, where the layer is")
@@ -110,7 +114,8 @@ class QEmbedding(nn.Module):
             scale = self.weight_scale[x]
         except (IndexError, RuntimeError) as error:
             raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
-        return torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
+        real: Tensor = torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
+        return real
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
@@ -129,7 +134,7 @@ class QEmbedding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QEmbedding:
         probe = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device))
-        moved = {name: state.same_type(fn, self._buffers[name]) for name in self.state_slots}
+        moved = {name: state.same_type(fn, getattr(self, name)) for name in self.state_slots}
         self._buffers.update(moved)
         if probe.dtype in weights.FLOAT_TYPES:
             self.dtype = probe.dtype
@@ -139,5 +144,3 @@ class QEmbedding(nn.Module):
         """The layer in one line, as print(model) shows it."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, int8 per row"
-
-

@@ -27,7 +27,14 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
     if isinstance(x, Tensor) and scheme.is_weight_only:
         weight = numerics.pack_int4(layer.weight) if w.bits == 4 else layer.weight
         return numerics.weight_only_linear(
-            x, weight, layer.weight_scale, layer.weight_zero_point, layer.bias, w_bits=w.bits, group_size=group_size, **fused
+            x,
+            weight,
+            layer.weight_scale,
+            layer.weight_zero_point,
+            layer.bias,
+            w_bits=w.bits,
+            group_size=group_size,
+            **fused,
         )
     qmin, qmax = (-127, 127) if scheme.outputs is None else scheme.outputs.code_range
     outputs: dict[str, Any] = {
@@ -46,4 +53,4 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
             x_zero_point=layer.input_zero_point, x_qmin=x_qmin, x_qmax=x_qmax,
             x_symmetric=inputs is None or inputs.symmetric, group_size=group_size, **outputs, **fused,
         )  # fmt: skip
-    return y if scheme.outputs is None else QTensor(y, layer.output_scale, layer.output_zero_point)
+    return y if layer.output_scale is None else QTensor(y, layer.output_scale, layer.output_zero_point)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pyquant.nn import obstacles
 from pyquant.nn.qembedding import QEmbedding
@@ -67,4 +68,4 @@ def _slot_bytes(module: QLinear | QEmbedding) -> int:
 
 
 def _is_lazy(module: nn.Module) -> bool:
-    return any(obstacles.is_lazy(p) for p in module._parameters.values())
+    return any(p is not None and is_lazy(p) for p in module._parameters.values())

@@ -122,7 +122,9 @@ def device_of(device: object) -> torch.device:
     try:
         return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
     except (RuntimeError, TypeError, AssertionError) as error:
-        raise ArgumentError("device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})") from None
+        raise ArgumentError(
+            "device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def same_type(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:

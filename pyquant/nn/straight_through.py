@@ -30,7 +30,8 @@ class _StraightThrough(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.bias, ctx.limits, ctx.fused = bias, limits, fused
         ctx.residual_dtype = None if residual is None else residual.dtype
-        return _qlinear(x, storage, residual, spec)
+        y: Tensor = _qlinear(x, storage, residual, spec)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -53,6 +54,8 @@ def apply(layer: QLinear, x: Tensor, residual: Tensor | None) -> Tensor:
         qmin, qmax = layer.scheme.inputs.code_range
         zero_point = 0 if layer.input_zero_point is None else layer.input_zero_point
         limits = (layer.input_scale * (qmin - zero_point), layer.input_scale * (qmax - zero_point))
-    storage = layer._buffers["storage"]
+    storage = layer.storage
     fused = (layer.activation, *layer.clamp)
-    return _StraightThrough.apply(x, residual, storage, layer._spec, layer.dequantised_weight(), layer.bias, limits, fused)
+    weight = layer.dequantised_weight()
+    y: Tensor = _StraightThrough.apply(x, residual, storage, layer._spec, weight, layer.bias, limits, fused)  # type: ignore[no-untyped-call]
+    return y

@@ -1,4 +1,4 @@
-"""Wrong arguments of the modules: our errors, naming argument, value and what is allowed; and nothing is broken after."""
+"""Wrong arguments of the modules: our errors name argument, value and what is allowed; nothing is broken after."""
 
 from __future__ import annotations
 
@@ -58,7 +58,12 @@ MAKING: list[Case] = [
     (lambda: from_float(linear=nn.Conv1d(1, 1, 1)), "linear", "Conv1d", "torch.nn.Linear"),
     (lambda: from_float(linear=None), "linear", "NoneType", "torch.nn.Linear"),
     (lambda: from_float(linear=nn.Linear(8, 4).double()), "weight", "float64", "float32"),
-    (lambda: from_float(linear=nn.Linear(8, 4).double(), scheme=FP16(), input_scale=None), "weight", "float64", "float32"),
+    (
+        lambda: from_float(linear=nn.Linear(8, 4).double(), scheme=FP16(), input_scale=None),
+        "weight",
+        "float64",
+        "float32",
+    ),
     (lambda: from_float(linear=nan_linear()), "weight", "nan at [2, 5]", "finite"),
     (lambda: from_float(linear=nn.Linear(130, 4), scheme=W4A8()), "group_size", "128", "in_features = 130"),
     (lambda: from_float(scheme=None), "scheme", "None", "QScheme"),
@@ -74,9 +79,19 @@ MAKING: list[Case] = [
     (lambda: from_float(input_scale=torch.ones(1, dtype=torch.int32)), "input_scale", "int32 [1]", "float32 [1]"),
     (lambda: from_float(input_zero_point=3), "input_zero_point", "3", "None with this scheme"),
     (lambda: from_float(scheme=W8A8(symmetric_inputs=False)), "input_zero_point", "None", "int32 [1]"),
-    (lambda: from_float(scheme=W8A8(symmetric_inputs=False), input_zero_point=200), "input_zero_point", "200", "-128 to 127"),
+    (
+        lambda: from_float(scheme=W8A8(symmetric_inputs=False), input_zero_point=200),
+        "input_zero_point",
+        "200",
+        "-128 to 127",
+    ),
     (lambda: from_float(scheme=W8A8(symmetric_inputs=False), input_zero_point=1.5), "input_zero_point", "1.5", "int32"),
-    (lambda: from_float(scheme=W8A8(symmetric_inputs=False), input_zero_point=2**40), "input_zero_point", "1099511627776", "int32"),
+    (
+        lambda: from_float(scheme=W8A8(symmetric_inputs=False), input_zero_point=2**40),
+        "input_zero_point",
+        "1099511627776",
+        "int32",
+    ),
     (lambda: from_float(scheme=W8A8Dynamic()), "input_scale", "0.1", "None with this scheme"),
     (lambda: from_float(output_scale=0.1), "output_scale", "0.1", "None with this scheme"),
     (lambda: from_codes(codes=None), "codes", "None", "tensor"),
@@ -101,7 +116,12 @@ MAKING: list[Case] = [
     (lambda: from_codes(bias=[1, 2, 3, 4]), "bias", "list", "float32 [4]"),
     (lambda: from_codes(weight_zero_point=ONES.int()), "weight_zero_point", "a tensor", "None"),
     (lambda: from_codes(scheme=W8A16(symmetric=False)), "weight_zero_point", "None", "int32 [4]"),
-    (lambda: from_codes(scheme=W8A16(symmetric=False), weight_zero_point=ONES.int() * 300), "weight_zero_point", "300", "127"),
+    (
+        lambda: from_codes(scheme=W8A16(symmetric=False), weight_zero_point=ONES.int() * 300),
+        "weight_zero_point",
+        "300",
+        "127",
+    ),
     (lambda: from_codes(scheme=W4A8(None)), "input_scale", "None", "number > 0"),
     (lambda: QEmbedding(-1, 4), "num_embeddings", "-1", "whole number"),
     (lambda: QEmbedding(4, None), "embedding_dim", "None", "whole number"),
@@ -172,8 +192,10 @@ def test_running_a_layer(scheme: pyquant.QScheme) -> None:
         assert torch.equal(q(X), right), f"case {index}: the next right call is wrong"
 
 
-@pytest.mark.parametrize("x", [None, 1, [0], torch.tensor([0.5]), torch.tensor([True]), torch.tensor([10]), torch.tensor([-1])])
+@pytest.mark.parametrize(
+    "x", [None, 1, [0], torch.tensor([0.5]), torch.tensor([True]), torch.tensor([10]), torch.tensor([-1])]
+)
 def test_running_an_embedding(x: Any) -> None:
     q = QEmbedding.from_float(nn.Embedding(10, 4))
-    with pytest.raises(pyquant.ArgumentError, match="argument 'x'"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'x'"):
         q(x)

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import pyquant
-from pyquant.core.presets import W4A8Dynamic, W8A8, W8A16, W8A8Dynamic
+from pyquant.core.presets import W8A8, W8A16, W4A8Dynamic, W8A8Dynamic
 from pyquant.nn.match import FqnConfig
 
 A, B, C, D, E = W8A8(), W8A8Dynamic(), W4A8Dynamic(16), W8A16(), W4A8Dynamic(32)
@@ -87,7 +87,7 @@ def test_the_first_of_equals_wins() -> None:
     ],
 )
 def test_what_is_not_a_config_is_refused(entries: Any, match: str) -> None:
-    with pytest.raises(pyquant.ArgumentError, match="argument 'config'.*" + re.escape(match)):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'config'.*" + re.escape(match)):
         FqnConfig(entries)
 
 
@@ -112,7 +112,7 @@ def model() -> nn.Module:
 def test_keys_that_match_no_layer_are_named(entries: dict[Any, Any], told: list[str]) -> None:
     m = model()
     before = {name: id(child) for name, child in m.named_modules()}
-    with pytest.raises(pyquant.ArgumentError, match="argument 'config'") as caught:
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'config'") as caught:
         pyquant.quantize_(m, FqnConfig(entries))
     for words in told:
         assert words in str(caught.value)
@@ -124,5 +124,7 @@ def test_a_key_that_a_stronger_one_shadows_is_used() -> None:
 
 
 def test_leaving_alone_what_is_never_converted_is_fine() -> None:
-    m = pyquant.quantize_(model(), FqnConfig({nn.Embedding: None, "re:.*norm": None, "block.norm": None, "_default": B}))
+    m = pyquant.quantize_(
+        model(), FqnConfig({nn.Embedding: None, "re:.*norm": None, "block.norm": None, "_default": B})
+    )
     assert sum(isinstance(child, pyquant.QLinear) for child in m.modules()) == 2

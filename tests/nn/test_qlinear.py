@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pyquant
-from pyquant.core.presets import W4A8Dynamic, W8A8, W8A8Dynamic
+from pyquant.core.presets import W8A8, W4A8Dynamic, W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.weights import quantise_weight
@@ -133,7 +133,9 @@ def test_integer_output_feeds_the_next_layer() -> None:
 def test_dynamic_layers_take_per_token_codes(scheme: pyquant.QScheme) -> None:
     q, x = layer(scheme, 32, 24), torch.randn(3, 5, 32)
     assert scheme.inputs is not None
-    data, scale, zero_point = pyquant.ops.quantize_dynamic(x, "per_token", 0, scheme.inputs.symmetric, *scheme.inputs.code_range)
+    data, scale, zero_point = pyquant.ops.quantize_dynamic(
+        x, "per_token", 0, scheme.inputs.symmetric, *scheme.inputs.code_range
+    )
     codes = QTensor(data, scale, None if scheme.inputs.symmetric else zero_point)
     accept.t1(q(codes), q(x))
     accept.t1(q(codes), q.reference(codes))
@@ -155,16 +157,25 @@ def test_unsigned_codes_are_the_signed_ones_of_the_same_numbers() -> None:
     accept.t1(dynamic(u8), dynamic(s8))
     plain = QTensor(unsigned, token_scale)
     real = unsigned.double() * 0.02
-    torch.testing.assert_close(dynamic(plain).double(), real @ dynamic.dequantised_weight().double().T + dynamic.bias.double(), rtol=1e-4, atol=1e-4)  # type: ignore[union-attr]
+    torch.testing.assert_close(
+        dynamic(plain).double(),
+        real @ dynamic.dequantised_weight().double().T + dynamic.bias.double(),
+        rtol=1e-4,
+        atol=1e-4,
+    )  # type: ignore[union-attr]
 
 
 def test_codes_of_another_scale_are_refused() -> None:
     static = layer(W8A8(), 32, 24)
     codes = torch.zeros(2, 32, dtype=torch.int8)
-    for bad in (QTensor(codes, torch.tensor([0.5])), QTensor(codes, static.input_scale, torch.tensor([1], dtype=torch.int32)), QTensor(codes, torch.ones(2))):
-        with pytest.raises(pyquant.ArgumentError, match="argument 'x'.*this layer's input"):
+    for bad in (
+        QTensor(codes, torch.tensor([0.5])),
+        QTensor(codes, static.input_scale, torch.tensor([1], dtype=torch.int32)),
+        QTensor(codes, torch.ones(2)),
+    ):
+        with pytest.raises(pyquant.ArgumentError, match=r"argument 'x'.*this layer's input"):
             static(bad)
-    with pytest.raises(pyquant.ArgumentError, match="argument 'x'.*QTensor.*W8A16"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'x'.*QTensor.*W8A16"):
         layer(FLOAT[0])(QTensor(codes, torch.ones(1)))
 
 
@@ -281,13 +292,16 @@ def test_kernel_info_and_repr() -> None:
     assert told.device == "cpu"
     assert told.kernel
     assert told.reason
-    assert repr(q) == "QLinear(in_features=32, out_features=24, bias=True, scheme=W4A8Dynamic(group_size=16), activation=gelu)"
+    assert (
+        repr(q)
+        == "QLinear(in_features=32, out_features=24, bias=True, scheme=W4A8Dynamic(group_size=16), activation=gelu)"
+    )
     assert not layer(FLOAT[0]).kernel_info().is_exact
     uncalibrated = QLinear(8, 8, scheme=W8A8())
     assert uncalibrated.kernel_info().kernel == "none"
     assert "without input_scale" in repr(uncalibrated)
     for bad in (-1, 1.5, True, None):
-        with pytest.raises(pyquant.ArgumentError, match="argument 'M'"):
+        with pytest.raises(pyquant.ArgumentError, match=r"argument 'M'"):
             q.kernel_info(bad)  # type: ignore[arg-type]
 
 

@@ -34,7 +34,8 @@ def test_state_dict_round_trip(scheme: pyquant.QScheme) -> None:
     same_state(q, again)
     x = torch.randn(4, 48)
     got, want = again(x), q(x)
-    assert torch.equal(got[0], want[0]) and type(got) is type(want)
+    assert type(got) is type(want)
+    assert torch.equal(got[0], want[0])
 
 
 def test_state_names_and_types() -> None:
@@ -67,7 +68,9 @@ def test_codes_are_held_once() -> None:
         assert held <= k * n * bits // 8 * 1.02 + numbers, (str(scheme), held)
 
 
-@pytest.mark.parametrize("scheme", [W8A8Dynamic(), W4A8Dynamic(16), W8A8(symmetric_inputs=False), W4A16(16), FP16()], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [W8A8Dynamic(), W4A8Dynamic(16), W8A8(symmetric_inputs=False), W4A16(16), FP16()], ids=str
+)
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "float", "double"])
 def test_casts_change_no_number(scheme: pyquant.QScheme, cast: str) -> None:
     q = layer(scheme)
@@ -97,7 +100,7 @@ def test_moves_to_and_from_meta(scheme: pyquant.QScheme) -> None:
     assert {t.device.type for t in meta.state_dict().values()} == {"meta"}
     assert [t.shape for t in meta.state_dict().values()] == [t.shape for t in state.values()]
     assert not meta.kernel_info().is_exact
-    with pytest.raises(RuntimeError, match="meta device; use load_state_dict"):
+    with pytest.raises(RuntimeError, match=r"meta device; use load_state_dict"):
         meta.load_state_dict(state)
     meta.load_state_dict(state, assign=True)
     same_state(meta, q)
@@ -149,11 +152,11 @@ def test_loading_refuses_what_does_not_fit_and_changes_nothing() -> None:
         accept.t1(q(x), before)
     codes = good["weight"].clone()
     codes[0, 0] = -128
-    with pytest.raises(RuntimeError, match="-128.*-127 to 127"):
+    with pytest.raises(RuntimeError, match=r"-128.*-127 to 127"):
         q.load_state_dict({**good, "weight": codes})
-    with pytest.raises(RuntimeError, match="Missing key.*bias"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*bias"):
         q.load_state_dict({k: v for k, v in good.items() if k != "bias"})
-    with pytest.raises(RuntimeError, match="Unexpected key.*weight_packed"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*weight_packed"):
         q.load_state_dict({**good, "weight_packed": codes})
     result = q.load_state_dict({"bias": torch.zeros(24)}, strict=False)
     assert "weight" in result.missing_keys
@@ -165,21 +168,21 @@ def test_packed_codes_outside_the_narrow_range_are_refused() -> None:
     q = layer(W4A8(None))
     state = q.state_dict()
     state["weight_packed"] = torch.full_like(state["weight_packed"], 0x88)  # two codes of -8
-    with pytest.raises(RuntimeError, match="weight_packed.*-8.*-7 to 7"):
+    with pytest.raises(RuntimeError, match=r"weight_packed.*-8.*-7 to 7"):
         q.load_state_dict(state)
 
 
 @pytest.mark.parametrize("scheme", [s for s in INTEGER + CODES_OUT if s.is_static], ids=str)
 def test_an_uncalibrated_layer_refuses_to_run(scheme: pyquant.QScheme) -> None:
     q = QLinear(32, 24, scheme=scheme)
-    with pytest.raises(pyquant.ArgumentError, match="argument 'input_scale': got None"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'input_scale': got None"):
         q(torch.zeros(2, 32))
     numbers = calibration(scheme)
-    with pytest.raises(pyquant.ArgumentError, match="argument 'input_scale': got None"):
+    with pytest.raises(pyquant.ArgumentError, match=r"argument 'input_scale': got None"):
         QLinear.from_float(nn.Linear(32, 24), scheme, **{k: v for k, v in numbers.items() if k != "input_scale"})
     partial = dict.fromkeys(("weight_scale",), torch.ones(24)) if scheme.weights.group_size is None else {}
     q.load_state_dict(partial, strict=False)
-    with pytest.raises(pyquant.ArgumentError, match="input_scale"):
+    with pytest.raises(pyquant.ArgumentError, match=r"input_scale"):
         q(torch.zeros(2, 32))
     q.load_state_dict(layer(scheme).state_dict())
     q(torch.zeros(2, 32))

@@ -1,0 +1,211 @@
+"""The state of a QLinear: which tensors it holds, and every way they come in, go out, move and are cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pyquant import ops
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
+from pyquant.nn import state, weights
+
+Self = TypeVar("Self", bound="LinearState")
+
+
+class LinearState(nn.Module):
+    """The codes of a weight matrix, once, in the layout of their device; scales, zero points and bias beside them.
+
+    `storage` is the packed buffer of an integer layer, or the canonical weight where there is none (weight-only and
+    16-bit schemes, the meta device, a layer that still lacks an input scale). `missing` names what is lacking.
+    """
+
+    in_features: int
+    out_features: int
+    scheme: QScheme
+    activation: str
+    clamp: tuple[float, float]
+    dtype: torch.dtype
+    state_slots: dict[str, state.Slot]
+    missing: str | None  # the tensor without which the layer cannot run
+    storage: Tensor
+    weight_scale: Tensor  # None in a 16-bit layer
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+    input_scale: Tensor | None
+    input_zero_point: Tensor | None
+    output_scale: Tensor | None
+    output_zero_point: Tensor | None
+
+    def _describe(
+        self, in_features: int, out_features: int, has_bias: bool, scheme: QScheme, activation: str | None,
+        clamp: tuple[float, float] | None, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        check_scheme(scheme)
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ArgumentError(name, repr(value), "a whole number >= 0")
+        if dtype not in weights.FLOAT_TYPES:
+            raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
+        self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
+        self.activation, self.clamp = _activation(activation, clamp)
+        self.state_slots = state.slots(scheme, out_features, in_features, has_bias)
+        self._weight_name = "weight_packed" if "weight_packed" in self.state_slots else "weight"
+        self._gives_codes = scheme.outputs is not None
+        self.missing: str | None = None
+        self._is_direct = False
+        self._is_packed = False
+        self._spec: tuple[int, ...] = ()
+        self.register_buffer("storage", None, persistent=False)
+        for name in state.NUMBERS:
+            self.register_buffer(name, None)
+
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take checked tensors as the state: all of them, or (on an error) none."""
+        checked = {name: state.check(name, tensor, self.state_slots[name]) for name, tensor in tensors.items()}
+        weight = checked.get(self._weight_name)
+        if weight is None:
+            raise ArgumentError(self._weight_name, "None", self.state_slots[self._weight_name].text)
+        for name, tensor in checked.items():
+            if tensor.device != weight.device:
+                raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
+        missing = next((name for name in self.state_slots if name not in checked), None)
+        storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
+        is_packed = self.scheme.is_integer and missing is None and not weight.is_meta
+        if is_packed:
+            storage = ops.pack_linear(
+                storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
+                checked.get("input_zero_point"), checked.get("output_scale"), checked.get("output_zero_point"),
+            )  # fmt: skip
+        for name in state.NUMBERS:
+            held = checked.get(name)
+            self._buffers[name] = None if held is None else held.detach().contiguous()
+        self._buffers["storage"], self._spec, self.missing = storage, spec, missing
+        self._is_packed, self._is_direct = is_packed, is_packed and not self._gives_codes
+
+    def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
+        scheme = self.scheme
+        if scheme.inputs is None:
+            return ()
+        x_qmin, x_qmax = scheme.inputs.code_range
+        out_qmin, out_qmax = self._output_range()
+        return ops.LinearSpec(
+            n=self.out_features, k=self.in_features, w_bits=scheme.weights.bits,
+            group_size=scheme.weights.group_size or 0, input="dynamic" if scheme.inputs.dynamic else "static",
+            x_qmin=x_qmin, x_qmax=x_qmax, x_symmetric=scheme.inputs.symmetric, activation=self.activation,
+            clamp_min=self.clamp[0], clamp_max=self.clamp[1], has_bias="bias" in self.state_slots,
+            codes_out=self._gives_codes, out_qmin=out_qmin, out_qmax=out_qmax, layout=ops.layout_for(device),
+        ).to_ints()  # fmt: skip
+
+    def _output_range(self) -> tuple[int, int]:
+        return (-127, 127) if self.scheme.outputs is None else self.scheme.outputs.code_range
+
+    def _canonical(self) -> Tensor:
+        """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
+        storage = self.storage
+        return ops.unpack_linear(storage, self._spec) if self._is_packed else storage
+
+    def _state(self) -> dict[str, Tensor]:
+        held = {
+            name: self._canonical() if name == self._weight_name else self._buffers[name] for name in self.state_slots
+        }
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight codes, int8 [N, K] (16-bit schemes: the weights). Unpacked anew at each use."""
+        canonical = self._canonical()
+        return ops.unpack_int4(canonical, self.in_features) if self.scheme.weights.bits == 4 else canonical
+
+    @property
+    def weight_packed(self) -> Tensor:
+        """4-bit codes two per byte, uint8 [N, ceil(K / 2)], the even column in the low nibble; 4-bit schemes only."""
+        if self._weight_name != "weight_packed":
+            raise UnsupportedError(f"weight_packed is for 4-bit weights; this layer's scheme is {self.scheme}")
+        return self._canonical()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in state.NUMBERS and name in self.__dict__.get("_buffers", {}):
+            changed = self._state() | ({} if value is None else {name: value})
+            if value is None:
+                changed.pop(name, None)
+            if name not in self.state_slots and value is not None:
+                raise ArgumentError(name, "a tensor", f"None with scheme {self.scheme}")
+            self._fill(changed)
+            return
+        super().__setattr__(name, value)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for name, tensor in self._state().items():
+            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        here = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        if strict:
+            missing_keys.extend(prefix + name for name in self.state_slots if name not in here)
+            unexpected_keys.extend(prefix + name for name in here if name not in self.state_slots)
+        current = {} if self.missing == self._weight_name else self._state()
+        taken = {name: here[name] for name in self.state_slots if name in here}
+        if not taken:
+            return
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        device = self.storage.device
+        if device.type == "meta" and not assign:
+            error_msgs.append(f"{prefix or 'QLinear'}: is on the meta device; use load_state_dict(..., assign=True)")
+            return
+        try:
+            for name, value in taken.items():
+                state.check(name, value, self.state_slots[name])
+            moved = {
+                name: value.detach() if assign else value.detach().to(device, copy=True)
+                for name, value in taken.items()
+            }
+            kept = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
+            self._fill(kept | moved)
+        except (PyquantError, KeyError) as error:
+            error_msgs.append(f"{prefix or 'QLinear'}: {error}")
+
+    def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        storage = self.storage
+        probe = fn(torch.empty(0, dtype=self.dtype, device=storage.device))
+        if storage.is_meta and not probe.is_meta:  # to_empty: tensors without numbers, until a state is loaded
+            self.missing = self._weight_name
+        if probe.device == storage.device or storage.is_meta:
+            for name, tensor in self._buffers.items():
+                if tensor is not None:
+                    self._buffers[name] = state.same_type(fn, tensor)
+        else:
+            moved = {name: state.same_type(fn, tensor) for name, tensor in self._state().items()}
+            self._fill(moved)
+        if probe.dtype in weights.FLOAT_TYPES:
+            self.dtype = probe.dtype
+        return self
+
+
+def check_scheme(scheme: object) -> None:
+    if not isinstance(scheme, QScheme):
+        raise ArgumentError("scheme", f"{type(scheme).__name__} {scheme!r}"[:120], "a QScheme such as W8A8Dynamic()")
+
+
+def _activation(name: str | None, clamp: tuple[float, float] | None) -> tuple[str, tuple[float, float]]:
+    if name is None:
+        name = "none" if clamp is None else "clamp"
+    if name not in ops.ACTIVATIONS:
+        raise ArgumentError("activation", repr(name), ", ".join(map(repr, (None, *ops.ACTIVATIONS))))
+    if name != "clamp":
+        if clamp is not None:
+            raise ArgumentError("clamp", clamp, f"None with activation '{name}'")
+        return name, (0.0, 0.0)
+    try:
+        low, high = (float(limit) for limit in clamp or ())
+    except (TypeError, ValueError):
+        raise ArgumentError("clamp", repr(clamp), "(low, high) with activation 'clamp'") from None
+    if not low <= high:
+        raise ArgumentError("clamp", clamp, "(low, high) with low <= high")
+    return name, (low, high)

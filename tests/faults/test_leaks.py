@@ -1,0 +1,82 @@
+"""Native memory: a call gives back all that it took. RSS hides small leaks; the count of the allocator does not."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from qlayers import layer
+
+import pyquant
+
+CALLS = 1000
+ALLOWED = 4.0  # bytes a call; the smallest block of the allocator has 24
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
+    ]
+
+
+def in_use() -> int:
+    """Bytes that the C heap has handed out and not taken back."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("the C library has no mallinfo2 (glibc 2.33 has)")
+    libc.mallinfo2.restype = _Mallinfo2
+    gc.collect()
+    told = libc.mallinfo2()
+    return int(told.uordblks + told.hblkhd)
+
+
+X, W = torch.randn(8, 32), torch.ones(8, 32, dtype=torch.int8)
+ONE, ROWS = torch.ones(1), torch.ones(8)
+LINEAR = layer(pyquant.W8A8Dynamic(), 32, 24)
+OPS = torch.ops.pyquant
+
+
+def refused() -> None:
+    with pytest.raises(pyquant.ArgumentError):
+        LINEAR(X[:, :31])
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "quantize": lambda: OPS.quantize(X, ONE),
+    "quantize_dynamic": lambda: OPS.quantize_dynamic(X, "per_group", 16),
+    "dequantize": lambda: OPS.dequantize(W, ROWS, None, "per_token"),
+    "gemm_s8s8": lambda: OPS.gemm_s8s8(W, W, ROWS, activation="relu"),
+    "weight_only_linear": lambda: OPS.weight_only_linear(X, W, ROWS),
+    "pack_int4": lambda: OPS.pack_int4(W),
+    "forward": lambda: LINEAR(X),
+    "state_dict": lambda: LINEAR.load_state_dict(LINEAR.state_dict()),
+    "from_float": lambda: layer(pyquant.W4A8Dynamic(16)),
+    "refusal": refused,
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_call_gives_back_what_it_took(name: str) -> None:
+    call = CASES[name]
+    for _ in range(200):
+        call()
+    before = in_use()
+    for _ in range(CALLS):
+        call()
+    assert (in_use() - before) / CALLS <= ALLOWED
