@@ -13,7 +13,8 @@ std::string two(const char* before, int64_t wanted, const char* between, int64_t
 std::string text_of(const Refusal& r) {
   switch (r.reason) {
     case Reason::accepted: return "accepted";
-    case Reason::wrong_device: return two("needs compute capability ", r.wanted, " (times ten), the device has ", r.got);
+    case Reason::wrong_device:
+      return two("needs compute capability ", r.wanted, " (times ten), the device has ", r.got);
     case Reason::wrong_device_above:
       return two("needs compute capability below ", r.wanted, " (times ten), the device has ", r.got);
     case Reason::type_pair: return two("operand types: takes the set ", r.wanted, ", got type ", r.got);

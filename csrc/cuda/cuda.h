@@ -16,9 +16,9 @@ struct Context {
 };
 
 bool is_built();
-const char* cutlass_version();     // "4.2.0", or "" without CUDA
-int runtime_version();             // of the CUDA headers compiled against, 0 without CUDA
-int device_count();                // 0 when there is no driver
+const char* cutlass_version();  // "4.2.0", or "" without CUDA
+int runtime_version();          // of the CUDA headers compiled against, 0 without CUDA
+int device_count();             // 0 when there is no driver
 DeviceInfo device_info(int32_t device);
 
 // Runs one row of the kernel table. The caller has asked plan/ whether the row accepts the problem; K = 0 is the

@@ -16,16 +16,16 @@ int device_count() { return 0; }
 DeviceInfo device_info(int32_t) { refuse(); }
 
 void gemm(const Row&, const GemmProblem&, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
-void quantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*, int32_t,
-              int32_t, int8_t*, const Context&) {
+void quantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
+              int32_t, int32_t, int8_t*, const Context&) {
   refuse();
 }
 void quantize_dynamic(const void*, DType, int64_t, int64_t, int64_t, bool, int32_t, int32_t, int8_t*, int64_t, float*,
                       int32_t*, const Context&) {
   refuse();
 }
-void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*, void*,
-                DType, const Context&) {
+void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
+                void*, DType, const Context&) {
   refuse();
 }
 void pack_int4(const int8_t*, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }

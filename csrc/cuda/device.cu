@@ -49,8 +49,8 @@ DeviceInfo query(int device) {
 bool is_built() { return true; }
 
 const char* cutlass_version() {
-  static const std::string text = std::to_string(CUTLASS_MAJOR) + "." + std::to_string(CUTLASS_MINOR) + "." +
-                                  std::to_string(CUTLASS_PATCH);
+  static const std::string text =
+      std::to_string(CUTLASS_MAJOR) + "." + std::to_string(CUTLASS_MINOR) + "." + std::to_string(CUTLASS_PATCH);
   return text.c_str();
 }
 
@@ -58,9 +58,7 @@ int runtime_version() { return CUDART_VERSION; }
 
 int device_count() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();  // no driver is an answer, not an error
-  return 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;  // no driver is an answer, not an error
 }
 
 DeviceInfo device_info(int32_t device) {

@@ -18,11 +18,17 @@ __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162floa
 template <class T>
 __device__ __forceinline__ T narrow(float x);
 template <>
-__device__ __forceinline__ float narrow<float>(float x) { return x; }
+__device__ __forceinline__ float narrow<float>(float x) {
+  return x;
+}
 template <>
-__device__ __forceinline__ __half narrow<__half>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ __half narrow<__half>(float x) {
+  return __float2half_rn(x);
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 // Elements that one 16-byte load brings.
 template <class T>

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kBlock)
 
 // One warp a sum. Wraps like the accumulator; a weight row within the K bound fits.
 __global__ void __launch_bounds__(kBlock)
-    weight_sums_kernel(const uint8_t* w, bool packed, int64_t sums_count, int64_t groups, int64_t group, int64_t row_bytes,
-                       int32_t* sums) {
+    weight_sums_kernel(const uint8_t* w, bool packed, int64_t sums_count, int64_t groups, int64_t group,
+                       int64_t row_bytes, int32_t* sums) {
   const int64_t warp = (blockIdx.x * int64_t{kBlock} + threadIdx.x) / 32;
   if (warp >= sums_count) return;
   const uint8_t* row = w + warp / groups * row_bytes;
@@ -74,8 +74,8 @@ void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw,
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((count + kBlock / 32 - 1) / (kBlock / 32)));
   shape.block = dim3(kBlock);
-  launch<weight_sums_kernel>("weight_sums", shape, context, static_cast<const uint8_t*>(w), packed, count, groups, group,
-                             packed ? ldw / 2 : ldw, sums);
+  launch<weight_sums_kernel>("weight_sums", shape, context, static_cast<const uint8_t*>(w), packed, count, groups,
+                             group, packed ? ldw / 2 : ldw, sums);
 }
 
 }  // namespace pyquant::cuda

@@ -51,8 +51,9 @@ __device__ __forceinline__ Range reduce_block(Range r, Range* per_warp) {
 
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    quantize_dynamic_kernel(const T* x, int64_t cols, int64_t ld, bool vector, bool cached, bool symmetric, int32_t qmin,
-                            int32_t qmax, int8_t* q, int64_t ldq, bool vector_store, float* scale, int32_t* zero_point) {
+    quantize_dynamic_kernel(const T* x, int64_t cols, int64_t ld, bool vector, bool cached, bool symmetric,
+                            int32_t qmin, int32_t qmax, int8_t* q, int64_t ldq, bool vector_store, float* scale,
+                            int32_t* zero_point) {
   constexpr int kWidth = kVector<T>;
   extern __shared__ uint4 kept[];
   __shared__ Range per_warp[kBlock / 32];
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(kBlock)
 
   const float amax = float_from_bits(range.amax);
   const bool poisoned = !(amax < kInfinity);
-  const float row_scale = symmetric ? scale_from_amax(amax, qmax)
-                                    : (poisoned ? kNaN : scale_from_range(range.low, range.high, qmin, qmax));
+  const float row_scale =
+      symmetric ? scale_from_amax(amax, qmax) : (poisoned ? kNaN : scale_from_range(range.low, range.high, qmin, qmax));
   const float recip = scale_recip(row_scale);
   const int32_t zero = symmetric ? 0 : zero_point_from_range(range.low, recip, qmin, qmax);
   if (threadIdx.x == 0) {
@@ -113,26 +114,49 @@ ScaleIndex scale_index(Granularity granularity, int64_t cols, int64_t group_size
   }
 }
 
-// blockIdx.x walks the rows, blockIdx.y the columns, one thread an element.
+// blockIdx.x walks the rows, blockIdx.y the columns; a thread takes sixteen bytes where rows are aligned and share one
+// scale, else one element.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    quantize_kernel(const T* x, int64_t rows, int64_t cols, int64_t ld, ScaleIndex index, const float* scale,
-                    const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q) {
-  const int64_t row = blockIdx.x;
-  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x; c < cols; c += int64_t{kBlock} * gridDim.y) {
+    quantize_kernel(const T* x, int64_t cols, int64_t ld, bool vector, ScaleIndex index, const float* scale,
+                    const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q, bool vector_store) {
+  constexpr int kWidth = kVector<T>;
+  const int64_t row = blockIdx.x, first = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x;
+  const int64_t step = int64_t{kBlock} * gridDim.y;
+  const T* from = x + row * ld;
+  int8_t* to = q + row * cols;
+  const int64_t vectors = vector ? cols / kWidth : 0;
+  if (vectors > 0) {
+    const float recip = scale_recip(scale[index(row, 0)]);
+    const int32_t zero = zero_point ? zero_point[index(row, 0)] : 0;
+    for (int64_t i = first; i < vectors; i += step) {
+      float v[kWidth];
+      load_vector(from + i * kWidth, v);
+      int32_t code[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) code[j] = code_from_real(v[j], recip, zero, qmin, qmax);
+      if (vector_store) {
+        store_codes(to + i * kWidth, code);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) to[i * kWidth + j] = static_cast<int8_t>(code[j]);
+      }
+    }
+  }
+  for (int64_t c = vectors * kWidth + first; c < cols; c += step) {
     const int64_t s = index(row, c);
     const int32_t zero = zero_point ? zero_point[s] : 0;
-    q[row * cols + c] =
-        static_cast<int8_t>(code_from_real(widen(x[row * ld + c]), scale_recip(scale[s]), zero, qmin, qmax));
+    to[c] = static_cast<int8_t>(code_from_real(widen(from[c]), scale_recip(scale[s]), zero, qmin, qmax));
   }
 }
 
 template <class Q, class T>
-__global__ void __launch_bounds__(kBlock) dequantize_kernel(const Q* q, int64_t rows, int64_t cols, int64_t ld,
-                                                            ScaleIndex index, const float* scale,
-                                                            const int32_t* zero_point, T* out) {
+__global__ void __launch_bounds__(kBlock)
+    dequantize_kernel(const Q* q, int64_t rows, int64_t cols, int64_t ld, ScaleIndex index, const float* scale,
+                      const int32_t* zero_point, T* out) {
   const int64_t row = blockIdx.x;
-  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x; c < cols; c += int64_t{kBlock} * gridDim.y) {
+  for (int64_t c = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x; c < cols;
+       c += int64_t{kBlock} * gridDim.y) {
     const int64_t s = index(row, c);
     out[row * cols + c] = narrow<T>(real_from_code(q[row * ld + c], scale[s], zero_point ? zero_point[s] : 0));
   }
@@ -172,8 +196,11 @@ void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t l
   if (rows == 0 || cols == 0) return;
   with_float_type(x_type, "quantize", [&](auto element) {
     using T = decltype(element);
-    launch<quantize_kernel<T>>("quantize", elementwise(rows, cols), context, static_cast<const T*>(x), rows, cols, ld,
-                               scale_index(granularity, cols, group_size), scale, zero_point, qmin, qmax, q);
+    constexpr int kWidth = kVector<T>;
+    const bool vector = granularity != Granularity::groups && is_aligned(x, ld * static_cast<int64_t>(sizeof(T)), 16);
+    launch<quantize_kernel<T>>("quantize", elementwise(rows, vector ? (cols + kWidth - 1) / kWidth : cols), context,
+                               static_cast<const T*>(x), cols, ld, vector, scale_index(granularity, cols, group_size),
+                               scale, zero_point, qmin, qmax, q, is_aligned(q, cols, kWidth));
   });
 }
 

@@ -1,5 +1,5 @@
-// pyquant._native: the kernel table, selection and raw-pointer launches for tests, the simulator and the tuner. Pointers
-// travel as integers; nothing here allocates device memory or knows torch.
+// pyquant._native: the kernel table, selection and raw-pointer launches for tests, the simulator and the tuner.
+// Pointers travel as integers; nothing here allocates device memory or knows torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -56,8 +56,8 @@ class Fields {
   }
   void done(const char* what) const {
     if (used_ != dict_.size())
-      throw std::invalid_argument(std::string(what) + ": " + std::to_string(dict_.size() - used_) + " unknown keys in " +
-                                  py::str(dict_).cast<std::string>());
+      throw std::invalid_argument(std::string(what) + ": " + std::to_string(dict_.size() - used_) +
+                                  " unknown keys in " + py::str(dict_).cast<std::string>());
   }
 
  private:
@@ -174,8 +174,8 @@ py::dict refusals_of(const Selection& selection) {
 }
 
 // Applies a scalar formula of epilogue_math.h to float arrays; which: see the binding below.
-void evaluate(const std::string& which, uintptr_t from, uintptr_t to, int64_t count, float a, float b, int32_t zero_point,
-              int32_t qmin, int32_t qmax) {
+void evaluate(const std::string& which, uintptr_t from, uintptr_t to, int64_t count, float a, float b,
+              int32_t zero_point, int32_t qmin, int32_t qmax) {
   const float* x = pointer<const float>(from);
   float* y = pointer<float>(to);
   const auto each = [&](auto f) {
@@ -222,7 +222,8 @@ PYBIND11_MODULE(_native, m) {
       "select",
       [](const py::dict& problem, const py::dict& device, bool has_residual, bool only_compiled) {
         const Selection s = select(problem_of(problem), has_residual, device_of(device), only_compiled);
-        return py::make_tuple(s.row ? py::object(py::str(s.row->name)) : py::object(py::none()), s.cost_us, refusals_of(s));
+        return py::make_tuple(s.row ? py::object(py::str(s.row->name)) : py::object(py::none()), s.cost_us,
+                              refusals_of(s));
       },
       py::arg("problem"), py::arg("device"), py::arg("has_residual") = false, py::arg("only_compiled") = true);
   m.def("refusal", [](const std::string& row, const py::dict& problem, const py::dict& device, bool has_residual) {
@@ -248,8 +249,8 @@ PYBIND11_MODULE(_native, m) {
       },
       py::arg("row"), py::arg("problem"), py::arg("operands"), py::arg("epilogue"), py::arg("device") = 0,
       py::arg("stream") = 0);
-  m.def("quantize_dynamic", [](uintptr_t x, const std::string& type, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
-                               int32_t qmin, int32_t qmax, uintptr_t q, int64_t ldq, uintptr_t scale,
+  m.def("quantize_dynamic", [](uintptr_t x, const std::string& type, int64_t rows, int64_t cols, int64_t ld,
+                               bool symmetric, int32_t qmin, int32_t qmax, uintptr_t q, int64_t ldq, uintptr_t scale,
                                uintptr_t zero_point, int32_t device, uintptr_t stream) {
     cuda::quantize_dynamic(pointer<const void>(x), dtype_of(type), rows, cols, ld, symmetric, qmin, qmax,
                            pointer<int8_t>(q), ldq, pointer<float>(scale), pointer<int32_t>(zero_point),

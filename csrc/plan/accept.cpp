@@ -35,7 +35,8 @@ Refusal accept_alignment(const Row& row, const GemmProblem& p) {
   if (p.x_align < kAlignment) return refuse(Reason::x_alignment, kAlignment, p.x_align);
   if (p.w_align < kAlignment) return refuse(Reason::w_alignment, kAlignment, p.w_align);
   if (row.family == Family::sm80 && p.k % kAlignment != 0) return refuse(Reason::k_multiple, kAlignment, p.k);
-  if (row.family == Family::sm90 && p.out_align < kAlignment) return refuse(Reason::out_alignment, kAlignment, p.out_align);
+  if (row.family == Family::sm90 && p.out_align < kAlignment)
+    return refuse(Reason::out_alignment, kAlignment, p.out_align);
   return {};
 }
 
@@ -58,7 +59,8 @@ Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const De
   if (has_residual && !in_set(kResidualTypes, p.residual))
     return refuse(Reason::residual_type, kResidualTypes, static_cast<int64_t>(p.residual));
   const bool grouped = p.group_size != 0;
-  if (grouped && (row.family != Family::simt || p.out == DType::s32)) return refuse(Reason::group_size, 0, p.group_size);
+  if (grouped && (row.family != Family::simt || p.out == DType::s32))
+    return refuse(Reason::group_size, 0, p.group_size);
   if (grouped && p.k % p.group_size != 0) return refuse(Reason::k_multiple, p.group_size, p.k);
   const Refusal sizes = accept_sizes(p);
   if (!sizes.ok() || row.family == Family::simt) return sizes;

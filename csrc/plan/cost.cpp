@@ -7,7 +7,14 @@ namespace pyquant {
 namespace {
 
 constexpr double kLaunchUs = 3.0;
-constexpr double kClockGhz = 1.6;
+
+// Sustained clock, GHz, by generation (data sheets; Hopper below its boost because int8 at full rate is power-bound).
+double clock_ghz(const DeviceInfo& device) {
+  if (device.sm >= 100) return 1.85;
+  if (device.sm >= 90) return 1.7;
+  if (device.sm >= 89) return 2.5;
+  return device.sm >= 86 ? 1.7 : 1.41;
+}
 
 // int8 multiply-adds per clock of one multiprocessor. wgmma: 1979 TOPS / 132 / 1.83 GHz / 2 (H100 data sheet);
 // mma.sync: 624 TOPS / 108 / 1.41 GHz / 2 (A100), half of it on the sm_8x chips that carry half the tensor cores.
@@ -47,7 +54,7 @@ double cost_us(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
   const double depth = static_cast<double>(tiles_of(p.k, row.tile_k) * row.tile_k);
   // Fill and drain of the pipeline and the store: about four k tiles and one pass over the output tile.
   const double tile_macs = row.tile_m * row.tile_n * (depth + 4.0 * row.tile_k) / efficiency(row);
-  const double compute_us = waves * tile_macs / macs_per_clock(row, device) / (kClockGhz * 1e3);
+  const double compute_us = waves * tile_macs / macs_per_clock(row, device) / (clock_ghz(device) * 1e3);
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double bytes = (m * k * bits_of(p.x) + n * k * bits_of(p.w) + m * n * bits_of(p.out)) / 8.0;
   return kLaunchUs + std::max(compute_us, bytes / bytes_per_us(device)) + 0.02 * compute_us;

@@ -10,8 +10,8 @@ namespace pyquant {
 enum class Family : int32_t { simt = 0, sm80 = 1, sm90 = 2 };
 
 constexpr uint32_t type_bit(DType t) { return 1u << static_cast<int32_t>(t); }
-constexpr uint32_t kAnyOut = type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32) |
-                             type_bit(DType::s32) | type_bit(DType::s8);
+constexpr uint32_t kAnyOut =
+    type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32) | type_bit(DType::s32) | type_bit(DType::s8);
 // x codes and weight codes that the byte-wise family widens itself.
 constexpr uint32_t kByteCodes = type_bit(DType::s8) | type_bit(DType::u8) | type_bit(DType::s4);
 constexpr uint32_t kSignedCodes = type_bit(DType::s8) | type_bit(DType::s4);
@@ -19,7 +19,7 @@ constexpr uint32_t kSignedCodes = type_bit(DType::s8) | type_bit(DType::s4);
 struct Row {
   const char* name;
   Family family;
-  uint32_t x, w, outs;     // accepted types, bit per DType
+  uint32_t x, w, outs;  // accepted types, bit per DType
   int32_t tile_m, tile_n, tile_k;
   int32_t cluster_m, cluster_n;
   const char* schedule;    // simt, multistage, pingpong, cooperative

@@ -13,7 +13,7 @@ struct RowRefusal {
 };
 
 struct Selection {
-  const Row* row = nullptr;          // null: nothing accepts the problem
+  const Row* row = nullptr;  // null: nothing accepts the problem
   double cost_us = 0;
   std::vector<RowRefusal> refusals;  // of the rows looked at that refuse; complete when row is null
 };

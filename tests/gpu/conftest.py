@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-
-from gpu_device import Memory, MODES, memory
+from gpu_device import MODES, Memory, memory
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

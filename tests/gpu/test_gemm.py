@@ -21,7 +21,7 @@ ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"]}
 TYPES = {"s8": (-128, 127), "u8": (0, 255), "s4": (-8, 7)}
-CASES = 14
+CASES = 24
 
 
 @dataclass
@@ -91,7 +91,11 @@ def make_case(name: str, out: str, index: int) -> Case:
     group_size = draw.choice([g for g in range(1, k + 1) if k % g == 0]) if grouped else 0
     groups = k // group_size if group_size else 1
     call["group_size"] = problem["group_size"] = group_size
-    memory["w_sum"] = w.to(torch.int32).reshape(n, groups, -1).sum(-1, dtype=torch.int32) if k else torch.zeros(n, 1, dtype=torch.int32)
+    memory["w_sum"] = (
+        w.to(torch.int32).reshape(n, groups, -1).sum(-1, dtype=torch.int32)
+        if k
+        else torch.zeros(n, 1, dtype=torch.int32)
+    )
 
     if out != "s32":
         x_scale = draw.choice(("absent", "scalar", "token", "token"))
@@ -131,12 +135,12 @@ def make_case(name: str, out: str, index: int) -> Case:
         memory["w"] = pack_int4(w)
     out_bytes = DTYPES[out].itemsize
     step = 16 // out_bytes
-    ldo = -(-n // step) * step + step * draw.choice((0, 1)) if row["family"] == "sm90" else n + draw.choice((0, 0, 1, 8))
+    ldo = (
+        -(-n // step) * step + step * draw.choice((0, 1)) if row["family"] == "sm90" else n + draw.choice((0, 0, 1, 8))
+    )
     problem |= {"ldx": ldx, "ldw": ldw, "ldo": ldo, "out_align": _alignment(ldo * out_bytes)}
     if multiple == 1:
         problem |= {"x_align": 1, "w_align": 1}
-    if name.endswith("unused"):  # pragma: no cover
-        raise AssertionError
     return Case(name, out, call, problem, epilogue, memory, f"make_case({name!r}, {out!r}, {index}) seed {BASE_SEED}")
 
 
@@ -175,3 +179,122 @@ def test_row_equals_the_specification(native: Any, device: Memory, name: str, ou
         case = make_case(name, out, index)
         compare(run(native, device, case), case.want(), case.repeat)
         device.free()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_zero_sizes_are_legal(native: Any, plain_device: Memory, name: str) -> None:
+    row = ROWS[name]
+    for out in row["out"]:
+        for m, n, k in ((0, 16, 32), (16, 0, 32), (5, 16, 0)):
+            x, w = torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8)
+            call: dict[str, Any] = {"x": x, "w": w, "out_dtype": DTYPES[out]}
+            memory: dict[str, Tensor | None] = {"x": x, "w": w}
+            if out != "s32":
+                call["bias"] = memory["bias"] = torch.linspace(-1, 1, n)
+            if out == "s8":
+                call["out_scale"] = memory["out_scale"] = torch.tensor(0.01)
+            problem = {"m": m, "n": n, "k": k, "ldx": 32, "ldw": 32, "ldo": 16, "out": out}
+            got = run(native, plain_device, Case(name, out, call, problem, {}, memory, f"{name} {out} {m}x{n}x{k}"))
+            compare(got, specification(**call), f"{name} {out} {m}x{n}x{k}")
+
+
+def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str, Any]]:
+    """One float32 or float16 launch with every epilogue step in it, and its operands."""
+    out = "f32" if "f32" in ROWS[name]["out"] else ROWS[name]["out"][0]
+    draw = Draw(BASE_SEED, "mutants", name)
+    m, n, k = 65, 128, 128
+    call: dict[str, Any] = {
+        "x": draw.codes(-128, 127, m, k).to(torch.int8),
+        "w": draw.codes(-127, 127, n, k).to(torch.int8),
+        "x_zero_point": draw.codes(-9, 9, m),
+        "x_scale": torch.exp2(draw.normal(m)),
+        "w_scale": torch.exp2(draw.normal(n)) / 40000,
+        "bias": draw.normal(n),
+        "residual": draw.normal(m, n),
+        "activation": "silu",
+        "out_dtype": DTYPES[out],
+    }
+    memory = {key: call[key] for key in ("x", "w", "x_zero_point", "x_scale", "w_scale", "bias", "residual")}
+    memory["w_sum"] = call["w"].sum(-1, dtype=torch.int32)
+    problem = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "out": out,
+        "has_zero_point": True,
+        "per_token_zero_point": True,
+        "per_token_scale": True,
+    }
+    case = Case(
+        name, out, call, problem | {"ldx": k, "ldw": k, "ldo": n, "ldr": n}, {"activation": "silu"}, memory, name
+    )
+    return run(native, device, case), call
+
+
+def _mutants(call: dict[str, Any]) -> dict[str, Tensor]:
+    """The same epilogue, wrong in one place each."""
+    from pyquant.numerics.epilogue import activate
+    from pyquant.numerics.gemm import accumulate
+
+    acc = accumulate(call["x"], call["w"], call["x_zero_point"]).to(torch.float32)
+    rough = accumulate(call["x"], call["w"]).to(torch.float32)
+    s, w, b, r = call["x_scale"][:, None], call["w_scale"], call["bias"], call["residual"]
+    fused = (acc.double() * w.double() * s.double() + b.double()).float()
+    steps = {
+        "scales in the other order": activate(acc * s * w + b, "silu") + r,
+        "scales multiplied first": activate(acc * (s * w) + b, "silu") + r,
+        "multiply and add contracted": activate(((acc * w).double() * s.double() + b.double()).float(), "silu") + r,
+        "one rounding for all": activate(fused, "silu") + r,
+        "bias after the activation": activate(acc * w * s, "silu") + b + r,
+        "residual before the activation": activate(acc * w * s + b + r, "silu"),
+        "residual not added": activate(acc * w * s + b, "silu"),
+        "zero point left out": activate(rough * w * s + b, "silu") + r,
+        "another sigmoid": torch.nn.functional.gelu(acc * w * s + b) + r,
+        "token scales of the next row": activate(acc * w * s.roll(1, 0) + b, "silu") + r,
+        "channel scales of the next column": activate(acc * w.roll(1) * s + b, "silu") + r,
+    }
+    return {name: value.to(call["out_dtype"]) for name, value in steps.items()}
+
+
+FLOAT_ROWS = [n for n, r in ROWS.items() if {"f32", "f16"} & set(r["out"])]
+
+
+@pytest.mark.parametrize("name", FLOAT_ROWS)
+def test_planted_bugs_are_seen(native: Any, plain_device: Memory, name: str) -> None:
+    got, call = _launched(native, plain_device, name)
+    accept.t1(got, specification(**call), what=name)
+    unseen = []
+    for bug, wrong in _mutants(call).items():
+        try:
+            accept.t1(got, wrong)
+        except accept.Rejected:
+            continue
+        unseen.append(bug)
+    # Storing 16 bits hides last-bit differences of the order; fp32 output hides none.
+    allowed = {
+        "multiply and add contracted",
+        "scales in the other order",
+        "scales multiplied first",
+        "one rounding for all",
+    }
+    assert not set(unseen) - (allowed if got.dtype != torch.float32 else set()), unseen
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str) -> None:
+    row = ROWS[name]
+    problem = {"m": 4, "n": 16, "k": 131072, "out": row["out"][0]}
+    with pytest.raises(ValueError, match=r"K must be at most 131071 .* got K = 131072"):
+        native.gemm(name, problem, {}, {})
+    if row["family"] != "simt":
+        with pytest.raises(ValueError, match=r"x rows need 16-byte alignment, got 4"):
+            native.gemm(name, problem | {"k": 64, "x_align": 4}, {}, {})
+        with pytest.raises(ValueError, match=r"group size must be 0 .* got 32"):
+            native.gemm(name, problem | {"k": 64, "group_size": 32}, {}, {})
+    if row["family"] == "sm80":
+        with pytest.raises(ValueError, match=r"K must be a multiple of 16, got K = 24"):
+            native.gemm(name, problem | {"k": 24}, {}, {})
+    with pytest.raises(ValueError, match="unknown keys"):
+        native.gemm(name, problem | {"typo": 1}, {}, {})
+    with pytest.raises(ValueError, match="no kernel is called 'nonesuch'"):
+        native.gemm("nonesuch", problem, {}, {})

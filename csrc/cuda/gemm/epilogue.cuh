@@ -27,7 +27,7 @@ struct EpilogueParams {
   int32_t x_scale_step, x_zero_point_step;  // 1: one per token; 0: one scalar
   bool scale_product_first;                 // one scalar x_scale: t * (x_scale * w_scale)
   DType out_type, residual_type;
-  bool out_vector, residual_vector;         // rows of 8 elements lie on 16 (8-bit: 8) byte boundaries
+  bool out_vector, residual_vector;  // rows of 8 elements lie on 16 (8-bit: 8) byte boundaries
   Activation activation;
   float clamp_min, clamp_max;
   int32_t out_qmin, out_qmax;
@@ -244,7 +244,8 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
     if (Count == 8 && whole) {
       uint32_t word[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int i = 0; i < Count; ++i) word[i / 2] |= static_cast<uint32_t>(half_bits(t[i], p.out_type)) << (16 * (i % 2));
+      for (int i = 0; i < Count; ++i)
+        word[i / 2] |= static_cast<uint32_t>(half_bits(t[i], p.out_type)) << (16 * (i % 2));
       *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
       return;
     }

@@ -48,9 +48,7 @@ __device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const Epi
     for (int i = threadIdx.x; i < SimtTile::kRows * SimtTile::kDepth; i += SimtTile::kThreads) {
       const int r = i / SimtTile::kDepth, c = i % SimtTile::kDepth;
       const bool inside = k0 + c < end;
-      tile.x[r][c] = inside && m0 + r < p.m
-                         ? __ldg(o.x + static_cast<int64_t>(m0 + r) * o.ldx + k0 + c)
-                         : uint8_t{0};
+      tile.x[r][c] = inside && m0 + r < p.m ? __ldg(o.x + static_cast<int64_t>(m0 + r) * o.ldx + k0 + c) : uint8_t{0};
       tile.w[r][c] = inside && n0 + r < p.n ? simt_weight(o, n0 + r, k0 + c) : uint8_t{0};
     }
     __syncthreads();

@@ -1,5 +1,5 @@
-// int8 GEMM for mma.sync (sm_80 and every later chip, through PTX where no machine code is there): CUTLASS 2.x multistage
-// main loop, epilogue of our own.
+// int8 GEMM for mma.sync (sm_80 and every later chip, through PTX where no machine code is there): CUTLASS 2.x
+// multistage main loop, epilogue of our own.
 //   partition: a block owns tile_m x tile_n outputs, its warps tile K by cp.async through `Stages` shared buffers;
 //   after the last k the accumulators pass through shared memory, 8 rows at a time, so that each thread holds eight
 //   neighbouring columns of a row: 16-byte stores, one load of the channel operands per thread.
@@ -31,7 +31,9 @@ struct OrderedEpilogue80 {
     return arguments;
   }
   template <class ProblemShape>
-  static size_t get_workspace_size(const ProblemShape&, const Arguments&) { return 0; }
+  static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
+    return 0;
+  }
 
   CUTLASS_HOST_DEVICE OrderedEpilogue80() {}
   CUTLASS_HOST_DEVICE OrderedEpilogue80(const Params& params, const SharedStorage&) : params_(&params) {}
@@ -93,15 +95,16 @@ struct GemmSm80 {
       cutlass::epilogue::thread::LinearCombination<Out, kWidth, int32_t, float>, Swizzle, Stages,
       cutlass::arch::OpMultiplyAddSaturate>::GemmKernel;
   // Not unrolled over its iterations: the activations would be there once per iteration.
-  using Epilogue = cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>;
+  using Epilogue =
+      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>;
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<typename Base::Mma, Epilogue, Swizzle>;
 
   static void run(const GemmCall& call) {
     const GemmProblem& p = call.problem;
     const cutlass::gemm::GemmCoord size(static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k));
     typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, epilogue_params(call),
-                                         call.operands.x, call.operands.w, nullptr, nullptr, p.m * p.ldx, p.n * p.ldw, 0,
-                                         0, p.ldx, p.ldw, 0, 0);
+                                         call.operands.x, call.operands.w, nullptr, nullptr, p.m * p.ldx, p.n * p.ldw,
+                                         0, 0, p.ldx, p.ldw, 0, 0);
     const typename Kernel::Params params(arguments, call.device.sm_count, 1);
     LaunchShape shape;
     shape.grid = params.get_grid_dims();

@@ -31,9 +31,13 @@ struct OrderedEpilogue90 : fusion::Sm90VisitorImpl<> {
     return arguments;
   }
   template <class ProblemShape>
-  static bool can_implement(const ProblemShape&, const Arguments&) { return true; }
+  static bool can_implement(const ProblemShape&, const Arguments&) {
+    return true;
+  }
   template <class ProblemShape>
-  static size_t get_workspace_size(const ProblemShape&, const Arguments&) { return 0; }
+  static size_t get_workspace_size(const ProblemShape&, const Arguments&) {
+    return 0;
+  }
   template <class ProblemShape>
   static cutlass::Status initialize_workspace(const ProblemShape&, const Arguments&, void*, cudaStream_t,
                                               cutlass::CudaHostAdapter* = nullptr) {
@@ -128,13 +132,13 @@ struct GemmSm90 {
   using TokenOperand = fusion::Sm90ColBroadcast<0, Tile, T, T, PerToken>;
   template <class T>
   using ChannelOperand = fusion::Sm90RowBroadcast<0, Tile, T, T, PerChannel>;
-  using Tree = fusion::Sm90EVT<OrderedEpilogue90<Out>, TokenOperand<float>, TokenOperand<int32_t>, ChannelOperand<float>,
-                               ChannelOperand<int32_t>, ChannelOperand<float>>;
+  using Tree = fusion::Sm90EVT<OrderedEpilogue90<Out>, TokenOperand<float>, TokenOperand<int32_t>,
+                               ChannelOperand<float>, ChannelOperand<int32_t>, ChannelOperand<float>>;
   static constexpr int kOutAlign = 128 / cutlass::sizeof_bits<Out>::value;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto,
-      int32_t, float, void, cutlass::layout::RowMajor, kOutAlign, Out, cutlass::layout::RowMajor, kOutAlign,
-      StoreSchedule, Tree>::CollectiveOp;
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void, cutlass::layout::RowMajor, kOutAlign, Out,
+      cutlass::layout::RowMajor, kOutAlign, StoreSchedule, Tree>::CollectiveOp;
   using Main = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16, int8_t,
       cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster,
@@ -156,12 +160,14 @@ struct GemmSm90 {
                                   {w_sum, 0, {}},
                                   {e.bias, -0.f, {}},
                                   e};
-    typename Kernel::Arguments arguments{
-        cutlass::gemm::GemmUniversalMode::kGemm,
-        {m, n, k, 1},
-        {static_cast<const int8_t*>(call.operands.x), {p.ldx, {}, {}}, static_cast<const int8_t*>(call.operands.w), {p.ldw, {}, {}}},
-        {tree, nullptr, {}, static_cast<Out*>(call.operands.out), {p.ldo, {}, {}}},
-        hardware};
+    typename Kernel::Arguments arguments{cutlass::gemm::GemmUniversalMode::kGemm,
+                                         {m, n, k, 1},
+                                         {static_cast<const int8_t*>(call.operands.x),
+                                          {p.ldx, {}, {}},
+                                          static_cast<const int8_t*>(call.operands.w),
+                                          {p.ldw, {}, {}}},
+                                         {tree, nullptr, {}, static_cast<Out*>(call.operands.out), {p.ldo, {}, {}}},
+                                         hardware};
     DeviceGuard guard(call.context.device);
     const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
     LaunchShape shape;
