@@ -27,13 +27,6 @@ struct LinearSpec {
   Layout layout = Layout::cpu_blocked;
 };
 
-// Order of the int[] that carries a LinearSpec (pyquant/ops/spec.py holds the same list; a test compares them).
-// clamp limits travel as the bit pattern of the float.
-enum SpecField {
-  kSpecN, kSpecK, kSpecWBits, kSpecGroupSize, kSpecInput, kSpecXQmin, kSpecXQmax, kSpecXSymmetric, kSpecActivation,
-  kSpecClampMin, kSpecClampMax, kSpecHasBias, kSpecCodesOut, kSpecOutQmin, kSpecOutQmax, kSpecLayout, kSpecFields
-};
-
 // The int[] that carries a LinearSpec: n, k, group_size, the small fields as bits of one word, the clamp limits as the
 // patterns of two floats. pyquant/ops/spec.py writes it; tests/ops compare the two.
 enum WireField { kWireN, kWireK, kWireGroupSize, kWireModes, kWireClamp, kWireFields };

@@ -51,7 +51,7 @@ Isa cap_from_environment() {
   if (!text || !*text) return Isa::amx_int8;
   for (Isa isa : kBestFirst)
     if (std::string(text) == name_of(isa)) return isa;
-  throw std::invalid_argument(std::string("PYQUANT_CPU_ISA: got '") + text +
+  throw std::invalid_argument(std::string("argument 'PYQUANT_CPU_ISA': got '") + text +
                               "'; allowed: scalar, avx2, avx512_vnni, amx_int8");
 }
 

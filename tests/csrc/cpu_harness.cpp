@@ -24,6 +24,12 @@ void spawn(int64_t begin, int64_t end, int64_t, cpu::Body body, void* context) {
 
 int count() { return threads; }
 
+// The fields of a LinearSpec in the order in which cpu_engine.py hands them over.
+enum SpecField {
+  kSpecN, kSpecK, kSpecWBits, kSpecGroupSize, kSpecInput, kSpecXQmin, kSpecXQmax, kSpecXSymmetric, kSpecActivation,
+  kSpecClampMin, kSpecClampMax, kSpecHasBias, kSpecCodesOut, kSpecOutQmin, kSpecOutQmax, kSpecLayout, kSpecFields
+};
+
 LinearSpec spec_of(const int64_t* v) {
   LinearSpec s;
   s.n = v[kSpecN];

@@ -111,6 +111,40 @@ def test_fused_layers_equal_the_specification(start: int) -> None:
             accept.t1(got, want, what=what, waiver="activations may be constant")
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_layers_take_codes_of_their_own_input(dtype: torch.dtype) -> None:
+    """uint8 codes, and the zero point that goes with them, are the int8 ones + 128: the same numbers, the same result."""
+    taken = 0
+    for index in range(120):
+        x, operands, spec, codes, reference = random_layer(index)
+        if spec.input != "static":
+            continue
+        taken += 1
+        w_scale = operands.pop("w_scale")
+        w = ops.pack_int4(codes) if spec.w_bits == 4 else codes
+        packed = ops.pack_linear(w, w_scale, spec.to_ints(), **operands)
+        q = ops.quantize(x, operands["x_scale"], operands["x_zero_point"], qmin=spec.x_qmin, qmax=spec.x_qmax)
+        q = q if dtype == torch.int8 else (q.to(torch.int16) + 128).to(torch.uint8)
+        if dtype == torch.uint8:
+            zero_point = operands["x_zero_point"]
+            reference["x_zero_point"] = torch.full((1,), 128, dtype=torch.int32) + (0 if zero_point is None else zero_point)
+            shifted = operands | {"x_zero_point": reference["x_zero_point"]}
+            own = ops.pack_linear(w, w_scale, spec.to_ints(), **shifted)
+        else:
+            own = packed
+        got = ops.qlinear(q, own, reference["residual"], spec.to_ints(), None if spec.codes_out else x.dtype)
+        want = ops.qlinear(x, packed, reference["residual"], spec.to_ints())
+        what = f"random_layer({index}) as {dtype}: {spec}"
+        if spec.codes_out:
+            accept.t0(got, want, what=what, waiver="codes may saturate")
+        else:
+            accept.t1(got, want, what=what, waiver="activations may be constant")
+        accept.t1(ops.qlinear(q, own, None, spec.to_ints()).float(),
+                  numerics.qlinear_reference(q, codes, w_scale, **(reference | {"residual": None})).float(),
+                  what=what, waiver="activations may be constant")  # fmt: skip
+    assert taken >= 30
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_token", "per_channel", "per_group"])
 @pytest.mark.parametrize("dtype", problems.FLOATS)
