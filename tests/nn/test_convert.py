@@ -478,7 +478,7 @@ def test_nothing_is_left_after_many_conversions() -> None:
 
     def live() -> int:
         gc.collect()
-        return sum(isinstance(o, nn.Module) for o in gc.get_objects())
+        return sum(issubclass(type(o), nn.Module) for o in gc.get_objects())
 
     flags = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()
     for _ in range(60):
@@ -486,7 +486,7 @@ def test_nothing_is_left_after_many_conversions() -> None:
     modules, memory = live(), resident_kib()
     for _ in range(300):
         cycle()
-    assert live() == modules
+    assert live() <= modules  # what earlier tests left may go meanwhile
     assert resident_kib() - memory <= 2048, f"{resident_kib() - memory} KiB more after 300 cycles"
     assert (torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()) == flags
     assert len(source.head._forward_hooks) == 0
