@@ -29,7 +29,7 @@ def integer_matmul(x: Tensor, w: Tensor) -> Tensor:
         return torch.zeros((*x.shape[:-1], w.shape[0]), dtype=torch.int64, device=x.device)
     rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
     step = max(1, _BLOCK_BYTES // (8 * w.shape[1]))
-    blocks = [torch.mm(rows, block.to(torch.float64).t()).to(torch.int64) for block in w.split(step)]
+    blocks = [torch.mm(rows, block.to(torch.float64).t()).to(torch.int64) for block in torch.split(w, step)]
     return torch.cat(blocks, dim=1).reshape(*x.shape[:-1], w.shape[0])
 
 
@@ -75,7 +75,8 @@ def _scaled(
     """float32 [..., N]: the accumulator times its scales, in the order of docs/numerics.md 4."""
     if group_size and w_scale is not None:
         t = torch.zeros((*x.shape[:-1], w.shape[0]), dtype=torch.float32, device=x.device)
-        for g, (x_g, w_g) in enumerate(zip(x.split(group_size, -1), w.split(group_size, -1), strict=True)):
+        groups = zip(torch.split(x, group_size, -1), torch.split(w, group_size, -1), strict=True)
+        for g, (x_g, w_g) in enumerate(groups):
             if w_g.shape[1]:  # split of K = 0 gives one empty group
                 t = t + accumulate(x_g, w_g, x_zero_point).to(torch.float32) * w_scale[:, g]
         return t if x_scale is None else t * _rows(x_scale, x)

@@ -35,13 +35,11 @@ def _grouped(x: Tensor, granularity: str, group_size: int) -> Tensor:
     """[..., K] with the elements that share a scale in the last dimension."""
     if granularity == "per_tensor":
         return x.reshape(-1)
-    return x.unflatten(-1, (x.shape[-1] // group_size, group_size)) if granularity == "per_group" else x
+    return x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size) if granularity == "per_group" else x
 
 
-def _spread(qparam: Tensor | None, granularity: str, shape: tuple[int, ...]) -> Tensor | None:
+def _spread(qparam: Tensor, granularity: str, shape: tuple[int, ...]) -> Tensor:
     """A scale or zero point, broadcastable to what _grouped gives."""
-    if qparam is None:
-        return None
     return qparam.reshape(()) if granularity == "per_tensor" else qparam.reshape(shape).unsqueeze(-1)
 
 
@@ -70,10 +68,8 @@ def quantize(
     """
     shape = scale_shape(granularity, x.shape, group_size)
     recip = _spread(scale_recip(scale), granularity, shape)
-    codes = code_from_real(
-        _grouped(x.to(torch.float32), granularity, group_size), recip, _spread(zero_point, granularity, shape),
-        qmin, qmax,
-    )  # fmt: skip
+    offset = None if zero_point is None else _spread(zero_point, granularity, shape)
+    codes = code_from_real(_grouped(x.to(torch.float32), granularity, group_size), recip, offset, qmin, qmax)
     return codes.reshape(x.shape).contiguous()
 
 
@@ -137,8 +133,7 @@ def dequantize(
     """
     shape = scale_shape(granularity, q.shape, group_size)
     steps = _grouped(q.to(torch.int32), granularity, group_size)
-    offset = _spread(zero_point, granularity, shape)
-    if offset is not None:
-        steps = steps - offset
+    if zero_point is not None:
+        steps = steps - _spread(zero_point, granularity, shape)
     real = steps.to(torch.float32) * _spread(scale, granularity, shape)
     return real.to(out_dtype).reshape(q.shape).contiguous()
