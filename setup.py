@@ -19,7 +19,7 @@ PASSED_ON = ("PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_KERNELS", "PYQUANT_S
 
 def package_folder(name: str) -> Path | None:
     spec = importlib.util.find_spec(name)
-    return Path(list(spec.submodule_search_locations)[0]) if spec and spec.submodule_search_locations else None
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
 def torch_include() -> Path:

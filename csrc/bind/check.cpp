@@ -49,7 +49,9 @@ Shape lead_of(const Tensor& t) {
   return s;
 }
 
-std::string describe(const Tensor& t) { return std::string(name_of_scalar(t.scalar_type())) + " " + text_of(shape_of(t)); }
+std::string describe(const Tensor& t) {
+  return std::string(name_of_scalar(t.scalar_type())) + " " + text_of(shape_of(t));
+}
 
 DType dtype_of_scalar(ScalarType type) {
   switch (type) {
@@ -145,8 +147,7 @@ static bool is_float_type(ScalarType type) {
 
 ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise) {
   const ScalarType type = wanted.value_or(otherwise);
-  if (!is_float_type(type))
-    refuse("out_dtype", name_of_scalar(type), "float32 or float16 or bfloat16");
+  if (!is_float_type(type)) refuse("out_dtype", name_of_scalar(type), "float32 or float16 or bfloat16");
   return type;
 }
 
@@ -225,11 +226,13 @@ void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point
 
 LinearSpec linear_spec(const std::vector<int64_t>& wire) {
   if (wire.size() != kWireFields)
-    refuse("spec", std::to_string(wire.size()) + " integers", std::to_string(kWireFields) + ", as LinearSpec.to_ints() gives");
+    refuse("spec", std::to_string(wire.size()) + " integers",
+           std::to_string(kWireFields) + ", as LinearSpec.to_ints() gives");
   const LinearSpec s = spec_from_wire(wire.data());
   if (s.n < 0 || s.k < 0)
     refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n >= 0 and k >= 0");
-  if (static_cast<int32_t>(s.activation) > 5) refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
+  if (static_cast<int32_t>(s.activation) > 5)
+    refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
   if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
   group(s.group_size, s.k);
   code_range(s.x_qmin, s.x_qmax, "spec", "spec");
@@ -287,8 +290,7 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   else
     floats("x", x);
   min_dim("x", x, 1);
-  if (x.size(x.dim() - 1) != s.k)
-    refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
+  if (x.size(x.dim() - 1) != s.k) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
   dtype_in("packed", packed, {ScalarType::Byte});
   shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
   same_device("packed", packed, x);
@@ -331,8 +333,10 @@ static void only_accumulator(const GemmArgs& a) {
 
 GemmCall gemm_call(const GemmArgs& a) {
   const bool s4 = !std::strcmp(a.op, "gemm_s4s4"), w_s4 = std::strcmp(a.op, "gemm_s8s8") != 0;
-  if (s4) dtype_in("x", a.x, {ScalarType::Char});
-  else dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
+  if (s4)
+    dtype_in("x", a.x, {ScalarType::Char});
+  else
+    dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
   min_dim("x", a.x, 1);
   dtype_in("w", a.w, {w_s4 ? ScalarType::Byte : ScalarType::Char});
   exact_dim("w", a.w, 2);

@@ -8,7 +8,8 @@
 #if defined(__CUDACC__)
 #define PYQ_HD __host__ __device__ __attribute__((always_inline))
 #else
-// Internal linkage: the CPU kernels compile these bodies once for each instruction set, and the linker must never merge them.
+// Internal linkage: the CPU kernels compile these bodies once for each instruction set, and the linker must never merge
+// them.
 #define PYQ_HD static
 #endif
 
@@ -33,8 +34,16 @@ PYQ_HD inline float fsub(float a, float b) { return a - b; }
 PYQ_HD inline float fdiv(float a, float b) { return a / b; }
 PYQ_HD inline float ffma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 PYQ_HD inline float fround_even(float a) { return __builtin_rintf(a); }
-PYQ_HD inline float float_from_bits(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
-PYQ_HD inline uint32_t bits_from_float(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
+PYQ_HD inline float float_from_bits(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+PYQ_HD inline uint32_t bits_from_float(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
 #endif
 
 }  // namespace pyquant

@@ -9,8 +9,10 @@ enum class DType : int32_t { s4 = 0, s8 = 1, u8 = 2, s32 = 3, f16 = 4, bf16 = 5,
 constexpr int bits_of(DType t) {
   switch (t) {
     case DType::s4: return 4;
-    case DType::s8: case DType::u8: return 8;
-    case DType::f16: case DType::bf16: return 16;
+    case DType::s8:
+    case DType::u8: return 8;
+    case DType::f16:
+    case DType::bf16: return 16;
     default: return 32;
   }
 }

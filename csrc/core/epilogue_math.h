@@ -13,7 +13,8 @@ namespace pyquant {
 // Largest absolute value below which a row counts as all zero: its reciprocal would leave fp32.
 constexpr float kAmaxFloor = 7.888609052210118e-31f;  // 2^-100
 
-// Symmetric scale of an absolute maximum (numerics.md 2.1). NaN or infinity gives NaN: a row is poisoned, never made plausible.
+// Symmetric scale of an absolute maximum (numerics.md 2.1). NaN or infinity gives NaN: a row is poisoned, never made
+// plausible.
 PYQ_HD inline float scale_from_amax(float amax, int32_t qmax) {
   if (!(amax < kInfinity)) return kNaN;
   return amax < kAmaxFloor ? 1.f : fdiv(amax, static_cast<float>(qmax));
@@ -40,8 +41,8 @@ PYQ_HD inline int32_t zero_point_from_range(float low, float recip, int32_t qmin
 
 PYQ_HD inline float scale_recip(float scale) { return fdiv(1.f, scale); }
 
-// clamp(rint(x * recip) + zero_point, qmin, qmax); NaN gives zero_point (numerics.md 2.2). The clamp is taken before the
-// addition, on exact small integers, so that no conversion can overflow.
+// clamp(rint(x * recip) + zero_point, qmin, qmax); NaN gives zero_point (numerics.md 2.2). The clamp is taken before
+// the addition, on exact small integers, so that no conversion can overflow.
 PYQ_HD inline int32_t code_from_real(float x, float recip, int32_t zero_point, int32_t qmin, int32_t qmax) {
   float v = fround_even(fmul(x, recip));
   const float low = static_cast<float>(qmin - zero_point), high = static_cast<float>(qmax - zero_point);

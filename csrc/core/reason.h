@@ -12,16 +12,16 @@ enum class Reason : int32_t {
   wrong_device_above,  // needs sm < wanted, device has got
   type_pair,           // x / w types differ from the row's
   out_type,
-  k_multiple,          // K must be a multiple of wanted
+  k_multiple,  // K must be a multiple of wanted
   n_multiple,
-  x_alignment,         // bytes
+  x_alignment,  // bytes
   w_alignment,
   out_alignment,
   residual_alignment,
   residual_type,
   group_size,
-  k_bound,             // K beyond the int32 bound
-  size_limit,          // a dimension or byte offset beyond what the kernel indexes
+  k_bound,     // K beyond the int32 bound
+  size_limit,  // a dimension or byte offset beyond what the kernel indexes
 };
 
 struct Refusal {

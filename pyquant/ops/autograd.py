@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from pyquant import numerics
 
+
 def activation_gradient(
     pre: Tensor, grad: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0
 ) -> Tensor:
-    """grad * activation'(pre), all float32; the derivative of torch's own activation, in ops that a compiler can trace."""
+    """grad * activation'(pre), float32: the derivative of torch's own activation, in ops that a compiler can trace."""
     if activation == "relu":
         return grad * (pre > 0)
     if activation == "clamp":

@@ -1,6 +1,6 @@
 """The vocabulary of argument checks: every refusal names argument, value and what is allowed.
 
-csrc/bind/check.h is the same vocabulary for the compiled ops; tests/ops/test_agreement.py holds both against each other.
+csrc/bind/check.h is the same vocabulary for the compiled ops; tests/ops/test_contract.py holds the two together.
 """
 
 from __future__ import annotations

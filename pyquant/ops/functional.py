@@ -5,7 +5,7 @@ Shapes: x [..., K], weights [N, K], results [..., N]. Formulas and rounding: doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ def quantize(
     """Codes of `x` under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
 
     x            float32, float16 or bfloat16, any shape (per_tensor) or [..., K].
-    scale        float32, > 0: [1] or [] (per_tensor), x.shape[:-1] (per_token, per_channel), x.shape[:-1] + [K / group_size].
+    scale        float32, > 0: [1] or [] (per_tensor), x.shape[:-1] (per_token, per_channel) or
+                 x.shape[:-1] + [K / group_size] (per_group).
     zero_point   int32, shape of scale, or None for 0.
     ->           int8, shape of x. Infinity saturates, NaN becomes zero_point (set_checks(True) raises instead).
     Raises ArgumentError naming the argument; NonFiniteError for a scale that is not finite and positive.
@@ -135,7 +136,8 @@ def gemm_s8s8(
     out_dtype     float32, float16, bfloat16; int32: the accumulator after the zero-point term, no scales allowed;
                   int8: codes of out_scale and out_zero_point ([1]) within [out_qmin, out_qmax].
     ->            out_dtype [..., N].
-    Raises ArgumentError (also for K beyond the int32 bound), NonFiniteError, UnsupportedError. Source: docs/numerics.md 3-5.
+    Raises ArgumentError (also for K beyond the int32 bound), NonFiniteError, UnsupportedError.
+    Source: docs/numerics.md 3-5.
 
     Example:
         >>> x = torch.tensor([[1, 2]], dtype=torch.int8); w = torch.tensor([[3, 4]], dtype=torch.int8)
@@ -247,7 +249,8 @@ def weight_only_linear(
 ) -> Tensor:  # fmt: skip
     """W8A16 and W4A16: float activations times dequantised integer weights, the same epilogue, float accumulation.
 
-    x    float [..., K].   w   int8 [N, K] or uint8 [N, ceil(K / 2)] (w_bits 4).   w_scale, w_zero_point   [N] or [N, K / group_size].
+    x    float [..., K].   w   int8 [N, K] or uint8 [N, ceil(K / 2)] (w_bits 4).
+    w_scale, w_zero_point   float32 and int32, [N] or [N, K / group_size].
     ->   out_dtype (x.dtype when None) [..., N]; differentiable in x, bias and residual.
     Raises ArgumentError, NonFiniteError. Source: docs/numerics.md 8 (outside the exact contract; tolerance there).
 
@@ -277,6 +280,4 @@ def float_linear(
         >>> float_linear(torch.ones(1, 2), torch.tensor([[1.0, -3.0]]), activation="relu").tolist()
         [[0.0]]
     """
-    return _call(
-        _ops.float_linear.default, x, w, bias, residual, activation, clamp_min, clamp_max, out_dtype
-    )
+    return _call(_ops.float_linear.default, x, w, bias, residual, activation, clamp_min, clamp_max, out_dtype)

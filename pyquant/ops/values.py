@@ -30,7 +30,12 @@ def checks_enabled() -> bool:
 
 def _readable(tensor: Tensor) -> bool:
     """Values can be looked at without a device synchronisation (or that was asked for) and outside of tracing."""
-    if tensor.layout != torch.strided or torch.compiler.is_compiling() or tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
+    if (
+        tensor.layout != torch.strided
+        or torch.compiler.is_compiling()
+        or tensor.device.type == "meta"
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+    ):
         return False
     return tensor.device.type == "cpu" or _enabled
 

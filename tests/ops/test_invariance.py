@@ -21,7 +21,9 @@ LAYERS = [(8, 0, 200, 136), (4, 32, 256, 70), (8, 0, 1536, 384), (4, 128, 384, 1
 def layer(bits: int, group: int, k: int, n: int, **kwargs: object) -> tuple[torch.Tensor, list[int]]:
     draw = problems.Draw(problems.BASE_SEED, "invariance", bits, group, k, n)
     codes = problems.codes(draw, "s4" if bits == 4 else "s8", "uniform", n, k)
-    spec = ops.LinearSpec(n, k, bits, group, has_bias=True, layout=ops.layout_for(torch.device("cpu")), **kwargs).to_ints()
+    spec = ops.LinearSpec(
+        n, k, bits, group, has_bias=True, layout=ops.layout_for(torch.device("cpu")), **kwargs
+    ).to_ints()
     scale = problems.scales(draw, n, k // group) if group else problems.scales(draw, n)
     return ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec, bias=draw.normal(n)), list(spec)
 
@@ -36,7 +38,9 @@ def threads():
 @pytest.mark.parametrize(("bits", "group", "k", "n"), LAYERS)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_row_alone_equals_the_row_in_any_batch(bits: int, group: int, k: int, n: int, symmetric: bool) -> None:
-    packed, spec = layer(bits, group, k, n, x_symmetric=symmetric, x_qmin=-127 if symmetric else -128, activation="gelu")
+    packed, spec = layer(
+        bits, group, k, n, x_symmetric=symmetric, x_qmin=-127 if symmetric else -128, activation="gelu"
+    )
     x = torch.randn(67, k, generator=torch.Generator().manual_seed(1))
     whole = ops.qlinear(x, packed, spec=spec)
     for rows in (slice(0, 1), slice(3, 5), slice(10, 14), slice(60, 67), slice(0, 33)):
@@ -96,11 +100,13 @@ import hashlib, sys, torch
 from pyquant import ops
 digest = hashlib.sha256()
 generator = torch.Generator().manual_seed(11)
-for m, n, k, bits, group in ((1, 70, 129, 8, 0), (5, 64, 200, 8, 0), (130, 33, 96, 4, 32), (3, 17, 100, 4, 4), (66, 130, 1000, 8, 0)):
+cases = ((1, 70, 129, 8, 0), (5, 64, 200, 8, 0), (130, 33, 96, 4, 32), (3, 17, 100, 4, 4), (66, 130, 1000, 8, 0))
+for m, n, k, bits, group in cases:
     for activation in ("none", "gelu", "silu", "gelu_tanh"):
         codes = torch.randint(-8, 8, (n, k), generator=generator, dtype=torch.int8)
-        spec = ops.LinearSpec(n, k, bits, group, activation=activation, layout=ops.layout_for(torch.device("cpu"))).to_ints()
-        scale = torch.rand(n, k // group, generator=generator) + 0.1 if group else torch.rand(n, generator=generator) + 0.1
+        layout = ops.layout_for(torch.device("cpu"))
+        spec = ops.LinearSpec(n, k, bits, group, activation=activation, layout=layout).to_ints()
+        scale = torch.rand(*((n, k // group) if group else (n,)), generator=generator) + 0.1
         packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec)
         y = ops.qlinear(torch.randn(m, k, generator=generator), packed, spec=spec)
         digest.update(y.numpy().tobytes())
@@ -166,16 +172,24 @@ def test_gradients_equal_torchs_own(name: str, activation: str) -> None:
     bias = torch.randn(7, generator=generator, requires_grad=True)
     residual = torch.randn(5, 7, generator=generator, requires_grad=True)
     w = torch.randn(7, 12, generator=generator)
-    codes, scale = torch.randint(-127, 128, (7, 12), generator=generator, dtype=torch.int8), torch.rand(7, generator=generator) * 0.01
+    codes, scale = (
+        torch.randint(-127, 128, (7, 12), generator=generator, dtype=torch.int8),
+        torch.rand(7, generator=generator) * 0.01,
+    )
     real = w if name == "float_linear" else codes.float() * scale[:, None]
     pre = torch.nn.functional.linear(x, real, bias)
     smooth = {
-        "none": lambda t: t, "relu": torch.relu, "clamp": lambda t: t.clamp(-0.5, 0.7), "gelu": torch.nn.functional.gelu,
+        "none": lambda t: t, "relu": torch.relu, "clamp": lambda t: t.clamp(-0.5, 0.7),
+        "gelu": torch.nn.functional.gelu,
         "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"), "silu": torch.nn.functional.silu,
     }[activation]  # fmt: skip
     want = torch.autograd.grad((smooth(pre) + residual).square().sum(), (x, bias, residual))
     common = {"bias": bias, "residual": residual, "activation": activation, "clamp_min": -0.5, "clamp_max": 0.7}
-    y = ops.float_linear(x, w, **common) if name == "float_linear" else ops.weight_only_linear(x, codes, scale, **common)
+    y = (
+        ops.float_linear(x, w, **common)
+        if name == "float_linear"
+        else ops.weight_only_linear(x, codes, scale, **common)
+    )
     got = torch.autograd.grad(y.square().sum(), (x, bias, residual))
     for g, v in zip(got, want, strict=True):
         assert (g - v).abs().max() <= 1e-4 * v.abs().max()
