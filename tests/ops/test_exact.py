@@ -58,9 +58,10 @@ def test_worst_case_at_the_largest_k(x_type: str, w_type: str, limit: int) -> No
     assert abs(want) < 2**31
     accept.t0(got, torch.full((2, 3), want, dtype=torch.int32), waiver="constant by design")
     wider = torch.zeros(1, limit + 1, dtype=x.dtype)
+    narrow = torch.zeros(1, limit + 1, dtype=torch.int8)
+    weights = narrow if w_type == "s8" else ops.pack_int4(narrow)
     with pytest.raises(ArgumentError, match=f"K <= {limit}"):
-        narrow = torch.zeros(1, limit + 1, dtype=torch.int8)
-        op(wider, narrow if w_type == "s8" else ops.pack_int4(narrow), out_dtype=torch.int32)
+        op(wider, weights, out_dtype=torch.int32)
 
 
 def random_layer(index: int) -> tuple[torch.Tensor, dict[str, object], ops.LinearSpec, torch.Tensor, dict[str, object]]:
