@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from heap import in_use
 from qlayers import layer
 
 import pyquant
 
 CALLS = 1000
 ALLOWED = 4.0  # bytes a call; the smallest block of the allocator has 24
-
-
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keep",
-        )
-    ]
-
-
-def in_use() -> int:
-    """Bytes that the C heap has handed out and not taken back."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        pytest.skip("the C library has no mallinfo2 (glibc 2.33 has)")
-    libc.mallinfo2.restype = _Mallinfo2
-    gc.collect()
-    told = libc.mallinfo2()
-    return int(told.uordblks + told.hblkhd)
-
 
 X, W = torch.randn(8, 32), torch.ones(8, 32, dtype=torch.int8)
 ONE, ROWS = torch.ones(1), torch.ones(8)

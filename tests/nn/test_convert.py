@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from heap import in_use
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
@@ -460,11 +461,6 @@ def test_the_report_counts_bytes() -> None:
             assert record.bytes_after == sum(t.numel() * t.element_size() for t in state.values())
 
 
-def resident_kib() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4
-
-
 def test_nothing_is_left_after_many_conversions() -> None:
     source, ids = Mlp(), torch.arange(6)
 
@@ -483,10 +479,10 @@ def test_nothing_is_left_after_many_conversions() -> None:
     flags = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()
     for _ in range(60):
         cycle()
-    modules, memory = live(), resident_kib()
+    modules, memory = live(), in_use()
     for _ in range(300):
         cycle()
     assert live() <= modules  # what earlier tests left may go meanwhile
-    assert resident_kib() - memory <= 2048, f"{resident_kib() - memory} KiB more after 300 cycles"
+    assert in_use() - memory <= 300 * 64, f"{in_use() - memory} bytes more after 300 cycles"
     assert (torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()) == flags
     assert len(source.head._forward_hooks) == 0
