@@ -38,6 +38,16 @@ def torch_include() -> Path:
     )
 
 
+def publish(installed: Path, target: Path) -> None:
+    """Move fresh files into place by renaming: a process that has a library mapped keeps the old one, whole."""
+    for source in installed.rglob("*.so"):
+        place = target / source.relative_to(installed)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = place.with_name(place.name + ".new")
+        shutil.copy2(source, fresh)
+        fresh.replace(place)
+
+
 class CMakeBuild(build_ext):
     def run(self) -> None:
         in_place = self.inplace or getattr(self, "editable_mode", False)
@@ -49,7 +59,7 @@ class CMakeBuild(build_ext):
             raise SystemExit("pyquant: cmake and ninja are needed to build (pip install cmake ninja).")
         options = {
             "CMAKE_BUILD_TYPE": os.environ.get("PYQUANT_BUILD_TYPE", "Release"),
-            "CMAKE_INSTALL_PREFIX": target,
+            "CMAKE_INSTALL_PREFIX": build / "install",
             "CMAKE_MAKE_PROGRAM": ninja,
             "Python_EXECUTABLE": sys.executable,
             "PYQUANT_TORCH_INCLUDE": torch_include(),
@@ -63,6 +73,7 @@ class CMakeBuild(build_ext):
         subprocess.check_call([cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *defines])
         subprocess.check_call([cmake, "--build", str(build), *(["-j", jobs] if jobs else [])])
         subprocess.check_call([cmake, "--install", str(build)])
+        publish(build / "install", target)
 
     def get_outputs(self) -> list[str]:
         return []  # CMake installs; setuptools must not look for an extension file of its own

@@ -11,6 +11,10 @@ if os.environ.get("PYQUANT_CUDART_SIM") and (Path(__file__).parent / "simulator.
     import simulator  # noqa: F401  (first of all: it must load its libcudart before anything else loads one)
 
 import problems
+import torch
+
+# Small tensors: a second thread costs more than it saves. Tests of threading set their own number.
+torch.set_num_threads(1)
 
 
 def pytest_report_header() -> str:

@@ -26,8 +26,23 @@ int count() { return threads; }
 
 // The fields of a LinearSpec in the order in which cpu_engine.py hands them over.
 enum SpecField {
-  kSpecN, kSpecK, kSpecWBits, kSpecGroupSize, kSpecInput, kSpecXQmin, kSpecXQmax, kSpecXSymmetric, kSpecActivation,
-  kSpecClampMin, kSpecClampMax, kSpecHasBias, kSpecCodesOut, kSpecOutQmin, kSpecOutQmax, kSpecLayout, kSpecFields
+  kSpecN,
+  kSpecK,
+  kSpecWBits,
+  kSpecGroupSize,
+  kSpecInput,
+  kSpecXQmin,
+  kSpecXQmax,
+  kSpecXSymmetric,
+  kSpecActivation,
+  kSpecClampMin,
+  kSpecClampMax,
+  kSpecHasBias,
+  kSpecCodesOut,
+  kSpecOutQmin,
+  kSpecOutQmax,
+  kSpecLayout,
+  kSpecFields
 };
 
 LinearSpec spec_of(const int64_t* v) {
