@@ -50,7 +50,6 @@ class Fields {
   explicit Fields(const py::dict& dict) : dict_(dict) {}
   template <class T>
   T get(const char* key, T otherwise) {
-    ++known_;
     if (dict_.contains(key)) return ++used_, dict_[key].template cast<T>();
     return otherwise;
   }
@@ -62,7 +61,7 @@ class Fields {
 
  private:
   const py::dict& dict_;
-  size_t used_ = 0, known_ = 0;
+  size_t used_ = 0;
 };
 
 GemmProblem problem_of(const py::dict& dict) {

@@ -53,8 +53,8 @@ def _shape(draw: Draw, row: dict[str, Any]) -> tuple[int, int, int, int]:
     m = draw.choice((1, 2, 7, 16, 33, 64, 65, 100, 130, tile_m, tile_m + 1, draw.integer(1, 130)))
     n = draw.choice((1, 3, 8, 24, 77, tile_n - 1, tile_n, tile_n + 9, draw.integer(1, 2 * tile_n)))
     if row["family"] == "sm80":
-        return m, n, 16 * draw.integer(1, 3 * tile_k // 16 + 2), 16
-    k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 4 * tile_k)))
+        return m, n, 16 * draw.integer(1, draw.choice((3, 8)) * tile_k // 16 + 2), 16
+    k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
     if row["family"] == "simt":
         return m, n, draw.choice((0, k)), 1
     return m, n, k, 16

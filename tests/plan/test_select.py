@@ -30,7 +30,8 @@ def test_the_table_is_whole_whatever_was_compiled() -> None:
 
 PINNED = [
     (80, 1, 4096, 4096, SMALL),
-    (80, 64, 4096, 4096, MIDDLE),
+    (80, 64, 4096, 4096, SHORT),
+    (80, 256, 4096, 4096, MIDDLE),
     (80, 4096, 4096, 4096, LARGE),
     (80, 16384, 28672, 8192, LARGE),
     (86, 1, 11008, 4096, SMALL),
@@ -38,6 +39,7 @@ PINNED = [
     (89, 8, 4096, 11008, SMALL),
     (89, 2048, 4096, 11008, LARGE),
     (90, 1, 4096, 4096, SMALL),
+    (90, 64, 4096, 4096, SHORT),
     (90, 128, 4096, 4096, PINGPONG.format("f16")),
     (90, 4096, 4096, 4096, COOPERATIVE.format("f16")),
     (90, 16384, 28672, 8192, COOPERATIVE.format("f16")),
@@ -125,9 +127,10 @@ def test_k_is_taken_up_to_its_bound_and_not_beyond(x: str, w: str, zero_point: b
     assert (ok, wanted, got) == (False, bound, bound + 1)
 
 
-# Where one more row of M costs more than 1.3 times by the model, because a whole tile of rows starts and the problem is
-# bound by the tensor cores. (A remedy is a second launch for the rows beyond the tile.)
-CLIFF_EDGES = (65, 129)
+# The goal is no step above 1.3 times anywhere. Known exceptions, by the model: M where one more row starts a whole tile of
+# rows in a problem that the tensor cores bound (large N). The remedy would be a second launch for the rows beyond the
+# tile. The lists are exact, so that a step that goes away is taken off them.
+CLIFFS: dict[int, set[int]] = {80: {129}, 86: {65, 129}, 89: set(), 90: {65, 129}, 100: {33, 65, 129}}
 
 
 @pytest.mark.parametrize("sm", DEVICES)
@@ -141,7 +144,7 @@ def test_predicted_cost_has_no_cliff_between_neighbouring_m(sm: int) -> None:
                 assert ratio > 0.99, f"sm {sm} N {n} K {k}: M = {m} is cheaper than {m - 1}"
                 if ratio > 1.3:
                     worst[m] = max(worst.get(m, 0.0), ratio)
-    assert set(worst) <= set(CLIFF_EDGES), worst
+    assert set(worst) == CLIFFS[sm], worst
     assert all(ratio < 2.0 for ratio in worst.values()), worst
 
 

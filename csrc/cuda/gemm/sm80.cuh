@@ -88,12 +88,13 @@ struct GemmSm80 {
   using ThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayout<Tile, Warp, Out, kWidth, 1>;
   using Callbacks = OrderedEpilogue80<ThreadMap>;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
+  // kZfill: rows beyond M and N are zeros in shared memory, not leftovers, so that every accumulator is defined.
   using Base = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       int8_t, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, 16, int8_t, cutlass::layout::ColumnMajor,
       cutlass::ComplexTransform::kNone, 16, Out, cutlass::layout::RowMajor, int32_t, cutlass::arch::OpClassTensorOp,
       cutlass::arch::Sm80, Tile, Warp, cutlass::gemm::GemmShape<16, 8, 32>,
       cutlass::epilogue::thread::LinearCombination<Out, kWidth, int32_t, float>, Swizzle, Stages,
-      cutlass::arch::OpMultiplyAddSaturate>::GemmKernel;
+      cutlass::arch::OpMultiplyAddSaturate, cutlass::gemm::SharedMemoryClearOption::kZfill>::GemmKernel;
   // Not unrolled over its iterations: the activations would be there once per iteration.
   using Epilogue =
       cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>;
