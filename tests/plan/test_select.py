@@ -127,8 +127,8 @@ def test_k_is_taken_up_to_its_bound_and_not_beyond(x: str, w: str, zero_point: b
     assert (ok, wanted, got) == (False, bound, bound + 1)
 
 
-# The goal is no step above 1.3 times anywhere. Known exceptions, by the model: M where one more row starts a whole tile of
-# rows in a problem that the tensor cores bound (large N). The remedy would be a second launch for the rows beyond the
+# The goal is no step above 1.3 times. Known exceptions, by the model: M where one more row starts a tile of rows
+# in a problem that the tensor cores bound (large N). The remedy would be a second launch for the rows beyond the
 # tile. The lists are exact, so that a step that goes away is taken off them.
 CLIFFS: dict[int, set[int]] = {80: {129}, 86: {65, 129}, 89: set(), 90: {65, 129}, 100: {33, 65, 129}}
 
