@@ -43,7 +43,7 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/tools pyproject.toml
-	@$(PIP) install ruff mypy clang-format pytest
+	@$(PIP) install ruff mypy clang-format pytest hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
@@ -62,7 +62,7 @@ check: $(STAMPS)/dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
-	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. -q house -k "not machine_code"
+	cd tests && PYTHONPATH=.. $(PYTEST) -c ../pyproject.toml --rootdir .. -q house -k "not machine_code"
 
 style: $(STAMPS)/dev
 	$(VENV)/bin/ruff check --fix .

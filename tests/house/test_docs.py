@@ -48,5 +48,7 @@ def test_links_point_at_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_paths_named_in_backticks_exist(path: Path) -> None:
-    for name in re.findall(r"`((?:csrc|pyquant|tests|docs|bench|cmake|tools)/[\w./-]+\.(?:py|h|cpp|cu|cuh|md|cmake))`", path.read_text()):
+    for name in re.findall(
+        r"`((?:csrc|pyquant|tests|docs|bench|cmake|tools)/[\w./-]+\.(?:py|h|cpp|cu|cuh|md|cmake))`", path.read_text()
+    ):
         assert (ROOT / name).exists(), f"{path.name} names {name}"
