@@ -324,7 +324,7 @@ def test_no_junk_anywhere_in_a_signed_manifest_raises_anything_but_our_error(
             if isinstance(node, dict) and data.draw(st.integers(0, 4)) == 0:
                 del node[key]
             else:
-                node[key] = data.draw(JUNK)
+                node[key] = copy.deepcopy(data.draw(JUNK))  # the next edit may go into it
             break
         if not forged:
             break
