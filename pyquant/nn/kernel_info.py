@@ -9,6 +9,7 @@ import torch
 
 from pyquant import ops
 from pyquant.errors import ArgumentError
+from pyquant.ops import plan
 
 if TYPE_CHECKING:
     from pyquant.nn.qlinear import QLinear
@@ -46,9 +47,16 @@ def explain(layer: QLinear, M: int) -> KernelInfo:
         return KernelInfo("torch matmul", str(device), False, what)
     if device.type == "cpu":
         return _on_cpu(device)
-    return KernelInfo(
-        "pyquant::qlinear", str(device), True, "integer product; the row of the table is chosen at launch"
-    )
+    return _on_cuda(layer, M, device)
+
+
+def _on_cuda(layer: QLinear, M: int, device: torch.device) -> KernelInfo:
+    out_dtype = torch.int8 if layer.scheme.outputs is not None else layer.dtype
+    choice = plan.select(ops.LinearSpec.from_ints(layer._spec), M, out_dtype, plan.Device.of(device))
+    if choice.kernel is None:
+        return KernelInfo("none", str(device), False, "no kernel takes the problem", choice.refusals)
+    reason = f"cheapest of the rows that take it: {choice.predicted_us:.1f} us by the cost model"
+    return KernelInfo(choice.kernel, str(device), True, reason, choice.refusals)
 
 
 def _on_cpu(device: torch.device) -> KernelInfo:

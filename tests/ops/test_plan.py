@@ -1,0 +1,37 @@
+"""The plan, asked from Python for devices that are not there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyquant import ops
+from pyquant.ops import plan
+
+pytest.importorskip("pyquant._native", reason="the compiled module is not built")
+
+A100 = plan.Device(sm=80, sm_count=108, shared_bytes=166912, l2_bytes=41943040)
+H200 = plan.Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560)
+
+
+@pytest.mark.parametrize(("device", "family"), [(A100, "gemm_sm80"), (H200, "gemm_sm90")])
+@pytest.mark.parametrize("n", [4096, 4099])
+def test_int8_layers_get_tensor_cores_whatever_their_n(device: plan.Device, family: str, n: int) -> None:
+    choice = plan.select(ops.LinearSpec(n, 1000), 512, torch.float16, device, only_compiled=False)
+    assert choice.kernel is not None
+    assert choice.kernel.startswith(family)
+    assert choice.predicted_us > 0
+
+
+def test_rows_that_refuse_say_why_with_both_numbers() -> None:
+    choice = plan.select(ops.LinearSpec(64, 128, w_bits=4, group_size=32), 8, torch.float32, H200, only_compiled=False)
+    assert choice.kernel == "gemm_simt_any"
+    assert any("gemm_sm90" in line and any(c.isdigit() for c in line.split(":", 1)[1]) for line in choice.refusals)
+
+
+def test_the_dtype_of_the_result_counts() -> None:
+    names = {
+        plan.select(ops.LinearSpec(4096, 4096), 4096, dtype, H200, only_compiled=False).kernel
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+    }
+    assert len(names) == 4
