@@ -29,13 +29,14 @@ $(STAMPS)/tools: $(STAMPS)/venv
 	@touch $@
 
 # The simulator flavour of the kernels is linked only where a simulator is named, so that tests can run them without a GPU.
-$(STAMPS)/native: $(STAMPS)/tools $(NATIVE)
+BUILT := $(STAMPS)/native$(if $(PYQUANT_CUDART_SIM),-simulator)
+$(BUILT): $(STAMPS)/tools $(NATIVE)
 	@echo "pyquant: building and installing"
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(PYQUANT_CUDART_SIM),ON,OFF) \
 	    $(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-install: $(STAMPS)/native
+install: $(BUILT)
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@! command -v nvcc >/dev/null || $(PIP) install --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
@@ -58,10 +59,10 @@ $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
 	 else echo "pyquant: the demo's transformers needs Python 3.11"; fi
 	@touch $@
 
-demo: $(STAMPS)/native $(STAMPS)/demo
+demo: $(BUILT) $(STAMPS)/demo
 	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
-test: $(STAMPS)/native $(STAMPS)/test $(STAMPS)/interop
+test: $(BUILT) $(STAMPS)/test $(STAMPS)/interop
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 check: $(STAMPS)/dev
@@ -76,10 +77,10 @@ style: $(STAMPS)/dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
 
-bench: $(STAMPS)/native $(STAMPS)/test
+bench: $(BUILT) $(STAMPS)/test
 	$(PY) -m bench.cpu_linear
 
-gpu: $(STAMPS)/native $(STAMPS)/test
+gpu: $(BUILT) $(STAMPS)/test
 	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device')"
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. gpu -m gpu
 	$(PY) -m bench.gpu

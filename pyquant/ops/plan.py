@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -76,5 +77,5 @@ def select(
         "ldx": at.k_pad, "ldw": at.k_pad, "group_size": spec.group_size, "per_token_scale": dynamic,
         "per_token_zero_point": dynamic, "has_zero_point": not dynamic or not spec.x_symmetric,
     }  # fmt: skip
-    kernel, predicted_us, refused = _native.select(problem, vars(device), has_residual, only_compiled)
+    kernel, predicted_us, refused = native.select(problem, vars(device), has_residual, only_compiled)
     return Selection(kernel, predicted_us, tuple(f"{name}: {why}" for name, why in refused.items()))
