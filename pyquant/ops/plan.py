@@ -65,11 +65,9 @@ def select(
         'gemm_sm90'
     """
     try:
-        from pyquant import _native
+        native = importlib.import_module("pyquant._native")
     except ImportError as error:
-        raise NativeLibraryError(
-            f"pyquant._native, which holds the kernel table, cannot be imported: {error}"
-        ) from None
+        raise NativeLibraryError(f"pyquant._native, the kernel table, cannot be imported: {error}") from None
     at, dynamic = sections(spec), spec.input == "dynamic"
     k = spec.k if spec.group_size else at.k_pad
     problem = {
