@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -29,9 +30,9 @@ class Device:
 
     @staticmethod
     def of(device: torch.device) -> Device:
-        """The properties of a CUDA device that is there."""
-        p = torch.cuda.get_device_properties(device)
-        return Device(10 * p.major + p.minor, p.multi_processor_count, p.shared_memory_per_block_optin, p.L2_cache_size)
+        """The properties of a CUDA device that is there, as the kernels' own runtime reports them."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return Device(**_native().device_info(index))
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Selection:
     kernel: str | None
     predicted_us: float
     refusals: tuple[str, ...]
+
+
+def _native() -> ModuleType:
+    try:
+        return importlib.import_module("pyquant._native")
+    except ImportError as error:
+        raise NativeLibraryError(f"pyquant._native, the kernel table, cannot be imported: {error}") from None
 
 
 _OUT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "s8"}
@@ -64,10 +72,6 @@ def select(
         >>> select(LinearSpec(4096, 4096), 512, torch.float16, h200, only_compiled=False).kernel[:9]
         'gemm_sm90'
     """
-    try:
-        native = importlib.import_module("pyquant._native")
-    except ImportError as error:
-        raise NativeLibraryError(f"pyquant._native, the kernel table, cannot be imported: {error}") from None
     at, dynamic = sections(spec), spec.input == "dynamic"
     k = spec.k if spec.group_size else at.k_pad
     problem = {
@@ -75,5 +79,5 @@ def select(
         "ldx": at.k_pad, "ldw": at.k_pad, "group_size": spec.group_size, "per_token_scale": dynamic,
         "per_token_zero_point": dynamic, "has_zero_point": not dynamic or not spec.x_symmetric,
     }  # fmt: skip
-    kernel, predicted_us, refused = native.select(problem, vars(device), has_residual, only_compiled)
+    kernel, predicted_us, refused = _native().select(problem, vars(device), has_residual, only_compiled)
     return Selection(kernel, predicted_us, tuple(f"{name}: {why}" for name, why in refused.items()))
