@@ -81,7 +81,7 @@ bench: $(BUILT) $(STAMPS)/test
 	$(PY) -m bench.cpu_linear
 
 gpu: $(BUILT) $(STAMPS)/test
-	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device')"
+	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device; activate an environment with a CUDA build of torch, or name one: make gpu TORCH=torch')"
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. gpu -m gpu
 	$(PY) -m bench.gpu
 
