@@ -24,6 +24,8 @@ from pyquant.errors import (
     UnsupportedError,
 )
 from pyquant.nn.convert import quantize_
+from pyquant.nn.fuse import fuse_
+from pyquant.nn.fuse_rules import register_fusion
 from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.qembedding import QEmbedding
@@ -38,7 +40,8 @@ __all__ = [
     "FP16", "W4A4", "W4A8", "W4A16", "W8A8", "W8A16", "ArgumentError", "CheckpointError", "FqnConfig", "KernelInfo",
     "LayerReport", "NativeLibraryError", "NonFiniteError", "PyquantError", "QEmbedding", "QLinear", "QScheme",
     "QTensor", "SchemeError", "TensorScheme", "UnsupportedError", "W4A4Dynamic", "W4A8Dynamic", "W8A8Dynamic",
-    "load_pretrained", "quantization_report", "quantize_", "save_pretrained", "scheme_from_name", "set_checks",
+    "fuse_", "load_pretrained", "quantization_report", "quantize_", "register_fusion", "save_pretrained",
+    "scheme_from_name", "set_checks",
 ]  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
+from pyquant.nn.fuse import fused_activations, held, put_identity
+from pyquant.nn.fuse_rules import activation_of
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, swap_modules
@@ -68,7 +70,7 @@ def save_pretrained(
         if module.dtype != torch.float32:
             dtypes[name] = str(module.dtype).removeprefix("torch.")
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
-    own = {OWN_EXTRA: {"aliases": aliases, "dtypes": dtypes}}
+    own = {OWN_EXTRA: {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}}
     return save_checkpoint(directory, layers, others, extra={**(extra or {}), **own}, model_config=model_config)
 
 
@@ -84,15 +86,16 @@ def load_pretrained(
     model      the float model as its code builds it, or the function (or class) that builds it; weights are not used,
                so it may be on the meta device. A module is changed in place; on any error it is as before.
     manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
-    ->         the model: its Linears replaced by the saved QLinears, every other tensor as saved (dtype included), on
-               the device where the module was (meta: CPU).
+    ->         the model: its Linears replaced by the saved QLinears, the activations that fuse_ had moved into them by
+               nn.Identity, every other tensor as saved (dtype included), on the device where the module was (meta:
+               CPU).
     Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
-    unexpected tensors, other shapes. Source: docs/file_format.md.
+    unexpected tensors, other shapes, another activation than the fused one. Source: docs/file_format.md.
     """
     if not isinstance(model, nn.Module) and not callable(model):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module, or a function that returns one")
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
-    aliases, dtypes = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
+    aliases, dtypes, fused = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
     skeleton = model if isinstance(model, nn.Module) else model()
     if not isinstance(skeleton, nn.Module):
         raise ArgumentError(
@@ -109,10 +112,13 @@ def load_pretrained(
     if any("" in places for places, _ in new):
         return new[0][1]
     _check_keys(skeleton, [name for places, _ in new for name in places], checkpoint.tensors)
+    fused_places = _fused_places(skeleton, names, fused, {name: module for places, module in new for name in places})
     undo: list[Undo] = []
     try:
         _assign(skeleton, checkpoint.tensors, undo)
         swap_modules(skeleton, new, undo=undo)
+        for parent, name in fused_places:
+            put_identity(parent, name, undo)
         _check_no_meta(skeleton)
     except BaseException:
         for step in reversed(undo):
@@ -171,15 +177,52 @@ def _inside(key: str, modules: list[str] | set[str]) -> bool:
     return prefix in modules
 
 
-def _own_extra(extra: Mapping[str, Any], layers: set[str]) -> tuple[dict[str, str], dict[str, torch.dtype]]:
+def _own_extra(
+    extra: Mapping[str, Any], layers: set[str]
+) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
-    aliases = own.get("aliases", {}) if isinstance(own, Mapping) else None
-    dtypes = own.get("dtypes", {}) if isinstance(own, Mapping) else None
+    if not isinstance(own, Mapping) or not own.keys() <= {"aliases", "dtypes", "fused"}:
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys aliases, dtypes and fused")
+    aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not isinstance(aliases, Mapping) or any(target not in layers for target in aliases.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
     if not isinstance(dtypes, Mapping) or any(k not in layers or v not in _DTYPES for k, v in dtypes.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(_DTYPES)}}}")
-    return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}
+    known = layers | aliases.keys()
+    if not isinstance(fused, Mapping) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
+    return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}, dict(fused)
+
+
+def _are_siblings(layer: str, activation: object) -> bool:
+    if not isinstance(activation, str) or not layer or activation == layer:
+        return False
+    parent, _, name = activation.rpartition(".")
+    return bool(name) and parent == layer.rpartition(".")[0]
+
+
+def _fused_places(
+    skeleton: nn.Module, names: Mapping[str, nn.Module], fused: Mapping[str, str], new: Mapping[str, nn.Module]
+) -> list[tuple[nn.Module, str]]:
+    """Where the model computes an activation that its saved QLinear computes too; the layers learn its name."""
+    lost = [path for layer, path in fused_activations(skeleton).items() if layer in new and layer not in fused]
+    if lost:
+        raise CheckpointError(
+            f"activation '{lost[0]}' was fused away in the model and not in the checkpoint; build the float model anew"
+        )
+    places = []
+    for layer, path in fused.items():
+        parent_name, _, name = path.rpartition(".")
+        module, activation = new.get(layer), held(names[parent_name], name) if parent_name in names else None
+        if activation is None or not isinstance(module, QLinear):
+            raise CheckpointError(f"layer '{layer}' was saved with activation '{path}' in it; the model has none there")
+        wanted = (module.activation, module.clamp if module.activation == "clamp" else None)
+        if type(activation) is not nn.Identity and activation_of(activation) != wanted:
+            told = repr(activation)[:80]
+            raise CheckpointError(f"activation '{path}' was saved as {module.activation}; the model has {told} there")
+        module.fused_activation = name
+        places.append((names[parent_name], name))
+    return places
 
 
 def _names(skeleton: nn.Module) -> dict[str, nn.Module]:

@@ -114,7 +114,7 @@ def reload_elsewhere(
             tensors |= {f"out.{i}.{name}": model(ids, mask).cpu() for name, (_, model) in _by_index(saved)}
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, str(probe))
     device = str(next(iter(inputs.values()))[0].device)
-    words = [f"{int(variant.gelu_in_linear)}{folder}" for folder, (variant, _) in saved.items()]
+    words = [str(folder) for folder in saved]
     program = [sys.executable, "-m", "bench.minilm.reload", str(probe), device, str(torch.get_num_threads())]
     result = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
     probe.unlink()

@@ -41,7 +41,6 @@ class Variant:
     name: str
     make: Callable[[Embedder], Embedder]
     ours: bool = False
-    gelu_in_linear: bool = False
 
 
 def load_float() -> Embedder:
@@ -52,16 +51,12 @@ def load_float() -> Embedder:
     return Embedder(AutoModel.from_pretrained(_folder(), add_pooling_layer=False)).eval()
 
 
-def empty_model(*, gelu_in_linear: bool = False) -> Embedder:
+def empty_model() -> Embedder:
     """The same architecture with random weights: what load_pretrained fills in another process."""
     _quiet()
     from transformers import AutoConfig, AutoModel
 
-    model = Embedder(AutoModel.from_config(AutoConfig.from_pretrained(_folder()), add_pooling_layer=False)).eval()
-    if gelu_in_linear:
-        for layer in model.bert.encoder.layer:
-            layer.intermediate.intermediate_act_fn = nn.Identity()
-    return model
+    return Embedder(AutoModel.from_config(AutoConfig.from_pretrained(_folder()), add_pooling_layer=False)).eval()
 
 
 def tokenise(texts: Sequence[str], *, tokens: int | None = None) -> tuple[Tensor, Tensor]:
@@ -84,7 +79,7 @@ def variants() -> list[Variant]:
         Variant("bf16", lambda model: model.bfloat16()),
         Variant("torch.ao dynamic int8", _torch_ao),
         _pyquant("W8A8Dynamic", pyquant.W8A8Dynamic()),
-        Variant("W8A8Dynamic, GELU in the kernel", _gelu_in_linear, ours=True, gelu_in_linear=True),
+        Variant("W8A8Dynamic, GELU in the kernel", _gelu_in_kernel, ours=True),
         _pyquant("W4A8Dynamic g32", pyquant.W4A8Dynamic(group_size=32)),
         _pyquant("W4A8Dynamic g128", pyquant.W4A8Dynamic(group_size=128)),
         _pyquant("W8A16", pyquant.W8A16()),
@@ -95,14 +90,9 @@ def _pyquant(name: str, scheme: pyquant.QScheme) -> Variant:
     return Variant(name, lambda model: pyquant.quantize_(model, scheme, embeddings=True), ours=True)
 
 
-def _gelu_in_linear(model: Embedder) -> Embedder:
-    """W8A8Dynamic with each feed-forward GELU in the epilogue of the Linear before it, not in a pass of its own."""
-    scheme = pyquant.W8A8Dynamic()
-    for layer in model.bert.encoder.layer:
-        intermediate = layer.intermediate
-        intermediate.dense = pyquant.QLinear.from_float(intermediate.dense, scheme, activation="gelu")
-        intermediate.intermediate_act_fn = nn.Identity()
-    return pyquant.quantize_(model, scheme, embeddings=True)
+def _gelu_in_kernel(model: Embedder) -> Embedder:
+    fused: Embedder = pyquant.fuse_(pyquant.quantize_(model, pyquant.W8A8Dynamic(), embeddings=True))
+    return fused
 
 
 def _torch_ao(model: Embedder) -> Embedder:

@@ -13,18 +13,16 @@ from bench.minilm.model import empty_model
 
 
 def main(probe: str, device: str, threads: str, *folders: str) -> int:
-    """folders: each led by '1' where the GELU lives in the Linear, else '0'. Prints a JSON list of verdicts."""
+    """Prints a JSON list of verdicts, one for each folder."""
     torch.set_num_threads(int(threads))
     recorded = load_file(probe)
     inputs = sum(name.startswith("ids.") for name in recorded)
-    print(json.dumps([_equal(recorded, inputs, i, text[0] == "1", text[1:], device) for i, text in enumerate(folders)]))
+    print(json.dumps([_equal(recorded, inputs, i, folder, device) for i, folder in enumerate(folders)]))
     return 0
 
 
-def _equal(
-    recorded: dict[str, torch.Tensor], inputs: int, index: int, gelu_in_linear: bool, folder: str, device: str
-) -> bool:  # fmt: skip
-    model = pyquant.load_pretrained(folder, lambda: empty_model(gelu_in_linear=gelu_in_linear)).to(device).eval()
+def _equal(recorded: dict[str, torch.Tensor], inputs: int, index: int, folder: str, device: str) -> bool:
+    model = pyquant.load_pretrained(folder, empty_model).to(device).eval()
     with torch.inference_mode():
         outputs = [model(recorded[f"ids.{i}"].to(device), recorded[f"mask.{i}"].to(device)) for i in range(inputs)]
     return all(torch.equal(y.cpu(), recorded[f"out.{i}.{index}"]) for i, y in enumerate(outputs))

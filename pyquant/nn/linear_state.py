@@ -31,6 +31,7 @@ class LinearState(nn.Module):
     dtype: torch.dtype
     state_slots: dict[str, state.Slot]
     missing: str | None  # the tensor without which the layer cannot run
+    fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
     storage: Tensor
     weight_scale: Tensor  # None in a 16-bit layer
     weight_zero_point: Tensor | None
@@ -85,6 +86,25 @@ class LinearState(nn.Module):
             self._buffers[name] = None if held is None else held.detach().contiguous()
         self._buffers["storage"], self._spec, self.missing = storage, spec, missing
         self._is_packed, self._is_direct = is_packed, is_packed and not self._gives_codes
+
+    def with_activation(self: Self, activation: str | None, clamp: tuple[float, float] | None = None) -> Self:
+        """The same layer with another activation; hooks, attributes and (where the layout allows) memory are shared.
+
+        activation, clamp  as in QLinear.
+        Raises ArgumentError for an unknown activation or wrong limits.
+
+        Example:
+            >>> from pyquant import QLinear
+            >>> QLinear(8, 4).with_activation("gelu").activation
+            'gelu'
+        """
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.__dict__["_buffers"] = dict(self._buffers)
+        twin.activation, twin.clamp = _activation(activation, clamp)
+        if self.missing != self._weight_name:  # else there are no numbers to lay out before a state is loaded
+            twin._fill(self._state())
+        return twin
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
         scheme = self.scheme

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pyquant.nn import obstacles
+from pyquant.nn.fuse import fused_activations
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 
@@ -22,6 +23,7 @@ class LayerReport:
     bytes_before  weights and bias in the floating-point type of the layer.
     bytes_after   codes, scales, zero points and bias as they are saved.
     reason        why a layer stays in floating point; empty for quantised ones.
+    fused         name of the activation that fuse_ moved into this layer; empty for none.
     """
 
     name: str
@@ -30,6 +32,7 @@ class LayerReport:
     bytes_before: int
     bytes_after: int
     reason: str = ""
+    fused: str = ""
 
 
 def quantization_report(model: nn.Module) -> list[LayerReport]:
@@ -41,11 +44,13 @@ def quantization_report(model: nn.Module) -> list[LayerReport]:
     """
     records = []
     parents = {id(child): module for module in model.modules() for child in module.children()}
+    fused = fused_activations(model)
     for name, module in model.named_modules():
         if isinstance(module, QLinear):
             count = module.in_features * module.out_features + ("bias" in module.state_slots) * module.out_features
             before, after = count * module.dtype.itemsize, _slot_bytes(module)
-            records.append(LayerReport(name, "QLinear", str(module.scheme), before, after))
+            inside = fused.get(name, "")
+            records.append(LayerReport(name, "QLinear", str(module.scheme), before, after, fused=inside))
         elif isinstance(module, QEmbedding):
             before = module.num_embeddings * module.embedding_dim * module.dtype.itemsize
             records.append(LayerReport(name, "QEmbedding", "int8 per row", before, _slot_bytes(module)))

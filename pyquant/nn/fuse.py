@@ -1,0 +1,104 @@
+"""fuse_: activations that follow quantised layers move into their kernels, in place, all of them or none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.nn import obstacles
+from pyquant.nn.fuse_rules import activation_of, pairs_of
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.swap import Undo, swap_modules
+
+
+def fuse_(model: nn.Module) -> nn.Module:
+    """Let QLinears compute the GELU, SiLU, ReLU, ReLU6 or Hardtanh that directly follows them, in place.
+
+    model  nn.Module with QLinear layers: call it after quantize_.
+    ->     the model. Each activation that moved is an nn.Identity now; its name is in the QLinear's
+           `fused_activation`, in quantization_report, and in what save_pretrained writes.
+    Where: neighbours in an nn.Sequential, nn.TransformerEncoderLayer and nn.TransformerDecoderLayer, feed-forward
+    classes of transformers (fuse_rules.TRANSFORMERS_PARENTS), and what register_fusion names. Left alone: layers that
+    are used in several places, have hooks, an activation already, or integer outputs; activations that the kernels do
+    not compute. The activation is then computed in fp32, before the result is rounded to its type.
+    Transactional: on any exception the model is as before. Calling it again changes nothing. Code that calls the
+    members of an nn.Sequential by itself, not through its forward, is out of sight: do not fuse such a model.
+    Raises ArgumentError for a model without QLinear. Source: docs/numerics.md 2, docs/activations.md.
+
+    Example:
+        >>> import torch
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> from pyquant.nn.convert import quantize_
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        >>> model = fuse_(quantize_(model, W8A8Dynamic()))
+        >>> model[0].activation, model[0].fused_activation, model[1]
+        ('gelu', '1', Identity())
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    if not any(isinstance(module, QLinear) for module in model.modules()):
+        raise ArgumentError(
+            "model", f"a {type(model).__name__} without QLinear", "a model with quantised layers: call quantize_ first"
+        )
+    uses = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
+    layers: list[tuple[list[str], nn.Module]] = []
+    places: list[tuple[nn.Module, str]] = []
+    for name, parent in model.named_modules():
+        for linear, activation in pairs_of(parent):
+            fused = _fused(parent._modules.get(linear), held(parent, activation), uses)
+            if fused is not None:
+                fused.fused_activation = activation
+                layers.append(([f"{name}.{linear}" if name else linear], fused))
+                places.append((parent, activation))
+    undo: list[Undo] = []
+    try:
+        swap_modules(model, layers, undo=undo)
+        for parent, activation in places:
+            put_identity(parent, activation, undo)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    return model
+
+
+def _fused(layer: nn.Module | None, activation: object, uses: Counter[int]) -> QLinear | None:
+    """The layer with the activation in its epilogue; None where the two are to be left alone."""
+    known = activation_of(activation)
+    if known is None or not isinstance(layer, QLinear) or layer.activation != "none" or uses[id(layer)] != 1:
+        return None
+    has_own_forward = type(layer).forward is not QLinear.forward or "forward" in layer.__dict__
+    if has_own_forward or layer.scheme.outputs is not None or obstacles.has_hooks(layer):
+        return None
+    if isinstance(activation, nn.Module) and obstacles.has_hooks(activation):
+        return None
+    return layer.with_activation(*known)
+
+
+def held(parent: nn.Module, name: str) -> object:
+    """A module or function that the parent itself holds under a name (what its class holds does not count)."""
+    return parent._modules[name] if name in parent._modules else parent.__dict__.get(name)
+
+
+def put_identity(parent: nn.Module, name: str, undo: list[Undo]) -> None:
+    """nn.Identity in the place of an activation. A function is no registered child, and what takes its place is none
+    either: nn.TransformerDecoderLayer, copied, makes any activation that is not among its attributes a ReLU."""
+    holder: dict[str, Any] = parent._modules if name in parent._modules else parent.__dict__
+    undo.append(partial(holder.__setitem__, name, holder[name]))
+    holder[name] = nn.Identity()
+
+
+def fused_activations(model: nn.Module) -> dict[str, str]:
+    """{name of a QLinear: name of the nn.Identity where its activation was}, for every name of a shared one."""
+    found = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if name and isinstance(layer, QLinear) and layer.fused_activation is not None:
+            parent_name = name.rpartition(".")[0]
+            # A Sequential that was cut after the layer holds no Identity, or something else in its place.
+            if type(held(model.get_submodule(parent_name), layer.fused_activation)) is nn.Identity:
+                found[name] = f"{parent_name}.{layer.fused_activation}".lstrip(".")
+    return found

@@ -1,0 +1,144 @@
+"""What fuse_ knows: which activations the kernels compute, and which modules call one right after a Linear."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pyquant.errors import ArgumentError
+
+Activation = tuple[str, tuple[float, float] | None]
+Pair = tuple[str, str]  # attribute names: the Linear, the activation
+
+_GELU: Final = {"none": "gelu", "tanh": "gelu_tanh"}
+_FUNCTIONS: Final = (
+    (F.gelu, "gelu"), (F.silu, "silu"), (F.relu, "relu"), (torch.relu, "relu"), (F.relu6, "clamp"),
+)  # fmt: skip
+# Classes of transformers.activations that are the same function in exact arithmetic. FastGELUActivation (a constant of
+# ten digits), QuickGELUActivation and ClippedGELUActivation are other functions.
+_TRANSFORMERS: Final = {
+    "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
+}  # fmt: skip
+
+# Modules of transformers 5.23, by class name, whose code calls the activation on the result of the Linear at once and
+# uses each of the two in no other place; tests/nn/test_fuse.py reads their source to check that.
+TRANSFORMERS_PARENTS: Final[dict[Pair, tuple[str, ...]]] = {
+    ("dense", "intermediate_act_fn"): (
+        "BertIntermediate", "BertGenerationIntermediate", "BigBirdIntermediate", "BlipTextIntermediate",
+        "CamembertIntermediate", "ConvBertIntermediate", "DebertaIntermediate", "DebertaV2Intermediate",
+        "ElectraIntermediate", "ErnieIntermediate", "LayoutLMIntermediate", "LayoutLMv2Intermediate",
+        "LayoutLMv3Intermediate", "LongformerIntermediate", "MPNetIntermediate", "MegatronBertIntermediate",
+        "MobileBertIntermediate", "RemBertIntermediate", "RobertaIntermediate", "RobertaPreLayerNormIntermediate",
+        "VideoMAEIntermediate", "XLMRobertaIntermediate", "XLMRobertaXLIntermediate", "YolosIntermediate",
+    ),
+    ("dense", "transform_act_fn"): (
+        "BertPredictionHeadTransform", "ErniePredictionHeadTransform", "LayoutLMPredictionHeadTransform",
+    ),
+    ("fc1", "activation_fn"): (
+        "BartDecoderLayer", "BartEncoderLayer", "BeitMLP", "Blip2MLP", "BlipMLP", "CLIPMLP", "DeiTMLP", "Dinov2MLP",
+        "M2M100DecoderLayer", "M2M100EncoderLayer", "MBartDecoderLayer", "MBartEncoderLayer", "MarianDecoderLayer",
+        "MarianEncoderLayer", "OPTDecoderLayer", "PegasusDecoderLayer", "PegasusEncoderLayer", "PhiMLP", "Siglip2MLP",
+        "SiglipMLP", "SwinMLP", "ViTMAEMLP", "ViTMLP", "WhisperDecoderLayer", "WhisperEncoderLayer",
+    ),
+    ("gate_proj", "act_fn"): (
+        "CohereMLP", "Gemma2MLP", "Gemma3MLP", "GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "NomicBertMLP",
+        "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP",
+    ),
+    ("intermediate_dense", "intermediate_act_fn"): ("HubertFeedForward", "Wav2Vec2FeedForward"),
+    ("wi", "act"): ("MT5DenseActDense", "T5DenseActDense"),
+    ("wi_0", "act"): ("MT5DenseGatedActDense", "T5DenseGatedActDense"),
+}  # fmt: skip
+
+_BY_NAME: Final = {name: pair for pair, names in TRANSFORMERS_PARENTS.items() for name in names}
+_BY_CLASS: dict[type[nn.Module], list[Pair]] = {
+    nn.TransformerEncoderLayer: [("linear1", "activation")],
+    nn.TransformerDecoderLayer: [("linear1", "activation")],
+}
+_BUILT_IN: Final = frozenset(_BY_CLASS)
+
+
+def register_fusion(parent_class: type[nn.Module], linear: str, activation: str) -> type[nn.Module]:
+    """Tell fuse_ that a module class calls an activation on the result of a Linear, with nothing in between.
+
+    parent_class  subclass of nn.Module; instances of exactly this class are meant, not of its subclasses.
+    linear        name of the attribute that holds the Linear; its result must go to the activation and nowhere else.
+    activation    name of the attribute that holds the activation; it must be called on nothing else.
+    ->            parent_class. Registering the same again changes nothing.
+    Raises ArgumentError for names that are none, and where one of the two is registered with another partner.
+
+    Example:
+        >>> class Gate(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.up, self.act = nn.Linear(8, 8), nn.SiLU()
+        ...     def forward(self, x):
+        ...         return x * self.act(self.up(x))
+        >>> _ = register_fusion(Gate, "up", "act")
+    """
+    if not isinstance(parent_class, type) or not issubclass(parent_class, nn.Module):
+        raise ArgumentError("parent_class", repr(parent_class)[:120], "a subclass of torch.nn.Module")
+    for argument, name in (("linear", linear), ("activation", activation)):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError(argument, repr(name)[:120], "the name of an attribute of the class's instances")
+    if linear == activation:
+        raise ArgumentError("activation", repr(activation), "another attribute than the Linear's")
+    known = _BY_CLASS.setdefault(parent_class, [])
+    for pair in known:
+        if pair != (linear, activation) and (linear == pair[0] or activation == pair[1]):
+            raise ArgumentError("activation", f"({linear}, {activation})", f"the registered pair {pair} alone")
+    if (linear, activation) not in known:
+        known.append((linear, activation))
+    return parent_class
+
+
+def pairs_of(parent: nn.Module) -> list[Pair]:
+    """The (Linear, activation) attributes of a module, by its class; none where its forward was replaced.
+
+    Raises ArgumentError where a class that the user registered lacks one of its attributes.
+    """
+    kind = type(parent)
+    if "forward" in parent.__dict__:
+        return []
+    if kind.forward is nn.Sequential.forward:
+        return list(itertools.pairwise(parent._modules))
+    pairs = _BY_CLASS.get(kind, [])
+    for name in (name for pair in pairs for name in pair if kind not in _BUILT_IN):
+        if not hasattr(parent, name):
+            raise ArgumentError("model", f"a {kind.__name__} without '{name}'", "what register_fusion was told")
+    if not pairs and kind.__module__.startswith("transformers.models.") and kind.__name__ in _BY_NAME:
+        return [_BY_NAME[kind.__name__]]
+    return pairs
+
+
+def activation_of(value: object) -> Activation | None:
+    """The kernels' name, and limits for 'clamp', of a module or function; None for what they do not compute."""
+    if isinstance(value, nn.Module):
+        return None if "forward" in value.__dict__ else _module(value)
+    if isinstance(value, functools.partial):
+        is_gelu = value.func is F.gelu and not value.args and set(value.keywords) <= {"approximate"}
+        return (_GELU[value.keywords.get("approximate", "none")], None) if is_gelu else None
+    name = next((name for function, name in _FUNCTIONS if value is function), None)
+    return None if name is None else (name, (0.0, 6.0) if name == "clamp" else None)
+
+
+def _module(value: nn.Module) -> Activation | None:
+    kind = type(value)
+    if kind is nn.GELU:
+        return _GELU[str(value.approximate)], None
+    if kind is nn.ReLU:
+        return "relu", None
+    if kind is nn.SiLU:
+        return "silu", None
+    if isinstance(value, nn.Hardtanh) and kind in (nn.Hardtanh, nn.ReLU6):
+        low, high = float(value.min_val), float(value.max_val)
+        return ("clamp", (low, high)) if math.isfinite(low) and math.isfinite(high) else None
+    if kind.__module__ == "transformers.activations" and kind.__name__ in _TRANSFORMERS:
+        return _TRANSFORMERS[kind.__name__], None
+    return None
