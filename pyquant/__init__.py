@@ -31,7 +31,7 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import LayerReport, quantization_report
-from pyquant.ops import set_checks
+from pyquant.ops import set_checks, set_strict
 from pyquant.pretrained import load_pretrained, save_pretrained
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ __all__ = [
     "LayerReport", "NativeLibraryError", "NonFiniteError", "PyquantError", "QEmbedding", "QLinear", "QScheme",
     "QTensor", "SchemeError", "TensorScheme", "UnsupportedError", "W4A4Dynamic", "W4A8Dynamic", "W8A8Dynamic",
     "fuse_", "load_pretrained", "quantization_report", "quantize_", "register_fusion", "save_pretrained",
-    "scheme_from_name", "set_checks",
+    "scheme_from_name", "set_checks", "set_strict",
 ]  # fmt: skip
 
 

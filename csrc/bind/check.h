@@ -36,6 +36,7 @@ void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x,
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
 void group(int64_t group_size, int64_t k);
 Activation activation_of(const std::string& name, double clamp_min, double clamp_max);
+bool is_float_type(ScalarType type);
 ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise);
 DType dtype_of_scalar(ScalarType type);
 

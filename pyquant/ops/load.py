@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pyquant.ops import autograd, fallback, shapes
+from pyquant.ops import autograd, fallback, shapes, strict
 from pyquant.ops.schema import SCHEMAS
 from pyquant.ops.spec import LinearSpec
 
@@ -65,6 +67,17 @@ def _load() -> str | None:
     return None
 
 
+def _announced(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python stand-in for a compiled kernel, which says so."""
+
+    @functools.wraps(kernel)
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        strict.slower_path("integer ops run in plain PyTorch", str(_why_not_native))
+        return kernel(*args, **kwargs)
+
+    return announced
+
+
 def _initialise() -> None:
     global _why_not_native, _python_kernels
     _define()
@@ -73,9 +86,9 @@ def _initialise() -> None:
     _why_not_native = _load()
     # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
     _python_kernels = torch.library.Library("pyquant", "IMPL")
-    names = fallback.EVERYWHERE if native_available() else SCHEMAS
-    for name in names:
-        _python_kernels.impl(name, getattr(fallback, name), "CPU")
+    for name in fallback.EVERYWHERE if native_available() else SCHEMAS:
+        kernel = getattr(fallback, name)
+        _python_kernels.impl(name, kernel if name in fallback.EVERYWHERE else _announced(kernel), "CPU")
     for name in fallback.ON_CUDA:
         _python_kernels.impl(name, getattr(fallback, name), "CUDA")
 
