@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -25,6 +26,8 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples_run(name: str) -> None:
+    if name == "pyquant.ops.plan" and importlib.util.find_spec("pyquant._native") is None:
+        pytest.skip("its examples ask the compiled kernel table, and nothing is compiled here")
     module: ModuleType = importlib.import_module(name)
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert result.failed == 0
