@@ -69,6 +69,8 @@ class CMakeBuild(build_ext):
         options.update({"pybind11_DIR": pybind / "share/cmake/pybind11"} if pybind else {})
         options.update({name: os.environ[name] for name in PASSED_ON if os.environ.get(name)})
         defines = [f"-D{name}={value}" for name, value in options.items()] + os.environ.get("CMAKE_ARGS", "").split()
+        # What is not named now gets its default, not what an earlier build in the same folder was told.
+        defines += [f"-U{name}" for name in PASSED_ON if name not in options]
         jobs = os.environ.get("MAX_JOBS")
         subprocess.check_call([cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *defines])
         subprocess.check_call([cmake, "--build", str(build), *(["-j", jobs] if jobs else [])])
