@@ -114,9 +114,10 @@ def reload_elsewhere(
             tensors |= {f"out.{i}.{name}": model(ids, mask).cpu() for name, (_, model) in _by_index(saved)}
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, str(probe))
     device = str(next(iter(inputs.values()))[0].device)
-    words = [str(folder) for folder in saved]
-    program = [sys.executable, "-m", "bench.minilm.reload", str(probe), device, str(torch.get_num_threads())]
-    result = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
+    words = [str(folder.resolve()) for folder in saved]
+    program = [sys.executable, "-m", "bench.minilm.reload", str(probe.resolve()), device, str(torch.get_num_threads())]
+    root = Path(__file__).resolve().parents[2]  # where `bench` is found, whatever folder this process was started in
+    result = subprocess.run([*program, *words], cwd=root, capture_output=True, text=True, check=False)
     probe.unlink()
     if result.returncode != 0:
         raise RuntimeError(f"the second process failed:\n{result.stderr}")
