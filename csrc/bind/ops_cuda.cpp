@@ -47,12 +47,19 @@ void align(GemmProblem* p, const GemmOperands& o) {
   p->residual_align = o.residual ? alignment(o.residual, p->ldr * bits_of(p->residual) / 8) : 16;
 }
 
-void run(GemmProblem problem, const GemmOperands& operands, const Epilogue& epilogue, const On& on) {
+void run(GemmProblem problem, const GemmOperands& operands, const Epilogue& epilogue, const Tensor& like,
+         const On& on) {
   align(&problem, operands);
   const Selection selection = select(problem, operands.residual != nullptr, device_info(on.context.device));
   if (!selection.row)
     throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" + text_of(selection));
-  cuda::gemm(*selection.row, problem, operands, epilogue, on.context);
+  GemmOperands with_workspace = operands;
+  Tensor workspace;  // the allocator keeps it alive until the stream has passed the launch
+  if (const int64_t bytes = cuda::workspace_bytes(*selection.row, problem, on.context); bytes > 0) {
+    workspace = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+    with_workspace.workspace = workspace.mutable_data_ptr();
+  }
+  cuda::gemm(*selection.row, problem, with_workspace, epilogue, on.context);
 }
 
 int32_t small(int64_t value) { return static_cast<int32_t>(value); }
@@ -132,7 +139,7 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
                       call.problem.group_size, data, on.context);
     call.operands.w_sum = data;
   }
-  run(call.problem, call.operands, call.epilogue, on);
+  run(call.problem, call.operands, call.epilogue, x, on);
   return out;
 }
 
@@ -256,7 +263,7 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   e.clamp_max = s.clamp_max;
   e.out_qmin = s.out_qmin;
   e.out_qmax = s.out_qmax;
-  run(p, o, e, on);
+  run(p, o, e, x, on);
   if (!padded_n) return out;
   return torch::stable::clone(torch::stable::narrow(out, out.dim() - 1, 0, s.n));
 }

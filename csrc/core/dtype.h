@@ -29,6 +29,9 @@ constexpr const char* name_of(DType t) {
   }
 }
 
+// One bit per type, for sets of types.
+constexpr uint32_t type_bit(DType t) { return 1u << static_cast<int32_t>(t); }
+
 constexpr bool is_float(DType t) { return t == DType::f16 || t == DType::bf16 || t == DType::f32; }
 
 // How many elements of a tensor share one scale. rows: one per row of the last dimension, which is

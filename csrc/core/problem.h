@@ -9,18 +9,29 @@ namespace pyquant {
 
 enum class Activation : int32_t { none = 0, relu = 1, clamp = 2, gelu = 3, gelu_tanh = 4, silu = 5 };
 
+// Order of the weights' codes in memory. natural: rows of n, k ascending. blocked128: int4 only, the order of the
+// Hopper kernels' registers (core/blocked128.h).
+enum class WeightLayout : int32_t { natural = 0, blocked128 = 1 };
+
+constexpr uint32_t layout_bit(WeightLayout layout) { return 1u << static_cast<int32_t>(layout); }
+
 // y[m, n] = epilogue(sum_k x_q[m, k] * w_q[n, k]); leading strides count elements (for s4: nibbles).
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
-  DType x = DType::s8;     // s8, u8 (shifted by -128 on load), s4 (codes in [-8, 7] carried one per byte)
-  DType w = DType::s8;     // s8 [n, k] row-major; s4 packed two per byte, low nibble = even k
-  DType out = DType::f32;  // f16, bf16, f32; s32 = accumulator after the zero-point term; s8 = requantised codes
+  DType x = DType::s8;  // codes s8, u8, s4 (one per byte unless x_packed), or f16, bf16
+  DType w = DType::s8;  // s8 [n, k] row-major; s4 packed two per byte, low nibble = even k; f16, bf16 as x
+  // f16, bf16, f32; s32 = accumulator after the zero-point term; s8 = requantised codes; s4 = the same, two per byte,
+  // low nibble = even n, the high nibble after an odd n is 0
+  DType out = DType::f32;
+  bool x_packed = false;  // s4 activations lie two per byte, low nibble = even k
+  WeightLayout w_layout = WeightLayout::natural;
   int64_t ldx = 0, ldw = 0, ldo = 0, ldr = 0;
   int64_t group_size = 0;        // codes along k that share a weight scale; 0 = one scale per channel
   bool per_token_scale = false;  // x_scale has m entries (else one)
   bool per_token_zero_point = false;
   bool has_zero_point = false;
-  DType residual = DType::f32;  // meaningful when operands carry a residual
+  bool has_w_zero_point = false;  // f16, bf16 activations only: (w_q - w_zero_point) * w_scale
+  DType residual = DType::f32;    // meaningful when operands carry a residual
   int32_t x_align = 16, w_align = 16, out_align = 16,
           residual_align = 16;  // bytes: largest power of two <= 16 dividing pointer and row stride
 };
@@ -33,17 +44,19 @@ struct GemmOperands {
   const int32_t* x_zero_point = nullptr;  // [m] or [1]
   const float* w_scale = nullptr;         // [n] or [n, k / group_size]
   const int32_t* w_sum = nullptr;         // [n] (groups: [n, k / group_size]) sum of codes; required with a zero point
+  const int32_t* w_zero_point = nullptr;  // [n] or [n, k / group_size]
   const float* bias = nullptr;            // [n]
   const void* residual = nullptr;         // [m, n], type problem.residual, row stride ldr
   void* out = nullptr;                    // [m, n], row stride ldo
-  const float* out_scale = nullptr;       // [1], out == s8
+  const float* out_scale = nullptr;       // [1], out == s8 or s4
   const int32_t* out_zero_point = nullptr;  // [1] or null
+  void* workspace = nullptr;                // cuda::workspace_bytes of the row, 256-byte aligned, need not be cleared
 };
 
 struct Epilogue {
   Activation activation = Activation::none;
   float clamp_min = 0.f, clamp_max = 0.f;   // used by Activation::clamp
-  int32_t out_qmin = -127, out_qmax = 127;  // code limits when out == s8
+  int32_t out_qmin = -127, out_qmax = 127;  // code limits when out == s8 or s4
 };
 
 }  // namespace pyquant

@@ -26,7 +26,15 @@ std::string text_of(const Refusal& r) {
     case Reason::out_alignment: return two("output rows need ", r.wanted, "-byte alignment, got ", r.got);
     case Reason::residual_alignment: return two("residual rows need ", r.wanted, "-byte alignment, got ", r.got);
     case Reason::residual_type: return two("residual type: takes the set ", r.wanted, ", got type ", r.got);
-    case Reason::group_size: return two("group size must be ", r.wanted, " (0: one scale per channel), got ", r.got);
+    case Reason::group_size:
+      return r.wanted == 0 ? two("group size must be ", r.wanted, " (0: one scale per channel), got ", r.got)
+                           : two("group size must be a multiple of ", r.wanted, ", got ", r.got);
+    case Reason::groups_only: return two("group size must be a multiple of ", r.wanted, ", got ", r.got);
+    case Reason::m_limit: return two("M must be at most ", r.wanted, ", got M = ", r.got);
+    case Reason::zero_point: return two("zero points of x: takes ", r.wanted, ", got ", r.got);
+    case Reason::w_zero_point: return two("zero points of w: takes ", r.wanted, ", got ", r.got);
+    case Reason::x_packing: return two("int4 codes of x in a byte: takes ", r.wanted + 1, ", got ", r.got + 1);
+    case Reason::w_layout: return two("weight layout: takes the set ", r.wanted, ", got layout ", r.got);
     case Reason::k_bound: return two("K must be at most ", r.wanted, " for an exact int32 sum, got K = ", r.got);
     case Reason::size_limit: return two("a dimension must be at most ", r.wanted, ", got ", r.got);
   }

@@ -19,7 +19,13 @@ enum class Reason : int32_t {
   out_alignment,
   residual_alignment,
   residual_type,
-  group_size,
+  group_size,   // a multiple of wanted; wanted 0: one scale per channel
+  groups_only,  // the kernel needs a group size
+  m_limit,
+  zero_point,  // of activations; not taken
+  w_zero_point,
+  x_packing,  // int4 activations: wanted 1 = two per byte
+  w_layout,
   k_bound,     // K beyond the int32 bound
   size_limit,  // a dimension or byte offset beyond what the kernel indexes
 };

@@ -6,7 +6,10 @@
 
 #include "core/device.h"
 #include "core/problem.h"
-#include "plan/row.h"
+
+namespace pyquant {
+struct Row;  // a row of the kernel table (plan/row.h); kernels do not depend on the table
+}
 
 namespace pyquant::cuda {
 
@@ -20,6 +23,9 @@ const char* cutlass_version();  // "4.2.0", or "" without CUDA
 int runtime_version();          // of the CUDA headers compiled against, 0 without CUDA
 int device_count();             // 0 when there is no driver
 DeviceInfo device_info(int32_t device);
+
+// Bytes of device memory that a row needs beside its operands (sums of a divided K); 0 for most.
+int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context);
 
 // Runs one row of the kernel table. The caller has asked plan/ whether the row accepts the problem; K = 0 is the
 // epilogue of a zero accumulator, M = 0 or N = 0 launches nothing.

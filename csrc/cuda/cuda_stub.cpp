@@ -15,6 +15,7 @@ int runtime_version() { return 0; }
 int device_count() { return 0; }
 DeviceInfo device_info(int32_t) { refuse(); }
 
+int64_t workspace_bytes(const Row&, const GemmProblem&, const Context&) { refuse(); }
 void gemm(const Row&, const GemmProblem&, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
 void quantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
               int32_t, int32_t, int8_t*, const Context&) {

@@ -6,10 +6,11 @@
 
 #include "cuda/gemm/call.h"
 #include "cuda/launch.h"
+#include "plan/row.h"
 
 namespace pyquant::cuda {
 
-#define PYQUANT_LAUNCHER(NAME) void NAME(const GemmCall&);
+#define PYQUANT_LAUNCHER(NAME) extern const Launcher NAME;
 #define PYQUANT_NO_LAUNCHER(NAME)
 #include "launchers.inc"
 #undef PYQUANT_LAUNCHER
@@ -18,16 +19,16 @@ namespace pyquant::cuda {
 namespace {
 
 // In the order of the kernel table.
-constexpr Launcher kLaunchers[] = {
-#define PYQUANT_LAUNCHER(NAME) NAME,
+constexpr const Launcher* kLaunchers[] = {
+#define PYQUANT_LAUNCHER(NAME) &NAME,
 #define PYQUANT_NO_LAUNCHER(NAME) nullptr,
 #include "launchers.inc"
 };
 
-Launcher launcher_of(const Row& row) {
-  const Launcher launcher = kLaunchers[&row - rows()];
+const Launcher& launcher_of(const Row& row) {
+  const Launcher* launcher = kLaunchers[&row - rows()];
   if (launcher == nullptr) throw std::runtime_error(std::string(row.name) + " is not compiled into this build");
-  return launcher;
+  return *launcher;
 }
 
 DeviceInfo query(int device) {
@@ -71,17 +72,24 @@ DeviceInfo device_info(int32_t device) {
   return info;
 }
 
+int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context) {
+  const Launcher& launcher = launcher_of(row);
+  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return 0;
+  const DeviceInfo device = device_info(context.device);
+  return launcher.workspace_bytes({row.name, problem, {}, {}, context, device});
+}
+
 void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue,
           const Context& context) {
-  const Launcher launcher = launcher_of(row);
+  const Launcher& launcher = launcher_of(row);
   if (problem.m == 0 || problem.n == 0) return;
   const DeviceInfo device = device_info(context.device);
-  const GemmCall call{row, problem, operands, epilogue, context, device};
+  const GemmCall call{row.name, problem, operands, epilogue, context, device};
   // Tiles of depth 0 do not exist for TMA and cp.async; the byte-wise family is the epilogue of a zero accumulator.
   if (problem.k == 0)
-    gemm_simt_any(call);
+    gemm_simt_any.run(call);
   else
-    launcher(call);
+    launcher.run(call);
 }
 
 }  // namespace pyquant::cuda

@@ -18,6 +18,9 @@ using namespace pyquant;
 namespace {
 
 constexpr DType kTypes[] = {DType::s4, DType::s8, DType::u8, DType::s32, DType::f16, DType::bf16, DType::f32};
+constexpr const char* kLayouts[] = {"natural", "blocked128"};
+constexpr const char* kPackings[] = {"bytes", "nibbles", "either"};
+constexpr const char* kEngines[] = {"byte_wise", "mma", "wgmma", "decode"};
 constexpr const char* kActivations[] = {"none", "relu", "clamp", "gelu", "gelu_tanh", "silu"};
 
 DType dtype_of(const std::string& name) {
@@ -37,6 +40,12 @@ Granularity granularity_of(const std::string& name) {
   if (name == "rows") return Granularity::rows;
   if (name == "groups") return Granularity::groups;
   throw std::invalid_argument("unknown granularity '" + name + "'");
+}
+
+WeightLayout layout_of(const std::string& name) {
+  for (int i = 0; i < 2; ++i)
+    if (name == kLayouts[i]) return static_cast<WeightLayout>(i);
+  throw std::invalid_argument("unknown weight layout '" + name + "'");
 }
 
 template <class T>
@@ -73,14 +82,17 @@ GemmProblem problem_of(const py::dict& dict) {
   p.x = dtype_of(f.get<std::string>("x", "s8"));
   p.w = dtype_of(f.get<std::string>("w", "s8"));
   p.out = dtype_of(f.get<std::string>("out", "f32"));
-  p.ldx = f.get<int64_t>("ldx", p.k);
+  p.x_packed = f.get<bool>("x_packed", false);
+  p.w_layout = layout_of(f.get<std::string>("w_layout", "natural"));
+  p.ldx = f.get<int64_t>("ldx", p.x_packed ? (p.k + 1) / 2 * 2 : p.k);
   p.ldw = f.get<int64_t>("ldw", p.w == DType::s4 ? (p.k + 1) / 2 * 2 : p.k);
-  p.ldo = f.get<int64_t>("ldo", p.n);
+  p.ldo = f.get<int64_t>("ldo", p.out == DType::s4 ? (p.n + 1) / 2 * 2 : p.n);
   p.ldr = f.get<int64_t>("ldr", p.n);
   p.group_size = f.get<int64_t>("group_size", 0);
   p.per_token_scale = f.get<bool>("per_token_scale", false);
   p.per_token_zero_point = f.get<bool>("per_token_zero_point", false);
   p.has_zero_point = f.get<bool>("has_zero_point", false);
+  p.has_w_zero_point = f.get<bool>("has_w_zero_point", false);
   p.residual = dtype_of(f.get<std::string>("residual", "f32"));
   p.x_align = f.get<int32_t>("x_align", 16);
   p.w_align = f.get<int32_t>("w_align", 16);
@@ -100,11 +112,13 @@ GemmOperands operands_of(const py::dict& dict) {
   o.x_zero_point = pointer<const int32_t>(at("x_zero_point"));
   o.w_scale = pointer<const float>(at("w_scale"));
   o.w_sum = pointer<const int32_t>(at("w_sum"));
+  o.w_zero_point = pointer<const int32_t>(at("w_zero_point"));
   o.bias = pointer<const float>(at("bias"));
   o.residual = pointer<const void>(at("residual"));
   o.out = pointer<void>(at("out"));
   o.out_scale = pointer<const float>(at("out_scale"));
   o.out_zero_point = pointer<const int32_t>(at("out_zero_point"));
+  o.workspace = pointer<void>(at("workspace"));
   f.done("operands");
   return o;
 }
@@ -149,17 +163,36 @@ py::list kernel_table() {
   py::list table;
   for (int i = 0; i < row_count(); ++i) {
     const Row& r = rows()[i];
+    const FamilyFacts& f = r.facts();
     py::dict d;
     d["name"] = r.name;
-    d["family"] = name_of(r.family);
-    d["x"] = types_of(r.x);
-    d["w"] = types_of(r.w);
-    d["out"] = types_of(r.outs);
+    d["family"] = f.name;
+    d["engine"] = kEngines[static_cast<int32_t>(f.engine)];
+    d["x"] = types_of(f.x);
+    d["w"] = types_of(f.w);
+    d["out"] = types_of(f.outs);
+    d["x_packing"] = kPackings[static_cast<int32_t>(f.x_packing)];
+    py::list layouts;
+    for (int32_t layout = 0; layout < 2; ++layout)
+      if (f.w_layouts & layout_bit(static_cast<WeightLayout>(layout))) layouts.append(kLayouts[layout]);
+    d["w_layouts"] = layouts;
+    d["x_align"] = f.x_align;
+    d["w_align"] = f.w_align;
+    d["out_align"] = f.out_align;
+    d["k_multiple"] = f.k_multiple;
+    d["m_max"] = f.m_max;
+    d["group_multiple"] = f.group_multiple;
+    d["groups_only"] = f.groups_only;
+    d["zero_point"] = f.zero_point;
+    d["w_zero_point"] = f.w_zero_point;
+    d["acc_scale"] = f.acc_scale;
     d["tile"] = py::make_tuple(r.tile_m, r.tile_n, r.tile_k);
     d["cluster"] = py::make_tuple(r.cluster_m, r.cluster_n);
     d["schedule"] = r.schedule;
-    d["sm_min"] = r.sm_min;
-    d["sm_end"] = r.sm_end;
+    d["stages"] = r.stages;
+    d["sm_min"] = f.sm_min;
+    d["sm_end"] = f.sm_end;
+    d["selectable"] = r.selectable;
     d["compiled"] = r.compiled;
     table.append(d);
   }
@@ -236,6 +269,12 @@ PYBIND11_MODULE(_native, m) {
   m.def("evaluate", &evaluate, py::arg("which"), py::arg("x"), py::arg("y"), py::arg("count"), py::arg("a") = 0.f,
         py::arg("b") = 0.f, py::arg("zero_point") = 0, py::arg("qmin") = -127, py::arg("qmax") = 127);
   m.def(
+      "workspace_bytes",
+      [](const std::string& row, const py::dict& problem, int32_t device) {
+        return cuda::workspace_bytes(row_of(row), problem_of(problem), {device, nullptr});
+      },
+      py::arg("row"), py::arg("problem"), py::arg("device") = 0);
+  m.def(
       "gemm",
       [](const std::string& name, const py::dict& problem, const py::dict& operands, const py::dict& epilogue,
          int32_t device, uintptr_t stream) {
@@ -244,6 +283,10 @@ PYBIND11_MODULE(_native, m) {
         const Row& row = row_of(name);
         const Refusal refusal = accept(row, p, o.residual != nullptr, cuda::device_info(device));
         if (!refusal.ok()) throw std::invalid_argument(name + ": " + text_of(refusal));
+        const int64_t needed = cuda::workspace_bytes(row, p, {device, nullptr});
+        if (needed > 0 && o.workspace == nullptr)
+          throw std::invalid_argument(name + ": operand 'workspace' must hold " + std::to_string(needed) +
+                                      " bytes, got none");
         cuda::gemm(row, p, o, epilogue_of(epilogue), {device, pointer<void>(stream)});
       },
       py::arg("row"), py::arg("problem"), py::arg("operands"), py::arg("epilogue"), py::arg("device") = 0,

@@ -10,7 +10,6 @@ namespace pyquant {
 namespace {
 
 constexpr uint32_t kResidualTypes = type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32);
-constexpr int64_t kAlignment = 16;
 // Kernels count rows, columns and k in int32 and round up to a tile.
 constexpr int64_t kSizeLimit = kInt32Max - 1024;
 // CUDA's limit of gridDim.y, times the narrowest tile.
@@ -20,29 +19,53 @@ bool in_set(uint32_t set, DType type) { return (set & type_bit(type)) != 0; }
 
 Refusal refuse(Reason reason, int64_t wanted, int64_t got) { return {reason, wanted, got}; }
 
-Refusal accept_sizes(const GemmProblem& p) {
+Refusal accept_sizes(const FamilyFacts& f, const GemmProblem& p) {
   for (const int64_t size : {p.m, p.k})
     if (size > kSizeLimit) return refuse(Reason::size_limit, kSizeLimit, size);
   if (p.n > kColumnLimit) return refuse(Reason::size_limit, kColumnLimit, p.n);
-  const int64_t bound = k_bound(p), depth = p.group_size ? std::min(p.group_size, p.k) : p.k;
+  if (f.m_max != 0 && p.m > f.m_max) return refuse(Reason::m_limit, f.m_max, p.m);
+  const int64_t bound = k_bound(p) / f.acc_scale, depth = p.group_size ? std::min(p.group_size, p.k) : p.k;
   if (depth > bound) return refuse(Reason::k_bound, bound, depth);
   return {};
 }
 
-// What TMA (sm90) and 16-byte cp.async (sm80) ask of memory. K = 0 loads nothing.
-Refusal accept_alignment(const Row& row, const GemmProblem& p) {
+Refusal accept_types(const FamilyFacts& f, const GemmProblem& p, bool has_residual) {
+  if (!in_set(f.x, p.x)) return refuse(Reason::type_pair, f.x, static_cast<int64_t>(p.x));
+  if (!in_set(f.w, p.w)) return refuse(Reason::type_pair, f.w, static_cast<int64_t>(p.w));
+  if (!in_set(f.outs, p.out)) return refuse(Reason::out_type, f.outs, static_cast<int64_t>(p.out));
+  if (has_residual && !in_set(kResidualTypes, p.residual))
+    return refuse(Reason::residual_type, kResidualTypes, static_cast<int64_t>(p.residual));
+  if (p.x == DType::s4 && f.x_packing != Packing::either && p.x_packed != (f.x_packing == Packing::nibbles))
+    return refuse(Reason::x_packing, f.x_packing == Packing::nibbles, p.x_packed);
+  if ((f.w_layouts & layout_bit(p.w_layout)) == 0 || (p.w_layout != WeightLayout::natural && p.w != DType::s4))
+    return refuse(Reason::w_layout, f.w_layouts, static_cast<int64_t>(p.w_layout));
+  if (p.has_zero_point && !f.zero_point) return refuse(Reason::zero_point, 0, 1);
+  if (p.has_w_zero_point && !f.w_zero_point) return refuse(Reason::w_zero_point, 0, 1);
+  return {};
+}
+
+Refusal accept_groups(const FamilyFacts& f, const GemmProblem& p) {
+  if (p.group_size == 0) return f.groups_only ? refuse(Reason::groups_only, f.group_multiple, 0) : Refusal{};
+  if (f.group_multiple == 0 || p.out == DType::s32) return refuse(Reason::group_size, 0, p.group_size);
+  if (p.group_size % f.group_multiple != 0) return refuse(Reason::group_size, f.group_multiple, p.group_size);
+  if (p.k % p.group_size != 0) return refuse(Reason::k_multiple, p.group_size, p.k);
+  return {};
+}
+
+// What TMA and 16-byte cp.async ask of memory. K = 0 loads nothing.
+Refusal accept_memory(const FamilyFacts& f, const GemmProblem& p) {
   if (p.k == 0) return {};
-  if (p.x_align < kAlignment) return refuse(Reason::x_alignment, kAlignment, p.x_align);
-  if (p.w_align < kAlignment) return refuse(Reason::w_alignment, kAlignment, p.w_align);
-  if (row.family == Family::sm80 && p.k % kAlignment != 0) return refuse(Reason::k_multiple, kAlignment, p.k);
-  if (row.family == Family::sm90 && p.out_align < kAlignment)
-    return refuse(Reason::out_alignment, kAlignment, p.out_align);
+  if (p.x_align < f.x_align) return refuse(Reason::x_alignment, f.x_align, p.x_align);
+  if (p.w_align < f.w_align) return refuse(Reason::w_alignment, f.w_align, p.w_align);
+  if (p.k % f.k_multiple != 0) return refuse(Reason::k_multiple, f.k_multiple, p.k);
+  if (p.out_align < f.out_align) return refuse(Reason::out_alignment, f.out_align, p.out_align);
   return {};
 }
 
 }  // namespace
 
 int64_t k_bound(const GemmProblem& p) {
+  if (is_float(p.x)) return kSizeLimit;
   const int64_t x_low = p.x == DType::u8 ? 0 : (p.x == DType::s4 ? -8 : -128);
   const int64_t x_high = p.x == DType::u8 ? 255 : (p.x == DType::s4 ? 7 : 127);
   const int64_t w_max = p.w == DType::s4 ? 8 : 128;
@@ -51,20 +74,14 @@ int64_t k_bound(const GemmProblem& p) {
 }
 
 Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const DeviceInfo& device) {
-  if (device.sm < row.sm_min) return refuse(Reason::wrong_device, row.sm_min, device.sm);
-  if (device.sm >= row.sm_end) return refuse(Reason::wrong_device_above, row.sm_end, device.sm);
-  if (!in_set(row.x, p.x)) return refuse(Reason::type_pair, row.x, static_cast<int64_t>(p.x));
-  if (!in_set(row.w, p.w)) return refuse(Reason::type_pair, row.w, static_cast<int64_t>(p.w));
-  if (!in_set(row.outs, p.out)) return refuse(Reason::out_type, row.outs, static_cast<int64_t>(p.out));
-  if (has_residual && !in_set(kResidualTypes, p.residual))
-    return refuse(Reason::residual_type, kResidualTypes, static_cast<int64_t>(p.residual));
-  const bool grouped = p.group_size != 0;
-  if (grouped && (row.family != Family::simt || p.out == DType::s32))
-    return refuse(Reason::group_size, 0, p.group_size);
-  if (grouped && p.k % p.group_size != 0) return refuse(Reason::k_multiple, p.group_size, p.k);
-  const Refusal sizes = accept_sizes(p);
-  if (!sizes.ok() || row.family == Family::simt) return sizes;
-  return accept_alignment(row, p);
+  const FamilyFacts& f = row.facts();
+  if (device.sm < f.sm_min) return refuse(Reason::wrong_device, f.sm_min, device.sm);
+  if (device.sm >= f.sm_end) return refuse(Reason::wrong_device_above, f.sm_end, device.sm);
+  Refusal refusal = accept_types(f, p, has_residual);
+  if (refusal.ok()) refusal = accept_groups(f, p);
+  if (refusal.ok()) refusal = accept_sizes(f, p);
+  if (refusal.ok()) refusal = accept_memory(f, p);
+  return refusal;
 }
 
 }  // namespace pyquant

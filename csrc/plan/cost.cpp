@@ -19,9 +19,9 @@ double clock_ghz(const DeviceInfo& device) {
 // int8 multiply-adds per clock of one multiprocessor. wgmma: 1979 TOPS / 132 / 1.83 GHz / 2 (H100 data sheet);
 // mma.sync: 624 TOPS / 108 / 1.41 GHz / 2 (A100), half of it on the sm_8x chips that carry half the tensor cores.
 double macs_per_clock(const Row& row, const DeviceInfo& device) {
-  switch (row.family) {
-    case Family::sm90: return 4096;
-    case Family::sm80: return device.sm >= 86 && device.sm < 90 ? 1024 : 2048;
+  switch (row.facts().engine) {
+    case Engine::wgmma: return 4096;
+    case Engine::mma: return device.sm >= 86 && device.sm < 90 ? 1024 : 2048;
     default: return 40;  // dp4a behind byte-wise loads
   }
 }

@@ -9,8 +9,8 @@ namespace pyquant {
 namespace {
 
 constexpr Row kRows[] = {
-#define PYQUANT_KERNEL(NAME, FAMILY, X, W, OUTS, TM, TN, TK, CM, CN, SCHEDULE, SM_MIN, SM_END, COMPILED) \
-  {#NAME, Family::FAMILY, X, W, OUTS, TM, TN, TK, CM, CN, #SCHEDULE, SM_MIN, SM_END, COMPILED != 0},
+#define PYQUANT_KERNEL(NAME, FAMILY, TM, TN, TK, CM, CN, STAGES, SCHEDULE, SELECTABLE, COMPILED) \
+  {#NAME, Family::FAMILY, TM, TN, TK, CM, CN, STAGES, #SCHEDULE, SELECTABLE != 0, COMPILED != 0},
 #include "kernels.inc"
 #undef PYQUANT_KERNEL
 };
@@ -30,7 +30,7 @@ const Row* find_row(const char* name) {
 Selection select(const GemmProblem& problem, bool has_residual, const DeviceInfo& device, bool only_compiled) {
   Selection selection;
   for (const Row& row : kRows) {
-    if (only_compiled && !row.compiled) continue;
+    if (!row.selectable || (only_compiled && !row.compiled)) continue;
     const Refusal refusal = accept(row, problem, has_residual, device);
     if (!refusal.ok()) {
       selection.refusals.push_back({&row, refusal});

@@ -17,8 +17,8 @@ NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed wi
 LIBRARY = Path(NATIVE.__file__).parent / "lib" / "libpyquant_core.so"
 # family: part of the kernel's name, architectures of its machine code, instruction
 FAMILIES = {
-    "sm80": ("GemmWithEpilogueVisitor", {"sm_80", "sm_90"}, r"IMMA\.16832\.S8\.S8"),
-    "sm90": ("GemmUniversal", {"sm_90a"}, r"IGMMA\.64"),
+    "sm80_s8s8": ("GemmWithEpilogueVisitor", {"sm_80", "sm_90"}, r"IMMA\.16832\.S8\.S8"),
+    "sm90_s8s8": ("GemmUniversal", {"sm_90a"}, r"IGMMA\.64"),
     "simt": ("gemm_simt_kernel", {"sm_80", "sm_90"}, r"IDP\.4A"),
 }
 FUNCTION = re.compile(r"Function : (\S+)")
@@ -83,7 +83,7 @@ def test_mma_count_is_that_of_the_tile_so_nothing_is_emulated(functions) -> None
     """An emulated product is a call to a routine that holds a few MMAs; a native one stands inline, once per step."""
     # tile -> instructions of one warp for one step of K: warp tile m * n * k / (16 * 8 * 32)
     steps = {(16, 64, 128): 16, (32, 64, 128): 16, (64, 64, 64): 16, (128, 128, 64): 64}
-    want = sorted(steps[tuple(row["tile"])] for row in _rows("sm80"))
+    want = sorted(steps[tuple(row["tile"])] for row in _rows("sm80_s8s8"))
     for architecture in ("sm_80", "sm_90"):
         got = sorted(
             sum(n for op, n in count.items() if op.startswith("IMMA"))

@@ -1,10 +1,13 @@
 // The ordered epilogue, once for every GEMM family: int32 zero-point term, then one separately rounded fp32 operation
 // per step (docs/numerics.md 4), then the store's rounding. Families differ only in who holds which element:
-//   simt  each thread a 4 x 4 patch;  sm80  eight neighbouring columns of a row;  sm90  the wgmma accumulator's pairs.
+//   simt  each thread a 4 x 4 patch;  sm80, sm90  eight neighbouring columns of a row (swapped operands: two).
+// Output types are chosen at run time, so that an instance serves all; floats accumulate without a zero-point term.
 // Absent operands become values that change no bit: scale 1, zero point 0, bias and residual -0.0.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <type_traits>
 
 #include "core/epilogue_math.h"
 #include "cuda/gemm/call.h"
@@ -88,6 +91,32 @@ __device__ __forceinline__ Channel load_channel(const EpilogueParams& p, int32_t
   return c;
 }
 
+// Channels n .. n + 8: whole vectors inside of N (the operands' sections start on 256-byte boundaries, n is a multiple
+// of 8; an odd pointer falls back to single loads).
+__device__ __forceinline__ void load_channels(const EpilogueParams& p, int32_t n, Channel (&c)[8]) {
+  const auto whole = [&](const void* base) { return n + 8 <= p.n && reinterpret_cast<uintptr_t>(base) % 16 == 0; };
+#pragma unroll
+  for (int i = 0; i < 8; ++i) c[i] = Channel{};
+  const auto load = [&](const auto* base, auto set) {
+    if (base == nullptr) return;
+    if (whole(base)) {
+      const int4 low = __ldg(reinterpret_cast<const int4*>(base + n));
+      const int4 high = __ldg(reinterpret_cast<const int4*>(base + n) + 1);
+      const int32_t word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) set(c[i], word[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (n + i < p.n) set(c[i], __ldg(reinterpret_cast<const int32_t*>(base) + n + i));
+    }
+  };
+  load(p.w_scale, [](Channel& to, int32_t bits) { to.w_scale = __int_as_float(bits); });
+  load(p.bias, [](Channel& to, int32_t bits) { to.bias = __int_as_float(bits); });
+  if (p.x_zero_point) load(p.w_sum, [](Channel& to, int32_t bits) { to.w_sum = bits; });
+}
+
 __device__ __forceinline__ Token load_token(const EpilogueParams& p, int32_t m) {
   Token t;
   if (m < p.m) {
@@ -103,8 +132,14 @@ __device__ __forceinline__ int32_t corrected(int32_t acc, int32_t zero_point, in
                               static_cast<uint32_t>(zero_point) * static_cast<uint32_t>(w_sum));
 }
 
-__device__ __forceinline__ float scaled(int32_t acc, float w_scale, float x_scale, bool product_first) {
-  const float t = __int2float_rn(acc);
+__device__ __forceinline__ float corrected(float acc, int32_t, int32_t) { return acc; }  // no zero point
+
+__device__ __forceinline__ float real_of(int32_t acc) { return __int2float_rn(acc); }
+__device__ __forceinline__ float real_of(float acc) { return acc; }
+
+template <class Acc>
+__device__ __forceinline__ float scaled(Acc acc, float w_scale, float x_scale, bool product_first) {
+  const float t = real_of(acc);
   return product_first ? fmul(t, fmul(x_scale, w_scale)) : fmul(fmul(t, w_scale), x_scale);
 }
 
@@ -226,6 +261,25 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
     for (int i = 0; i < Count; ++i) {
       if (n + i < p.n) out[i] = t[i];
     }
+  } else if (p.out_type == DType::s4) {
+    // Two codes a byte; a thread's columns start at an even one, so that no byte has two writers.
+    static_assert(Count % 2 == 0 || Count == 1, "single columns are paired by the caller");
+    uint8_t* out = static_cast<uint8_t*>(p.out) + at / 2;
+    if constexpr (Count == 8) {
+      if (whole) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int i = 0; i < Count; ++i) word |= static_cast<uint32_t>(code(t[i], limits) & 15) << (4 * i);
+        *reinterpret_cast<uint32_t*>(out) = word;
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i + 1 < Count; i += 2) {
+      if (n + i >= p.n) break;
+      const int32_t high = n + i + 1 < p.n ? code(t[i + 1], limits) & 15 : 0;
+      out[i / 2] = static_cast<uint8_t>((code(t[i], limits) & 15) | high << 4);
+    }
   } else if (p.out_type == DType::s8) {
     int8_t* out = static_cast<int8_t*>(p.out) + at;
     if (Count == 8 && whole) {
@@ -241,6 +295,11 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
     }
   } else {
     uint16_t* out = static_cast<uint16_t*>(p.out) + at;
+    if (Count == 2 && whole) {
+      *reinterpret_cast<uint32_t*>(out) =
+          half_bits(t[0], p.out_type) | static_cast<uint32_t>(half_bits(t[Count - 1], p.out_type)) << 16;
+      return;
+    }
     if (Count == 8 && whole) {
       uint32_t word[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -272,17 +331,18 @@ __device__ __forceinline__ void store_acc(const int32_t (&acc)[Count], const Epi
 }
 
 // The whole epilogue of Count neighbouring elements of one row.
-template <int Count>
-__device__ __forceinline__ void finish_row(const int32_t (&raw)[Count], const Channel (&channel)[Count],
-                                           const Token& token, const CodeLimits& limits, const EpilogueParams& p,
-                                           int32_t m, int32_t n) {
+template <class Acc, int Count>
+__device__ __forceinline__ void finish_row(const Acc (&raw)[Count], const Channel (&channel)[Count], const Token& token,
+                                           const CodeLimits& limits, const EpilogueParams& p, int32_t m, int32_t n) {
   if (m >= p.m || n >= p.n) return;
-  int32_t acc[Count];
+  Acc acc[Count];
 #pragma unroll
   for (int i = 0; i < Count; ++i) acc[i] = corrected(raw[i], token.zero_point, channel[i].w_sum);
-  if (p.out_type == DType::s32) {
-    store_acc(acc, p, m, n);
-    return;
+  if constexpr (std::is_same_v<Acc, int32_t>) {
+    if (p.out_type == DType::s32) {
+      store_acc(acc, p, m, n);
+      return;
+    }
   }
   float t[Count];
 #pragma unroll

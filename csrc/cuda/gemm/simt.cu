@@ -2,6 +2,7 @@
 // the promise that no shape is refused by the backend; select() takes it only when no tensor-core row can run.
 //   partition: 256 threads own 64 x 64 outputs, a thread 4 x 4 of them; K moves 32 codes at a time through shared
 //   memory, loaded byte by byte (no alignment assumed), multiplied by dp4a. Codes beyond a group or K are zero.
+//   Neighbouring lanes hold neighbouring columns: packed int4 output is paired by one shuffle.
 //   Groups run in ascending order, each closed by t += float(acc_g) * w_scale[n, g]: ordered, bit-exact.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/launch.h"
@@ -13,10 +14,10 @@ namespace {
 struct SimtOperands {
   const uint8_t* x;
   const uint8_t* w;
-  int64_t ldx, ldw_bytes;
+  int64_t ldx_bytes, ldw_bytes;
   int32_t k, group_size, groups;
-  bool x_unsigned;  // u8 codes: multiplied as they are, so their zero point needs no shift
-  bool w_packed;    // two s4 codes per byte
+  bool x_unsigned;          // u8 codes: multiplied as they are, so their zero point needs no shift
+  bool x_packed, w_packed;  // two s4 codes per byte
 };
 
 struct SimtTile {
@@ -26,9 +27,8 @@ struct SimtTile {
   alignas(4) uint8_t w[kRows][kPitch];
 };
 
-__device__ __forceinline__ uint8_t simt_weight(const SimtOperands& o, int32_t n, int32_t k) {
-  const uint8_t* row = o.w + static_cast<int64_t>(n) * o.ldw_bytes;
-  if (!o.w_packed) return __ldg(row + k);
+__device__ __forceinline__ uint8_t simt_code(const uint8_t* row, int32_t k, bool packed) {
+  if (!packed) return __ldg(row + k);
   const int32_t nibble = (__ldg(row + k / 2) >> (4 * (k & 1))) & 15;
   return static_cast<uint8_t>((nibble ^ 8) - 8);
 }
@@ -48,8 +48,9 @@ __device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const Epi
     for (int i = threadIdx.x; i < SimtTile::kRows * SimtTile::kDepth; i += SimtTile::kThreads) {
       const int r = i / SimtTile::kDepth, c = i % SimtTile::kDepth;
       const bool inside = k0 + c < end;
-      tile.x[r][c] = inside && m0 + r < p.m ? __ldg(o.x + static_cast<int64_t>(m0 + r) * o.ldx + k0 + c) : uint8_t{0};
-      tile.w[r][c] = inside && n0 + r < p.n ? simt_weight(o, n0 + r, k0 + c) : uint8_t{0};
+      const int64_t m = m0 + r, n = n0 + r;
+      tile.x[r][c] = inside && m < p.m ? simt_code(o.x + m * o.ldx_bytes, k0 + c, o.x_packed) : uint8_t{0};
+      tile.w[r][c] = inside && n < p.n ? simt_code(o.w + n * o.ldw_bytes, k0 + c, o.w_packed) : uint8_t{0};
     }
     __syncthreads();
 #pragma unroll
@@ -70,6 +71,25 @@ __device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const Epi
   }
 }
 
+// From the scaled sum on. Every lane comes here: columns beyond N hold the other half of a byte.
+__device__ __forceinline__ void simt_finish(float t, const EpilogueParams& p, const CodeLimits& limits, int32_t m,
+                                            int32_t n) {
+  const bool inside = m < p.m && n < p.n;
+  float v[1] = {t};
+  if (inside) {
+    activate_all(v, p);
+    add_residual(v, p, m, n);
+  }
+  if (p.out_type != DType::s4) {
+    if (inside) store_real(v, p, limits, m, n);
+    return;
+  }
+  const int32_t own = inside ? code(v[0], limits) & 15 : 0;
+  const int32_t next = __shfl_down_sync(0xffffffffu, own, 1);
+  if (inside && n % 2 == 0)
+    static_cast<uint8_t*>(p.out)[(static_cast<int64_t>(m) * p.ldo + n) / 2] = static_cast<uint8_t>(own | next << 4);
+}
+
 __global__ void __launch_bounds__(SimtTile::kThreads) gemm_simt_kernel(SimtOperands o, EpilogueParams p) {
   __shared__ SimtTile tile;
   const int32_t m0 = static_cast<int32_t>(blockIdx.x) * SimtTile::kRows;
@@ -86,11 +106,16 @@ __global__ void __launch_bounds__(SimtTile::kThreads) gemm_simt_kernel(SimtOpera
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t n = column + 16 * j;
-      const Channel channel[1] = {load_channel(p, n)};
+      const Channel channel = load_channel(p, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int32_t raw[1] = {acc[i][j]};
-        finish_row(raw, channel, token[i], limits, p, row + i, n);
+        const int32_t sum[1] = {corrected(acc[i][j], token[i].zero_point, channel.w_sum)};
+        if (p.out_type == DType::s32) {
+          if (row + i < p.m && n < p.n) store_acc(sum, p, row + i, n);
+          continue;
+        }
+        const float t = scaled(sum[0], channel.w_scale, token[i].x_scale, p.scale_product_first);
+        simt_finish(fadd(t, channel.bias), p, limits, row + i, n);
       }
     }
     return;
@@ -116,27 +141,21 @@ __global__ void __launch_bounds__(SimtTile::kThreads) gemm_simt_kernel(SimtOpera
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int32_t n = column + 16 * j;
-    if (n >= p.n) continue;
-    const float bias = p.bias ? __ldg(p.bias + n) : -0.f;
+    const float bias = p.bias && n < p.n ? __ldg(p.bias + n) : -0.f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (row + i >= p.m) continue;
-      float v[1] = {fadd(fmul(t[i][j], token[i].x_scale), bias)};
-      activate_all(v, p);
-      add_residual(v, p, row + i, n);
-      store_real(v, p, limits, row + i, n);
-    }
+    for (int i = 0; i < 4; ++i) simt_finish(fadd(fmul(t[i][j], token[i].x_scale), bias), p, limits, row + i, n);
   }
 }
 
 }  // namespace
 
-void gemm_simt_any(const GemmCall& call) {
+void run_simt(const GemmCall& call) {
   const GemmProblem& p = call.problem;
   SimtOperands o{};
   o.x = static_cast<const uint8_t*>(call.operands.x);
   o.w = static_cast<const uint8_t*>(call.operands.w);
-  o.ldx = p.ldx;
+  o.x_packed = p.x == DType::s4 && p.x_packed;
+  o.ldx_bytes = o.x_packed ? p.ldx / 2 : p.ldx;
   o.w_packed = p.w == DType::s4;
   o.ldw_bytes = o.w_packed ? p.ldw / 2 : p.ldw;
   o.k = static_cast<int32_t>(p.k);
@@ -146,7 +165,10 @@ void gemm_simt_any(const GemmCall& call) {
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((p.m + 63) / 64), static_cast<unsigned>((p.n + 63) / 64));
   shape.block = dim3(SimtTile::kThreads);
-  launch<gemm_simt_kernel>(call.row.name, shape, call.context, o, epilogue_params(call));
+  launch<gemm_simt_kernel>(call.name, shape, call.context, o, epilogue_params(call));
 }
+
+extern const Launcher gemm_simt_any;
+const Launcher gemm_simt_any{&run_simt, &NoWorkspace::workspace_bytes};
 
 }  // namespace pyquant::cuda

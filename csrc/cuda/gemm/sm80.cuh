@@ -81,7 +81,7 @@ struct OrderedEpilogue80 {
 };
 
 template <class Tile, class Warp, int Stages>
-struct GemmSm80 {
+struct GemmSm80 : NoWorkspace {
   // half with eight per access: the thread map that gives every thread eight columns, whatever is stored.
   using Out = cutlass::half_t;
   static constexpr int kWidth = 8;
@@ -111,7 +111,7 @@ struct GemmSm80 {
     shape.grid = params.get_grid_dims();
     shape.block = dim3(Kernel::kThreadCount);
     shape.shared_bytes = static_cast<int>(sizeof(typename Kernel::SharedStorage));
-    launch<cutlass::Kernel2<Kernel>>(call.row.name, shape, call.context, params);
+    launch<cutlass::Kernel2<Kernel>>(call.name, shape, call.context, params);
   }
 };
 
