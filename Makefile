@@ -1,6 +1,7 @@
 # make demo   set-up and the main job on a real model          make test   set-up and the whole test-suite
 # make check  formatters, types, house rules (seconds)         make style  apply the formatters
 # make bench  the CPU figures of the README, with peers        make gpu    build, test and measure on a machine with a GPU
+# make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
 #
 # An active virtual environment is used as it is; otherwise one is made in .venv. TORCH names the torch to install when
@@ -14,7 +15,7 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 
-.PHONY: demo test check style bench gpu wheel clean install
+.PHONY: demo test test-kernels check style bench gpu wheel clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -28,22 +29,21 @@ $(STAMPS)/tools: $(STAMPS)/venv
 	@$(PIP) install --no-deps nvidia-cutlass==4.2.0.0
 	@touch $@
 
-# The simulator flavour of the kernels is linked only where a simulator is named, so that tests can run them without a GPU.
-BUILT := $(STAMPS)/native$(if $(PYQUANT_CUDART_SIM),-simulator)
-$(BUILT): $(STAMPS)/tools $(NATIVE)
-	@echo "pyquant: building and installing"
+# The native libraries, installed in place with a set of CUDA kernels (cmake/kernels.cmake): every one; a sample that the
+# commit picks, for tests; few, for a first look. One is installed at a time: its stamp replaces the others'. The
+# simulator flavour is linked only where a simulator is named, so that tests can run the kernels without a GPU.
+FLAVOUR := $(if $(PYQUANT_CUDART_SIM),-simulator)
+EVERY := $(STAMPS)/native-full$(FLAVOUR)
+SAMPLE := $(firstword $(wildcard $(EVERY)) $(STAMPS)/native-sample$(FLAVOUR))
+QUICK := $(firstword $(wildcard $(EVERY) $(SAMPLE)) $(STAMPS)/native-smoke$(FLAVOUR))
+$(STAMPS)/native-%: $(STAMPS)/tools $(NATIVE)
+	@echo "pyquant: building and installing (CUDA kernels: $(patsubst %-simulator,%,$*))"
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(PYQUANT_CUDART_SIM),ON,OFF) \
+	    PYQUANT_KERNELS=$(patsubst %-simulator,%,$*) PYQUANT_SAMPLE=$$(git rev-parse HEAD 2>/dev/null) \
 	    $(PIP) install --no-build-isolation --no-deps -e .
-	@touch $@
+	@rm -f $(STAMPS)/native-* && touch $@
 
-install: $(BUILT)
-
-# A first look does not wait for every CUDA instance: `make test` compiles the rest.
-QUICK := $(if $(wildcard $(BUILT)),$(BUILT),$(STAMPS)/native-smoke)
-$(STAMPS)/native-smoke: $(STAMPS)/tools $(NATIVE)
-	@echo "pyquant: building and installing (few CUDA kernels)"
-	@PATH="$(VENV)/bin:$$PATH" PYQUANT_KERNELS=smoke $(PIP) install --no-build-isolation --no-deps -e .
-	@touch $@
+install: $(EVERY)
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@! command -v nvcc >/dev/null || $(PIP) install --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
@@ -69,8 +69,11 @@ $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
 demo: $(QUICK) $(STAMPS)/demo
 	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
-test: $(BUILT) $(STAMPS)/test $(STAMPS)/interop
+test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
+
+test-kernels: $(EVERY) $(STAMPS)/test
+	cd tests && PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu house/test_machine_code.py $(TESTFLAGS)
 
 check: $(STAMPS)/dev
 	$(VENV)/bin/ruff check .
@@ -84,10 +87,10 @@ style: $(STAMPS)/dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
 
-bench: $(BUILT) $(STAMPS)/test
+bench: $(QUICK) $(STAMPS)/test
 	$(PY) -m bench.cpu_linear
 
-gpu: $(BUILT) $(STAMPS)/test
+gpu: $(EVERY) $(STAMPS)/test
 	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device; activate an environment with a CUDA build of torch, or name one: make gpu TORCH=torch')"
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. gpu -m gpu
 	$(PY) -m bench.gpu

@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-PASSED_ON = ("PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_KERNELS", "PYQUANT_SIMULATOR")
+PASSED_ON = ("PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_KERNELS", "PYQUANT_SAMPLE", "PYQUANT_SIMULATOR")
 
 
 def package_folder(name: str) -> Path | None:
