@@ -77,7 +77,10 @@ def test_layouts_of_x_and_residual(scheme: pyquant.QScheme) -> None:
         residual = layout.build(draw.normal(6, 24)).detach()
         x = x.detach()
         got, want = q(x, residual), q(x.contiguous(), residual.contiguous())
-        accept.t1(torch.Tensor(got), torch.Tensor(want), what=layout.name, waiver=SMALL)
+        if scheme.is_integer:
+            accept.t1(torch.Tensor(got), torch.Tensor(want), what=layout.name, waiver=SMALL)
+        else:  # float sums follow the memory: on some processors the BLAS adds a strided operand in another order
+            torch.testing.assert_close(torch.Tensor(got), torch.Tensor(want), rtol=1e-5, atol=1e-5, msg=layout.name)
     assert seen >= 15
 
 

@@ -98,6 +98,9 @@ def test_opcheck(name: str, size: tuple[int, int, int]) -> None:
         torch.library.opcheck(op, (strided, *args[1:]))
 
 
+FLOAT_SUMS = {"float_linear", "weight_only_linear"}  # outside of the bit contract (docs/numerics.md 8)
+
+
 @pytest.mark.parametrize("name", sorted(set(SCHEMAS) - {"unpack_linear"}))
 @pytest.mark.parametrize("layout", problems.LAYOUTS, ids=lambda v: v.name)
 def test_layouts_give_the_contiguous_answer_or_a_refusal(name: str, layout: problems.Layout) -> None:
@@ -130,12 +133,15 @@ def test_layouts_give_the_contiguous_answer_or_a_refusal(name: str, layout: prob
             with pytest.raises((RuntimeError, PyquantError), match="argument 'packed'"):
                 op(*args)
             continue
-        assert _same_outcome(partial(op, *args), partial(op, *plain)), f"{name} argument {position} {layout.name}"
+        same = _same_outcome(partial(op, *args), partial(op, *plain), _nearly if name in FLOAT_SUMS else _equal)
+        assert same, f"{name} argument {position} {layout.name}"
     if tried == 0:
         assert layout.for_floats_only or layout.min_dim > 1 or layout.refused
 
 
-def _same_outcome(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
+def _same_outcome(
+    one: Callable[[], Any], other: Callable[[], Any], alike: Callable[[Any, Any], bool] | None = None
+) -> bool:
     results: list[Any] = []
     for call in (one, other):
         try:
@@ -144,7 +150,13 @@ def _same_outcome(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
             results.append(type(error))
     if isinstance(results[0], type) or isinstance(results[1], type):
         return results[0] is results[1]
-    return _equal(*results)
+    return (alike or _equal)(*results)
+
+
+def _nearly(a: Any, b: Any) -> bool:
+    """Equal up to the order of a short float32 sum, which on some processors follows the operand's memory."""
+    a, b = torch.Tensor(a.detach()), torch.Tensor(b.detach())
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -30,8 +30,8 @@ def test_rows_that_refuse_say_why_with_both_numbers() -> None:
 
 
 def test_the_dtype_of_the_result_counts() -> None:
-    names = {
-        plan.select(ops.LinearSpec(4096, 4096), 4096, dtype, H200, only_compiled=False).kernel
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+    times = {
+        plan.select(ops.LinearSpec(4096, 64), 4096, dtype, H200, only_compiled=False).predicted_us
+        for dtype in (torch.float32, torch.int8)
     }
-    assert len(names) == 4
+    assert len(times) == 2, "bytes of the result are part of the time"
