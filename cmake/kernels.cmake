@@ -8,26 +8,152 @@
 #     instance, in which @TILE@ and @SHAPE@ stand for numbers separated by commas, @SCHEDULE@ and @STAGES@ for a word.
 #     architectures: 80 (mma.sync: machine code for sm_80 and sm_90, PTX beyond), 80only, or 90a (wgmma).
 #   pyquant_kernel(<family> <tile MxNxK> <shape> <schedule> <stages> <set>)
-#     tile: tokens x channels x codes of one block. shape: warp MxNxK (mma.sync), cluster MxN (wgmma, decode).
+#     tile: tokens x channels x codes of one block. shape: warp MxNxK (mma.sync: multistage, splitk), else cluster MxN.
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
 # PYQUANT_KERNELS: full; smoke; sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
-# regular expression over the names of rows. A row costs 10 to 25 CPU seconds (mma.sync) or about 40 (wgmma).
+# regular expression over the names of rows. A row costs 10 to 25 CPU seconds (mma.sync) or 20 to 35 (wgmma).
 macro(pyquant_kernel_table)
   pyquant_family(sm80_s8s8 sm80 80
-                 "GemmSm80<cutlass::gemm::GemmShape<@TILE@>, cutlass::gemm::GemmShape<@SHAPE@>, @STAGES@>")
-  pyquant_kernel(sm80_s8s8 16x64x128   16x64x64 multistage  4 full)
-  pyquant_kernel(sm80_s8s8 32x64x128   16x64x64 multistage  4 full)
-  pyquant_kernel(sm80_s8s8 64x64x64    32x32x64 multistage  5 smoke)
-  pyquant_kernel(sm80_s8s8 128x128x64  64x64x64 multistage  5 smoke)
+                 "GemmSm80<Sm80S8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s8s8 16x64x128    16x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s8 32x64x128    16x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s8 48x64x128    48x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s8 64x64x64     32x32x64  multistage  5 full)
+  pyquant_kernel(sm80_s8s8 80x64x128    80x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s8 64x128x64    32x64x64  multistage  5 full)
+  pyquant_kernel(sm80_s8s8 128x128x64   64x64x64  multistage  5 smoke)
+  pyquant_kernel(sm80_s8s8 128x256x64   64x64x64  multistage  3 full)
+  pyquant_kernel(sm80_s8s8 256x128x64   64x64x64  multistage  3 full)
+  pyquant_kernel(sm80_s8s8 256x128x128  64x64x128 multistage  3 full)
+  pyquant_kernel(sm80_s8s8 32x64x128    16x64x64  splitk      4 smoke)
+  pyquant_kernel(sm80_s8s8 64x64x128    32x32x128 splitk      4 full)
+
+  pyquant_family(sm80_s8s4 sm80 80
+                 "GemmSm80<Sm80S8S4, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s8s4 16x64x128    16x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s4 32x64x128    16x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s4 48x64x128    48x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s4 80x64x128    80x64x64  multistage  4 full)
+  pyquant_kernel(sm80_s8s4 64x128x128   32x64x128 multistage  4 full)
+  pyquant_kernel(sm80_s8s4 128x128x128  64x64x128 multistage  3 smoke)
+  pyquant_kernel(sm80_s8s4 32x64x128    16x64x64  splitk      4 full)
+  pyquant_kernel(sm80_s8s4 64x64x128    32x32x128 splitk      4 full)
+
+  pyquant_family(sm80_s4s4 sm80 80only
+                 "GemmSm80<Sm80S4S4, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s4s4 16x64x256    16x64x128 multistage  4 full)
+  pyquant_kernel(sm80_s4s4 48x64x256    48x64x128 multistage  4 full)
+  pyquant_kernel(sm80_s4s4 64x128x256   32x64x256 multistage  4 full)
+  pyquant_kernel(sm80_s4s4 128x128x256  64x64x256 multistage  3 smoke)
+  pyquant_kernel(sm80_s4s4 128x256x256  128x32x256 multistage  3 full)
+
+  pyquant_family(sm80_f16 sm80 80
+                 "GemmSm80<Sm80F16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_f16 16x64x64     16x64x32  multistage  4 full)
+  pyquant_kernel(sm80_f16 48x64x64     48x64x32  multistage  4 full)
+  pyquant_kernel(sm80_f16 64x128x64    32x64x64  multistage  3 full)
+  pyquant_kernel(sm80_f16 128x128x32   64x64x32  multistage  4 smoke)
+  pyquant_kernel(sm80_f16 128x256x32   64x64x32  multistage  3 full)
+
+  pyquant_family(sm80_bf16 sm80 80
+                 "GemmSm80<Sm80Bf16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_bf16 16x64x64     16x64x32  multistage  4 full)
+  pyquant_kernel(sm80_bf16 48x64x64     48x64x32  multistage  4 full)
+  pyquant_kernel(sm80_bf16 64x128x64    32x64x64  multistage  3 full)
+  pyquant_kernel(sm80_bf16 128x128x32   64x64x32  multistage  4 full)
+  pyquant_kernel(sm80_bf16 128x256x32   64x64x32  multistage  3 full)
 
   pyquant_family(sm90_s8s8 sm90 90a "GemmSm90<Sm90S8S8, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s8 16x64x256   1x1      swapped_pingpong 0 full)
+  pyquant_kernel(sm90_s8s8 16x128x128  1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_s8s8 32x128x128  1x1      swapped_streamk  0 smoke)
+  pyquant_kernel(sm90_s8s8 64x128x128  1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_s8s8 96x128x128  1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_s8s8 192x128x128 1x1      swapped_streamk  0 full)
   pyquant_kernel(sm90_s8s8 64x128x128  1x1      pingpong    0 smoke)
+  pyquant_kernel(sm90_s8s8 64x256x128  1x1      pingpong    0 full)
+  pyquant_kernel(sm90_s8s8 128x128x128 2x1      pingpong    0 full)
+  pyquant_kernel(sm90_s8s8 128x128x128 1x1      streamk     0 full)
   pyquant_kernel(sm90_s8s8 128x256x128 2x1      cooperative 0 full)
+  pyquant_kernel(sm90_s8s8 256x128x128 2x1      cooperative 0 full)
+  # The tiles that vLLM publishes for int8 on Hopper, to be measured beside ours (128x128x128 pingpong is one of them).
+  pyquant_kernel(sm90_s8s8 64x64x256   1x8      plain       0 bench)
+  pyquant_kernel(sm90_s8s8 64x64x256   1x1      plain       0 bench)
+  pyquant_kernel(sm90_s8s8 64x128x256  1x4      plain       0 bench)
+  pyquant_kernel(sm90_s8s8 64x128x128  2x1      pingpong    0 bench)
+
+  pyquant_family(sm90_f16 sm90 90a "GemmSm90<Sm90F16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_f16 32x128x64    1x1      swapped_streamk  0 smoke)
+  pyquant_kernel(sm90_f16 192x128x64   1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_f16 64x128x64    1x1      pingpong    0 full)
+  pyquant_kernel(sm90_f16 128x128x64   1x1      streamk     0 full)
+  pyquant_kernel(sm90_f16 128x256x64   2x1      cooperative 0 full)
+
+  pyquant_family(sm90_bf16 sm90 90a "GemmSm90<Sm90BF16, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_bf16 32x128x64   1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_bf16 192x128x64  1x1      swapped_streamk  0 full)
+  pyquant_kernel(sm90_bf16 64x128x64   1x1      pingpong    0 full)
+  pyquant_kernel(sm90_bf16 128x128x64  1x1      streamk     0 full)
+  pyquant_kernel(sm90_bf16 128x256x64  2x1      cooperative 0 full)
+
+  pyquant_family(sm90_s8s4 sm90_w4 90a "GemmSm90W4<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s4 32x128x128  1x1 swapped_streamk     0 smoke)
+  pyquant_kernel(sm90_s8s4 64x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4 128x128x128 1x1 swapped_cooperative 0 full)
+
+  pyquant_family(sm90_s8s4_blocked sm90_w4_blocked 90a "GemmSm90W4Blocked<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s4_blocked 16x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_blocked 32x128x128  1x1 swapped_streamk     0 smoke)
+  pyquant_kernel(sm90_s8s4_blocked 64x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_blocked 96x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_blocked 128x128x128 1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_blocked 192x128x128 1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_blocked 256x128x128 1x1 swapped_cooperative 0 full)
+
+  pyquant_family(sm90_s8s4_groups sm90_w4_groups 90a "GemmSm90W4Groups<@TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s4_groups 32x128x128  1x1 swapped_cooperative 0 smoke)
+  pyquant_kernel(sm90_s8s4_groups 64x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_groups 96x128x128  1x1 swapped_cooperative 0 full)
+  pyquant_kernel(sm90_s8s4_groups 128x128x128 1x1 swapped_cooperative 0 full)
+
+  # Clusters stand first: of rows that cost the same the first is taken.
+  pyquant_family(sm90_decode_s8s8 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S8>")
+  pyquant_kernel(sm90_decode_s8s8 16x32x64   1x1 decode 3 full)
+
+  pyquant_family(sm90_decode_s8s4 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4>")
+  pyquant_kernel(sm90_decode_s8s4 16x32x128  1x1 decode 3 smoke)
+
+  pyquant_family(sm90_decode_s8s4_blocked decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4Blocked>")
+  pyquant_kernel(sm90_decode_s8s4_blocked 16x32x128 1x1 decode 3 full)
+
+  pyquant_family(sm90_decode_w8a16 decode 90a
+                 "GemmDecode<@TILE@, @STAGES@, true, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")
+  pyquant_kernel(sm90_decode_w8a16 16x32x64  1x1 decode 3 full)
+
+  pyquant_family(sm90_decode_w4a16 decode 90a
+                 "GemmDecode<@TILE@, @STAGES@, true, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
+  pyquant_kernel(sm90_decode_w4a16 16x32x128 1x1 decode 3 full)
+
+  pyquant_family(decode_s8s8 decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S8>")
+  pyquant_kernel(decode_s8s8 16x32x64    1x1 decode 3 smoke)
+
+  pyquant_family(decode_s8s4 decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S4>")
+  pyquant_kernel(decode_s8s4 16x32x128   1x1 decode 3 full)
+
+  pyquant_family(decode_w8a16 decode 80
+                 "GemmDecode<@TILE@, @STAGES@, false, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")
+  pyquant_kernel(decode_w8a16 16x32x64   1x1 decode 3 full)
+
+  pyquant_family(decode_w4a16 decode 80
+                 "GemmDecode<@TILE@, @STAGES@, false, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
+  pyquant_kernel(decode_w4a16 16x32x128  1x1 decode 3 full)
 endmacro()
 
 set(PYQUANT_INSTANCES_PER_FILE 3)
-set(PYQUANT_PLAN_SOURCES csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/cost.cpp csrc/plan/select.cpp)
+set(PYQUANT_WARP_SCHEDULES multistage splitk)  # whose shape is a warp's; others have a cluster, which is in the name
+set(PYQUANT_PLAN_SOURCES csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp csrc/plan/choice.cpp
+    csrc/plan/cost.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
 set(PYQUANT_SAMPLE "" CACHE STRING "which rows PYQUANT_KERNELS=sample adds: any word")
 option(PYQUANT_EMBED_PTX "keep PTX, uncompressed, beside the machine code, so that a PTX simulator can run the kernels" OFF)
 
@@ -40,9 +166,10 @@ endfunction()
 
 function(pyquant_kernel family tile shape schedule stages set)
   set(name gemm_${family}_${tile})
-  get_property(archs GLOBAL PROPERTY PYQUANT_ARCHS_${family})
-  if(archs STREQUAL "90a" OR NOT schedule STREQUAL "multistage")
+  if(NOT schedule IN_LIST PYQUANT_WARP_SCHEDULES)
     string(APPEND name _c${shape}_${schedule})
+  elseif(NOT schedule STREQUAL "multistage")
+    string(APPEND name _${schedule})
   endif()
   set_property(GLOBAL APPEND PROPERTY PYQUANT_ROWS_${family} "${name} ${tile} ${shape} ${schedule} ${stages} ${set}")
 endfunction()
@@ -98,7 +225,7 @@ function(pyquant_family_rows family)
     string(REPLACE "x" ", " tile ${tile})
     string(REPLACE "x" ", " shape ${shape})
     set(cluster "1, 1")
-    if(NOT schedule STREQUAL "multistage")
+    if(NOT schedule IN_LIST PYQUANT_WARP_SCHEDULES)
       set(cluster "${shape}")
     endif()
     set(selectable 1)
@@ -157,6 +284,9 @@ function(pyquant_instances family gencode)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
       "#include \"cuda/gemm/${header}.cuh\"\n\nnamespace pyquant::cuda {\n${body}\n}  // namespace pyquant::cuda\n")
     pyquant_cuda_objects(pyquant_cuda_${family}_${number} "${gencode}" ${source})
+    if(gencode MATCHES "90a")  # CUTLASS's kernels wait for their predecessor (launch90.cuh)
+      target_compile_definitions(pyquant_cuda_${family}_${number} PRIVATE CUTLASS_ENABLE_GDC_FOR_SM90)
+    endif()
     list(APPEND objects pyquant_cuda_${family}_${number})
     math(EXPR number "${number} + 1")
   endwhile()
@@ -214,9 +344,19 @@ function(pyquant_cuda_kernels result)
 
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
-  pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/device.cu csrc/cuda/pack.cu csrc/cuda/quantize.cu
-                       csrc/cuda/gemm/simt.cu)
-  set_target_properties(pyquant_cuda_common PROPERTIES CUDA_VISIBILITY_PRESET default)  # holds the interface
+  pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
+                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu)
+  # Kernels that overlap their predecessor (csrc/cuda/overlap.cuh) are compiled for sm_90 by themselves: code made from
+  # compute_80 would lack the wait. The PTX is of both, so that chips to come take the one with the wait.
+  set(overlapping "-gencode arch=compute_90,code=[sm_90,compute_90]")
+  if("80" IN_LIST PYQUANT_CUDA_ARCHS)
+    string(PREPEND overlapping "-gencode arch=compute_80,code=[sm_80,compute_80] ")
+  endif()
+  pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/quantize/dequantize.cu
+                       csrc/cuda/quantize/fused.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
+                       csrc/cuda/quantize/per_token.cu)
+  list(APPEND OBJECTS pyquant_cuda_quantize)
+  set_target_properties(pyquant_cuda_common pyquant_cuda_quantize PROPERTIES CUDA_VISIBILITY_PRESET default)  # interface
   foreach(family ${families})
     get_property(archs GLOBAL PROPERTY PYQUANT_ARCHS_${family})
     pyquant_gencode(${archs} gencode)

@@ -184,3 +184,34 @@ def exact_value(x: Tensor, w_codes: Tensor, call: dict[str, Any]) -> tuple[Tenso
     scaled = acc * (wide(call["x_scale"])[:, None] * wide(call["w_scale"]))
     bias = wide(call["bias"]) if call.get("bias") is not None else np.zeros(w_codes.shape[0])
     return torch.from_numpy(scaled + bias), torch.from_numpy(np.abs(scaled) + np.abs(bias))
+
+
+# ---- norm before quantisation
+
+
+def sum_in_lanes(x: Array) -> Array:
+    """float64 that holds float32, [rows, K] -> [rows, 1]: 2048 lanes, each ascending, then neighbours pairwise."""
+    lanes = np.zeros((x.shape[0], 2048))
+    for first in range(0, x.shape[1], 2048):
+        chunk = x[:, first : first + 2048]
+        lanes[:, : chunk.shape[1]] = f32(lanes[:, : chunk.shape[1]] + chunk)
+    while lanes.shape[1] > 1:
+        lanes = f32(lanes[:, 0::2] + lanes[:, 1::2])
+    return lanes
+
+
+def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, subtract_mean: bool) -> Tensor:
+    """[rows, K] -> float32, every step one float64 operation rounded to float32."""
+    t = wide(x)
+    count = f32(np.float64(x.shape[1]))
+    with np.errstate(all="ignore"):
+        if subtract_mean:
+            t = f32(t - f32(sum_in_lanes(t) / count))
+        shifted = f32(f32(sum_in_lanes(f32(t * t)) / count) + f32(np.float64(eps)))
+        factor = np.where(shifted < np.inf, f32(1 / f32(np.sqrt(shifted))), np.nan)
+        t = f32(t * factor)
+        if weight is not None:
+            t = f32(t * wide(weight))
+        if bias is not None:
+            t = f32(t + wide(bias))
+    return back(t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import simulator
 import torch
@@ -35,6 +36,9 @@ class Memory:
 
     def mode(self, name: str) -> None:
         """Chooses how launches run; a GPU has one way."""
+
+    def count(self, path: Path | None) -> None:
+        """Writes the simulator's counters of the launches to come to a file; None ends it."""
 
 
 class SimulatorMemory(Memory):
@@ -77,6 +81,9 @@ class SimulatorMemory(Memory):
         for variable in VARIABLES:
             value = MODES[name].get(variable)
             self.runtime.ptxsim_config(variable.encode(), None if value is None else value.encode())
+
+    def count(self, path: Path | None) -> None:
+        self.runtime.ptxsim_config(b"PTXSIM_STATS", None if path is None else str(path).encode())
 
 
 class GpuMemory(Memory):

@@ -14,6 +14,8 @@ import problems
 import torch
 from problems import Draw, GemmProblem, Values
 
+from pyquant import numerics
+
 GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
 RANGES = ((True, -127, 127), (True, -128, 127), (True, -7, 7), (False, -128, 127), (False, -8, 7))
 CATALOGUE = "catalogue of values"
@@ -197,3 +199,67 @@ def linear(impl: Any, seed: int) -> None:
         layer["residual"] = None if call["residual"] is None else call["residual"][0]
         alone = impl.qlinear_reference(x[0], w, **layer)
         (accept.t1 if want.is_floating_point() else accept.t0)(alone, want[0], what=f"1-D {what}", waiver="small")
+
+
+# ---- norm or gated SiLU, then codes
+
+NORM_WIDTHS = (1, 2, 7, 32, 100, 257, 1000, 2047, 2048, 2049, 4103)
+PRODUCERS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "silu_mul")
+
+
+def producer_call(name: str, seed: int, rows: int | None = None, k: int | None = None) -> dict[str, Any]:
+    """Arguments of `<name>_quantize`: rows of very different size, one poisoned now and then, one constant."""
+    draw = Draw(seed, "producer", name)
+    rows = draw.integer(1, 5) if rows is None else rows
+    k = draw.choice(NORM_WIDTHS) if k is None else k
+    dtype = draw.choice(problems.FLOATS)
+    width = 2 * k if name == "silu_mul" else k
+    x = draw.normal(rows, width) * torch.exp2(4 * draw.normal(rows, 1)) + draw.choice((0.0, 0.0, 3.0))
+    if rows > 2 and k > 0:
+        x[1, draw.integer(0, k - 1)] = draw.choice((torch.nan, torch.inf, -torch.inf, 1.0, 1e30))
+        x[2] = draw.choice((0.0, 1.0, 2.0**-70))
+    symmetric, qmin, qmax = draw.choice(RANGES)
+    call: dict[str, Any] = {"x": x.to(dtype)}
+    if name.startswith("add"):
+        call["residual"] = draw.normal(rows, k).to(dtype)
+    if "norm" in name:
+        call["weight"] = draw.choice((None, draw.normal(k), (1 + draw.normal(k) / 8).to(dtype)))
+        if "layer" in name:
+            call["bias"] = draw.choice((None, draw.normal(k), draw.normal(k).to(dtype)))
+        call["eps"] = draw.choice((1e-6, 1e-5, 0.0, 0.25))
+    return call | {"symmetric": symmetric, "qmin": qmin, "qmax": qmax}
+
+
+def produced(name: str, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What is quantised, in float32, and the sum of the add_ forms; by float64 steps."""
+    x = call["x"]
+    total = None
+    if "residual" in call:
+        total = x = brute.back(brute.f32(brute.wide(x) + brute.wide(call["residual"])), x.dtype)
+    if name == "silu_mul":
+        gate, up = x.to(torch.float32).chunk(2, -1)
+        curve = numerics.activation.silu(gate.contiguous())  # tests/numerics/test_activation.py judges the curve
+        return brute.back(brute.f32(brute.wide(curve) * brute.wide(up))), total
+    return brute.norm(x, call["weight"], call.get("bias"), call["eps"], "layer" in name), total
+
+
+def producer(impl: Any, name: str, seed: int, rows: int | None = None, k: int | None = None) -> None:
+    """Codes, scale, zero point and sum equal the reference bit for bit."""
+    call = producer_call(name, seed, rows, k)
+    y, total = produced(name, call)
+    want = brute.quantize_dynamic(y, "per_token", 0, call["symmetric"], call["qmin"], call["qmax"])
+    got = getattr(impl, f"{name}_quantize")(**call)
+    what = f"{name} {list(call['x'].shape)} {call['x'].dtype} seed={seed}"
+    accept.t1(got[1], want[1], what=f"scale of {what}", waiver="few rows, constant ones among them")
+    accept.t0(got[2], want[2], what=f"zero point of {what}", waiver="few rows")
+    accept.t0(got[0], want[0], what=f"codes of {what}", waiver="constant rows on purpose")
+    if total is not None:
+        accept.t1(got[3], total, what=f"sum of {what}", waiver="constant rows on purpose")
+
+
+def sums(impl: Any, seed: int) -> None:
+    """Sums of numbers that cancel, where every order has its own bits, keep the one order."""
+    for k in (0, 1, 5, 2048, 2050, 6000):
+        x = Draw(seed, "sums", k).normal(16, k)
+        want = brute.back(brute.sum_in_lanes(brute.wide(x)))[:, 0]
+        accept.t1(impl.sum_in_lanes(x), want, what=f"sums of {k} seed={seed}", waiver="K = 0")

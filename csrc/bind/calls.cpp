@@ -29,6 +29,9 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
   if (static_cast<int32_t>(s.activation) > 5)
     refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
   if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
+  if (static_cast<int32_t>(s.layout) > 2) refuse("spec", "an unknown layout", "integers as LinearSpec.to_ints() gives");
+  if (s.layout == Layout::rows_blocked128 && s.w_bits != 4)
+    refuse("spec", "layout 'rows_blocked128' with 8 bits", "4-bit weights in that layout");
   group(s.group_size, s.k);
   code_range(s.x_qmin, s.x_qmax, "spec", "spec");
   code_range(s.out_qmin, s.out_qmax, "spec", "spec");
@@ -42,7 +45,7 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
 }
 
 size_t packed_bytes(const LinearSpec& s) {
-  return s.layout == Layout::rows ? static_cast<size_t>(rows_layout(s).total) : cpu::packed_bytes(s);
+  return s.layout == Layout::cpu_blocked ? cpu::packed_bytes(s) : static_cast<size_t>(rows_layout(s).total);
 }
 
 static void present(const char* argument, const MaybeTensor& t, bool wanted, const std::string& allowed) {
@@ -69,12 +72,14 @@ void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, con
   scalar_or("out_zero_point", out_zero_point, w, ScalarType::Int, {1});
 }
 
-static void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape) {
+void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape) {
   if (!residual) return;
   floats("residual", *residual);
   same_device("residual", *residual, x);
   shape_is("residual", *residual, out_shape);
 }
+
+static bool four_bits(int32_t qmin, int32_t qmax) { return qmin >= -8 && qmax <= 7; }
 
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype) {
@@ -85,7 +90,11 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   else
     floats("x", x);
   min_dim("x", x, 1);
-  if (x.size(x.dim() - 1) != s.k) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
+  const int64_t columns = x.size(x.dim() - 1), bytes = (s.k + 1) / 2;
+  // One code is one byte either way, and then means a code of its own.
+  const bool x_packed =
+      x.scalar_type() == ScalarType::Byte && four_bits(s.x_qmin, s.x_qmax) && columns == bytes && columns != s.k;
+  if (columns != s.k && !x_packed) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
   dtype_in("packed", packed, {ScalarType::Byte});
   shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
   same_device("packed", packed, x);
@@ -95,13 +104,24 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   residual_check(residual, x, call.out_shape);
   if (s.activation == Activation::clamp && !(s.clamp_min <= s.clamp_max))
     refuse("clamp_min", std::to_string(s.clamp_min), "at most clamp_max");
+  call.x = matrix(x);
+  if (x_packed) {
+    call.x.type = DType::s4;
+    call.x.cols = s.k;
+    call.x.ld *= 2;
+  }
   if (s.codes_out) {
-    if (out_dtype && *out_dtype != ScalarType::Char) refuse("out_dtype", name_of_scalar(*out_dtype), "int8");
-    call.out_type = ScalarType::Char;
+    const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && four_bits(s.out_qmin, s.out_qmax);
+    if (out_dtype && *out_dtype != ScalarType::Char && !out_packed)
+      refuse("out_dtype", name_of_scalar(*out_dtype),
+             four_bits(s.out_qmin, s.out_qmax) ? "int8, or uint8 for two codes a byte" : "int8");
+    call.out_type = out_packed ? ScalarType::Byte : ScalarType::Char;
+    call.out = out_packed ? DType::s4 : DType::s8;
+    if (out_packed) call.out_shape.back() = (s.n + 1) / 2;
   } else {
     call.out_type = float_type(out_dtype, is_float(dtype_of(x)) ? x.scalar_type() : ScalarType::Float);
+    call.out = dtype_of_scalar(call.out_type);
   }
-  call.x = matrix(x);
   if (residual) call.residual = matrix(*residual);
   return call;
 }

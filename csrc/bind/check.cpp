@@ -120,9 +120,22 @@ void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
   if (qmax <= qmin || qmax > 127) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + " to 127");
 }
 
+void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax) {
+  code_range(qmin, qmax);
+  if (symmetric && (qmin > -1 || qmax < 1))
+    refuse("qmin", std::to_string(qmin), "below zero, with qmax above zero, when symmetric");
+}
+
 void group(int64_t group_size, int64_t k) {
   if (group_size < 0 || (group_size > 0 && k % group_size != 0))
     refuse("group_size", std::to_string(group_size), "0, or a positive divisor of K = " + std::to_string(k));
+}
+
+int64_t unpacked_columns(int64_t bytes, int64_t k) {
+  if (k < 0 || bytes != (k + 1) / 2)
+    refuse("k", std::to_string(k),
+           std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
+  return k;
 }
 
 Activation activation_of(const std::string& name, double clamp_min, double clamp_max) {
@@ -167,7 +180,7 @@ Matrix matrix(const Tensor& t) {
     }
   }
   if (!plain || (ld < m.cols && m.rows > 1)) {
-    m.keep = torch::stable::contiguous(t);
+    m.keep = compact(t);
     ld = m.cols;
   } else {
     m.keep = t;
@@ -179,7 +192,7 @@ Matrix matrix(const Tensor& t) {
 
 const void* dense(const MaybeTensor& t, std::vector<Tensor>& keep) {
   if (!t) return nullptr;
-  keep.push_back(t->is_contiguous() ? *t : torch::stable::contiguous(*t));
+  keep.push_back(t->is_contiguous() ? *t : compact(*t));
   return keep.back().const_data_ptr();
 }
 

@@ -35,6 +35,7 @@ void vector(const char* argument, const MaybeTensor& tensor, const Tensor& x, Sc
 void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
 void group(int64_t group_size, int64_t k);
+int64_t unpacked_columns(int64_t bytes, int64_t k);  // k, when so many int4 codes fill the bytes
 Activation activation_of(const std::string& name, double clamp_min, double clamp_max);
 bool is_float_type(ScalarType type);
 ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise);
@@ -52,6 +53,7 @@ struct Matrix {
   int64_t rows = 0, cols = 0, ld = 0;
 };
 Matrix matrix(const Tensor& tensor);
+Tensor compact(const Tensor& tensor);  // the tensor, or a contiguous copy where it is strided (device.h: two flavours)
 // Contiguous memory of a small operand; null when absent. `keep` owns the copy where one was needed.
 const void* dense(const MaybeTensor& tensor, std::vector<Tensor>& keep);
 
@@ -62,6 +64,20 @@ struct Quantisation {
 Quantisation granularity_of(const std::string& name, const Tensor& x, int64_t group_size);
 void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const std::string& granularity,
              const Quantisation& q);
+
+void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape);
+// The ops that norm or gate a row before they quantise it: every rule of their arguments. `keep` owns copies.
+struct NormCall {
+  Matrix x;
+  NormOperands norm;
+  Shape scale_shape;
+  std::vector<Tensor> keep;
+};
+NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
+                   const MaybeTensor& bias, double eps, bool symmetric, int64_t qmin, int64_t qmax);
+void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax);
+// The matrix [.., 2K] and the shape [.., K] of the codes.
+Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape);
 
 LinearSpec linear_spec(const std::vector<int64_t>& spec);
 size_t packed_bytes(const LinearSpec& spec);
@@ -88,12 +104,14 @@ struct GemmArgs {
 };
 GemmCall gemm_call(const GemmArgs& args);
 
-// The fused layer: x, packed and residual against the spec.
+// The fused layer: x, packed and residual against the spec. Where the spec's code range has 4 bits, codes may also come
+// and go two per byte: x of type s4 (cols and ld count codes), and out of type s4 (out_type is then Byte).
 struct LinearCall {
   LinearSpec spec;
   Matrix x, residual;
   Shape out_shape;
   ScalarType out_type = ScalarType::Float;
+  DType out = DType::f32;
 };
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype);

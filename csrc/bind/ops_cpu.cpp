@@ -9,6 +9,7 @@
 #include "bind/check.h"
 #include "bind/text.h"
 #include "cpu/cpu.h"
+#include "plan/tuned.h"
 
 namespace pyquant::bind {
 namespace {
@@ -73,9 +74,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, Text granul
                                                     bool symmetric, int64_t qmin, int64_t qmax) {
   floats("x", x);
   const Quantisation q = granularity_of(granularity, x, group_size);
-  code_range(qmin, qmax);
-  if (symmetric && (qmin > -1 || qmax < 1))
-    refuse("qmin", std::to_string(qmin), "below zero, with qmax above zero, when symmetric");
+  dynamic_code_range(symmetric, qmin, qmax);
   Tensor codes = empty_cpu(shape_of(x), ScalarType::Char);
   Tensor scale = empty_cpu(q.scale_shape, ScalarType::Float);
   Tensor zero_point = empty_cpu(q.scale_shape, ScalarType::Int);
@@ -85,6 +84,61 @@ std::tuple<Tensor, Tensor, Tensor> quantize_dynamic(const Tensor& x, Text granul
                         small(qmax), static_cast<int8_t*>(codes.mutable_data_ptr()),
                         static_cast<float*>(scale.mutable_data_ptr()),
                         static_cast<int32_t*>(zero_point.mutable_data_ptr()));
+  return {codes, scale, zero_point};
+}
+
+using Quantised = std::tuple<Tensor, Tensor, Tensor>;
+using QuantisedSum = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+QuantisedSum norm_quantize(bool subtract_mean, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
+                           const MaybeTensor& bias, double eps, bool symmetric, int64_t qmin, int64_t qmax) {
+  NormCall call = norm_call(subtract_mean, x, residual, weight, bias, eps, symmetric, qmin, qmax);
+  Tensor codes = empty_cpu(shape_of(x), ScalarType::Char);
+  Tensor scale = empty_cpu(call.scale_shape, ScalarType::Float);
+  Tensor zero_point = empty_cpu(call.scale_shape, ScalarType::Int);
+  Tensor sum;
+  if (residual) {
+    sum = empty_cpu(shape_of(x), x.scalar_type());
+    call.norm.sum = sum.mutable_data_ptr();
+  }
+  const Matrix& m = call.x;
+  cpu::norm_quantize(m.data, m.type, m.rows, m.cols, m.ld, call.norm, symmetric, small(qmin), small(qmax),
+                     static_cast<int8_t*>(codes.mutable_data_ptr()), static_cast<float*>(scale.mutable_data_ptr()),
+                     static_cast<int32_t*>(zero_point.mutable_data_ptr()));
+  return {codes, scale, zero_point, sum};
+}
+
+Quantised without_sum(const QuantisedSum& r) { return {std::get<0>(r), std::get<1>(r), std::get<2>(r)}; }
+
+Quantised rms_norm_quantize(const Tensor& x, MaybeTensor weight, double eps, bool symmetric, int64_t qmin,
+                            int64_t qmax) {
+  return without_sum(norm_quantize(false, x, std::nullopt, weight, std::nullopt, eps, symmetric, qmin, qmax));
+}
+
+Quantised layer_norm_quantize(const Tensor& x, MaybeTensor weight, MaybeTensor bias, double eps, bool symmetric,
+                              int64_t qmin, int64_t qmax) {
+  return without_sum(norm_quantize(true, x, std::nullopt, weight, bias, eps, symmetric, qmin, qmax));
+}
+
+QuantisedSum add_rms_norm_quantize(const Tensor& x, const Tensor& residual, MaybeTensor weight, double eps,
+                                   bool symmetric, int64_t qmin, int64_t qmax) {
+  return norm_quantize(false, x, residual, weight, std::nullopt, eps, symmetric, qmin, qmax);
+}
+
+QuantisedSum add_layer_norm_quantize(const Tensor& x, const Tensor& residual, MaybeTensor weight, MaybeTensor bias,
+                                     double eps, bool symmetric, int64_t qmin, int64_t qmax) {
+  return norm_quantize(true, x, residual, weight, bias, eps, symmetric, qmin, qmax);
+}
+
+Quantised silu_mul_quantize(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax) {
+  Shape shape;
+  const Matrix m = silu_mul_call(x, symmetric, qmin, qmax, &shape);
+  Tensor codes = empty_cpu(shape, ScalarType::Char);
+  Tensor scale = empty_cpu(lead_of(x), ScalarType::Float);
+  Tensor zero_point = empty_cpu(lead_of(x), ScalarType::Int);
+  cpu::silu_mul_quantize(m.data, m.type, m.rows, m.cols / 2, m.ld, symmetric, small(qmin), small(qmax),
+                         static_cast<int8_t*>(codes.mutable_data_ptr()), static_cast<float*>(scale.mutable_data_ptr()),
+                         static_cast<int32_t*>(zero_point.mutable_data_ptr()));
   return {codes, scale, zero_point};
 }
 
@@ -123,11 +177,7 @@ Tensor unpack_int4(const Tensor& packed, int64_t k) {
   dtype_in("packed", packed, {ScalarType::Byte});
   min_dim("packed", packed, 1);
   Shape shape = shape_of(packed);
-  const int64_t bytes = shape.back();
-  if (k < 0 || bytes != (k + 1) / 2)
-    refuse("k", std::to_string(k),
-           std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
-  shape.back() = k;
+  shape.back() = unpacked_columns(shape.back(), k);
   Tensor out = empty_cpu(shape, ScalarType::Char);
   if (out.numel() == 0) return out;
   const Tensor plain = torch::stable::contiguous(packed);
@@ -163,7 +213,7 @@ PYQUANT_GEMM_OP(gemm_s8s4)
 PYQUANT_GEMM_OP(gemm_s4s4)
 
 void own_layout(const LinearSpec& s) {
-  if (s.layout != Layout::cpu_blocked) refuse("spec", "layout 'rows'", "layout 'cpu_blocked' on the CPU");
+  if (s.layout != Layout::cpu_blocked) refuse("spec", "a layout of CUDA", "layout 'cpu_blocked' on the CPU");
 }
 
 Tensor pack_linear(const Tensor& w, const Tensor& w_scale, MaybeTensor bias, MaybeTensor x_scale,
@@ -204,14 +254,41 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   own_layout(call.spec);
   Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
-  cpu::linear(call.spec, packed.const_data_ptr(), call.x.data, call.x.type, call.x.rows, call.x.ld, call.residual.data,
-              call.residual.type, call.residual.ld, out.mutable_data_ptr(), dtype_of_scalar(call.out_type));
+  const LinearSpec& s = call.spec;
+  Matrix m = call.x;
+  if (m.type == DType::s4) {  // the kernels take a code a byte
+    const Tensor dense_rows = torch::stable::contiguous(x);
+    m.keep = empty_cpu({m.rows, s.k}, ScalarType::Char);
+    cpu::unpack_int4(static_cast<const uint8_t*>(dense_rows.const_data_ptr()), m.rows, s.k,
+                     static_cast<int8_t*>(m.keep.mutable_data_ptr()));
+    m.data = m.keep.const_data_ptr();
+    m.type = DType::s8;
+    m.ld = s.k;
+  }
+  const bool out_packed = call.out == DType::s4;
+  Tensor codes = out_packed ? empty_cpu({m.rows, s.n}, ScalarType::Char) : out;
+  cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
+              call.residual.ld, codes.mutable_data_ptr(), out_packed ? DType::s8 : call.out);
+  if (out_packed)
+    cpu::pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n,
+                   static_cast<uint8_t*>(out.mutable_data_ptr()));
   return out;
 }
 
 int64_t packed_bytes_op(std::vector<int64_t> spec) { return static_cast<int64_t>(packed_bytes(linear_spec(spec))); }
 
 std::string cpu_info() { return cpu::isa_report(); }
+
+// Measured choices of CUDA kernels (plan/tuned.h); they need no GPU to be set.
+std::string lines_of(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+std::string set_tuned_op(Text table) { return lines_of(set_tuned(table)); }
+
+std::string tuned_remarks_op() { return lines_of(tuned_remarks()); }
 
 }  // namespace
 }  // namespace pyquant::bind
@@ -220,6 +297,11 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   namespace b = pyquant::bind;
   m.impl("quantize", TORCH_BOX(&b::quantize));
   m.impl("quantize_dynamic", TORCH_BOX(&b::quantize_dynamic));
+  m.impl("rms_norm_quantize", TORCH_BOX(&b::rms_norm_quantize));
+  m.impl("layer_norm_quantize", TORCH_BOX(&b::layer_norm_quantize));
+  m.impl("add_rms_norm_quantize", TORCH_BOX(&b::add_rms_norm_quantize));
+  m.impl("add_layer_norm_quantize", TORCH_BOX(&b::add_layer_norm_quantize));
+  m.impl("silu_mul_quantize", TORCH_BOX(&b::silu_mul_quantize));
   m.impl("dequantize", TORCH_BOX(&b::dequantize));
   m.impl("pack_int4", TORCH_BOX(&b::pack_int4));
   m.impl("unpack_int4", TORCH_BOX(&b::unpack_int4));
@@ -234,4 +316,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(pyquant, CompositeExplicitAutograd, m) {
   m.impl("_packed_bytes", TORCH_BOX(&pyquant::bind::packed_bytes_op));
   m.impl("_cpu_info", TORCH_BOX(&pyquant::bind::cpu_info));
+  m.impl("_set_tuned", TORCH_BOX(&pyquant::bind::set_tuned_op));
+  m.impl("_tuned_remarks", TORCH_BOX(&pyquant::bind::tuned_remarks_op));
 }

@@ -23,6 +23,7 @@ PYQ_HD inline float fmul(float a, float b) { return __fmul_rn(a, b); }
 PYQ_HD inline float fadd(float a, float b) { return __fadd_rn(a, b); }
 PYQ_HD inline float fsub(float a, float b) { return __fsub_rn(a, b); }
 PYQ_HD inline float fdiv(float a, float b) { return __fdiv_rn(a, b); }
+PYQ_HD inline float fsqrt(float a) { return __fsqrt_rn(a); }
 PYQ_HD inline float ffma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 PYQ_HD inline float fround_even(float a) { return rintf(a); }
 PYQ_HD inline float float_from_bits(uint32_t u) { return __uint_as_float(u); }
@@ -32,6 +33,7 @@ PYQ_HD inline float fmul(float a, float b) { return a * b; }
 PYQ_HD inline float fadd(float a, float b) { return a + b; }
 PYQ_HD inline float fsub(float a, float b) { return a - b; }
 PYQ_HD inline float fdiv(float a, float b) { return a / b; }
+PYQ_HD inline float fsqrt(float a) { return __builtin_sqrtf(a); }
 PYQ_HD inline float ffma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 PYQ_HD inline float fround_even(float a) { return __builtin_rintf(a); }
 PYQ_HD inline float float_from_bits(uint32_t u) {

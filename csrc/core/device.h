@@ -9,6 +9,15 @@ struct DeviceInfo {
   int32_t sm_count = 0;
   int64_t shared_bytes = 0;  // opt-in shared memory of one block
   int64_t l2_bytes = 0;
+  int64_t dram_gbps = 0;  // peak of the memory bus, 1e9 bytes a second; 0: what the generation usually has
+  uint64_t gpu = 0;       // gpu_id of its name: which tuned choices hold for it; 0: none
 };
+
+// A GPU's name, as the driver tells it, in 64 bits (FNV-1a), so that looking up a choice compares no strings.
+constexpr uint64_t gpu_id(const char* name) {
+  uint64_t id = 0xcbf29ce484222325u;
+  for (; *name != 0; ++name) id = (id ^ static_cast<unsigned char>(*name)) * 0x100000001b3u;
+  return id;
+}
 
 }  // namespace pyquant

@@ -11,7 +11,9 @@
 namespace pyquant {
 
 enum class InputMode : int32_t { dynamic_per_token = 0, static_per_tensor = 1 };
-enum class Layout : int32_t { rows = 0, cpu_blocked = 1 };  // rows: [n, k_padded] as the CUDA kernels read it
+// rows: [n, k_padded] as most CUDA kernels read it; rows_blocked128: the same buffer with its int4 codes in
+// WeightLayout::blocked128, for the kernels of sm_90.
+enum class Layout : int32_t { rows = 0, cpu_blocked = 1, rows_blocked128 = 2 };
 
 struct LinearSpec {
   int64_t n = 0, k = 0;
@@ -47,7 +49,7 @@ inline LinearSpec spec_from_wire(const int64_t* wire) {
   s.x_symmetric = bits(9, 1);
   s.has_bias = bits(10, 1);
   s.codes_out = bits(11, 1);
-  s.layout = static_cast<Layout>(bits(12, 1));
+  s.layout = static_cast<Layout>(bits(12, 2));
   s.x_qmin = bits(16, 8) - 128;
   s.x_qmax = bits(24, 8) - 128;
   s.out_qmin = bits(32, 8) - 128;

@@ -1,5 +1,6 @@
 // What a GEMM is asked to do (GemmProblem), on which memory (GemmOperands), and what happens to the
-// accumulator (Epilogue). Plain structs: no torch, no CUDA. Formulas: docs/numerics.md.
+// accumulator (Epilogue); what a norm in front of a quantiser reads (NormOperands). Plain structs: no torch, no CUDA.
+// Formulas: docs/numerics.md.
 #pragma once
 #include <cstdint>
 
@@ -57,6 +58,19 @@ struct Epilogue {
   Activation activation = Activation::none;
   float clamp_min = 0.f, clamp_max = 0.f;   // used by Activation::clamp
   int32_t out_qmin = -127, out_qmax = 127;  // code limits when out == s8 or s4
+};
+
+// A norm in front of a quantiser (docs/numerics.md 9). With a residual the rows are x + residual, rounded to x's type
+// and also written to sum [rows, cols], dense.
+struct NormOperands {
+  bool subtract_mean = false;  // LayerNorm; else RMSNorm
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // [cols] or null
+  DType weight_type = DType::f32, bias_type = DType::f32;
+  float eps = 0.f;
+  const void* residual = nullptr;  // of x's type, row stride ldr, or null
+  int64_t ldr = 0;
+  void* sum = nullptr;
 };
 
 }  // namespace pyquant

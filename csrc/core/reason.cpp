@@ -17,6 +17,8 @@ std::string text_of(const Refusal& r) {
       return two("needs compute capability ", r.wanted, " (times ten), the device has ", r.got);
     case Reason::wrong_device_above:
       return two("needs compute capability below ", r.wanted, " (times ten), the device has ", r.got);
+    case Reason::shared_memory:
+      return two("needs ", r.wanted, " bytes of shared memory a block, the device has ", r.got);
     case Reason::type_pair: return two("operand types: takes the set ", r.wanted, ", got type ", r.got);
     case Reason::out_type: return two("output type: takes the set ", r.wanted, ", got type ", r.got);
     case Reason::k_multiple: return two("K must be a multiple of ", r.wanted, ", got K = ", r.got);

@@ -10,6 +10,7 @@ enum class Reason : int32_t {
   accepted = 0,
   wrong_device,        // needs sm >= wanted, device has got
   wrong_device_above,  // needs sm < wanted, device has got
+  shared_memory,       // bytes of a block
   type_pair,           // x / w types differ from the row's
   out_type,
   k_multiple,  // K must be a multiple of wanted

@@ -1,4 +1,4 @@
-// The 'rows' layout of a packed Linear: plain padded rows in 256-byte aligned sections. Twin of
+// The 'rows' layouts of a packed Linear: padded rows of codes (or their blocks) in 256-byte aligned sections. Twin of
 // pyquant/ops/rows_layout.py (tests/ops/test_spec.py compares the two through torch.ops.pyquant._packed_bytes).
 #pragma once
 #include <cstdint>
@@ -18,7 +18,8 @@ inline RowsLayout rows_layout(const LinearSpec& s) {
   at.n_pad = up(s.n, 16);
   at.k_pad = up(s.k, 32);
   at.groups = s.group_size ? s.k / s.group_size : 1;
-  at.w_scale = up(at.n_pad * at.k_pad * s.w_bits / 8, 256);
+  const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes
+  at.w_scale = up(blocked ? up(s.n, 128) * up(s.k, 128) / 2 : at.n_pad * at.k_pad * s.w_bits / 8, 256);
   at.w_sum = at.w_scale + up(4 * at.n_pad * at.groups, 256);
   at.bias = at.w_sum + up(4 * at.n_pad * at.groups, 256);
   at.scalars = at.bias + (s.has_bias ? up(4 * at.n_pad, 256) : 0);

@@ -31,6 +31,11 @@ void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t l
 void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                       int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale,
                       int32_t* zero_point);
+// Norm, or silu(gate) * up of x [rows, 2 * cols], then codes per row [rows, cols] of the result. docs/numerics.md 9.
+void norm_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const NormOperands& norm,
+                   bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
+void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
+                       int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
 // q_type: s8 or u8. out_type: f32, f16, bf16.
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type);

@@ -163,6 +163,9 @@ const Kernels& kernels_avx2() {
                                  Rows<V>::stats,
                                  Rows<V>::quantize,
                                  Rows<V>::dequantize,
+                                 Rows<V>::widen,
+                                 Rows<V>::narrow,
+                                 Rows<V>::silu_mul,
                                  Rows<V>::accumulate,
                                  Rows<V>::epilogue};
   return table;

@@ -276,6 +276,9 @@ const Kernels& kernels_avx512_vnni() {
                                  Rows<V>::stats,
                                  Rows<V>::quantize,
                                  Rows<V>::dequantize,
+                                 Rows<V>::widen,
+                                 Rows<V>::narrow,
+                                 Rows<V>::silu_mul,
                                  Rows<V>::accumulate,
                                  Rows<V>::epilogue};
   return table;

@@ -89,6 +89,10 @@ struct Kernels {
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
   void (*quantize)(const QuantizeRun& run);
   void (*dequantize)(const DequantizeRun& run);
+  void (*widen)(const void* x, DType type, int64_t n, float* out);
+  void (*narrow)(const float* x, int64_t n, void* out, DType type);
+  // out = silu(gate) * up, both of one type.
+  void (*silu_mul)(const void* gate, const void* up, DType type, int64_t n, float* out);
   // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.
   void (*accumulate)(const Tile& tile, float* sum, bool first);
   void (*epilogue)(const Tile& tile);

@@ -3,8 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/epilogue_math.h"
-#include "cpu/kernels.h"
+#include "cpu/row_codes.h"
 #include "cpu/threads.h"
 
 namespace pyquant::cpu {
@@ -58,17 +57,6 @@ RowStats merged(const RowStats& a, const RowStats& b) {
   return {std::max(a.amax, b.amax), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
-struct Params {
-  float scale;
-  int32_t zero_point;
-};
-
-Params params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) {
-  if (symmetric) return {scale_from_amax(s.amax, qmax), 0};
-  const float scale = scale_from_range(s.low, s.high, qmin, qmax);
-  return {scale, zero_point_from_range(s.low, scale_recip(scale), qmin, qmax)};
-}
-
 }  // namespace
 
 void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
@@ -85,21 +73,14 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
   const auto stats_of = [&](int64_t r) {
     return in_use.stats(at(x, runs.source(r), x_type), x_type, runs.length, !symmetric);
   };
-  const auto put = [&](int64_t s, const RowStats& stats) {
-    const Params p = params_of(stats, symmetric, qmin, qmax);
+  const auto put = [&](int64_t s, const RowParams& p) {
     scale[s] = p.scale;
     if (zero_point) zero_point[s] = p.zero_point;
-    return p;
   };
   if (!runs.one_scale) {
     runs.each([&](int64_t r) {
-      const Params p = put(r, stats_of(r));
-      const bool finite = p.scale == p.scale;
-      if (finite)
-        in_use.quantize({at(x, runs.source(r), x_type), x_type, runs.length, scale_recip(p.scale), p.zero_point, qmin,
-                         qmax, true, 0, q + runs.target(r)});
-      else
-        std::memset(q + runs.target(r), p.zero_point, static_cast<size_t>(runs.length));
+      put(r, quantize_row(in_use, at(x, runs.source(r), x_type), x_type, runs.length, symmetric, qmin, qmax,
+                          q + runs.target(r)));
     });
     return;
   }
@@ -112,7 +93,8 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
   });
   RowStats all{0.f, 0.f, 0.f};
   for (const RowStats& part : parts) all = merged(all, part);
-  const Params p = put(0, all);
+  const RowParams p = params_of(all, symmetric, qmin, qmax);
+  put(0, p);
   if (p.scale == p.scale)
     quantize_runs(runs, x, x_type, &p.scale, &p.zero_point, qmin, qmax, q);
   else

@@ -171,6 +171,37 @@ struct Rows {
     });
   }
 
+  static void widen(const void* x, DType type, int64_t n, float* out) {
+    in_steps(x, bytes_of(type), out, 4, n, [&](const void* p, void* o, int64_t i) {
+      F v[4];
+      load4(p, type, i, v);
+      store4(o, DType::f32, i, v);
+    });
+  }
+
+  static void narrow(const float* x, int64_t n, void* out, DType type) {
+    in_steps(x, 4, out, bytes_of(type), n, [&](const void* p, void* o, int64_t i) {
+      F v[4];
+      load4(p, DType::f32, i, v);
+      store4(o, type, i, v);
+    });
+  }
+
+  static void silu_mul(const void* gate, const void* up, DType type, int64_t n, float* out) {
+    in_steps(gate, bytes_of(type), out, 4, n, [&](const void* p, void* o, int64_t i) {
+      F v[4];
+      load4(p, type, i, v);
+      each(v, [](float x) { return silu(x); });
+      store4(o, DType::f32, i, v);
+    });
+    alignas(64) float ups[S];
+    for (int64_t i = 0; i < n; i += S) {
+      const int64_t count = n - i < S ? n - i : S;
+      widen(static_cast<const unsigned char*>(up) + i * bytes_of(type), type, count, ups);
+      for (int64_t j = 0; j < count; ++j) out[i + j] = fmul(out[i + j], ups[j]);
+    }
+  }
+
   static void accumulate(const Tile& t, float* sum, bool first) {
     alignas(64) int32_t shared[kBlockN];
     zero_terms(t, shared);

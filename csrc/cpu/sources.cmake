@@ -3,6 +3,7 @@ set(PYQUANT_CPU_SOURCES
     csrc/cpu/blocks.cpp
     csrc/cpu/dispatch.cpp
     csrc/cpu/float_epilogue.cpp
+    csrc/cpu/fused_quantize.cpp
     csrc/cpu/gemm.cpp
     csrc/cpu/isa_scalar.cpp
     csrc/cpu/layer.cpp

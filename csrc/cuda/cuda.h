@@ -3,6 +3,7 @@
 // without CUDA throws "built without CUDA kernels". Launches are asynchronous on the stream; nothing synchronises.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "core/device.h"
 #include "core/problem.h"
@@ -23,6 +24,7 @@ const char* cutlass_version();  // "4.2.0", or "" without CUDA
 int runtime_version();          // of the CUDA headers compiled against, 0 without CUDA
 int device_count();             // 0 when there is no driver
 DeviceInfo device_info(int32_t device);
+std::string device_name(int32_t device);  // as the driver tells it: "NVIDIA H200"
 
 // Bytes of device memory that a row needs beside its operands (sums of a divided K); 0 for most.
 int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context);
@@ -32,21 +34,65 @@ int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Contex
 void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue,
           const Context& context);
 
-// Matrix [rows, cols], row stride ld elements. scale / zero_point: [1], [rows] or [rows, cols / group_size].
-void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
-              int64_t group_size, const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax, int8_t* q,
-              const Context& context);
-// Per row (token): scale, and zero point unless null, from the row's own range; q is dense, row stride ldq >= cols.
-// The codes between cols and ldq are set to 0, so that a padded K adds nothing.
-void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, bool symmetric, int32_t qmin,
-                      int32_t qmax, int8_t* q, int64_t ldq, float* scale, int32_t* zero_point, const Context& context);
+// The epilogue of a ready product t [m, n] (f32, f16, bf16, row stride ldt), which may be operands.out itself: bias,
+// activation, residual, store. Of the problem it reads m, n, out, residual and their strides and alignments.
+void float_epilogue(const void* t, DType type, int64_t ldt, const GemmProblem& problem, const GemmOperands& operands,
+                    const Epilogue& epilogue, const Context& context);
+
+// ---- quantise. Matrices are [rows, cols] with row stride ld elements; zero rows or columns are allowed everywhere.
+struct FloatMatrix {
+  const void* data = nullptr;
+  DType type = DType::f32;  // f32, f16, bf16
+  int64_t rows = 0, cols = 0, ld = 0;
+};
+struct CodeRange {
+  int32_t qmin = -127, qmax = 127;
+  bool symmetric = true;  // of dynamic ranges: zero point 0
+};
+// Where codes go and what else is wanted of them.
+struct QuantizeOut {
+  void* q = nullptr;           // int8 [rows, ldq], or uint8 [rows, ldq / 2] when packed
+  int64_t ldq = 0;             // codes from row to row, >= cols; those beyond cols become 0, so a padded K adds nothing
+  bool packed = false;         // two codes a byte, low nibble = even column: limits in [-8, 7], ldq and group_size even
+  int32_t* row_sum = nullptr;  // sum of the codes of each row (with group scales: of each group), or null
+};
+// Scales and zero points that a dynamic quantiser writes; zero_point may be null.
+struct QuantizeParams {
+  float* scale = nullptr;
+  int32_t* zero_point = nullptr;
+};
+// scale / zero_point: [1], [rows] or [rows, cols / group_size]; zero_point may be null (0).
+void quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size, const float* scale,
+              const int32_t* zero_point, const CodeRange& range, const QuantizeOut& out, const Context& context);
+// Granularity::tensor needs workspace of so many bytes; the others take null.
+constexpr int64_t kQuantizeWorkspaceBytes = 6144;
+void quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_t group_size, const CodeRange& range,
+                      const QuantizeParams& params, const QuantizeOut& out, void* workspace, const Context& context);
+
+// Norm (core/problem.h), then codes per row of the result.
+void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRange& range, const QuantizeParams& params,
+                   const QuantizeOut& out, const Context& context);
+// x [rows, 2 * cols] holds gates and ups: codes per row of silu(gate) * up [rows, cols], where cols = x.cols / 2.
+void silu_mul_quantize(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
+                       const QuantizeOut& out, const Context& context);
+
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type,
                 const Context& context);
 
+// Codes as they come (s8, u8, or s4 packed two per byte, row stride ld elements) -> signed bytes in rows of ldq (a
+// multiple of 4), zero between cols and ldq. u8 codes are shifted by -128, and so is their zero point: one number on
+// the device (null: 0), written to shifted_zero_point unless that is null.
+void arrange_codes(const void* x, DType type, int64_t rows, int64_t cols, int64_t ld, int8_t* q, int64_t ldq,
+                   const int32_t* zero_point, int32_t* shifted_zero_point, const Context& context);
+
 // int4 codes one per byte [rows, cols] <-> two per byte [rows, ceil(cols / 2)], low nibble = even column.
 void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed, const Context& context);
 void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q, const Context& context);
+// Packed int4 weights [n, k], row stride ldw nibbles, <-> the layout blocked128: blocked128_bytes(n, k) bytes on a
+// 16-byte boundary (core/blocked128.h).
+void pack_blocked128(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, uint8_t* blocked, const Context& context);
+void unpack_blocked128(const uint8_t* blocked, int64_t n, int64_t k, int64_t ldw, uint8_t* w, const Context& context);
 // Sum of codes per row and group (group_size 0: the whole row); weights s8, or s4 packed. ldw counts elements.
 void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums,
                  const Context& context);

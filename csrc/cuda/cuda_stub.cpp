@@ -14,23 +14,42 @@ const char* cutlass_version() { return ""; }
 int runtime_version() { return 0; }
 int device_count() { return 0; }
 DeviceInfo device_info(int32_t) { refuse(); }
+std::string device_name(int32_t) { refuse(); }
 
 int64_t workspace_bytes(const Row&, const GemmProblem&, const Context&) { refuse(); }
 void gemm(const Row&, const GemmProblem&, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
-void quantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
-              int32_t, int32_t, int8_t*, const Context&) {
+void float_epilogue(const void*, DType, int64_t, const GemmProblem&, const GemmOperands&, const Epilogue&,
+                    const Context&) {
   refuse();
 }
-void quantize_dynamic(const void*, DType, int64_t, int64_t, int64_t, bool, int32_t, int32_t, int8_t*, int64_t, float*,
-                      int32_t*, const Context&) {
+void quantize(const FloatMatrix&, Granularity, int64_t, const float*, const int32_t*, const CodeRange&,
+              const QuantizeOut&, const Context&) {
+  refuse();
+}
+void quantize_dynamic(const FloatMatrix&, Granularity, int64_t, const CodeRange&, const QuantizeParams&,
+                      const QuantizeOut&, void*, const Context&) {
+  refuse();
+}
+void norm_quantize(const FloatMatrix&, const NormOperands&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
+                   const Context&) {
+  refuse();
+}
+void silu_mul_quantize(const FloatMatrix&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
+                       const Context&) {
   refuse();
 }
 void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
                 void*, DType, const Context&) {
   refuse();
 }
+void arrange_codes(const void*, DType, int64_t, int64_t, int64_t, int8_t*, int64_t, const int32_t*, int32_t*,
+                   const Context&) {
+  refuse();
+}
 void pack_int4(const int8_t*, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }
 void unpack_int4(const uint8_t*, int64_t, int64_t, int8_t*, const Context&) { refuse(); }
+void pack_blocked128(const uint8_t*, int64_t, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }
+void unpack_blocked128(const uint8_t*, int64_t, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }
 void weight_sums(const void*, DType, int64_t, int64_t, int64_t, int64_t, int32_t*, const Context&) { refuse(); }
 
 }  // namespace pyquant::cuda

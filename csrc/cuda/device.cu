@@ -31,6 +31,12 @@ const Launcher& launcher_of(const Row& row) {
   return *launcher;
 }
 
+std::string name_of_device(int device) {
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties", device);
+  return properties.name;
+}
+
 DeviceInfo query(int device) {
   const auto get = [&](cudaDeviceAttr attribute) {
     int value = 0;
@@ -42,6 +48,9 @@ DeviceInfo query(int device) {
   info.sm_count = get(cudaDevAttrMultiProcessorCount);
   info.shared_bytes = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   info.l2_bytes = get(cudaDevAttrL2CacheSize);
+  // Memory clock in kHz, two transfers a clock, bus width in bits.
+  info.dram_gbps = int64_t{get(cudaDevAttrMemoryClockRate)} * get(cudaDevAttrGlobalMemoryBusWidth) * 2 / 8 / 1000000;
+  info.gpu = gpu_id(name_of_device(device).c_str());
   return info;
 }
 
@@ -71,6 +80,8 @@ DeviceInfo device_info(int32_t device) {
   if (info.sm == 0) info = query(device);
   return info;
 }
+
+std::string device_name(int32_t device) { return name_of_device(device); }
 
 int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context) {
   const Launcher& launcher = launcher_of(row);

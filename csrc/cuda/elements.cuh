@@ -45,6 +45,50 @@ __device__ __forceinline__ void load_vector(const T* from, float (&x)[kVector<T>
   for (int i = 0; i < kVector<T>; ++i) x[i] = widen(v.element[i]);
 }
 
+// Width neighbouring elements, of which `valid` exist; the others read as 0. vector: `from` is aligned to 16 bytes, or
+// to all of the elements where they are fewer.
+template <int Width, class T>
+__device__ __forceinline__ void load_run(const T* from, int64_t valid, bool vector, float (&x)[Width]) {
+  constexpr int kBytes = Width * static_cast<int>(sizeof(T));
+  static_assert(kBytes == 8 || kBytes % 16 == 0, "");
+  if (vector && valid >= Width) {
+    union {
+      uint4 words[(kBytes + 15) / 16];
+      uint2 half;
+      T element[Width];
+    } v;
+    if constexpr (kBytes == 8) {
+      v.half = *reinterpret_cast<const uint2*>(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBytes / 16; ++i) v.words[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+#pragma unroll
+    for (int i = 0; i < Width; ++i) x[i] = widen(v.element[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Width; ++i) x[i] = i < valid ? widen(from[i]) : 0.f;
+}
+
+template <int Width, class T>
+__device__ __forceinline__ void store_run(T* to, int64_t valid, bool vector, const float (&x)[Width]) {
+  static_assert(Width == kVector<T>, "");
+  if (vector && valid >= Width) {
+    union {
+      uint4 words;
+      T element[Width];
+    } v;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) v.element[i] = narrow<T>(x[i]);
+    *reinterpret_cast<uint4*>(to) = v.words;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Width; ++i)
+    if (i < valid) to[i] = narrow<T>(x[i]);
+}
+
 // Count codes (4 or 8) as one store.
 template <int Count>
 __device__ __forceinline__ void store_codes(int8_t* to, const int32_t (&code)[Count]) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -36,37 +37,75 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+// Zeros on the context's stream.
+inline void clear(const char* name, void* memory, int64_t nbytes, const Context& context) {
+  if (nbytes == 0) return;
+  DeviceGuard guard(context.device);
+  check(cudaMemsetAsync(memory, 0, static_cast<size_t>(nbytes), static_cast<cudaStream_t>(context.stream)), name,
+        context.device);
+}
+
 struct LaunchShape {
   dim3 grid, block, cluster{1, 1, 1};
   int shared_bytes = 0;
+  // The kernel may start before its predecessor in the stream has ended. Only for kernels that call
+  // wait_for_predecessor (overlap.cuh); devices before sm_90 do not overlap.
+  bool overlaps = false;
 };
 
+constexpr int kKnownDevices = 64;
+
+// Whether a device can overlap launches, asked of the driver once.
+inline bool can_overlap(int device) {
+  static std::atomic<int8_t> known[kKnownDevices];  // 0: not asked yet, 1: no, 2: yes
+  if (device < 0 || device >= kKnownDevices) return false;
+  int8_t answer = known[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute", device);
+    answer = major >= 9 ? 2 : 1;
+    known[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer == 2;
+}
+
 // Launches Kernel(arguments...) on the context's stream. The attribute that opts in to more than 48 KiB of shared
-// memory is set once per kernel and device.
+// memory is set when a kernel first asks a device for that much.
 template <auto Kernel, class... Arguments>
 void launch(const char* name, const LaunchShape& shape, const Context& context, Arguments... arguments) {
   DeviceGuard guard(context.device);
   if (shape.shared_bytes > 48 << 10) {
-    static std::atomic<uint64_t> prepared{0};
-    const uint64_t bit = uint64_t{1} << (context.device & 63);
-    if (context.device > 63 || !(prepared.load(std::memory_order_relaxed) & bit)) {
-      check(cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), name,
-            context.device);
-      prepared.fetch_or(bit, std::memory_order_relaxed);
+    static std::atomic<int> granted[kKnownDevices];
+    static std::mutex one_at_a_time;  // the attribute may only grow
+    std::atomic<int>& most = granted[context.device & (kKnownDevices - 1)];
+    if (context.device >= kKnownDevices || most.load(std::memory_order_relaxed) < shape.shared_bytes) {
+      const std::lock_guard<std::mutex> lock(one_at_a_time);
+      if (context.device >= kKnownDevices || most.load(std::memory_order_relaxed) < shape.shared_bytes) {
+        check(cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), name,
+              context.device);
+        if (context.device < kKnownDevices) most.store(shape.shared_bytes, std::memory_order_relaxed);
+      }
     }
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = shape.cluster.x;
-  attribute.val.clusterDim.y = shape.cluster.y;
-  attribute.val.clusterDim.z = shape.cluster.z;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = shape.cluster.x;
+    attributes[count].val.clusterDim.y = shape.cluster.y;
+    attributes[count++].val.clusterDim.z = shape.cluster.z;
+  }
+  if (shape.overlaps && can_overlap(context.device)) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(context.stream);
-  config.attrs = &attribute;
-  config.numAttrs = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, Kernel, arguments...), name, context.device);
 }
 

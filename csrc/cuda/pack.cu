@@ -1,4 +1,6 @@
-// int4 codes two per byte (low nibble = even column) and the sums of weight codes that a zero point needs.
+// int4 codes two per byte (low nibble = even column), the layout blocked128, and the sums of weight codes that a zero
+// point needs.
+#include "core/blocked128.h"
 #include "cuda/launch.h"
 
 namespace pyquant::cuda {
@@ -45,6 +47,23 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x % 32 == 0) sums[warp] = sum;
 }
 
+// One thread a word of the blocked matrix: runs of 4 codes of two channels.
+__global__ void __launch_bounds__(kBlock)
+    pack_blocked128_kernel(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, int64_t words, uint32_t* blocked) {
+  for (int64_t i = blockIdx.x * int64_t{kBlock} + threadIdx.x; i < words; i += int64_t{kBlock} * gridDim.x) {
+    uint32_t word = 0;
+    for (int b = 0; b < 4; ++b) word |= static_cast<uint32_t>(blocked128_byte(w, n, k, ldw, 4 * i + b)) << (8 * b);
+    blocked[i] = word;
+  }
+}
+
+__global__ void __launch_bounds__(kBlock)
+    unpack_blocked128_kernel(const uint8_t* blocked, int64_t n, int64_t k, int64_t ldw, uint8_t* w) {
+  const int64_t bytes = (k + 1) / 2;
+  for (int64_t i = blockIdx.x * int64_t{kBlock} + threadIdx.x; i < n * bytes; i += int64_t{kBlock} * gridDim.x)
+    w[i / bytes * (ldw / 2) + i % bytes] = natural_byte(blocked, k, i / bytes, i % bytes);
+}
+
 LaunchShape cover(int64_t items) {
   const int64_t blocks = (items + kBlock - 1) / kBlock;
   LaunchShape shape;
@@ -63,6 +82,18 @@ void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed, con
 void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q, const Context& context) {
   if (rows == 0 || cols == 0) return;
   launch<unpack_int4_kernel>("unpack_int4", cover(rows * cols), context, packed, rows, cols, q);
+}
+
+void pack_blocked128(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, uint8_t* blocked, const Context& context) {
+  const int64_t words = blocked128_bytes(n, k) / 4;
+  if (words == 0) return;
+  launch<pack_blocked128_kernel>("pack_blocked128", cover(words), context, w, n, k, ldw, words,
+                                 reinterpret_cast<uint32_t*>(blocked));
+}
+
+void unpack_blocked128(const uint8_t* blocked, int64_t n, int64_t k, int64_t ldw, uint8_t* w, const Context& context) {
+  if (n == 0 || k == 0) return;
+  launch<unpack_blocked128_kernel>("unpack_blocked128", cover(n * ((k + 1) / 2)), context, blocked, n, k, ldw, w);
 }
 
 void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums,

@@ -3,14 +3,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
+#include "core/blocked128.h"
 #include "core/epilogue_math.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "plan/choice.h"
 #include "plan/cost.h"
+#include "plan/float_route.h"
 #include "plan/select.h"
+#include "plan/tuned.h"
 
 namespace py = pybind11;
 using namespace pyquant;
@@ -135,6 +141,54 @@ Epilogue epilogue_of(const py::dict& dict) {
   return e;
 }
 
+cuda::FloatMatrix floats_of(const py::dict& dict) {
+  Fields f(dict);
+  cuda::FloatMatrix x;
+  x.data = pointer<const void>(f.get<uintptr_t>("data", 0));
+  x.type = dtype_of(f.get<std::string>("type", "f32"));
+  x.rows = f.get<int64_t>("rows", 0);
+  x.cols = f.get<int64_t>("cols", 0);
+  x.ld = f.get<int64_t>("ld", x.cols);
+  f.done("x");
+  return x;
+}
+
+// Results and limits of a quantiser; of a static one scale and zero_point are operands.
+struct Quantiser {
+  cuda::QuantizeOut out;
+  cuda::QuantizeParams params;
+  cuda::CodeRange range;
+  explicit Quantiser(const py::dict& dict) {
+    Fields f(dict);
+    out.q = pointer<void>(f.get<uintptr_t>("q", 0));
+    out.ldq = f.get<int64_t>("ldq", 0);
+    out.packed = f.get<bool>("packed", false);
+    out.row_sum = pointer<int32_t>(f.get<uintptr_t>("row_sum", 0));
+    params.scale = pointer<float>(f.get<uintptr_t>("scale", 0));
+    params.zero_point = pointer<int32_t>(f.get<uintptr_t>("zero_point", 0));
+    range.qmin = f.get<int32_t>("qmin", -127);
+    range.qmax = f.get<int32_t>("qmax", 127);
+    range.symmetric = f.get<bool>("symmetric", true);
+    f.done("out");
+  }
+};
+
+NormOperands norm_of(const py::dict& dict) {
+  Fields f(dict);
+  NormOperands n;
+  n.subtract_mean = f.get<bool>("subtract_mean", false);
+  n.weight = pointer<const void>(f.get<uintptr_t>("weight", 0));
+  n.bias = pointer<const void>(f.get<uintptr_t>("bias", 0));
+  n.weight_type = dtype_of(f.get<std::string>("weight_type", "f32"));
+  n.bias_type = dtype_of(f.get<std::string>("bias_type", "f32"));
+  n.eps = f.get<float>("eps", 0.f);
+  n.residual = pointer<const void>(f.get<uintptr_t>("residual", 0));
+  n.ldr = f.get<int64_t>("ldr", 0);
+  n.sum = pointer<void>(f.get<uintptr_t>("sum", 0));
+  f.done("norm");
+  return n;
+}
+
 DeviceInfo device_of(const py::dict& dict) {
   Fields f(dict);
   DeviceInfo d;
@@ -142,6 +196,9 @@ DeviceInfo device_of(const py::dict& dict) {
   d.sm_count = f.get<int32_t>("sm_count", 0);
   d.shared_bytes = f.get<int64_t>("shared_bytes", 0);
   d.l2_bytes = f.get<int64_t>("l2_bytes", 0);
+  d.dram_gbps = f.get<int64_t>("dram_gbps", 0);
+  const std::string name = f.get<std::string>("name", "");
+  d.gpu = name.empty() ? 0 : gpu_id(name.c_str());
   f.done("device");
   return d;
 }
@@ -247,9 +304,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("device_info", [](int32_t device) {
     const DeviceInfo d = cuda::device_info(device);
     return py::dict(py::arg("sm") = d.sm, py::arg("sm_count") = d.sm_count, py::arg("shared_bytes") = d.shared_bytes,
-                    py::arg("l2_bytes") = d.l2_bytes);
+                    py::arg("l2_bytes") = d.l2_bytes, py::arg("dram_gbps") = d.dram_gbps,
+                    py::arg("name") = cuda::device_name(device));
   });
-  // -> (name or None, predicted microseconds, {row: refusal})
+  // -> (name or None, microseconds, {row: refusal}); the microseconds are measured where a tuned table has them
   m.def(
       "select",
       [](const py::dict& problem, const py::dict& device, bool has_residual, bool only_compiled) {
@@ -258,12 +316,61 @@ PYBIND11_MODULE(_native, m) {
                               refusals_of(s));
       },
       py::arg("problem"), py::arg("device"), py::arg("has_residual") = false, py::arg("only_compiled") = true);
+  // The model's choice while one size of the problem runs through values -> [(name or None, microseconds)].
+  m.def(
+      "sweep",
+      [](const py::dict& problem, const py::dict& device, const std::string& size, const std::vector<int64_t>& values,
+         bool only_compiled) {
+        GemmProblem p = problem_of(problem);
+        const DeviceInfo d = device_of(device);
+        int64_t* const field = size == "m" ? &p.m : (size == "n" ? &p.n : (size == "k" ? &p.k : nullptr));
+        if (field == nullptr) throw std::invalid_argument("size: '" + size + "'; allowed: m, n, k");
+        py::list found;
+        for (const int64_t value : values) {
+          *field = value;
+          const Cheapest best = cheapest(p, false, d, only_compiled);
+          found.append(
+              py::make_tuple(best.row ? py::object(py::str(best.row->name)) : py::object(py::none()), best.cost_us));
+        }
+        return found;
+      },
+      py::arg("problem"), py::arg("device"), py::arg("size"), py::arg("values"), py::arg("only_compiled") = false);
   m.def("refusal", [](const std::string& row, const py::dict& problem, const py::dict& device, bool has_residual) {
     const Refusal r = accept(row_of(row), problem_of(problem), has_residual, device_of(device));
     return py::make_tuple(r.ok(), r.wanted, r.got, text_of(r));
   });
   m.def("cost_us", [](const std::string& row, const py::dict& problem, const py::dict& device) {
     return cost_us(row_of(row), problem_of(problem), device_of(device));
+  });
+  m.def(
+      "choose",
+      [](const py::dict& problem, const py::dict& device, bool has_residual) -> py::object {
+        const Row* row = choose(problem_of(problem), has_residual, device_of(device));
+        return row ? py::object(py::str(row->name)) : py::object(py::none());
+      },
+      py::arg("problem"), py::arg("device"), py::arg("has_residual") = false);
+  // Nanoseconds of one call of the remembered choice, on the average of `calls`.
+  m.def("time_choose", [](const py::dict& problem, const py::dict& device, int64_t calls) {
+    const GemmProblem p = problem_of(problem);
+    const DeviceInfo d = device_of(device);
+    const Row* volatile row = choose(p, false, d);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < calls; ++i) row = choose(p, false, d);
+    (void)row;
+    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() /
+           static_cast<double>(calls);
+  });
+  m.def("asks_own_rows", [](const py::dict& problem, const py::dict& device) {
+    return asks_own_rows(problem_of(problem), device_of(device));
+  });
+  m.def("m_bucket", &m_bucket);
+  m.def("set_tuned", &set_tuned);  // see plan/tuned.h; -> what was left out and why
+  m.def("tuned_remarks", &tuned_remarks);
+  // -> (row or "torch", measured microseconds), None without a measurement
+  m.def("tuned", [](const py::dict& problem, const py::dict& device) -> py::object {
+    const Tuned* tuned = find_tuned(problem_of(problem), device_of(device));
+    if (tuned == nullptr) return py::none();
+    return py::make_tuple(tuned->row ? tuned->row->name : "torch", tuned->us);
   });
   m.def("k_bound", [](const py::dict& problem) { return k_bound(problem_of(problem)); });
   m.def("evaluate", &evaluate, py::arg("which"), py::arg("x"), py::arg("y"), py::arg("count"), py::arg("a") = 0.f,
@@ -291,20 +398,43 @@ PYBIND11_MODULE(_native, m) {
       },
       py::arg("row"), py::arg("problem"), py::arg("operands"), py::arg("epilogue"), py::arg("device") = 0,
       py::arg("stream") = 0);
-  m.def("quantize_dynamic", [](uintptr_t x, const std::string& type, int64_t rows, int64_t cols, int64_t ld,
-                               bool symmetric, int32_t qmin, int32_t qmax, uintptr_t q, int64_t ldq, uintptr_t scale,
-                               uintptr_t zero_point, int32_t device, uintptr_t stream) {
-    cuda::quantize_dynamic(pointer<const void>(x), dtype_of(type), rows, cols, ld, symmetric, qmin, qmax,
-                           pointer<int8_t>(q), ldq, pointer<float>(scale), pointer<int32_t>(zero_point),
-                           {device, pointer<void>(stream)});
-  });
-  m.def("quantize", [](uintptr_t x, const std::string& type, int64_t rows, int64_t cols, int64_t ld,
-                       const std::string& granularity, int64_t group_size, uintptr_t scale, uintptr_t zero_point,
-                       int32_t qmin, int32_t qmax, uintptr_t q, int32_t device, uintptr_t stream) {
-    cuda::quantize(pointer<const void>(x), dtype_of(type), rows, cols, ld, granularity_of(granularity), group_size,
-                   pointer<const float>(scale), pointer<const int32_t>(zero_point), qmin, qmax, pointer<int8_t>(q),
-                   {device, pointer<void>(stream)});
-  });
+  // x: {data, type, rows, cols, ld}; out: {q, ldq, packed, row_sum, scale, zero_point, qmin, qmax, symmetric}.
+  m.def(
+      "quantize",
+      [](const py::dict& x, const std::string& granularity, int64_t group_size, const py::dict& out, int32_t device,
+         uintptr_t stream) {
+        const Quantiser q(out);
+        cuda::quantize(floats_of(x), granularity_of(granularity), group_size, q.params.scale, q.params.zero_point,
+                       q.range, q.out, {device, pointer<void>(stream)});
+      },
+      py::arg("x"), py::arg("granularity"), py::arg("group_size"), py::arg("out"), py::arg("device") = 0,
+      py::arg("stream") = 0);
+  m.def(
+      "quantize_dynamic",
+      [](const py::dict& x, const std::string& granularity, int64_t group_size, const py::dict& out,
+         uintptr_t workspace, int32_t device, uintptr_t stream) {
+        const Quantiser q(out);
+        cuda::quantize_dynamic(floats_of(x), granularity_of(granularity), group_size, q.range, q.params, q.out,
+                               pointer<void>(workspace), {device, pointer<void>(stream)});
+      },
+      py::arg("x"), py::arg("granularity"), py::arg("group_size"), py::arg("out"), py::arg("workspace") = 0,
+      py::arg("device") = 0, py::arg("stream") = 0);
+  m.attr("quantize_workspace_bytes") = cuda::kQuantizeWorkspaceBytes;
+  // norm: the fields of NormOperands.
+  m.def(
+      "norm_quantize",
+      [](const py::dict& x, const py::dict& norm, const py::dict& out, int32_t device, uintptr_t stream) {
+        const Quantiser q(out);
+        cuda::norm_quantize(floats_of(x), norm_of(norm), q.range, q.params, q.out, {device, pointer<void>(stream)});
+      },
+      py::arg("x"), py::arg("norm"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
+  m.def(
+      "silu_mul_quantize",
+      [](const py::dict& x, const py::dict& out, int32_t device, uintptr_t stream) {
+        const Quantiser q(out);
+        cuda::silu_mul_quantize(floats_of(x), q.range, q.params, q.out, {device, pointer<void>(stream)});
+      },
+      py::arg("x"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
   m.def("dequantize", [](uintptr_t q, const std::string& type, int64_t rows, int64_t cols, int64_t ld,
                          const std::string& granularity, int64_t group_size, uintptr_t scale, uintptr_t zero_point,
                          uintptr_t out, const std::string& out_type, int32_t device, uintptr_t stream) {
@@ -318,6 +448,28 @@ PYBIND11_MODULE(_native, m) {
   m.def("unpack_int4", [](uintptr_t packed, int64_t rows, int64_t cols, uintptr_t q, int32_t device, uintptr_t stream) {
     cuda::unpack_int4(pointer<const uint8_t>(packed), rows, cols, pointer<int8_t>(q), {device, pointer<void>(stream)});
   });
+  m.def("blocked128_bytes", [](int64_t n, int64_t k) { return blocked128_bytes(n, k); });
+  // Packed int4 weights [n, k], row stride ldw nibbles <-> blocked128, in host memory when device is None.
+  m.def(
+      "pack_blocked128",
+      [](uintptr_t w, int64_t n, int64_t k, int64_t ldw, uintptr_t blocked, std::optional<int32_t> device,
+         uintptr_t stream) {
+        if (!device) return pack_blocked128(pointer<const uint8_t>(w), n, k, ldw, pointer<uint8_t>(blocked));
+        cuda::pack_blocked128(pointer<const uint8_t>(w), n, k, ldw, pointer<uint8_t>(blocked),
+                              {*device, pointer<void>(stream)});
+      },
+      py::arg("w"), py::arg("n"), py::arg("k"), py::arg("ldw"), py::arg("blocked"), py::arg("device") = 0,
+      py::arg("stream") = 0);
+  m.def(
+      "unpack_blocked128",
+      [](uintptr_t blocked, int64_t n, int64_t k, int64_t ldw, uintptr_t w, std::optional<int32_t> device,
+         uintptr_t stream) {
+        if (!device) return unpack_blocked128(pointer<const uint8_t>(blocked), n, k, ldw, pointer<uint8_t>(w));
+        cuda::unpack_blocked128(pointer<const uint8_t>(blocked), n, k, ldw, pointer<uint8_t>(w),
+                                {*device, pointer<void>(stream)});
+      },
+      py::arg("blocked"), py::arg("n"), py::arg("k"), py::arg("ldw"), py::arg("w"), py::arg("device") = 0,
+      py::arg("stream") = 0);
   m.def("weight_sums", [](uintptr_t w, const std::string& type, int64_t n, int64_t k, int64_t ldw, int64_t group_size,
                           uintptr_t sums, int32_t device, uintptr_t stream) {
     cuda::weight_sums(pointer<const void>(w), dtype_of(type), n, k, ldw, group_size, pointer<int32_t>(sums),

@@ -17,6 +17,14 @@ constexpr int64_t kColumnLimit = int64_t{65535} * 64;
 
 bool in_set(uint32_t set, DType type) { return (set & type_bit(type)) != 0; }
 
+// Bits of a code in shared memory: of the widest type that the family takes.
+int64_t widest_bits(uint32_t types, bool a_byte_each) {
+  int64_t bits = a_byte_each ? 8 : 4;
+  for (const DType type : {DType::s8, DType::u8, DType::f16, DType::bf16})
+    if (in_set(types, type)) bits = std::max<int64_t>(bits, bits_of(type));
+  return bits;
+}
+
 Refusal refuse(Reason reason, int64_t wanted, int64_t got) { return {reason, wanted, got}; }
 
 Refusal accept_sizes(const FamilyFacts& f, const GemmProblem& p) {
@@ -52,6 +60,17 @@ Refusal accept_groups(const FamilyFacts& f, const GemmProblem& p) {
   return {};
 }
 
+// mma.sync rows run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
+// theirs.
+Refusal accept_device(const Row& row, const DeviceInfo& device) {
+  const FamilyFacts& f = row.facts();
+  if (device.sm < f.sm_min) return refuse(Reason::wrong_device, f.sm_min, device.sm);
+  if (device.sm >= f.sm_end) return refuse(Reason::wrong_device_above, f.sm_end, device.sm);
+  if (f.engine == Engine::mma && device.shared_bytes != 0 && shared_bytes(row) > device.shared_bytes)
+    return refuse(Reason::shared_memory, shared_bytes(row), device.shared_bytes);
+  return {};
+}
+
 // What TMA and 16-byte cp.async ask of memory. K = 0 loads nothing.
 Refusal accept_memory(const FamilyFacts& f, const GemmProblem& p) {
   if (p.k == 0) return {};
@@ -64,6 +83,13 @@ Refusal accept_memory(const FamilyFacts& f, const GemmProblem& p) {
 
 }  // namespace
 
+int64_t shared_bytes(const Row& row) {
+  const FamilyFacts& f = row.facts();
+  const int64_t bits =
+      row.tile_m * widest_bits(f.x, f.x_packing != Packing::nibbles) + row.tile_n * widest_bits(f.w, false);
+  return bits * row.tile_k * row.stages / 8;
+}
+
 int64_t k_bound(const GemmProblem& p) {
   if (is_float(p.x)) return kSizeLimit;
   const int64_t x_low = p.x == DType::u8 ? 0 : (p.x == DType::s4 ? -8 : -128);
@@ -75,9 +101,8 @@ int64_t k_bound(const GemmProblem& p) {
 
 Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const DeviceInfo& device) {
   const FamilyFacts& f = row.facts();
-  if (device.sm < f.sm_min) return refuse(Reason::wrong_device, f.sm_min, device.sm);
-  if (device.sm >= f.sm_end) return refuse(Reason::wrong_device_above, f.sm_end, device.sm);
-  Refusal refusal = accept_types(f, p, has_residual);
+  Refusal refusal = accept_device(row, device);
+  if (refusal.ok()) refusal = accept_types(f, p, has_residual);
   if (refusal.ok()) refusal = accept_groups(f, p);
   if (refusal.ok()) refusal = accept_sizes(f, p);
   if (refusal.ok()) refusal = accept_memory(f, p);

@@ -1,63 +1,205 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/decode_split.h"
+#include "plan/chip.h"
+#include "plan/split_k.h"
 
 namespace pyquant {
 
 namespace {
 
-constexpr double kLaunchUs = 3.0;
+constexpr double kLaunchUs = 2.5;      // an empty kernel on an idle stream
+constexpr double kClearUs = 1.0;       // the launch before it that clears sums of a divided K
+constexpr double kReached = 0.88;      // of the peak by a main loop whose pipeline is full
+constexpr double kSharedBytes = 128;   // of shared memory a clock and multiprocessor
+constexpr double kPortBytes = 48;      // from L2 into one multiprocessor a clock
+constexpr double kLanes = 64;          // conversions and integer operations a clock and multiprocessor
+constexpr double kEpilogueSteps = 12;  // instructions of the epilogue for one output, 128 lanes
 
-// Sustained clock, GHz, by generation (data sheets; Hopper below its boost because int8 at full rate is power-bound).
-double clock_ghz(const DeviceInfo& device) {
-  if (device.sm >= 100) return 1.85;
-  if (device.sm >= 90) return 1.7;
-  if (device.sm >= 89) return 2.5;
-  return device.sm >= 86 ? 1.7 : 1.41;
-}
+enum class Split { none, blocks, stream };  // who divides K: nobody, grid.z blocks, CUTLASS's stream-K
 
-// int8 multiply-adds per clock of one multiprocessor. wgmma: 1979 TOPS / 132 / 1.83 GHz / 2 (H100 data sheet);
-// mma.sync: 624 TOPS / 108 / 1.41 GHz / 2 (A100), half of it on the sm_8x chips that carry half the tensor cores.
-double macs_per_clock(const Row& row, const DeviceInfo& device) {
-  switch (row.facts().engine) {
-    case Engine::wgmma: return 4096;
-    case Engine::mma: return device.sm >= 86 && device.sm < 90 ? 1024 : 2048;
-    default: return 40;  // dp4a behind byte-wise loads
+// A row's words, read once.
+struct Plan {
+  bool swapped = false, pingpong = false, persistent = false;
+  Split split = Split::none;
+
+  explicit Plan(const Row& row) {
+    const auto has = [&](const char* word) { return std::strstr(row.schedule, word) != nullptr; };
+    swapped = has("swapped");
+    pingpong = has("pingpong");
+    persistent = row.facts().engine == Engine::wgmma;
+    split = has("streamk") ? Split::stream : (has("splitk") ? Split::blocks : Split::none);
   }
+};
+
+// Shared memory of one multiprocessor.
+int64_t shared_of(const DeviceInfo& device) {
+  if (device.shared_bytes > 0) return device.shared_bytes;
+  return int64_t{1024} * (device.sm >= 90 ? 227 : (device.sm > 80 ? 99 : 163));
 }
 
-// Share of the peak that a tile reaches once its pipeline is full: shared-memory traffic per multiply-add grows as
-// the tile shrinks.
-double efficiency(const Row& row) {
-  const double m = row.tile_m, n = row.tile_n;
-  return 1.0 / (1.0 + 24.0 * (1.0 / m + 1.0 / n));
+// Sum of things that overlap, though not perfectly: the larger, and a part of the other where they are close.
+double overlapped(double a, double b, double c = 0) {
+  const auto fourth = [](double v) { return v * v * v * v; };
+  return std::sqrt(std::sqrt(fourth(a) + fourth(b) + fourth(c)));
 }
 
-double bytes_per_us(const DeviceInfo& device) {
-  // HBM or GDDR by generation: H200 4.8 TB/s, A100 1.6, sm_86/89 0.9, later chips 6.
-  if (device.sm >= 100) return 6.0e6;
-  if (device.sm >= 90) return 4.3e6;
-  return device.sm == 80 ? 1.5e6 : 0.9e6;
+// Bytes of `count` elements.
+double bytes_of(double count, DType type, bool packed = true) {
+  return count * (type == DType::s4 && !packed ? 8 : bits_of(type)) / 8.0;
 }
 
-int64_t tiles_of(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+// Instructions that widen one weight for the tensor cores; 0 when they take it as it is.
+double widening(const GemmProblem& p) {
+  if (p.w == p.x && (p.w != DType::s4 || p.x_packed)) return 0;
+  if (p.w == DType::s4) return p.w_layout == WeightLayout::natural ? 1.6 : 0.5;
+  return is_float(p.x) ? 1.0 : 0.0;
+}
+
+// int8 multiply-adds of one multiprocessor a clock, for this problem's operands.
+double macs_per_clock(Engine engine, const GemmProblem& p, const Chip& chip) {
+  if (engine == Engine::byte_wise) return 40;  // dp4a behind byte-wise loads
+  const double macs = engine == Engine::wgmma ? chip.wgmma_macs : chip.mma_macs;
+  if (is_float(p.x)) return macs / 2;
+  return engine == Engine::mma && p.x == DType::s4 && p.w == DType::s4 && p.x_packed ? macs * chip.int4_rate : macs;
+}
+
+// Clocks of one multiprocessor for one code of K of one tile.
+double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, const Chip& chip) {
+  const Engine engine = row.facts().engine;
+  const double m = row.tile_m, n = row.tile_n, multiply = m * n / macs_per_clock(engine, p, chip);
+  if (engine == Engine::byte_wise) return multiply;
+  const double x_bytes = bytes_of(1, p.x, p.x_packed), w_bytes = bytes_of(1, p.w);
+  double shared = 0;
+  if (engine == Engine::wgmma) {
+    // 64 rows of the left operand at a time, each reading the whole right one.
+    const double left = plan.swapped ? n : m, right = plan.swapped ? m : n;
+    shared = left * (plan.swapped ? w_bytes : x_bytes) + left / 64 * right * (plan.swapped ? x_bytes : w_bytes);
+  } else {
+    // Written once, then read by every warp that needs it: by two, or by one where a warp holds all rows of the tile.
+    shared = (row.tile_m % 32 == 0 ? 3 : 2) * (m * x_bytes + n * w_bytes);
+  }
+  double clocks = std::max(multiply, shared / kSharedBytes) / kReached;
+  clocks += 0.5 * widening(p) * n * (engine == Engine::wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;
+  if (p.group_size > 0) clocks += m * n / (kLanes / 2 * static_cast<double>(p.group_size));
+  return clocks;
+}
+
+// Microseconds to store one tile: its arithmetic, then its bytes.
+double epilogue_us(const Row& row, const GemmProblem& p, const Chip& chip) {
+  const double outputs = double{1} * row.tile_m * row.tile_n;
+  return (outputs * kEpilogueSteps / 128 + bytes_of(outputs, p.out) / kPortBytes) / chip.clocks_per_us;
+}
+
+double main_memory_us(const GemmProblem& p, const Chip& chip) {
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double scales = p.group_size > 0 ? 4 * n * k / static_cast<double>(p.group_size) : 0;
+  return (bytes_of(m * k, p.x, p.x_packed) + bytes_of(n * k, p.w) + bytes_of(m * n, p.out) + scales) /
+         chip.dram_bytes_per_us;
+}
+
+// Decode rows stream weights through all multiprocessors: bandwidth, unless too few blocks or their arithmetic are
+// slower.
+double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
+  const bool has_clusters = row.facts().sm_min >= 90;  // which add their sums without a way through memory
+  const bool is_ordered = p.group_size > 0 && !is_float(p.x);
+  const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
+  const int64_t split = is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count);
+  const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);
+  const double active = std::min(sms, blocks), held = std::max(1.0, std::min(4.0, blocks / sms));
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double read = weights * static_cast<double>(ceil_div(p.m, row.tile_m));  // by every tile of tokens
+
+  const double tokens = static_cast<double>(ceil_div(std::max<int64_t>(p.m, 1), 8) * 8);
+  // Fragments are loaded for one or two multiplications each, so that half of the rate is what can be had.
+  const double multiply = weights * tokens / (macs_per_clock(Engine::decode, p, chip) / 2);
+  const double widen = read * (widening(p) + 0.25) / kLanes;
+  const double arithmetic = overlapped(multiply, widen) / active / chip.clocks_per_us;
+
+  const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(row.tile_n, p.w);
+  const double streamed =
+      std::max(bytes_of(read, p.w) / active / std::min(kPortBytes * chip.clocks_per_us, flying / chip.latency_us),
+               bytes_of(read, p.w) / chip.l2_bytes_per_us);
+  const double again = bytes_of(static_cast<double>(p.m) * static_cast<double>(p.k), p.x, p.x_packed) *
+                       static_cast<double>(ceil_div(p.n, row.tile_n)) / chip.l2_bytes_per_us;
+  double sums = 0;
+  if (split > 1 && !has_clusters)
+    sums = kClearUs + chip.latency_us + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
+  return kLaunchUs + 2 * chip.latency_us + sums +
+         overlapped(main_memory_us(p, chip), arithmetic, std::max(streamed, again));
+}
+
+// Tiles over multiprocessors, steps of K over the blocks that share a tile.
+struct Waves {
+  double blocks = 1;   // that run
+  double waves = 1;    // tiles that the busiest multiprocessor works through, one after another
+  double steps = 1;    // of K in each of them
+  double sums_us = 0;  // what divided sums cost beside
+};
+
+Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
+  const double sms = std::max(device.sm_count, 1);
+  const double tiles_m = static_cast<double>(ceil_div(p.m, int64_t{row.tile_m} * row.cluster_m) * row.cluster_m);
+  const double tiles_n = static_cast<double>(ceil_div(p.n, int64_t{row.tile_n} * row.cluster_n) * row.cluster_n);
+  const double tiles = std::max(1.0, tiles_m * tiles_n), steps = static_cast<double>(ceil_div(p.k, row.tile_k));
+  const double sums_us =
+      3 * 4.0 * row.tile_m * row.tile_n / chip.l2_bytes_per_us;  // added, read, or cleared: a block's
+  if (split == Split::blocks) {
+    const int64_t splits = k_splits(p.m, p.n, p.k, row.tile_m, row.tile_n, row.tile_k, device.sm_count);
+    const double blocks = tiles * static_cast<double>(splits);
+    const double share = std::ceil(steps / static_cast<double>(splits));
+    return {blocks, std::ceil(blocks / sms), share, splits > 1 ? kClearUs + chip.latency_us + blocks * sums_us : 0};
+  }
+  if (split == Split::stream) {
+    // CUTLASS's rule: whole tiles where they fill their waves, or half of the last one at least; else the last full
+    // wave and what is beyond it are shared out evenly, eight steps or more to a block.
+    const double full = std::floor(tiles / sms), tail = tiles - full * sms;
+    if (tail > 0 && steps > 8 && 2 * tail < sms) {
+      const double whole = std::max(0.0, full - 1), shared = tiles - whole * sms;
+      const double share = std::max(8.0, std::ceil(shared * steps / sms));
+      const double blocks = std::min(sms, std::ceil(shared * steps / share));
+      return {blocks, 1, whole * steps + share, kClearUs + chip.latency_us + std::min(blocks, shared) * sums_us};
+    }
+  }
+  return {tiles, std::ceil(tiles / sms), steps, 0};
+}
+
+// Microseconds of fetching tiles: by the busiest multiprocessor, as fast as its port and its loads in flight allow, and
+// by all of them from L2.
+double loads_us(const Row& row, const GemmProblem& p, const Waves& w, const DeviceInfo& device, const Chip& chip) {
+  const double x_bytes = row.tile_k * bytes_of(row.tile_m, p.x, p.x_packed);
+  const double w_bytes = row.tile_k * bytes_of(row.tile_n, p.w), stage = x_bytes + w_bytes;
+  const double waiting = std::ceil(w.blocks / std::max(device.sm_count, 1));  // blocks that a multiprocessor could hold
+  const double shared = static_cast<double>(shared_of(device));
+  double flying = 0.75 * shared;
+  if (row.stages > 0) {
+    const double fit = std::floor(shared / (stage * row.stages));
+    flying = stage * std::max(1.0, row.stages - 1.0) * std::max(1.0, std::min({fit, 8.0, waiting}));
+  }
+  // Blocks of a cluster share what they load.
+  const double step = x_bytes / row.cluster_n + w_bytes / row.cluster_m;
+  const double rate = std::min(kPortBytes * chip.clocks_per_us, flying / chip.latency_us);
+  return w.steps * step * std::max(w.waves / rate, w.blocks / chip.l2_bytes_per_us);
+}
 
 }  // namespace
 
 double cost_us(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
-  const int64_t tiles_m = tiles_of(p.m, int64_t{row.tile_m} * row.cluster_m) * row.cluster_m;
-  const int64_t tiles_n = tiles_of(p.n, int64_t{row.tile_n} * row.cluster_n) * row.cluster_n;
-  const double tiles = static_cast<double>(tiles_m) * static_cast<double>(tiles_n);
-  const double sms = std::max(device.sm_count, 1);
-  // One tile keeps one multiprocessor busy; a started wave is paid for by the longest of its tiles.
-  const double waves = std::max(1.0, tiles / sms);
-  const double depth = static_cast<double>(tiles_of(p.k, row.tile_k) * row.tile_k);
-  // Fill and drain of the pipeline and the store: about four k tiles and one pass over the output tile.
-  const double tile_macs = row.tile_m * row.tile_n * (depth + 4.0 * row.tile_k) / efficiency(row);
-  const double compute_us = waves * tile_macs / macs_per_clock(row, device) / (clock_ghz(device) * 1e3);
-  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
-  const double bytes = (m * k * bits_of(p.x) + n * k * bits_of(p.w) + m * n * bits_of(p.out)) / 8.0;
-  return kLaunchUs + std::max(compute_us, bytes / bytes_per_us(device)) + 0.02 * compute_us;
+  const Chip chip = chip_of(device);
+  if (row.facts().engine == Engine::decode) return decode_us(row, p, device, chip);
+  const Plan plan(row);
+  const Waves w = waves_of(row, plan.split, p, device, chip);
+  const double arithmetic = w.waves * w.steps * row.tile_k * clocks_per_code(row, plan, p, chip) / chip.clocks_per_us;
+  const double stored = epilogue_us(row, p, chip);
+  // A tile's store hides behind the next one's main loop where two tiles are at work at once.
+  const double exposed = plan.pingpong ? 1 : (plan.persistent ? w.waves : 1 + 0.5 * (w.waves - 1));
+  const double started = plan.persistent ? 1 : 1 + 0.3 * (w.waves - 1);  // pipelines filled anew
+  return kLaunchUs + started * chip.latency_us + exposed * stored + w.sums_us +
+         overlapped(arithmetic, loads_us(row, p, w, device, chip), main_memory_us(p, chip));
 }
 
 }  // namespace pyquant

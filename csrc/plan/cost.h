@@ -1,4 +1,5 @@
-// Predicted time of a row for a problem: good enough to rank rows of one device, not a forecast.
+// Predicted time of a row for a problem: good enough to rank rows of one device, not a forecast. The formulas are
+// explained in docs/kernels.md.
 #pragma once
 #include "core/device.h"
 #include "core/problem.h"
@@ -6,7 +7,7 @@
 
 namespace pyquant {
 
-// Microseconds: launch, plus the larger of memory traffic and the tensor cores' waves.
+// Microseconds of one launch whose weights lie in main memory.
 double cost_us(const Row& row, const GemmProblem& problem, const DeviceInfo& device);
 
 }  // namespace pyquant

@@ -37,10 +37,28 @@ constexpr uint32_t kAllOuts = type_bit(DType::f16) | type_bit(DType::bf16) | typ
 constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float accumulators
 
 // In the order of this list. A name here is a function of namespace `families` and a word of cmake/kernels.cmake.
-#define PYQUANT_FAMILIES(X) \
-  X(simt)                   \
-  X(sm80_s8s8)              \
-  X(sm90_s8s8)
+#define PYQUANT_FAMILIES(X)   \
+  X(simt)                     \
+  X(sm80_s8s8)                \
+  X(sm80_s8s4)                \
+  X(sm80_s4s4)                \
+  X(sm80_f16)                 \
+  X(sm80_bf16)                \
+  X(sm90_s8s8)                \
+  X(sm90_f16)                 \
+  X(sm90_bf16)                \
+  X(sm90_s8s4)                \
+  X(sm90_s8s4_blocked)        \
+  X(sm90_s8s4_groups)         \
+  X(decode_s8s8)              \
+  X(decode_s8s4)              \
+  X(decode_w8a16)             \
+  X(decode_w4a16)             \
+  X(sm90_decode_s8s8)         \
+  X(sm90_decode_s8s4)         \
+  X(sm90_decode_s8s4_blocked) \
+  X(sm90_decode_w8a16)        \
+  X(sm90_decode_w4a16)
 
 enum class Family : int32_t {
 #define PYQUANT_FAMILY(NAME) NAME,
@@ -88,7 +106,106 @@ constexpr FamilyFacts simt() {
 
 constexpr FamilyFacts sm80_s8s8() { return multistage("sm80_s8s8", DType::s8, DType::s8); }
 
+// Weights widen to bytes in registers.
+constexpr FamilyFacts sm80_s8s4() {
+  FamilyFacts f = multistage("sm80_s8s4", DType::s8, DType::s4);
+  f.x |= type_bit(DType::s4);  // one per byte: s8 codes of a narrow range
+  return f;
+}
+
+// Later chips only emulate the 4-bit product, so that there is no code for them.
+constexpr FamilyFacts sm80_s4s4() {
+  FamilyFacts f = multistage("sm80_s4s4", DType::s4, DType::s4);
+  f.sm_end = 90;
+  f.x_packing = Packing::nibbles;
+  return f;
+}
+
+constexpr FamilyFacts sm80_f16() { return multistage("sm80_f16", DType::f16, DType::f16); }
+constexpr FamilyFacts sm80_bf16() { return multistage("sm80_bf16", DType::bf16, DType::bf16); }
+
 constexpr FamilyFacts sm90_s8s8() { return hopper("sm90_s8s8", DType::s8, DType::s8); }
+constexpr FamilyFacts sm90_f16() { return hopper("sm90_f16", DType::f16, DType::f16); }
+constexpr FamilyFacts sm90_bf16() { return hopper("sm90_bf16", DType::bf16, DType::bf16); }
+
+// int4 weights, widened to s8 in registers. int4 activations, one per byte, are s8 codes of a narrow range.
+constexpr FamilyFacts sm90_s8s4() {
+  FamilyFacts f = hopper("sm90_s8s4", DType::s8, DType::s4);
+  f.x |= type_bit(DType::s4);
+  return f;
+}
+
+// The same from weights packed for it: bytes of 16 times the code cost the fewest instructions.
+constexpr FamilyFacts sm90_s8s4_blocked() {
+  FamilyFacts f = sm90_s8s4();
+  f.name = "sm90_s8s4_blocked";
+  f.w_layouts = layout_bit(WeightLayout::blocked128);
+  f.acc_scale = 16;
+  return f;
+}
+
+// Group scales: the bound of K holds for a group.
+constexpr FamilyFacts sm90_s8s4_groups() {
+  FamilyFacts f = sm90_s8s4_blocked();
+  f.name = "sm90_s8s4_groups";
+  f.outs = kRealOuts;
+  f.group_multiple = 64;
+  f.groups_only = true;
+  return f;
+}
+
+// Common ground of the kernels for few tokens: 16-byte loads of rows of weights, of which no code is left over.
+constexpr FamilyFacts decode(const char* name, DType x, DType w) {
+  FamilyFacts f = multistage(name, x, w);
+  f.engine = Engine::decode;
+  f.k_multiple = 128 / bits_of(w);
+  f.m_max = 32;  // two tiles of tokens; the second one finds the weights in L2
+  if (is_float(x)) {
+    f.x = type_bit(DType::f16) | type_bit(DType::bf16);
+    f.w_zero_point = true;
+    f.group_multiple = 32;
+  }
+  return f;
+}
+
+// The same with clusters. Group scales of integers are added in order by one block, which gains nothing here.
+constexpr FamilyFacts hopper_decode(const char* name, DType x, DType w) {
+  FamilyFacts f = decode(name, x, w);
+  f.sm_min = 90;
+  f.sm_end = 91;
+  return f;
+}
+
+// A nibble is multiplied as its code times 16. Activations of 4 bits lie one to a byte.
+constexpr FamilyFacts with_int4(FamilyFacts f) {
+  f.x |= type_bit(DType::s4);
+  f.acc_scale = 16;
+  return f;
+}
+
+constexpr FamilyFacts decode_s8s8() { return decode("decode_s8s8", DType::s8, DType::s8); }
+constexpr FamilyFacts decode_s8s4() {
+  FamilyFacts f = with_int4(decode("decode_s8s4", DType::s8, DType::s4));
+  f.group_multiple = 64;
+  f.m_max = 0;  // before sm_90 nothing else multiplies group scales on tensor cores, however many tokens
+  return f;
+}
+constexpr FamilyFacts decode_w8a16() { return decode("decode_w8a16", DType::f16, DType::s8); }
+constexpr FamilyFacts decode_w4a16() { return decode("decode_w4a16", DType::f16, DType::s4); }
+constexpr FamilyFacts sm90_decode_s8s8() { return hopper_decode("sm90_decode_s8s8", DType::s8, DType::s8); }
+constexpr FamilyFacts sm90_decode_s8s4() { return with_int4(hopper_decode("sm90_decode_s8s4", DType::s8, DType::s4)); }
+// Blocks of weights are whole, whatever K is; only the activations' 16-byte copies ask for something.
+constexpr FamilyFacts sm90_decode_s8s4_blocked() {
+  FamilyFacts f = sm90_decode_s8s4();
+  f.name = "sm90_decode_s8s4_blocked";
+  f.w_layouts = layout_bit(WeightLayout::blocked128);
+  f.k_multiple = 16;
+  f.group_multiple = 64;
+  f.m_max = 0;  // narrow layers want it beyond 32 tokens: groups leave K whole in the other kernel
+  return f;
+}
+constexpr FamilyFacts sm90_decode_w8a16() { return hopper_decode("sm90_decode_w8a16", DType::f16, DType::s8); }
+constexpr FamilyFacts sm90_decode_w4a16() { return hopper_decode("sm90_decode_w4a16", DType::f16, DType::s4); }
 
 }  // namespace families
 

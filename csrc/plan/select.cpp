@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "plan/cost.h"
+#include "plan/tuned.h"
 
 namespace pyquant {
 
@@ -27,19 +28,50 @@ const Row* find_row(const char* name) {
   return nullptr;
 }
 
+namespace {
+
+// Why a measured row cannot be followed here; empty when it can.
+std::string obstacle(const Row& row, const GemmProblem& problem, bool has_residual, const DeviceInfo& device,
+                     bool only_compiled) {
+  if (!row.selectable) return "is there to be measured only";
+  if (only_compiled && !row.compiled) return "has no machine code in this build";
+  const Refusal refusal = accept(row, problem, has_residual, device);
+  return refusal.ok() ? "" : text_of(refusal);
+}
+
+}  // namespace
+
+Cheapest cheapest(const GemmProblem& problem, bool has_residual, const DeviceInfo& device, bool only_compiled) {
+  Cheapest best;
+  for (const Row& row : kRows) {
+    if (!row.selectable || (only_compiled && !row.compiled)) continue;
+    if (!accept(row, problem, has_residual, device).ok()) continue;
+    const double cost = cost_us(row, problem, device);
+    if (best.row == nullptr || cost < best.cost_us) best = {&row, cost};
+  }
+  return best;
+}
+
 Selection select(const GemmProblem& problem, bool has_residual, const DeviceInfo& device, bool only_compiled) {
   Selection selection;
   for (const Row& row : kRows) {
     if (!row.selectable || (only_compiled && !row.compiled)) continue;
     const Refusal refusal = accept(row, problem, has_residual, device);
-    if (!refusal.ok()) {
-      selection.refusals.push_back({&row, refusal});
-      continue;
-    }
-    const double cost = cost_us(row, problem, device);
-    if (selection.row == nullptr || cost < selection.cost_us) {
-      selection.row = &row;
-      selection.cost_us = cost;
+    if (!refusal.ok()) selection.refusals.push_back({&row, refusal});
+  }
+  const Cheapest best = cheapest(problem, has_residual, device, only_compiled);
+  selection.row = best.row;
+  selection.cost_us = best.cost_us;
+  if (const Tuned* tuned = find_tuned(problem, device); tuned != nullptr && tuned->row != nullptr) {
+    const std::string why_not = obstacle(*tuned->row, problem, has_residual, device, only_compiled);
+    if (why_not.empty()) {
+      selection.row = tuned->row;
+      selection.cost_us = tuned->us;
+      selection.is_measured = true;
+    } else {
+      remark_tuned(std::string(tuned->row->name) + ", measured as quickest for M " + std::to_string(problem.m) +
+                   ", N " + std::to_string(problem.n) + ", K " + std::to_string(problem.k) +
+                   ", is not used: " + why_not);
     }
   }
   return selection;

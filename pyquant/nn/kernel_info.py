@@ -55,7 +55,8 @@ def _on_cuda(layer: QLinear, M: int, device: torch.device) -> KernelInfo:
     choice = plan.select(ops.LinearSpec.from_ints(layer._spec), M, out_dtype, plan.Device.of(device))
     if choice.kernel is None:
         return KernelInfo("none", str(device), False, "no kernel takes the problem", choice.refusals)
-    reason = f"cheapest of the rows that take it: {choice.predicted_us:.1f} us by the cost model"
+    source = "measured on this GPU" if choice.is_measured else "by the cost model"
+    reason = f"cheapest of the rows that take it: {choice.predicted_us:.1f} us {source}"
     return KernelInfo(choice.kernel, str(device), True, reason, choice.refusals)
 
 

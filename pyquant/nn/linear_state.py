@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -112,13 +113,14 @@ class LinearState(nn.Module):
             return ()
         x_qmin, x_qmax = scheme.inputs.code_range
         out_qmin, out_qmax = self._output_range()
-        return ops.LinearSpec(
+        spec = ops.LinearSpec(
             n=self.out_features, k=self.in_features, w_bits=scheme.weights.bits,
             group_size=scheme.weights.group_size or 0, input="dynamic" if scheme.inputs.dynamic else "static",
             x_qmin=x_qmin, x_qmax=x_qmax, x_symmetric=scheme.inputs.symmetric, activation=self.activation,
             clamp_min=self.clamp[0], clamp_max=self.clamp[1], has_bias="bias" in self.state_slots,
-            codes_out=self._gives_codes, out_qmin=out_qmin, out_qmax=out_qmax, layout=ops.layout_for(device),
-        ).to_ints()  # fmt: skip
+            codes_out=self._gives_codes, out_qmin=out_qmin, out_qmax=out_qmax,
+        )  # fmt: skip
+        return replace(spec, layout=ops.layout_for(device, spec)).to_ints()
 
     def _output_range(self) -> tuple[int, int]:
         return (-127, 127) if self.scheme.outputs is None else self.scheme.outputs.code_range

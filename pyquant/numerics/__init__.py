@@ -8,6 +8,17 @@ turns division by a scalar into multiplication by its reciprocal on some devices
 from pyquant.numerics.epilogue import activate, finish, store
 from pyquant.numerics.gemm import accumulate, gemm, gemm_s4s4, gemm_s8s4, gemm_s8s8, integer_matmul, is_per_token
 from pyquant.numerics.linear import float_linear, qlinear_reference, weight_only_linear
+from pyquant.numerics.norm import (
+    add_layer_norm_quantize,
+    add_rms_norm_quantize,
+    layer_norm,
+    layer_norm_quantize,
+    rms_norm,
+    rms_norm_quantize,
+    silu_mul,
+    silu_mul_quantize,
+    sum_in_lanes,
+)
 from pyquant.numerics.pack import pack_int4, unpack_int4
 from pyquant.numerics.qparams import qparams_from_range, scale_from_amax, scale_recip
 from pyquant.numerics.quantize import code_from_real, dequantize, quantize, quantize_dynamic
@@ -15,6 +26,8 @@ from pyquant.numerics.quantize import code_from_real, dequantize, quantize, quan
 __all__ = [
     "accumulate",
     "activate",
+    "add_layer_norm_quantize",
+    "add_rms_norm_quantize",
     "code_from_real",
     "dequantize",
     "finish",
@@ -25,14 +38,21 @@ __all__ = [
     "gemm_s8s8",
     "integer_matmul",
     "is_per_token",
+    "layer_norm",
+    "layer_norm_quantize",
     "pack_int4",
     "qlinear_reference",
     "qparams_from_range",
     "quantize",
     "quantize_dynamic",
+    "rms_norm",
+    "rms_norm_quantize",
     "scale_from_amax",
     "scale_recip",
+    "silu_mul",
+    "silu_mul_quantize",
     "store",
+    "sum_in_lanes",
     "unpack_int4",
     "weight_only_linear",
 ]

@@ -1,16 +1,21 @@
 """torch.ops.pyquant.*: schemas, shape rules, gradients, compiled or Python implementations, typed wrappers."""
 
 from pyquant.ops.functional import (
+    add_layer_norm_quantize,
+    add_rms_norm_quantize,
     dequantize,
     float_linear,
     gemm_s4s4,
     gemm_s8s4,
     gemm_s8s8,
+    layer_norm_quantize,
     pack_int4,
     pack_linear,
     qlinear,
     quantize,
     quantize_dynamic,
+    rms_norm_quantize,
+    silu_mul_quantize,
     unpack_int4,
     unpack_linear,
     weight_only_linear,
@@ -21,7 +26,8 @@ from pyquant.ops.strict import set_strict
 from pyquant.ops.values import checks_enabled, set_checks
 
 __all__ = [
-    "ACTIVATIONS", "LinearSpec", "checks_enabled", "dequantize", "float_linear", "gemm_s4s4", "gemm_s8s4", "gemm_s8s8",
-    "layout_for", "native_available", "pack_int4", "pack_linear", "qlinear", "quantize", "quantize_dynamic",
-    "set_checks", "set_strict", "unpack_int4", "unpack_linear", "weight_only_linear", "why_not_native",
+    "ACTIVATIONS", "LinearSpec", "add_layer_norm_quantize", "add_rms_norm_quantize", "checks_enabled", "dequantize",
+    "float_linear", "gemm_s4s4", "gemm_s8s4", "gemm_s8s8", "layer_norm_quantize", "layout_for", "native_available",
+    "pack_int4", "pack_linear", "qlinear", "quantize", "quantize_dynamic", "rms_norm_quantize", "set_checks",
+    "set_strict", "silu_mul_quantize", "unpack_int4", "unpack_linear", "weight_only_linear", "why_not_native",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Backward formulas of the ops that have a derivative.
 
-Codes have none. `qlinear` is trained through straight-through estimation in pyquant.nn, which knows the float weights;
+Codes have none, nor has a scale that is made with them: the norm_quantize ops pass on the gradient of their sum and
+nothing else. `qlinear` is trained through straight-through estimation in pyquant.nn, which knows the float weights;
 here are the ops that are smooth in their float arguments: weight_only_linear, float_linear, and dequantize (linear in
 its scale).
 """
@@ -97,11 +98,27 @@ def _dequantize_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, grad_scale, None, None, None, None
 
 
+def _codes_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.input_count = len(inputs)
+    ctx.mark_non_differentiable(*output[:3])
+
+
+def _codes_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    """The sum of the add_ ops passes its gradient to x and residual; the other ops are never asked."""
+    given = (grads[3], grads[3]) if len(grads) == 4 else ()
+    return (*given, *(None,) * (ctx.input_count - len(given)))
+
+
 def register(library: torch.library.Library) -> None:
     """Attach every formula of this file to its op."""
     for name, backward, setup in (
         ("float_linear", _float_backward, _float_setup),
         ("weight_only_linear", _weight_only_backward, _weight_only_setup),
         ("dequantize", _dequantize_backward, _dequantize_setup),
+        ("rms_norm_quantize", _codes_backward, _codes_setup),
+        ("layer_norm_quantize", _codes_backward, _codes_setup),
+        ("add_rms_norm_quantize", _codes_backward, _codes_setup),
+        ("add_layer_norm_quantize", _codes_backward, _codes_setup),
+        ("silu_mul_quantize", _codes_backward, _codes_setup),
     ):
         torch.library.register_autograd(f"pyquant::{name}", backward, setup_context=setup, lib=library)

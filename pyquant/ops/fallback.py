@@ -26,6 +26,31 @@ def quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tens
     return numerics.quantize_dynamic(x, *args, **kwargs)
 
 
+def rms_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    shapes.rms_norm_quantize(x, *args, **kwargs)
+    return numerics.rms_norm_quantize(x, *args, **kwargs)
+
+
+def layer_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    shapes.layer_norm_quantize(x, *args, **kwargs)
+    return numerics.layer_norm_quantize(x, *args, **kwargs)
+
+
+def add_rms_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    shapes.add_rms_norm_quantize(x, *args, **kwargs)
+    return numerics.add_rms_norm_quantize(x, *args, **kwargs)
+
+
+def add_layer_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    shapes.add_layer_norm_quantize(x, *args, **kwargs)
+    return numerics.add_layer_norm_quantize(x, *args, **kwargs)
+
+
+def silu_mul_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    shapes.silu_mul_quantize(x, *args, **kwargs)
+    return numerics.silu_mul_quantize(x, *args, **kwargs)
+
+
 def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.dequantize(q, *args, **kwargs)
     return numerics.dequantize(q, *args, **kwargs)
@@ -76,7 +101,9 @@ def qlinear(
     out = shapes.qlinear(x, packed, residual, spec, out_dtype)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
-    return numerics.qlinear_reference(
+    if shapes.x_is_packed(s, x):
+        x = numerics.unpack_int4(x, s.k)
+    y = numerics.qlinear_reference(
         x, numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes, p.w_scale, bias=p.bias,
         x_scale=p.x_scale if s.input == "static" else None, x_zero_point=p.x_zero_point, x_qmin=s.x_qmin,
         x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
@@ -84,6 +111,7 @@ def qlinear(
         out_zero_point=p.out_zero_point if s.codes_out else None, out_qmin=s.out_qmin, out_qmax=s.out_qmax,
         out_dtype=out.dtype,
     )  # fmt: skip
+    return numerics.pack_int4(y) if s.codes_out and out.dtype == torch.uint8 else y
 
 
 def weight_only_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -66,6 +66,93 @@ def quantize_dynamic(
     return _call(_ops.quantize_dynamic.default, x, granularity, group_size, symmetric, qmin, qmax)
 
 
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Codes per token of RMSNorm(x): x / sqrt(mean(x^2) + eps) * weight, quantised without rounding to 16 bits before.
+
+    x            float32, float16 or bfloat16 [..., K].     weight   the same types [K], or None.
+    ->           codes int8 [..., K]; scale float32 and zero_point int32, x.shape[:-1]. A row holding NaN or infinity
+                 gets a NaN scale. The same bits on every device; codes and scale have no derivative.
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> q, scale, zero_point = rms_norm_quantize(torch.tensor([[3.0, -3.0]]), torch.tensor([1.0, 0.5]))
+        >>> q.tolist()
+        [[127, -63]]
+    """
+    return _call(_ops.rms_norm_quantize.default, x, weight, eps, symmetric, qmin, qmax)
+
+
+def layer_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Codes per token of LayerNorm(x), quantised without rounding to 16 bits before.
+
+    x              float32, float16 or bfloat16 [..., K].     weight, bias   the same types [K], or None.
+    ->             as rms_norm_quantize.
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> layer_norm_quantize(torch.tensor([[1.0, 5.0]]))[0].tolist()
+        [[-127, 127]]
+    """
+    return _call(_ops.layer_norm_quantize.default, x, weight, bias, eps, symmetric, qmin, qmax)
+
+
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """rms_norm_quantize of x + residual, which is returned too.
+
+    residual     dtype and shape of x.
+    ->           codes, scale, zero_point as rms_norm_quantize; sum = x + residual, dtype and shape of x: what the norm
+                 reads, and differentiable.
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> add_rms_norm_quantize(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))[3].tolist()
+        [[2.0, 3.0]]
+    """
+    return _call(_ops.add_rms_norm_quantize.default, x, residual, weight, eps, symmetric, qmin, qmax)
+
+
+def add_layer_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """layer_norm_quantize of x + residual, which is returned too.
+
+    residual     dtype and shape of x.
+    ->           codes, scale, zero_point and sum as add_rms_norm_quantize.
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> add_layer_norm_quantize(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))[3].tolist()
+        [[2.0, 3.0]]
+    """
+    return _call(_ops.add_layer_norm_quantize.default, x, residual, weight, bias, eps, symmetric, qmin, qmax)
+
+
+def silu_mul_quantize(
+    x: Tensor, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes per token of silu(gate) * up, quantised without rounding to 16 bits before.
+
+    x            float32, float16 or bfloat16 [..., 2K]: gates, then ups.
+    ->           codes int8 [..., K]; scale float32 and zero_point int32, x.shape[:-1].
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> silu_mul_quantize(torch.tensor([[100.0, 50.0, 2.0, -4.0]]))[0].tolist()
+        [[127, -127]]
+    """
+    return _call(_ops.silu_mul_quantize.default, x, symmetric, qmin, qmax)
+
+
 def dequantize(
     q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     out_dtype: torch.dtype = torch.float32,
@@ -233,10 +320,13 @@ def qlinear(
 ) -> Tensor:  # fmt: skip
     """A whole quantised Linear: quantise the rows (or take codes), multiply integers, ordered epilogue.
 
-    x          float32, float16, bfloat16 [..., K]; with a static input also int8 or uint8 codes of that scale.
+    x          float32, float16, bfloat16 [..., K]; with a static input also codes of that scale: int8, uint8, or two
+               codes a byte as pack_int4 makes them (uint8 [..., ceil(K / 2)]; code limits in [-8, 7], K > 1).
     packed     uint8 buffer of pack_linear with the same spec.     residual   float [..., N] or None.
-    out_dtype  None: x.dtype (float32 for codes); int8 when the spec says codes_out.
-    ->         [..., N]. A row of x that holds NaN or infinity gives a row of NaN when quantised dynamically.
+    out_dtype  None: x.dtype (float32 for codes). Where the spec says codes_out: int8, or uint8 for two codes a byte
+               (out limits in [-8, 7]).
+    ->         [..., N] (two codes a byte: [..., ceil(N / 2)]). A row of x that holds NaN or infinity gives a row of NaN
+               when quantised dynamically.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
     """
     return _call(_ops.qlinear.default, x, packed, residual, list(spec), out_dtype)

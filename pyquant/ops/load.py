@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
-from pyquant.ops import autograd, fallback, shapes, strict
+from pyquant.ops import autograd, fallback, plan, shapes, strict, tuned
 from pyquant.ops.schema import SCHEMAS
 from pyquant.ops.spec import LinearSpec
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
-NATIVE_SCHEMAS = {"_packed_bytes": "(int[] spec) -> int", "_cpu_info": "() -> str"}
+NATIVE_SCHEMAS = {
+    "_packed_bytes": "(int[] spec) -> int",
+    "_cpu_info": "() -> str",
+    "_set_tuned": "(str table) -> str",
+    "_tuned_remarks": "() -> str",
+}
 
 _definitions = torch.library.Library("pyquant", "DEF")
 _python_kernels: torch.library.Library | None = None
@@ -43,9 +48,11 @@ def cpu_layout() -> str:
     return "cpu_blocked" if native_available() else "rows"
 
 
-def layout_for(device: torch.device) -> str:
-    """The layout that a packed buffer must have on a device."""
-    return cpu_layout() if device.type == "cpu" else "rows"
+def layout_for(device: torch.device, spec: LinearSpec | None = None) -> str:
+    """The layout that a packed buffer has on a device; of a given layer, the one that suits the GPU's kernels best."""
+    if device.type == "cpu":
+        return cpu_layout()
+    return plan.weight_layout(spec, plan.Device.of(device)) if device.type == "cuda" and spec is not None else "rows"
 
 
 def _define() -> None:
@@ -84,13 +91,16 @@ def _initialise() -> None:
     for name, schema in NATIVE_SCHEMAS.items():
         _definitions.define(name + schema)
     _why_not_native = _load()
+    if _why_not_native is None:
+        tuned.activate(tuned.load())
     # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
     _python_kernels = torch.library.Library("pyquant", "IMPL")
     for name in fallback.EVERYWHERE if native_available() else SCHEMAS:
         kernel = getattr(fallback, name)
         _python_kernels.impl(name, kernel if name in fallback.EVERYWHERE else _announced(kernel), "CPU")
     for name in fallback.ON_CUDA:
-        _python_kernels.impl(name, getattr(fallback, name), "CUDA")
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant::{name}", "CUDA"):
+            _python_kernels.impl(name, getattr(fallback, name), "CUDA")
 
 
 _initialise()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from pyquant.errors import NativeLibraryError
-from pyquant.ops.rows_layout import sections
+from pyquant.ops.rows_layout import BLOCKED, sections
 from pyquant.ops.spec import LinearSpec
 
 
@@ -21,12 +23,16 @@ class Device:
     sm_count      multiprocessors.
     shared_bytes  opt-in shared memory of one block.
     l2_bytes      second-level cache.
+    dram_gbps     peak of the memory bus in 1e9 bytes a second; 0: what the generation usually has.
+    name          as the driver tells it: which measured choices hold; empty: none.
     """
 
     sm: int
     sm_count: int
     shared_bytes: int
     l2_bytes: int
+    dram_gbps: int = 0
+    name: str = ""
 
     @staticmethod
     def of(device: torch.device) -> Device:
@@ -37,12 +43,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Selection:
-    """kernel: name of the cheapest row that takes the problem, or None; predicted_us: the model's time, in
-    microseconds; refusals: one line per row that cannot, with both numbers."""
+    """kernel: name of the row for the problem, or None; predicted_us: its time in microseconds, by the model or as
+    `pyquant tune` measured it (is_measured); refusals: one line per row that cannot, with both numbers."""
 
     kernel: str | None
     predicted_us: float
     refusals: tuple[str, ...]
+    is_measured: bool = False
 
 
 def _native() -> ModuleType:
@@ -69,15 +76,55 @@ def select(
 
     Example:
         >>> h200 = Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560)
-        >>> select(LinearSpec(4096, 4096), 512, torch.float16, h200, only_compiled=False).kernel[:9]
+        >>> select(LinearSpec(4096, 4096), 4096, torch.float16, h200, only_compiled=False).kernel[:9]
         'gemm_sm90'
     """
-    at, dynamic = sections(spec), spec.input == "dynamic"
-    k = spec.k if spec.group_size else at.k_pad
-    problem = {
-        "m": m, "n": at.n_pad, "k": k, "w": "s4" if spec.w_bits == 4 else "s8", "out": _OUT[out_dtype],
-        "ldx": at.k_pad, "ldw": at.k_pad, "group_size": spec.group_size, "per_token_scale": dynamic,
-        "per_token_zero_point": dynamic, "has_zero_point": not dynamic or not spec.x_symmetric,
-    }  # fmt: skip
+    problem = problem_of(spec, m, out_dtype)
     kernel, predicted_us, refused = _native().select(problem, vars(device), has_residual, only_compiled)
-    return Selection(kernel, predicted_us, tuple(f"{name}: {why}" for name, why in refused.items()))
+    measured = _native().tuned(problem, vars(device))
+    refusals = tuple(f"{name}: {why}" for name, why in refused.items())
+    return Selection(kernel, predicted_us, refusals, measured is not None and measured[0] == kernel)
+
+
+def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, Any]:
+    """The GEMM that qlinear asks of the plan for m rows, as pyquant._native takes it."""
+    at, dynamic = sections(spec), spec.input == "dynamic"
+    row_bytes = spec.n * out_dtype.itemsize
+    return {
+        "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": "s4" if spec.w_bits == 4 else "s8",
+        "w_layout": "blocked128" if spec.layout == BLOCKED else "natural", "out": _OUT[out_dtype],
+        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": spec.n, "out_align": min(16, row_bytes & -row_bytes) or 16,
+        "group_size": spec.group_size, "per_token_scale": dynamic, "per_token_zero_point": dynamic,
+        "has_zero_point": not dynamic or not spec.x_symmetric,
+    }  # fmt: skip
+
+
+_MANY_ROWS = (1, 16, 64, 256, 4096)
+
+
+@functools.lru_cache(maxsize=4096)
+def weight_layout(spec: LinearSpec, device: Device) -> str:
+    """The layout in which a layer's weights are packed for a GPU: decided once, for any number of rows to come.
+
+    spec    the layer; its own layout is not looked at.
+    ->      'rows_blocked128' where kernels that read it take the layer at every number of rows tried (1 to 4096) and
+            are predicted to be faster over them (geometric mean); else 'rows'.
+
+    Example:
+        >>> weight_layout(LinearSpec(64, 64, w_bits=8), Device(sm=90, sm_count=132, shared_bytes=0, l2_bytes=0))
+        'rows'
+    """
+    if spec.w_bits != 4:
+        return "rows"
+    try:
+        _native()
+    except NativeLibraryError:
+        return "rows"
+    out = torch.int8 if spec.codes_out else torch.float16
+    ratio = 1.0
+    for m in _MANY_ROWS:
+        plain, blocked = (select(replace(spec, layout=layout), m, out, device) for layout in ("rows", BLOCKED))
+        if blocked.kernel is None:
+            return "rows"
+        ratio *= blocked.predicted_us / plain.predicted_us if plain.kernel is not None else 1.0
+    return BLOCKED if ratio < 1.0 else "rows"

@@ -1,10 +1,10 @@
-"""The 'rows' layout of a packed Linear: plain rows in 256-byte aligned sections of one byte buffer.
+"""The 'rows' layouts of a packed Linear: rows of codes in 256-byte aligned sections of one byte buffer.
 
 Pure byte plumbing with torch ops, so it serves every device: the CUDA kernels and the Python fallback read it.
 csrc/core/rows_layout.h is its twin. K is padded to 32 codes and N to 16 rows with zeros, once, so that no kernel meets
 an unaligned tail of the weights.
 
-    codes    int8 [n_pad, k_pad]  (4 bits: uint8 [n_pad, k_pad / 2])
+    codes    int8 [n_pad, k_pad]  (4 bits: uint8 [n_pad, k_pad / 2]; rows_blocked128: see blocked128)
     w_scale  float32 [n_pad] or [n_pad, k / group_size]      padding 1
     w_sum    int32, same shape as w_scale: sum of the codes  padding 0
     bias     float32 [n_pad] when has_bias                    padding 0
@@ -18,12 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyquant.numerics.pack import unpack_int4
+from pyquant.numerics.pack import pack_int4, unpack_int4
 from pyquant.ops.spec import LinearSpec
 
 ALIGN = 256
 K_MULTIPLE = 32
 N_MULTIPLE = 16
+BLOCKED = "rows_blocked128"
+BLOCK = 128  # channels and codes of a block
+# Axes of a matrix of codes cut up as blocked128 says, in the order in which memory runs through them; see there.
+_CUT = (2, 4, 2, 8), (2, 4, 4, 4)
+_ORDER = (0, 5, 1, 6, 2, 4, 8, 7, 9, 3)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ def sections(s: LinearSpec) -> Sections:
     """Where everything lies in the buffer of a spec."""
     n_pad, k_pad = _up(s.n, N_MULTIPLE), _up(s.k, K_MULTIPLE)
     groups = s.k // s.group_size if s.group_size else 1
-    w_scale = _up(n_pad * k_pad * s.w_bits // 8, ALIGN)
+    codes = _up(s.n, BLOCK) * _up(s.k, BLOCK) // 2 if s.layout == BLOCKED else n_pad * k_pad * s.w_bits // 8
+    w_scale = _up(codes, ALIGN)
     w_sum = w_scale + _up(4 * n_pad * groups, ALIGN)
     bias = w_sum + _up(4 * n_pad * groups, ALIGN)
     scalars = bias + (_up(4 * n_pad, ALIGN) if s.has_bias else 0)
@@ -57,7 +63,7 @@ def sections(s: LinearSpec) -> Sections:
 
 def packed_bytes(s: LinearSpec) -> int:
     """Size of a packed buffer in bytes, for any layout."""
-    if s.layout == "rows":
+    if s.layout != "cpu_blocked":
         return sections(s).total
     from pyquant.ops import load  # the blocked layout belongs to the compiled library
 
@@ -71,10 +77,14 @@ def pack(
     """Checked tensors -> packed buffer (uint8 [total]) on the device of `w`."""
     at = sections(s)
     buffer = torch.zeros(at.total, dtype=torch.uint8, device=w.device)
-    row_bytes = at.k_pad * s.w_bits // 8
-    rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
-    rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
     codes = unpack_int4(w, s.k) if s.w_bits == 4 else w
+    if s.layout == BLOCKED:
+        blocks = blocked128(codes)
+        buffer[: blocks.numel()] = blocks
+    else:
+        row_bytes = at.k_pad * s.w_bits // 8
+        rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
+        rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
     per_group = s.k // max(at.groups, 1)  # -1 would be ambiguous where there are no rows
     sums = codes.reshape(s.n, at.groups, per_group).sum(-1, dtype=torch.int32) if s.k else 0
     scale = _section(buffer, at.w_scale, at.n_pad * at.groups, torch.float32)
@@ -94,6 +104,8 @@ def pack(
 def unpack(s: LinearSpec, packed: Tensor) -> Tensor:
     """The codes as they were given to pack: int8 [n, k] or uint8 [n, ceil(k / 2)]."""
     at = sections(s)
+    if s.layout == BLOCKED:
+        return pack_int4(from_blocked128(packed, s.n, s.k))
     row_bytes = at.k_pad * s.w_bits // 8
     rows = packed[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
     if s.w_bits == 4:
@@ -128,6 +140,37 @@ def parts(s: LinearSpec, packed: Tensor) -> Parts:
         out_scale=reals[2:3],
         out_zero_point=integers[3:4],
     )
+
+
+def blocked128(codes: Tensor) -> Tensor:
+    """int4 codes in the order of Hopper's registers, two a byte (csrc/core/blocked128.h is the twin).
+
+    codes  int8 [n, k] in [-8, 7].
+    ->     uint8 [n128 * k128 / 2], sizes rounded up to 128, zero codes beyond n and k. Blocks of 128 x 128 codes, along
+           k first; in a block, outermost first: channel / 64, k / 64, channel / 16 % 4, channel % 8, k / 4 % 4,
+           k / 16 % 4, k % 4; the two nibbles of a byte are channel / 8 % 2, low first.
+
+    Example:
+        >>> blocked128(torch.tensor([[1, -1]], dtype=torch.int8))[:2].tolist()
+        [1, 15]
+    """
+    n, k = codes.shape
+    blocks_n, blocks_k = _up(n, BLOCK) // BLOCK, _up(k, BLOCK) // BLOCK
+    padded = torch.zeros(blocks_n * BLOCK, blocks_k * BLOCK, dtype=torch.uint8, device=codes.device)
+    padded[:n, :k] = codes.contiguous().view(torch.uint8) & 15
+    nibbles = padded.view(blocks_n, *_CUT[0], blocks_k, *_CUT[1]).permute(_ORDER)
+    return (nibbles[..., 0] | nibbles[..., 1] << 4).reshape(-1)
+
+
+def from_blocked128(blocks: Tensor, n: int, k: int) -> Tensor:
+    """The inverse of blocked128: int8 [n, k] from a buffer that starts with the blocks."""
+    blocks_n, blocks_k = _up(n, BLOCK) // BLOCK, _up(k, BLOCK) // BLOCK
+    cut = (blocks_n, *_CUT[0], blocks_k, *_CUT[1])
+    packed = blocks[: blocks_n * blocks_k * BLOCK * BLOCK // 2].view([cut[axis] for axis in _ORDER[:-1]])
+    nibbles = torch.stack([packed & 15, packed >> 4], -1)
+    back = [_ORDER.index(axis) for axis in range(len(_ORDER))]
+    codes = nibbles.permute(back).reshape(blocks_n * BLOCK, blocks_k * BLOCK)[:n, :k]
+    return (codes.to(torch.int8) ^ 8) - 8
 
 
 def _section(buffer: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:

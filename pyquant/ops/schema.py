@@ -15,6 +15,13 @@ _GEMM = (
     "ScalarType out_dtype=float) -> Tensor"
 )
 
+# Codes, scale and zero point per token; the add_ forms also return x + residual.
+_LIMITS = "bool symmetric=True, int qmin=-127, int qmax=127"
+_CODES = "(Tensor, Tensor, Tensor)"
+_CODES_AND_SUM = "(Tensor, Tensor, Tensor, Tensor)"
+_RMS = f"Tensor? weight=None, float eps=1e-06, {_LIMITS}"
+_LAYER = f"Tensor? weight=None, Tensor? bias=None, float eps=1e-05, {_LIMITS}"
+
 SCHEMAS: Final[dict[str, str]] = {
     "quantize": "(Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
     "int qmin=-127, int qmax=127) -> Tensor",
@@ -22,6 +29,11 @@ SCHEMAS: Final[dict[str, str]] = {
     "int qmax=127) -> (Tensor, Tensor, Tensor)",
     "dequantize": "(Tensor q, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
     "ScalarType out_dtype=float) -> Tensor",
+    "rms_norm_quantize": f"(Tensor x, {_RMS}) -> {_CODES}",
+    "layer_norm_quantize": f"(Tensor x, {_LAYER}) -> {_CODES}",
+    "add_rms_norm_quantize": f"(Tensor x, Tensor residual, {_RMS}) -> {_CODES_AND_SUM}",
+    "add_layer_norm_quantize": f"(Tensor x, Tensor residual, {_LAYER}) -> {_CODES_AND_SUM}",
+    "silu_mul_quantize": f"(Tensor x, {_LIMITS}) -> {_CODES}",
     "pack_int4": "(Tensor q) -> Tensor",
     "unpack_int4": "(Tensor packed, int k) -> Tensor",
     "gemm_s8s8": _GEMM,

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pyquant.errors import ArgumentError
 from pyquant.ops import check
-from pyquant.ops.rows_layout import packed_bytes
+from pyquant.ops.rows_layout import BLOCKED, packed_bytes
 from pyquant.ops.spec import ACTIVATIONS, WIRE_FIELDS, LinearSpec
 
 GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
@@ -68,11 +69,83 @@ def quantize_dynamic(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     check.dtype_in("x", x, check.FLOATS)
     shape = _scale_shape(x, granularity, group_size)
+    _dynamic_code_range(symmetric, qmin, qmax)
+    codes = x.new_empty(x.shape, dtype=torch.int8)
+    return codes, x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
+
+
+def _dynamic_code_range(symmetric: bool, qmin: int, qmax: int) -> None:
     check.code_range(qmin, qmax)
     if symmetric and (qmin > -1 or qmax < 1):
         raise ArgumentError("qmin", qmin, "below zero, with qmax above zero, when symmetric")
-    codes = x.new_empty(x.shape, dtype=torch.int8)
-    return codes, x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
+
+
+def _per_token(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    lead = list(x.shape[:-1])
+    codes = x.new_empty([*lead, k], dtype=torch.int8)
+    return codes, x.new_empty(lead, dtype=torch.float32), x.new_empty(lead, dtype=torch.int32)
+
+
+def _norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, symmetric: bool, qmin: int, qmax: int,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    check.dtype_in("x", x, check.FLOATS)
+    check.min_dim("x", x, 1)
+    if residual is not None:
+        check.dtype_in("residual", residual, (x.dtype,))
+        check.same_device("residual", residual, x)
+        check.shape_is("residual", residual, list(x.shape))
+    for name, channels in (("weight", weight), ("bias", bias)):
+        if channels is not None:
+            check.dtype_in(name, channels, check.FLOATS)
+            check.same_device(name, channels, x)
+            check.shape_is(name, channels, [x.shape[-1]])
+    if not 0 <= eps < math.inf:
+        raise ArgumentError("eps", eps, "a finite number from 0")
+    _dynamic_code_range(symmetric, qmin, qmax)
+    return _per_token(x, x.shape[-1])
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _norm(x, weight, None, eps, symmetric, qmin, qmax)
+
+
+def layer_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _norm(x, weight, bias, eps, symmetric, qmin, qmax)
+
+
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    check.strided("residual", residual)
+    return (*_norm(x, weight, None, eps, symmetric, qmin, qmax, residual), x.new_empty(x.shape))
+
+
+def add_layer_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    check.strided("residual", residual)
+    return (*_norm(x, weight, bias, eps, symmetric, qmin, qmax, residual), x.new_empty(x.shape))
+
+
+def silu_mul_quantize(
+    x: Tensor, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    check.dtype_in("x", x, check.FLOATS)
+    check.min_dim("x", x, 1)
+    if x.shape[-1] % 2 != 0:
+        raise ArgumentError("x", check.describe(x), "an even last dimension, gates then ups")
+    _dynamic_code_range(symmetric, qmin, qmax)
+    return _per_token(x, x.shape[-1] // 2)
 
 
 def dequantize(
@@ -197,6 +270,8 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
     if s.n < 0 or s.k < 0:
         raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", "n >= 0 and k >= 0")
     check.one_of("spec", s.w_bits, (4, 8))
+    if s.layout == BLOCKED and s.w_bits != 4:
+        raise ArgumentError("spec", f"layout '{BLOCKED}' with 8 bits", "4-bit weights in that layout")
     check.group(s.group_size, s.k)
     check.code_range(s.x_qmin, s.x_qmax, ("spec", "spec"))
     check.code_range(s.out_qmin, s.out_qmax, ("spec", "spec"))
@@ -251,6 +326,16 @@ def _packed(packed: Tensor, s: LinearSpec) -> None:
     check.shape_is("packed", packed, [packed_bytes(s)])
 
 
+def _four_bits(qmin: int, qmax: int) -> bool:
+    return qmin >= -8 and qmax <= 7
+
+
+def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
+    """Whether x holds two 4-bit codes a byte. One code is one byte either way, and then means a code of its own."""
+    is_candidate = x.dtype == torch.uint8 and s.input == "static" and _four_bits(s.x_qmin, s.x_qmax)
+    return is_candidate and x.shape[-1] == (s.k + 1) // 2 != s.k
+
+
 def qlinear(
     x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -258,15 +343,18 @@ def qlinear(
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
     check.dtype_in("x", x, (*check.FLOATS, *codes))
     check.min_dim("x", x, 1)
-    if x.shape[-1] != s.k:
+    if x.shape[-1] != s.k and not x_is_packed(s, x):
         raise ArgumentError("x", check.describe(x), f"last dimension {s.k} (in_features)")
     _packed(packed, s)
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])
     epilogue(lead, s.n, x, residual, s.activation, s.clamp_min, s.clamp_max)
     if s.codes_out:
-        if out_dtype is not None:
-            check.dtype_among("out_dtype", out_dtype, (torch.int8,))
+        if out_dtype == torch.uint8 and _four_bits(s.out_qmin, s.out_qmax):
+            return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)
+        if out_dtype not in (None, torch.int8):
+            allowed = "int8, or uint8 for two codes a byte" if _four_bits(s.out_qmin, s.out_qmax) else "int8"
+            raise ArgumentError("out_dtype", check.dtype_name(out_dtype), allowed)
         return x.new_empty([*lead, s.n], dtype=torch.int8)
     dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
     check.dtype_among("out_dtype", dtype, check.FLOATS)

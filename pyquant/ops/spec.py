@@ -11,7 +11,7 @@ from pyquant.errors import ArgumentError
 
 ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 INPUTS: Final = ("dynamic", "static")
-LAYOUTS: Final = ("rows", "cpu_blocked")
+LAYOUTS: Final = ("rows", "cpu_blocked", "rows_blocked128")
 WIRE_FIELDS: Final = 5
 
 
@@ -27,7 +27,8 @@ class LinearSpec:
     x_qmin/x_qmax, x_symmetric   code limits of the input; affine dynamic rows get a zero point of their own.
     activation   one of ACTIVATIONS; clamp_min and clamp_max matter for 'clamp' only.
     has_bias, codes_out, out_qmin, out_qmax   codes_out: the result is int8 codes of the packed output scale.
-    layout       'rows' (as the CUDA kernels and the Python fallback read it) or 'cpu_blocked'.
+    layout       'rows' (as the CUDA kernels and the Python fallback read it), 'cpu_blocked', or 'rows_blocked128'
+                 (4-bit codes in the order of the sm_90 kernels).
 
     Source: csrc/core/linear.h reads what to_ints writes; tests/ops/test_contract.py compares them.
 
@@ -72,7 +73,7 @@ class LinearSpec:
         return (
             (self.w_bits, 0, 4), (ACTIVATIONS.index(self.activation), 4, 4), (INPUTS.index(self.input), 8, 1),
             (int(self.x_symmetric), 9, 1), (int(self.has_bias), 10, 1), (int(self.codes_out), 11, 1),
-            (LAYOUTS.index(self.layout), 12, 1), (self.x_qmin + 128, 16, 8), (self.x_qmax + 128, 24, 8),
+            (LAYOUTS.index(self.layout), 12, 2), (self.x_qmin + 128, 16, 8), (self.x_qmax + 128, 24, 8),
             (self.out_qmin + 128, 32, 8), (self.out_qmax + 128, 40, 8),
         )  # fmt: skip
 
@@ -88,5 +89,5 @@ class LinearSpec:
         return LinearSpec(
             n, k, bits(0, 4), group_size, INPUTS[bits(8, 1)], bits(16, 8) - 128, bits(24, 8) - 128, bool(bits(9, 1)),
             ACTIVATIONS[bits(4, 4)], low, high, bool(bits(10, 1)), bool(bits(11, 1)), bits(32, 8) - 128,
-            bits(40, 8) - 128, LAYOUTS[bits(12, 1)],
+            bits(40, 8) - 128, LAYOUTS[bits(12, 2)],
         )  # fmt: skip

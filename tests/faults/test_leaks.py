@@ -29,6 +29,8 @@ def refused() -> None:
 CASES: dict[str, Callable[[], Any]] = {
     "quantize": lambda: OPS.quantize(X, ONE),
     "quantize_dynamic": lambda: OPS.quantize_dynamic(X, "per_group", 16),
+    "add_rms_norm_quantize": lambda: OPS.add_rms_norm_quantize(X, X, X[0]),
+    "silu_mul_quantize": lambda: OPS.silu_mul_quantize(X),
     "dequantize": lambda: OPS.dequantize(W, ROWS, None, "per_token"),
     "gemm_s8s8": lambda: OPS.gemm_s8s8(W, W, ROWS, activation="relu"),
     "weight_only_linear": lambda: OPS.weight_only_linear(X, W, ROWS),

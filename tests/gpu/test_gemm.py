@@ -10,6 +10,7 @@ from typing import Any
 import accept
 import pytest
 import torch
+from blocked import pack_blocked128
 from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
 from torch import Tensor
@@ -24,7 +25,9 @@ DTYPES = {
 BITS = {"f16": 16, "bf16": 16, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4}
 ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
-ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"]}
+SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
+# Rows for other chips: tests/gpu/test_other_devices.py.
+ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"] and row["sm_min"] <= SM < row["sm_end"]}
 TYPES = {"s8": (-128, 127), "u8": (0, 255), "s4": (-8, 7)}
 # Launches of a row, output type and mode. A run for every day is short; `make test-kernels` asks for more.
 CASES = int(os.environ.get("PYQUANT_CASES", "6"))
@@ -69,6 +72,8 @@ def _shape(draw: Draw, row: dict[str, Any]) -> tuple[int, int, int]:
         m = min(m, draw.integer(1, row["m_max"]))
     n = draw.choice((1, 3, 8, 24, 77, tile_n - 1, tile_n, tile_n + 9, draw.integer(1, 2 * tile_n)))
     k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
+    if row["schedule"] == "splitk":  # one share or many
+        k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(2 * tile_k, 12 * tile_k)))
     k = _multiple_up(k, row["k_multiple"])
     if row["x_align"] == 1:
         k = draw.choice((0, k))
@@ -101,6 +106,13 @@ def _in_memory(codes: Tensor, kind: str, ld: int, packed: bool) -> Tensor:
     return (wide * EIGHTHS).to(DTYPES[kind]) if kind in ("f16", "bf16") else wide
 
 
+def _weights(row: dict[str, Any], codes: Tensor, kind: str, ld: int) -> tuple[Tensor, dict[str, Any]]:
+    """The weights as the row wants them, and what the problem says of their order."""
+    if "blocked128" in row["w_layouts"]:
+        return pack_blocked128(codes)
+    return _in_memory(codes, kind, ld, kind == "s4"), {"ldw": ld}
+
+
 def _stride(draw: Draw, k: int, kind: str, packed: bool, align: int) -> int:
     """Elements from row to row, so that rows start on `align` bytes."""
     step = max(align * 8 // (BITS[kind] if packed or kind != "s4" else 8), 2 if packed else 1)
@@ -129,6 +141,11 @@ def make_case(name: str, out: str, index: int) -> Case:
     epilogue: dict[str, Any] = {}
     memory: dict[str, Tensor | None] = {}
 
+    if row["w_zero_point"] and draw.chance(0.6):
+        wzp = draw.codes(*TYPES[w_type], n, groups)
+        call["w"] = w.to(torch.int16) - wzp.repeat_interleave(k // groups, 1).to(torch.int16)
+        problem["has_w_zero_point"] = True
+        memory["w_zero_point"] = wzp if group_size else wzp[:, 0].contiguous()
     zero_point = draw.choice(("absent", "scalar", "token")) if row["zero_point"] else "absent"
     if zero_point != "absent":
         count = m if zero_point == "token" else 1
@@ -178,14 +195,14 @@ def make_case(name: str, out: str, index: int) -> Case:
     ldx = _stride(draw, k, x_type, x_packed, row["x_align"])
     ldw = _stride(draw, k, w_type, w_type == "s4", row["w_align"])
     memory["x"] = _in_memory(x, x_type, ldx, x_packed)
-    memory["w"] = _in_memory(w, w_type, ldw, w_type == "s4")
+    memory["w"], order = _weights(row, w, w_type, ldw)
     step = 16 * 8 // BITS[out]
     free = n + draw.choice((0, 0, 1, 8))
     if out == "s4":
         free += free % 2
     aligned = row["out_align"] == 16 or draw.chance(0.4)
     ldo = _multiple_up(n, step) + step * draw.choice((0, 1)) if aligned else free
-    problem |= {"ldx": ldx, "ldw": ldw, "ldo": ldo, "out_align": _alignment(ldo * BITS[out] // 8)}
+    problem |= order | {"ldx": ldx, "ldo": ldo, "out_align": _alignment(ldo * BITS[out] // 8)}
     if row["x_align"] == 1:
         problem |= {"x_align": 1, "w_align": 1}
     return Case(name, out, call, problem, epilogue, memory, f"make_case({name!r}, {out!r}, {index}) seed {BASE_SEED}")
@@ -236,13 +253,12 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
     x, w = torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8)
     call: dict[str, Any] = {"x": x, "w": w, "out_dtype": torch.int8 if out == "s4" else DTYPES[out]}
     x_packed = row["x_packing"] == "nibbles"
-    problem = {
-        "m": m, "n": n, "k": k, "ldx": 128, "ldw": 128, "ldo": 32, "x": x_type, "w": w_type, "out": out,
-        "x_packed": x_packed, "group_size": group_size,
+    weights, order = _weights(row, w, w_type, 128)
+    problem = order | {
+        "m": m, "n": n, "k": k, "ldx": 128, "ldo": 32, "x": x_type, "w": w_type, "out": out, "x_packed": x_packed,
+        "group_size": group_size,
     }  # fmt: skip
-    memory: dict[str, Tensor | None] = {
-        "x": _in_memory(x, x_type, 128, x_packed), "w": _in_memory(w, w_type, 128, w_type == "s4"),
-    }  # fmt: skip
+    memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
     if group_size:
         call |= {"group_size": group_size, "w_scale": torch.ones(n, k // group_size)}
         memory["w_scale"] = call["w_scale"]
@@ -286,10 +302,11 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
     memory = {key: call[key] for key in ("x_zero_point", "x_scale", "w_scale", "bias", "residual")}
     memory["w_sum"] = call["w"].sum(-1, dtype=torch.int32)
     x_packed = row["x_packing"] == "nibbles"
-    memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": _in_memory(call["w"], w_type, k, w_type == "s4")}
-    problem = {
+    weights, order = _weights(row, call["w"], w_type, k)
+    memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": weights}
+    problem = order | {
         "m": m, "n": n, "k": k, "x": x_type, "w": w_type, "out": "f32", "x_packed": x_packed, "has_zero_point": True,
-        "per_token_zero_point": True, "per_token_scale": True, "ldx": k, "ldw": k, "ldo": n, "ldr": n,
+        "per_token_zero_point": True, "per_token_scale": True, "ldx": k, "ldo": n, "ldr": n,
     }  # fmt: skip
     return run(native, device, Case(name, "f32", call, problem, {"activation": "silu"}, memory, name)), call
 
@@ -342,7 +359,7 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
     row = ROWS[name]
     problem: dict[str, Any] = {
         "m": 4, "n": 16, "k": 768, "x": row["x"][0], "w": row["w"][0], "out": row["out"][0],
-        "x_packed": row["x_packing"] == "nibbles",
+        "x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0],
     }  # fmt: skip
     if row["groups_only"]:
         with pytest.raises(ValueError, match=rf"group size must be a multiple of {row['group_multiple']}, got 0"):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import accept
+import laws
+import mutants
 import pytest
 import torch
 from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
+from pyquant import numerics
 from pyquant.numerics.pack import pack_int4, unpack_int4
 from pyquant.numerics.quantize import dequantize, quantize, quantize_dynamic
 
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in FLOATS.items()}
+GRANULARITIES = {"per_tensor": "tensor", "per_token": "rows", "per_group": "groups"}
 WAIVER = "the value catalogue holds rows of zeros on purpose; random rows stand beside them"
 
 
@@ -34,91 +43,289 @@ def _values(draw: Draw, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _shapes(draw: Draw) -> tuple[int, int, int]:
-    rows = draw.choice((1, 2, 11, 33))
-    cols = draw.choice((0, 1, 7, 8, 31, 64, 100, 129, 257, 1000))
-    return rows, cols, cols + draw.choice((0, 0, 3, 8, 16))
+def _shapes(draw: Draw) -> tuple[int, int]:
+    return draw.choice((1, 2, 11, 33)), draw.choice((0, 1, 7, 8, 31, 64, 100, 129, 257, 1000, 2056))
 
 
-def _strided(x: Tensor, ld: int) -> Tensor:
-    wide = torch.full((x.shape[0], ld), float("nan"), dtype=x.dtype)
-    wide[:, : x.shape[1]] = x
-    return wide
+def _divisor(draw: Draw, cols: int) -> int:
+    return draw.choice([g for g in (1, 2, 3, 4, 8, 16, 32, 64, 100, 128, 256, 1000, 1028) if cols % g == 0])
 
 
+def _put(draw: Draw, device: Memory, x: Tensor) -> tuple[int, int]:
+    """The matrix with rows apart and, now and then, off every boundary: (pointer, row stride)."""
+    shift, ld = draw.choice((0, 0, 1, 3)), x.shape[1] + draw.choice((0, 0, 3, 8, 16))
+    flat = torch.full((shift + x.shape[0] * ld,), torch.nan, dtype=x.dtype)
+    flat[shift:].view(x.shape[0], ld)[:, : x.shape[1]] = x
+    return device.put(flat) + shift * x.element_size(), ld
+
+
+@dataclass
+class Target:
+    """Results of one launch: where they are and how they read back."""
+
+    device: Memory
+    rows: int
+    cols: int
+    scales: int | None  # per row; None: one for all
+    packed: bool
+    fields: dict[str, Any]
+    shift: int
+
+    @staticmethod
+    def draw(draw: Draw, device: Memory, rows: int, cols: int, scales: int | None = 1, symmetric: bool = True,
+             can_pack: bool = True) -> Target:  # fmt: skip
+        packed = can_pack and draw.chance(0.3)
+        low, high = (-7, 7) if packed else (-127, 127)
+        ldq = cols + draw.choice((0, 1, 2, 16))
+        ldq, shift = ldq + ldq % 2 if packed else ldq, draw.choice((0, 0, 0, 1))
+        nbytes = rows * (ldq // 2 if packed else ldq)
+        base = device.put(torch.full((shift + nbytes,), SENTINEL, dtype=torch.uint8))
+        count, sums = (1, rows) if scales is None else (rows * scales, rows * scales)
+        fields = {
+            "q": base + shift, "ldq": ldq, "packed": packed, "symmetric": symmetric,
+            "qmin": low if symmetric else low - 1, "qmax": high,
+            "scale": device.put(torch.full((count,), 7.0)), "zero_point": device.put(torch.full((count,), 99)),
+            "row_sum": device.put(torch.full((sums,), 55)) if draw.chance(0.5) else 0,
+        }  # fmt: skip
+        return Target(device, rows, cols, scales, packed, fields, shift)
+
+    def limits(self) -> tuple[bool, int, int]:
+        return self.fields["symmetric"], self.fields["qmin"], self.fields["qmax"]
+
+    def codes(self) -> Tensor:
+        """[rows, ldq] int8, unpacked."""
+        ldq = self.fields["ldq"]
+        row = ldq // 2 if self.packed else ldq
+        data = self.device.get(self.fields["q"] - self.shift, self.shift + self.rows * row)[self.shift :]
+        data = data.reshape(self.rows, row)
+        return unpack_int4(data, ldq) if self.packed else data.view(torch.int8)
+
+    def read(self, name: str, count: int) -> Tensor:
+        dtype = torch.float32 if name == "scale" else torch.int32
+        return self.device.get(self.fields[name], 4 * count).view(dtype)
+
+    def compare(self, codes: Tensor, scale: Tensor | None, zero_point: Tensor | None, what: str) -> None:
+        got = self.codes()
+        if scale is not None and zero_point is not None:
+            accept.t1(self.read("scale", scale.numel()), scale.reshape(-1), what=f"scale of {what}", waiver=WAIVER)
+            accept.t0(self.read("zero_point", zero_point.numel()), zero_point.reshape(-1), what=what, waiver=WAIVER)
+        accept.t0(got[:, : self.cols].contiguous(), codes.reshape(self.rows, self.cols), what=what, waiver=WAIVER)
+        assert not got[:, self.cols :].any(), f"{what}: padding of K must be zero codes"
+        if self.fields["row_sum"]:
+            parts = 1 if self.scales is None else self.scales
+            grouped = codes.reshape(self.rows, parts, self.cols // max(parts, 1))
+            want = grouped.sum(-1, dtype=torch.int32).reshape(-1)
+            accept.t0(self.read("row_sum", want.numel()), want, what=f"row sums of {what}", waiver=WAIVER)
+
+
+def _job(draw: Draw, granularity: str, cols: int) -> tuple[int, int | None]:
+    """group_size and scales a row."""
+    if granularity != "per_group":
+        return 0, 1 if granularity == "per_token" else None
+    group = _divisor(draw, cols)
+    return group, cols // group
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_quantize_dynamic_per_token(native: Any, device: Memory, dtype: str, symmetric: bool) -> None:
-    for index in range(12):
-        draw = Draw(BASE_SEED, "dynamic", dtype, symmetric, index)
-        rows, cols, ld = _shapes(draw)
+def test_quantize_dynamic(native: Any, device: Memory, dtype: str, symmetric: bool, granularity: str) -> None:
+    for index in range(8):
+        draw = Draw(BASE_SEED, "dynamic", dtype, symmetric, granularity, index)
+        rows, cols = _shapes(draw)
         x = _values(draw, rows, cols, FLOATS[dtype])
-        qmin = -127 if symmetric else -128
-        ldq = cols + draw.choice((0, 1, 16))
-        q = device.put(torch.full((rows, max(ldq, 1)), SENTINEL, dtype=torch.uint8))
-        scale, zero = device.put(torch.zeros(rows)), device.put(torch.full((rows,), 99, dtype=torch.int32))
+        if granularity == "per_tensor" and draw.chance(0.7):
+            x = x.nan_to_num(0.5, 0.25, -0.25)  # one poisoned value makes everything NaN
+        group, scales = _job(draw, granularity, cols)
+        target = Target.draw(draw, device, rows, cols, scales, symmetric, group % 2 == 0)
+        data, ld = _put(draw, device, x)
         native.quantize_dynamic(
-            device.put(_strided(x, ld)), dtype, rows, cols, ld, symmetric, qmin, 127, q, ldq, scale, zero, 0, 0
-        )
-        what = f"dynamic {dtype} {rows}x{cols} ld {ld} index {index} seed {BASE_SEED}"
-        want_q, want_scale, want_zero = quantize_dynamic(x, "per_token", 0, symmetric, qmin, 127)
-        got = device.get(q, rows * ldq).view(torch.int8).reshape(rows, ldq)
-        accept.t1(device.get(scale, rows * 4).view(torch.float32), want_scale.reshape(-1), what=what, waiver=WAIVER)
-        accept.t0(device.get(zero, rows * 4).view(torch.int32), want_zero.reshape(-1), what=what, waiver=WAIVER)
-        accept.t0(got[:, :cols].contiguous(), want_q, what=what, waiver=WAIVER)
-        assert not got[:, cols:].any(), f"{what}: padding of K must be zero codes"
+            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}, GRANULARITIES[granularity], group,
+            target.fields, device.put(torch.full((native.quantize_workspace_bytes,), SENTINEL, dtype=torch.uint8)),
+        )  # fmt: skip
+        what = f"dynamic {granularity}/{group} {dtype} {rows}x{cols} ld {ld} {target.fields} index {index}"
+        target.compare(*quantize_dynamic(x, granularity, group, *target.limits()), what)
         device.free()
 
 
-def test_a_row_longer_than_shared_memory(native: Any, plain_device: Memory) -> None:
-    x = Draw(BASE_SEED, "long row").normal(2, 30000)
-    q, scale = plain_device.put(torch.zeros(2, 30000, dtype=torch.int8)), plain_device.put(torch.zeros(2))
-    native.quantize_dynamic(plain_device.put(x), "f32", 2, 30000, 30000, True, -127, 127, q, 30000, scale, 0, 0, 0)
-    want_q, want_scale, _ = quantize_dynamic(x, "per_token", 0, True, -127, 127)
-    accept.t1(plain_device.get(scale, 8).view(torch.float32), want_scale.reshape(-1), waiver="two scales")
-    accept.t0(plain_device.get(q, 60000).view(torch.int8).reshape(2, -1), want_q)
-
-
-@pytest.mark.parametrize("granularity", ["per_tensor", "per_token", "per_group"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_static_quantize_and_dequantize(native: Any, device: Memory, dtype: str, granularity: str) -> None:
-    native_name = {"per_tensor": "tensor", "per_token": "rows", "per_group": "groups"}[granularity]
     for index in range(6):
         draw = Draw(BASE_SEED, "static", dtype, granularity, index)
-        rows, cols, ld = _shapes(draw)
-        cols = max(cols, 1)
-        ld = max(ld, cols)
-        group = draw.choice([g for g in range(1, cols + 1) if cols % g == 0]) if granularity == "per_group" else 0
-        shape = {"per_tensor": (), "per_token": (rows,), "per_group": (rows, cols // max(group, 1))}[granularity]
-        scale = torch.exp2(draw.normal(*shape)) / 30 if shape else torch.tensor(0.02)
-        zero = draw.codes(-30, 30, *shape) if draw.chance(0.5) else None
+        rows, cols = _shapes(draw)
+        group, scales = _job(draw, granularity, cols)
+        shape = {"per_tensor": (1,), "per_token": (rows,), "per_group": (rows, scales)}[granularity]
+        target = Target.draw(draw, device, rows, cols, scales, False, group % 2 == 0)
+        scale = torch.exp2(draw.normal(*shape)) / (3 if target.packed else 30)
+        zero = draw.codes(*((-8, 7) if target.packed else (-30, 30)), *shape) if draw.chance(0.5) else None
         x = _values(draw, rows, cols, FLOATS[dtype])
-        q = device.put(torch.zeros(rows, cols, dtype=torch.int8))
-        scale_at, zero_at = device.put(scale), device.put(zero)
+        data, ld = _put(draw, device, x)
+        target.fields |= {"scale": device.put(scale), "zero_point": device.put(zero)}
         native.quantize(
-            device.put(_strided(x, ld)),
-            dtype,
-            rows,
-            cols,
-            ld,
-            native_name,
-            group,
-            scale_at,
-            zero_at,
-            -128,
-            127,
-            q,
-            0,
-            0,
-        )
-        what = f"static {dtype} {granularity} {rows}x{cols} index {index} seed {BASE_SEED}"
-        want = quantize(x, scale, zero, granularity, group, -128, 127)
-        accept.t0(device.get(q, rows * cols).view(torch.int8).reshape(rows, cols), want, what=what, waiver=WAIVER)
-        back = device.put(torch.zeros(rows, cols, dtype=FLOATS[dtype]))
-        native.dequantize(q, "s8", rows, cols, cols, native_name, group, scale_at, zero_at, back, dtype, 0, 0)
+            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}, GRANULARITIES[granularity], group,
+            target.fields,
+        )  # fmt: skip
+        what = f"static {granularity}/{group} {dtype} {rows}x{cols} ld {ld} {target.fields} index {index}"
+        want = quantize(x, scale, zero, granularity, group, *target.limits()[1:])
+        target.compare(want, None, None, what)
+        q, back = device.put(want), device.put(torch.zeros(rows, cols, dtype=FLOATS[dtype]))
+        native.dequantize(
+            q, "s8", rows, cols, cols, GRANULARITIES[granularity], group, target.fields["scale"],
+            target.fields["zero_point"], back, dtype, 0, 0,
+        )  # fmt: skip
         got = device.get(back, rows * cols * FLOATS[dtype].itemsize).view(FLOATS[dtype]).reshape(rows, cols)
         accept.t1(got, dequantize(want, scale, zero, granularity, group, FLOATS[dtype]), what=what, waiver=WAIVER)
         device.free()
+
+
+def _produce(native: Any, device: Memory, name: str, call: dict[str, Any], draw: Draw, what: str,
+             compare: Callable[..., None] = Target.compare) -> None:  # fmt: skip
+    """One fused launch against pyquant.numerics."""
+    x = call["x"]
+    rows, k = x.shape[0], x.shape[1] // (2 if name == "silu_mul" else 1)
+    target = Target.draw(draw, device, rows, k, 1, call["symmetric"])
+    _, call["qmin"], call["qmax"] = target.limits()
+    data, ld = _put(draw, device, x)
+    matrix = {"data": data, "type": NAMES[x.dtype], "rows": rows, "cols": x.shape[1], "ld": ld}
+    total = 0
+    if name == "silu_mul":
+        native.silu_mul_quantize(matrix, target.fields)
+    else:
+        norm: dict[str, Any] = {"subtract_mean": "layer" in name, "eps": call["eps"]}
+        for channel in ("weight", "bias"):
+            if call.get(channel) is not None:
+                norm |= {channel: device.put(call[channel]), f"{channel}_type": NAMES[call[channel].dtype]}
+        if "residual" in call:
+            norm["residual"], norm["ldr"] = _put(draw, device, call["residual"])
+            norm["sum"] = total = device.put(torch.full((rows, k), 7.0, dtype=x.dtype))
+        native.norm_quantize(matrix, norm, target.fields)
+    want = getattr(numerics, f"{name}_quantize")(**call)
+    compare(target, *want[:3], what)
+    if total:
+        got = device.get(total, rows * k * x.element_size()).view(x.dtype).reshape(rows, k)
+        accept.t1(got, want[3], what=f"sum of {what}", waiver=WAIVER)
+    device.free()
+
+
+@pytest.mark.parametrize("name", laws.PRODUCERS)
+def test_norm_or_gate_and_quantize(native: Any, device: Memory, name: str) -> None:
+    for index in range(9):
+        draw = Draw(BASE_SEED, "producer", name, index)
+        k = 0 if index == 8 else None
+        call = laws.producer_call(name, BASE_SEED + 100 + index, k=k)
+        _produce(native, device, name, call, draw, f"{name} {list(call['x'].shape)} {call['x'].dtype} index {index}")
+
+
+# Each is a plausible kernel that adds, rounds or divides otherwise; on the data above it must be seen.
+SLIPS = {
+    "sums in order": ("lanes[..., 0::2] + lanes[..., 1::2]", "lanes.cumsum(-1)[..., -1:]", "rms_norm"),
+    "tree of halves": ("lanes[..., 0::2] + lanes[..., 1::2]", "torch.add(*lanes.chunk(2, -1))", "rms_norm"),
+    "other lanes": ("SUM_LANES: Final = 2048", "SUM_LANES: Final = 1024", "layer_norm"),
+    "mean by a reciprocal": ("(sum_in_lanes(x) / as_float32(x.shape[-1], x))",
+                             "(sum_in_lanes(x) * as_float32(1 / x.shape[-1], x))", "layer_norm"),
+    "rsqrt": ("torch.ones_like(shifted) / sqrt(shifted)", "shifted.double().rsqrt().float()", "rms_norm"),
+    "eps forgotten": ("mean_square + as_float32(eps, mean_square)", "mean_square", "rms_norm"),
+    "weight before the factor": ("t = t * factor\n    if weight is not None:\n        t = t * weight.to(torch.float32)",
+                                 "t = t * (factor * weight)", "rms_norm"),
+    "norm of the exact sum": ("return (*rms_norm_quantize(total,",
+                              "return (*rms_norm_quantize(x.float() + residual.float(),", "add_rms_norm"),
+    "gate and up exchanged": ("gate, up = x.to", "up, gate = x.to", "silu_mul"),
+    "no mean": ("t = t - _mean(t)\n", "t = t - 0 * _mean(t)\n", "layer_norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_of_the_arithmetic_is_seen(native: Any, plain_device: Memory, slip: str) -> None:
+    old, new, name = SLIPS[slip]
+    seen = 0
+    with mutants.edit("numerics.norm", old, new)():
+        for index in range(6):
+            draw = Draw(BASE_SEED, "slip", index)
+            x = (draw.normal(24, 2100) * 3 + 1).to(torch.bfloat16 if name.startswith("add") else torch.float32)
+            call = {"x": x, "symmetric": True, "qmin": -127, "qmax": 127}
+            if name != "silu_mul":
+                call |= {"weight": draw.normal(2100), "eps": 1e-3}
+            if name.startswith("add"):
+                call["residual"] = draw.normal(24, 2100).to(x.dtype)
+            try:
+                _produce(native, plain_device, name, call, draw, slip)
+            except accept.Rejected:
+                seen += 1
+            plain_device.free()
+    assert seen >= 3, f"'{slip}' was seen in {seen} of 6 cases"
+
+
+@pytest.mark.parametrize("k", [20001, 26001], ids=["opt-in shared memory", "beyond shared memory"])
+@pytest.mark.parametrize("name", ["plain", *laws.PRODUCERS])
+def test_a_long_row(native: Any, plain_device: Memory, name: str, k: int) -> None:
+    draw = Draw(BASE_SEED, "long row", name)
+    if name == "plain":
+        x, target = draw.normal(2, k), Target.draw(draw, plain_device, 2, k)
+        native.quantize_dynamic({"data": plain_device.put(x), "rows": 2, "cols": k}, "rows", 0, target.fields)
+        target.compare(*quantize_dynamic(x, "per_token", 0, *target.limits()), "long row")
+    else:
+        _produce(native, plain_device, name, laws.producer_call(name, BASE_SEED, 2, k), draw, f"long {name}")
+
+
+def test_what_a_quantiser_cannot_write_is_refused(native: Any, plain_device: Memory) -> None:
+    x = {"data": plain_device.put(torch.zeros(2, 6)), "rows": 2, "cols": 6}
+    q, scale = plain_device.put(torch.zeros(2, 8)), plain_device.put(torch.zeros(12))
+    common = {"q": q, "scale": scale}
+    for granularity, group, wrong, text in (
+        ("rows", 0, {"ldq": 5}, "ldq 5; allowed: at least 6"),
+        ("rows", 0, {"ldq": 7, "packed": True, "qmin": -7, "qmax": 7}, "ldq 7; allowed: at least 6 and even"),
+        ("rows", 0, {"ldq": 8, "packed": True}, "packed codes from -127 to 127"),
+        ("groups", 3, {"ldq": 8, "packed": True, "qmin": -7, "qmax": 7}, "group_size 3"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            native.quantize_dynamic(x, granularity, group, common | wrong)
+    with pytest.raises(ValueError, match="unknown keys"):
+        native.quantize_dynamic(x, "rows", 0, common | {"ldq": 6, "pack": True})
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_memory_is_touched_once_and_in_whole_sectors(
+    native: Any, plain_device: Memory, dtype: str, tmp_path: Path
+) -> None:
+    """Bytes that the simulator counted, against those of the matrices."""
+    if not plain_device.is_simulator:
+        pytest.skip("the simulator counts; a GPU's profiler is another tool")
+    rows, k, size = 6, 4096, FLOATS[dtype].itemsize
+    x = Draw(BASE_SEED, "traffic").normal(rows, 2 * k).to(FLOATS[dtype])
+    other, weight = plain_device.put(x), plain_device.put(torch.ones(k, dtype=FLOATS[dtype]))
+    total = plain_device.put(torch.zeros(rows, k, dtype=FLOATS[dtype]))
+    matrix = {"data": plain_device.put(x), "type": dtype, "rows": rows, "cols": k, "ld": 2 * k}
+    out = {"q": plain_device.put(torch.zeros(rows, k, dtype=torch.int8)), "ldq": k}
+    out |= {"scale": plain_device.put(torch.ones(rows * k)), "zero_point": plain_device.put(torch.zeros(rows * k))}
+    norm = {"weight": weight, "weight_type": dtype, "eps": 1e-6, "subtract_mean": True}
+    added = {"residual": other, "ldr": 2 * k, "sum": total}
+    work = plain_device.put(torch.zeros(native.quantize_workspace_bytes, dtype=torch.uint8))
+    one = rows * k * size
+    four = {"packed": True, "qmin": -7, "qmax": 7}
+    codes, lone = rows * k, 32 * 2 * rows  # a scale or zero point alone takes a sector
+    launches: dict[str, tuple[Callable[[], None], int, int, int]] = {  # launch, bytes in, bytes out, sectors besides
+        "per_token": (lambda: native.quantize_dynamic(matrix, "rows", 0, out), one, codes, lone),
+        "per_group": (lambda: native.quantize_dynamic(matrix, "groups", 128, out), one, codes, 32 * lone),
+        "per_tensor": (lambda: native.quantize_dynamic(matrix, "tensor", 0, out, work), 2 * one, codes, 1 << 16),
+        "given": (lambda: native.quantize(matrix, "rows", 0, out), one, codes, 32 << 10),
+        "packed": (lambda: native.quantize_dynamic(matrix, "rows", 0, out | four), one, codes // 2, lone),
+        "norm": (lambda: native.norm_quantize(matrix, norm, out), 2 * one, codes, lone),
+        "add_norm": (lambda: native.norm_quantize(matrix, norm | added, out), 3 * one, codes + one, lone),
+        "silu_mul": (lambda: native.silu_mul_quantize(matrix | {"cols": 2 * k}, out), 2 * one, codes, lone),
+    }
+    for name, (launch, bytes_in, bytes_out, besides) in launches.items():
+        path = tmp_path / f"{name}.json"
+        plain_device.count(path)
+        launch()
+        plain_device.count(None)
+        # The simulator's file holds every launch of the process: ours is the last, or the last two.
+        counters = json.loads(path.read_text())[-1 if name != "per_tensor" else -2 :]
+        for kind, least in (("global_load", bytes_in), ("global_store", bytes_out)):
+            asked = sum(c[kind]["bytes"] for c in counters)
+            touched = 32 * sum(c[kind]["sectors"] for c in counters)
+            assert asked >= least, f"{name} {dtype} {kind}: {asked} bytes of {least}"
+            assert touched <= least / 0.9 + besides, f"{name} {dtype} {kind}: sectors of {touched} bytes for {least}"
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 7), (5, 64), (2, 0), (9, 33)])

@@ -1,21 +1,13 @@
-"""torch.ops.pyquant on CUDA tensors against the CPU, bit for bit: the bindings, which only a GPU can run."""
+"""What only a GPU can show of the bindings: streams, graphs and modules that move. Results: test_bindings.py."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import accept
-import problems
 import pytest
 import torch
 from torch import nn
 
 import pyquant
-from pyquant import ops
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
-from test_exact import random_layer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,47 +15,9 @@ pytestmark = [
 ]
 
 
-def cuda(value: object) -> object:
-    return value.cuda() if isinstance(value, torch.Tensor) else value
-
-
 def compare(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     rule = accept.t1 if want.is_floating_point() else accept.t0
     rule(got.cpu(), want, what=what, waiver="activations and clamps may make results constant")
-
-
-@pytest.mark.parametrize("start", range(0, 400, 50))
-def test_fused_layers_equal_the_cpu(start: int) -> None:
-    for index in range(start, start + 50):
-        x, operands, spec, codes, reference = random_layer(index)
-        w_scale = operands.pop("w_scale")
-        w = ops.pack_int4(codes) if spec.w_bits == 4 else codes
-        packed = ops.pack_linear(w, w_scale, spec.to_ints(), **operands)
-        want = ops.qlinear(x, packed, reference["residual"], spec.to_ints())
-        rows = ops.LinearSpec.from_ints(spec.to_ints())
-        on_gpu = ops.LinearSpec(**(vars(rows) | {"layout": "rows"})).to_ints()
-        there = ops.pack_linear(w.cuda(), w_scale.cuda(), on_gpu, **{k: cuda(v) for k, v in operands.items()})
-        assert torch.equal(ops.unpack_linear(there, on_gpu).cpu(), w)
-        compare(ops.qlinear(x.cuda(), there, cuda(reference["residual"]), on_gpu), want, f"random_layer({index})")
-
-
-@pytest.mark.parametrize("epilogue", ["accumulator", "float", "codes"])
-def test_plain_products_equal_the_cpu(epilogue: str) -> None:
-    for index in range(300):
-        problem = problems.gemm_problem(index, epilogue=epilogue)
-        op = getattr(ops, problem.op)
-        compare(op(**{k: cuda(v) for k, v in problem.call.items()}), op(**problem.call), problem.repeat)
-
-
-@pytest.mark.parametrize("dtype", problems.FLOATS)
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_quantisers_equal_the_cpu(dtype: torch.dtype, symmetric: bool) -> None:
-    qmin, qmax = (-127, 127) if symmetric else (-128, 127)
-    for values in problems.VALUES:
-        x = values.tensor(33, 80, dtype)
-        want = ops.quantize_dynamic(x, "per_token", 0, symmetric, qmin, qmax)
-        for g, w in zip(ops.quantize_dynamic(x.cuda(), "per_token", 0, symmetric, qmin, qmax), want, strict=True):
-            compare(g, w, values.name)
 
 
 def test_a_side_stream_is_honoured() -> None:

@@ -1,101 +1,183 @@
-"""The machine code of the kernels, read without a GPU: the tensor-core instruction that each family is built for, no
-local memory (spills), no emulated product."""
+"""The machine code of the kernels: the tensor-core instruction that each row is built for, as often as its tile needs,
+no local memory (spills), and the wait of every kernel that may start before its predecessor has ended. A family of
+cmake/kernels.cmake is one line of FAMILIES."""
 
 from __future__ import annotations
 
 import collections
-import importlib.util
 import os
 import re
-import shutil
-import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import machine_code
 import pytest
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 LIBRARY = Path(NATIVE.__file__).parent / "lib" / "libpyquant_core.so"
-# family: part of the kernel's name, architectures of its machine code, instruction
+TABLE = Path(__file__).resolve().parents[2] / "cmake" / "kernels.cmake"
+WAIT = "ACQBULK"  # griddepcontrol.wait
+Row = dict[str, Any]
+Functions = dict[tuple[str, str], collections.Counter[str]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """kernel: in the mangled names of the family's kernels, and of no other's, as a function of a row where it tells
+    rows apart. count: how often a row's kernel holds the instruction; None: once at least. waits: for the predecessor
+    in the stream, of kernels that are launched to overlap with it; as many at least."""
+
+    kernel: str | Callable[[Row], str]
+    architectures: tuple[str, ...]
+    instruction: str
+    count: Callable[[Row], int] | None = None
+    waits: int = 0
+
+    def pattern(self, row: Row) -> str:
+        return self.kernel if isinstance(self.kernel, str) else self.kernel(row)
+
+
+def _warp_steps(depth: int) -> Callable[[Row], int]:
+    """mma.sync: a warp's tile in products of 16 x 8 x depth, once."""
+
+    def count(row: Row) -> int:
+        m, n, k = machine_code.warp_shapes(TABLE)[row["family"], "x".join(map(str, row["tile"]))]
+        return m * n * k // (16 * 8 * depth)
+
+    return count
+
+
+def _wgmma(types: str, depth: int, sources: str = "SS") -> Callable[[Row], str]:
+    """The wgmma of a row stands in its kernel's name: swapped rows have their tokens for columns."""
+
+    def kernel(row: Row) -> str:
+        columns = row["tile"][0 if row["schedule"].startswith("swapped") else 1]
+        return rf"GemmUniversal.*MMA_64x{columns}x{depth}_{types}_{sources}"
+
+    return kernel
+
+
+def _warpgroup_steps(depth: int) -> Callable[[Row], int]:
+    """wgmma: 64 rows by `depth` at a time, in the first step of K and in the loop over the others."""
+
+    def count(row: Row) -> int:
+        rows = row["tile"][1 if row["schedule"].startswith("swapped") else 0]
+        warpgroups = 2 if row["schedule"].endswith(("cooperative", "streamk")) else 1
+        return 2 * (row["tile"][2] // depth) * (rows // (64 * warpgroups))
+
+    return count
+
+
+def _multistage(x: str) -> str:
+    """CUTLASS's mma.sync kernel, by how the mangled name spells the type of the activations."""
+    return rf"GemmWithEpilogueVisitor[^P]*PredicatedTileAccessIteratorINS_11MatrixShapeILi\d+ELi\d+EEE{x}"
+
+
+def _decode(math: str, clusters: bool) -> str:
+    """The decode kernel for 16 tokens without group scales."""
+    return rf"decode_kernel.*{math}ELi32ELi16ELi\dELb0ELb{int(clusters)}E"
+
+
+def _decode_families(prefix: str, architectures: tuple[str, ...], clusters: bool) -> dict[str, Family]:
+    integers, floats, waits = r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32", int(clusters)
+    return {
+        prefix + "s8s8": Family(_decode("10DecodeS8S8", clusters), architectures, integers, waits=waits),
+        prefix + "s8s4": Family(_decode("10DecodeS8S4", clusters), architectures, integers, waits=waits),
+        prefix + "w8a16": Family(_decode("11DecodeW8A16I6__halfE", clusters), architectures, floats, waits=waits),
+        prefix + "w4a16": Family(_decode("11DecodeW4A16I6__halfE", clusters), architectures, floats, waits=waits),
+    }
+
+
+BOTH = ("sm_80", "sm_90")
+# Two waits of wgmma kernels: of the warp that fetches tiles, and of the epilogue before it reads scales.
 FAMILIES = {
-    "sm80_s8s8": ("GemmWithEpilogueVisitor", {"sm_80", "sm_90"}, r"IMMA\.16832\.S8\.S8"),
-    "sm90_s8s8": ("GemmUniversal", {"sm_90a"}, r"IGMMA\.64"),
-    "simt": ("gemm_simt_kernel", {"sm_80", "sm_90"}, r"IDP\.4A"),
-}
-FUNCTION = re.compile(r"Function : (\S+)")
-ARCHITECTURE = re.compile(r"code for (sm_\w+)")
-INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
-
-
-def _cuobjdump() -> str | None:
-    """From the PATH, or from the PyPI packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm."""
-    found = shutil.which("cuobjdump")
-    if found and shutil.which("nvdisasm"):
-        return found
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations if spec and spec.submodule_search_locations else []:
-        for path in Path(folder).glob("*/bin/cuobjdump"):
-            if (path.parent / "nvdisasm").exists():
-                return str(path)
-    return None
+    "simt": Family("gemm_simt_kernel", BOTH, r"IDP\.4A"),
+    "sm80_s8s8": Family(_multistage("a") + "(?!.*MixedInput)", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
+    "sm80_u8s8": Family(_multistage("h"), BOTH, r"IMMA\.16832\.U8\.S8", _warp_steps(32)),
+    "sm80_s8s4": Family(_multistage("a") + ".*MixedInput", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
+    "sm80_s4s4": Family(
+        _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", _warp_steps(64)
+    ),
+    "sm80_f16": Family(_multistage("NS_6half_t"), BOTH, r"HMMA\.16816\.F32$", _warp_steps(16)),
+    "sm80_bf16": Family(_multistage("NS_10bfloat16_t"), BOTH, r"HMMA\.16816\.F32\.BF16", _warp_steps(16)),
+    "sm90_s8s8": Family(_wgmma("S32S8S8", 32), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", _warpgroup_steps(32), 2),
+    "sm90_f16": Family(_wgmma("F32F16F16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _warpgroup_steps(16), 2),
+    "sm90_bf16": Family(_wgmma("F32BF16BF16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32\.BF16", _warpgroup_steps(16), 2),
+    # Weights from registers. Ours: a tile of K is 4 steps, which stand once for each set of registers and once for a
+    # last odd tile; with group scales 2 steps for each set.
+    "sm90_s8s4": Family(_wgmma("S32S8S8", 32, "RS"), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
+    "sm90_s8s4_blocked": Family(
+        lambda row: f"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}E",
+        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda _: 12, 2,
+    ),
+    "sm90_s8s4_groups": Family(
+        lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
+        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda _: 4, 2,
+    ),
+    **_decode_families("decode_", BOTH, clusters=False),
+    **_decode_families("sm90_decode_", ("sm_90a",), clusters=True),
+    "sm90_decode_s8s4_blocked": Family(
+        _decode("17DecodeS8S4Blocked", True), ("sm_90a",), r"IMMA\.16832\.S8\.S8", waits=1,
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def functions() -> dict[tuple[str, str], collections.Counter[str]]:
-    """(architecture, mangled name) -> how often each instruction stands in the kernel."""
+def functions() -> Functions:
     if not NATIVE.build_info()["cuda"]:
         pytest.skip("pyquant was built without CUDA kernels")
-    tool = _cuobjdump()
+    tool = machine_code.cuobjdump()
     if tool is None:
         if os.environ.get("CI") == "true":
             pytest.fail("continuous integration must install nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
         pytest.skip("cuobjdump and nvdisasm are not there (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
-    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    process = subprocess.Popen([tool, "-sass", str(LIBRARY)], stdout=subprocess.PIPE, text=True, env=environment)
-    counts: dict[tuple[str, str], collections.Counter[str]] = {}
-    architecture, current = "", collections.Counter()
-    assert process.stdout is not None
-    for line in process.stdout:
-        if instruction := INSTRUCTION.match(line):
-            current[instruction[1]] += 1
-        elif function := FUNCTION.search(line):
-            current = counts.setdefault((architecture, function[1]), collections.Counter())
-        elif found := ARCHITECTURE.search(line):
-            architecture = found[1]
-    assert process.wait() == 0
-    return counts
+    return machine_code.read(tool, LIBRARY)
 
 
-def _rows(family: str) -> list[dict]:
+def _rows(family: str) -> list[Row]:
     return [row for row in NATIVE.kernel_table() if row["compiled"] and row["family"] == family]
 
 
+def test_every_family_has_a_line() -> None:
+    assert {row["family"] for row in NATIVE.kernel_table()} == set(FAMILIES)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_row_has_machine_code_with_its_instruction(functions, family: str) -> None:
-    part, architectures, instruction = FAMILIES[family]
-    for architecture in architectures:
-        kernels = {name: count for (arch, name), count in functions.items() if arch == architecture and part in name}
-        assert len(kernels) == len(_rows(family)), f"{family} {architecture}: {len(kernels)} kernels"
-        for name, count in kernels.items():
-            assert any(re.match(instruction, op) for op in count), f"{architecture} {name}: no {instruction}"
-
-
-def test_mma_count_is_that_of_the_tile_so_nothing_is_emulated(functions) -> None:
+def test_each_row_has_machine_code_with_its_instruction(functions: Functions, family: str) -> None:
     """An emulated product is a call to a routine that holds a few MMAs; a native one stands inline, once per step."""
-    # tile -> instructions of one warp for one step of K: warp tile m * n * k / (16 * 8 * 32)
-    steps = {(16, 64, 128): 16, (32, 64, 128): 16, (64, 64, 64): 16, (128, 128, 64): 64}
-    want = sorted(steps[tuple(row["tile"])] for row in _rows("sm80_s8s8"))
-    for architecture in ("sm_80", "sm_90"):
-        got = sorted(
-            sum(n for op, n in count.items() if op.startswith("IMMA"))
-            for (arch, name), count in functions.items()
-            if arch == architecture and "GemmWithEpilogueVisitor" in name
-        )
-        assert got == want, architecture
+    facts = FAMILIES[family]
+    for architecture in facts.architectures:
+        kernels, want = {}, collections.defaultdict(list)
+        for row in _rows(family):
+            want[facts.pattern(row)].append(facts.count(row) if facts.count else 1)
+        for pattern, counts in want.items():
+            found = {n: c for (arch, n), c in functions.items() if arch == architecture and re.search(pattern, n)}
+            kernels |= found
+            got = [sum(n for op, n in count.items() if re.match(facts.instruction, op)) for count in found.values()]
+            if facts.count is None:
+                got = [min(n, 1) for n in got]
+            assert sorted(got) == sorted(counts), f"{family} {architecture} {pattern}: {facts.instruction}"
+        assert all(count[WAIT] >= facts.waits for count in kernels.values()), f"{family} {architecture}: {WAIT}"
 
 
-def test_nothing_spills_to_local_memory(functions) -> None:
+def test_nothing_spills_to_local_memory(functions: Functions) -> None:
     assert functions
     spilled = {
         key: n for key, count in functions.items() if (n := sum(count[op] for op in count if op[:3] in ("LDL", "STL")))
     }
     assert not spilled
+
+
+def test_quantisers_wait_for_their_predecessor_and_release_their_successor(functions) -> None:
+    """On sm_90 each holds both halves of programmatic dependent launch; sm_80 has no such instructions."""
+    for architecture, count_of_each in (("sm_90", 1), ("sm_80", 0)):
+        kernels = {
+            name: count
+            for (arch, name), count in functions.items()
+            if arch == architecture and re.search("quantize_(rows|groups|given)_kernel|range_parts_kernel", name)
+        }
+        assert len(kernels) == 3 * (4 + 3), architecture  # element types x (rows of four kinds, groups, given, parts)
+        for name, count in kernels.items():
+            assert count["ACQBULK"] == count["PREEXIT"] == count_of_each, f"{architecture} {name}"

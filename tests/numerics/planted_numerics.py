@@ -101,6 +101,22 @@ def autocast(seed: int) -> None:
     check()
 
 
+def producers(seed: int) -> None:
+    for name in laws.PRODUCERS:
+        for offset in range(6):
+            laws.producer(numerics, name, seed + offset)
+
+
+def sums(seed: int) -> None:
+    laws.sums(numerics, seed)
+
+
+def overflowing_squares(seed: int) -> None:
+    from ops.test_fused_quantize import check_overflow
+
+    check_overflow(numerics)
+
+
 def vocabulary(seed: int) -> None:
     assert qrange(8) == (-127, 127)
     assert qrange(4, False) == (-8, 7)
@@ -313,6 +329,24 @@ EDITS = {
          "weight zero point ignored"),
         ("linear", "linear(x.to(torch.float32), w.to(torch.float32))", "linear(x.bfloat16(), w.bfloat16()).float()",
          "float layers accumulate in bfloat16"),
+    ],
+    sums: [
+        ("norm", "F.pad(x, (0, rounds * SUM_LANES - k))", "F.pad(x, (rounds * SUM_LANES - k, 0))",
+         "lanes counted from the end"),
+        ("norm", "lanes = lanes + padded[..., i, :]", "lanes = lanes + padded[..., rounds - 1 - i, :]",
+         "lanes added from the end"),
+    ],
+    overflowing_squares: [
+        ("norm", "torch.where(shifted < torch.inf, factor, as_float32(torch.nan, shifted))", "factor",
+         "a row whose squares overflow is made of zeros"),
+    ],
+    producers: [
+        ("norm", "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(total, weight",
+         "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(residual, weight", "norm of the residual"),
+        ("norm", "return silu(gate.contiguous()) * up", "return (silu(gate.contiguous()) * up).to(x.dtype).float()",
+         "rounded to 16 bits before the codes"),
+        ("norm", "return t if bias is None else", "return t if bias is None or weight is None else",
+         "bias forgotten where there is no weight"),
     ],
     autocast: [
         ("linear", "with torch.autocast(x.device.type, enabled=False):", "if True:", "autocast narrows a float layer"),

@@ -1,4 +1,4 @@
-"""fma in plain torch against exact rational arithmetic."""
+"""fma and sqrt in plain torch against exact rational arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
-from pyquant.numerics.fp32 import fma
+from pyquant.numerics.fp32 import fma, sqrt
 
 COUNT = 6000
 
@@ -109,3 +109,14 @@ def test_broadcasts_and_takes_numbers() -> None:
     column, row = torch.arange(3.0)[:, None], torch.arange(4.0)
     assert torch.equal(fma(column, row, 0.5), column * row + 0.5)
     assert fma(torch.empty(0, 2), 1.0, 2.0).shape == (0, 2)
+
+
+def test_sqrt_is_the_nearest_float32() -> None:
+    x = any_finite(Draw(BASE_SEED, "sqrt"), COUNT).abs()
+    x[:4] = torch.tensor([0.0, 2.0**-149, 2.0**127, 1.0])
+    for value, root in zip(x.tolist(), sqrt(x).tolist(), strict=True):
+        half = Fraction(math.ulp(root)) * 2**28  # math.ulp is float64's: 2^29 of them make one of float32
+        low, high = (Fraction(root) - half) ** 2, (Fraction(root) + half) ** 2
+        assert root == 0 == value or low <= Fraction(value) <= high, f"sqrt({value}) = {root}"
+    assert sqrt(torch.tensor([-1.0, math.nan])).isnan().all()
+    assert sqrt(torch.tensor([math.inf])).item() == math.inf

@@ -48,6 +48,11 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "qlinear": (x, packed, residual, s, torch.float16),
         "weight_only_linear": (x, packed4, w_scale, None, bias, residual, 4, 0, "silu"),
         "float_linear": (x, draw.normal(n, k), bias, residual, "relu"),
+        "rms_norm_quantize": (x, draw.normal(k), 1e-6, False, -128, 127),
+        "layer_norm_quantize": (x, draw.normal(k), draw.normal(k), 1e-5),
+        "add_rms_norm_quantize": (x, draw.normal(m, k), draw.normal(k), 1e-6, True, -7, 7),
+        "add_layer_norm_quantize": (x, draw.normal(m, k), draw.normal(k), draw.normal(k)),
+        "silu_mul_quantize": (draw.normal(m, 2 * k), False, -128, 127),
     }
 
 
@@ -78,10 +83,11 @@ def test_schemas_are_pinned() -> None:
 def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> None:
     if not ops.native_available():
         pytest.skip(f"compiled library not in use: {ops.why_not_native()}")
-    for n, k, bits, group, bias in itertools.product((0, 1, 16, 33), (0, 4, 100, 128), (4, 8), (0, 4), (False, True)):
+    for n, k, bits, group, bias in itertools.product((0, 1, 16, 133), (0, 4, 100, 128), (4, 8), (0, 4), (False, True)):
         s = ops.LinearSpec(
-            n, k, bits, group, has_bias=bias, activation="clamp", clamp_min=-0.5, clamp_max=1e9, layout="rows"
-        )
+            n, k, bits, group, has_bias=bias, activation="clamp", clamp_min=-0.5, clamp_max=1e9,
+            layout="rows_blocked128" if bits == 4 and bias else "rows",
+        )  # fmt: skip
         assert ops.LinearSpec.from_ints(s.to_ints()) == s
         assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
 
@@ -190,11 +196,12 @@ LEGAL = {
     ("dequantize", 0, "one less"), ("pack_int4", 0, "one more"), ("pack_int4", 0, "one less"),
     ("pack_int4", 0, "two more dimensions"), ("quantize_dynamic", 0, "meta"), ("pack_int4", 0, "meta"),
     ("unpack_int4", 0, "meta"), ("unpack_linear", 0, "meta"), ("gemm_s8s4", 0, "one less"),
-    ("gemm_s4s4", 0, "one less"), ("weight_only_linear", 0, "one less"),
+    ("gemm_s4s4", 0, "one less"), ("weight_only_linear", 0, "one less"), ("silu_mul_quantize", 0, "meta"),
 }  # fmt: skip
 OPTIONAL = {
     "gemm_s8s8": {2, 3, 5, 6}, "gemm_s8s4": {2, 3, 5, 6}, "gemm_s4s4": {2, 3, 5, 6}, "qlinear": {2},
-    "weight_only_linear": {4, 5}, "float_linear": {2, 3},
+    "weight_only_linear": {4, 5}, "float_linear": {2, 3}, "rms_norm_quantize": {1}, "layer_norm_quantize": {1, 2},
+    "add_rms_norm_quantize": {2}, "add_layer_norm_quantize": {2, 3},
 }  # fmt: skip
 
 
@@ -258,6 +265,13 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         (lambda x: ops.quantize_dynamic(x, "per_group", 3), "group_size"),
         (lambda x: ops.quantize_dynamic(x, "per_group", 0), "group_size"),
         (lambda x: ops.quantize_dynamic(x, qmin=0), "qmin"),
+        (lambda x: ops.rms_norm_quantize(x, eps=-1.0), "eps"),
+        (lambda x: ops.layer_norm_quantize(x, eps=float("nan")), "eps"),
+        (lambda x: ops.layer_norm_quantize(x, eps=float("inf")), "eps"),
+        (lambda x: ops.rms_norm_quantize(x, x[0, :4]), "weight"),
+        (lambda x: ops.add_rms_norm_quantize(x, x.half()), "residual"),
+        (lambda x: ops.add_layer_norm_quantize(x, x, qmax=0, qmin=-9), "qmin"),
+        (lambda x: ops.silu_mul_quantize(x[:, :7]), "x"),
         (lambda x: ops.dequantize(x.to(torch.int8), torch.ones(1), out_dtype=torch.float64), "out_dtype"),
         (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8)), "w_scale"),
         (lambda x: ops.gemm_s8s8(x.to(torch.int8), x.to(torch.int8), torch.ones(4), out_dtype=torch.int32), "w_scale"),

@@ -8,10 +8,28 @@
 
 namespace pyquant::cuda::schedule90 {
 
+// CUTLASS's stream-K scheduler. Its own is_last_tile, which a kernel with programmatic dependent launch asks, does not
+// compile in 4.2 (a const member binds one of its fields to a reference that may write).
+template <class Tile, class Cluster>
+class StreamK : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90StreamK<Tile, Cluster> {
+  using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90StreamK<Tile, Cluster>;
+
+ public:
+  using Base::Base;
+  CUTLASS_DEVICE bool is_last_tile(typename Base::WorkTileInfo work, uint32_t advance_count = 1) const {
+    Base next = *this;
+    if (next.continue_current_work(work)) return false;
+    next.advance_to_next_work(advance_count);
+    return !next.get_current_work().is_valid();
+  }
+};
+
+struct StreamKTag {};
+
 template <class MainSchedule, bool Swaps, bool Splits>
 struct Schedule {
   using Main = MainSchedule;
-  using Scheduler = cute::conditional_t<Splits, cutlass::gemm::StreamKScheduler, cutlass::gemm::PersistentScheduler>;
+  using Scheduler = cute::conditional_t<Splits, StreamKTag, cutlass::gemm::PersistentScheduler>;
   static constexpr bool kSwapped = Swaps, kSplits = Splits;
 };
 
@@ -24,3 +42,9 @@ using swapped_cooperative = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCoop
 using swapped_streamk = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCooperative, true, true>;
 
 }  // namespace pyquant::cuda::schedule90
+
+template <class Tile, class Cluster, uint32_t Stages>
+struct cutlass::gemm::kernel::detail::TileSchedulerSelector<pyquant::cuda::schedule90::StreamKTag, cutlass::arch::Sm90,
+                                                            Tile, Cluster, Stages> {
+  using Scheduler = pyquant::cuda::schedule90::StreamK<Tile, Cluster>;
+};

@@ -1,10 +1,11 @@
-// int8 GEMM for mma.sync (sm_80 and every later chip, through PTX where no machine code is there): CUTLASS 2.x
-// multistage main loop, epilogue of our own.
+// GEMM for mma.sync (sm_80 and every later chip, through PTX where no machine code is there): CUTLASS 2.x multistage
+// main loop, epilogue of our own.
 //   partition: a block owns tile_m x tile_n outputs, its warps tile K by cp.async through `Stages` shared buffers;
 //   after the last k the accumulators pass through shared memory, 8 rows at a time, so that each thread holds eight
-//   neighbouring columns of a row: 16-byte stores, one load of the channel operands per thread.
-//   limits: x and w rows on 16-byte boundaries and K a multiple of 16 (predication is per 16 codes); any M, N, ldo,
-//   any output type (chosen at run time: an instance costs 10 CPU seconds), any residual.
+//   neighbouring columns of a row: 16-byte stores, one load of the channel operands per thread. Schedule `splitk`
+//   divides K over blocks too (splitk80.cuh). limits: x and w rows on 16-byte boundaries and K a multiple of the codes
+//   in 16 bytes (predication is per 16 bytes); any M, N, ldo, any output type (chosen at run time: an instance costs 10
+//   CPU seconds), any residual.
 #pragma once
 #include <cute/tensor.hpp>
 #include <cutlass/cutlass.h>
@@ -14,6 +15,7 @@
 #include <cutlass/epilogue/threadblock/fusion/visitors.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/splitk80.cuh"
 #include "cuda/launch.h"
 
 namespace pyquant::cuda {
@@ -21,8 +23,8 @@ namespace pyquant::cuda {
 // The visitor tree is one leaf: it owns loads, arithmetic and stores of the thread's eight columns.
 template <class ThreadMap>
 struct OrderedEpilogue80 {
-  using Arguments = EpilogueParams;
-  using Params = EpilogueParams;
+  using Arguments = EpilogueParams80;
+  using Params = EpilogueParams80;
   struct SharedStorage {};
   static constexpr int kWidth = ThreadMap::kElementsPerAccess;
 
@@ -51,9 +53,7 @@ struct OrderedEpilogue80 {
     CUTLASS_DEVICE void begin_epilogue() {
       CUTLASS_PRAGMA_UNROLL
       for (int c = 0; c < kColumns; ++c) {
-        const int32_t n = cute::get<1>(at(0, c, 0, 0));
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kWidth; ++i) channel[c][i] = load_channel(*p, n + i);
+        load_channels(*p, cute::get<1>(at(0, c, 0, 0)), channel[c]);
       }
       limits = load_code_limits(*p);
     }
@@ -63,7 +63,7 @@ struct OrderedEpilogue80 {
                               const cutlass::Array<ElementAccumulator, Count>& acc) {
       const auto coordinate = at(0, column, row, iteration);
       const int32_t m = cute::get<0>(coordinate), n = cute::get<1>(coordinate);
-      int32_t raw[Count];
+      ElementAccumulator raw[Count];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Count; ++i) raw[i] = acc[i];
       finish_row(raw, channel[column], load_token(*p, m), limits, *p, m, n);
@@ -80,33 +80,87 @@ struct OrderedEpilogue80 {
   const Params* params_ = nullptr;
 };
 
-template <class Tile, class Warp, int Stages>
-struct GemmSm80 : NoWorkspace {
+template <int M, int N, int K>
+using Shape80 = cutlass::gemm::GemmShape<M, N, K>;
+
+// Operands of a family. The instruction's K is 32 bytes of the wider operand.
+template <class Left, class Right, class Accumulator, class Multiply, int Depth>
+struct Types80 {
+  using X = Left;
+  using W = Right;
+  using Acc = Accumulator;
+  using Operator = Multiply;
+  using Instruction = Shape80<16, 8, Depth>;
+};
+// Saturating is what CUTLASS has for integers; the bound of K leaves nothing to saturate.
+using Sm80S8S8 = Types80<int8_t, int8_t, int32_t, cutlass::arch::OpMultiplyAddSaturate, 32>;
+using Sm80S8S4 = Types80<int8_t, cutlass::int4b_t, int32_t, cutlass::arch::OpMultiplyAddMixedInputUpcast, 32>;
+using Sm80S4S4 = Types80<cutlass::int4b_t, cutlass::int4b_t, int32_t, cutlass::arch::OpMultiplyAddSaturate, 64>;
+using Sm80F16 = Types80<cutlass::half_t, cutlass::half_t, float, cutlass::arch::OpMultiplyAdd, 16>;
+using Sm80Bf16 = Types80<cutlass::bfloat16_t, cutlass::bfloat16_t, float, cutlass::arch::OpMultiplyAdd, 16>;
+
+// What a row's schedule makes of the epilogue.
+namespace schedule80 {
+struct multistage {
+  static constexpr bool kSplit = false;
+  template <class Epilogue>
+  using Wrapped = Epilogue;
+};
+struct splitk {
+  static constexpr bool kSplit = true;
+  template <class Epilogue>
+  using Wrapped = SplitEpilogue80<Epilogue>;
+};
+}  // namespace schedule80
+
+template <class Types, class Schedule, class Tile, class Warp, int Stages>
+struct GemmSm80 {
+  using X = typename Types::X;
+  using W = typename Types::W;
+  using Acc = typename Types::Acc;
   // half with eight per access: the thread map that gives every thread eight columns, whatever is stored.
   using Out = cutlass::half_t;
   static constexpr int kWidth = 8;
+  template <class Element>
+  static constexpr int kBits = cutlass::sizeof_bits<Element>::value;
   using ThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayout<Tile, Warp, Out, kWidth, 1>;
   using Callbacks = OrderedEpilogue80<ThreadMap>;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
   // kZfill: rows beyond M and N are zeros in shared memory, not leftovers, so that every accumulator is defined.
   using Base = typename cutlass::gemm::kernel::DefaultGemmUniversal<
-      int8_t, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, 16, int8_t, cutlass::layout::ColumnMajor,
-      cutlass::ComplexTransform::kNone, 16, Out, cutlass::layout::RowMajor, int32_t, cutlass::arch::OpClassTensorOp,
-      cutlass::arch::Sm80, Tile, Warp, cutlass::gemm::GemmShape<16, 8, 32>,
-      cutlass::epilogue::thread::LinearCombination<Out, kWidth, int32_t, float>, Swizzle, Stages,
-      cutlass::arch::OpMultiplyAddSaturate, cutlass::gemm::SharedMemoryClearOption::kZfill>::GemmKernel;
+      X, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, 128 / kBits<X>, W, cutlass::layout::ColumnMajor,
+      cutlass::ComplexTransform::kNone, 128 / kBits<W>, Out, cutlass::layout::RowMajor, Acc,
+      cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, Tile, Warp, typename Types::Instruction,
+      cutlass::epilogue::thread::LinearCombination<Out, kWidth, Acc, float>, Swizzle, Stages, typename Types::Operator,
+      cutlass::gemm::SharedMemoryClearOption::kZfill>::GemmKernel;
   // Not unrolled over its iterations: the activations would be there once per iteration.
-  using Epilogue =
-      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>;
+  using Epilogue = typename Schedule::template Wrapped<
+      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>>;
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<typename Base::Mma, Epilogue, Swizzle>;
+  static_assert(sizeof(typename Kernel::SharedStorage) ==
+                    Stages * Tile::kK * (Tile::kM * kBits<X> + Tile::kN * kBits<W>) / 8,
+                "plan/accept.cpp counts so");
+  static_assert(!Schedule::kSplit || std::is_same_v<Acc, int32_t>, "the order of float sums is the result");
+
+  static int64_t workspace_bytes(const GemmCall& call) {
+    if constexpr (Schedule::kSplit) return SplitK80<Kernel>(call).workspace_bytes();
+    return 0;
+  }
 
   static void run(const GemmCall& call) {
     const GemmProblem& p = call.problem;
     const cutlass::gemm::GemmCoord size(static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k));
-    typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, epilogue_params(call),
-                                         call.operands.x, call.operands.w, nullptr, nullptr, p.m * p.ldx, p.n * p.ldw,
-                                         0, 0, p.ldx, p.ldw, 0, 0);
-    const typename Kernel::Params params(arguments, call.device.sm_count, 1);
+    const EpilogueParams80 epilogue{epilogue_params(call), static_cast<int32_t*>(call.operands.workspace)};
+    const typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, epilogue,
+                                               call.operands.x, call.operands.w, nullptr, nullptr, p.m * p.ldx,
+                                               p.n * p.ldw, 0, 0, p.ldx, p.ldw, 0, 0);
+    typename Kernel::Params params(arguments, call.device.sm_count, 1);
+    if constexpr (Schedule::kSplit) {
+      const SplitK80<Kernel> split(call);
+      params.grid_tiled_shape.k() = static_cast<int>(split.splits);
+      params.gemm_k_size = static_cast<int>(split.codes);
+      clear(call.name, call.operands.workspace, split.workspace_bytes(), call.context);
+    }
     LaunchShape shape;
     shape.grid = params.get_grid_dims();
     shape.block = dim3(Kernel::kThreadCount);

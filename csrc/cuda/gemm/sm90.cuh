@@ -18,6 +18,14 @@ struct Sm90S8S8 {
   using Element = int8_t;
   using Acc = int32_t;
 };
+struct Sm90F16 {
+  using Element = cutlass::half_t;
+  using Acc = float;
+};
+struct Sm90BF16 {
+  using Element = cutlass::bfloat16_t;
+  using Acc = float;
+};
 
 template <class Types, int M, int N, int K, int ClusterM, int ClusterN, class Schedule>
 struct GemmSm90 {

@@ -11,6 +11,7 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/overlap.cuh"
 
 namespace pyquant::cuda {
 
@@ -98,13 +99,28 @@ class Store90 {
   template <class Fragment, class Coordinates>
   CUTLASS_DEVICE void store(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0) const {
     static_assert(cute::size<2>(Fragment{}) == 1, "one instruction spans the tile's columns");
+    // The predecessor in the stream wrote the scales, say. The operands are read through the cache for constants, whose
+    // loads the compiler may move over a wait: so their addresses depend on it.
+    const int32_t zero = zero_after_predecessor();
     if constexpr (Swapped)
-      store_swapped(acc, own, row0, column0);
+      store_swapped(acc, own, row0 + zero, column0 + zero, zero);
     else
-      store_straight(acc, own, row0, column0);
+      store_straight(acc, own, row0 + zero, column0 + zero, zero);
   }
 
  private:
+  CUTLASS_DEVICE static int32_t zero_after_predecessor() {
+    int32_t zero;
+    wait_for_predecessor();
+    asm volatile("mov.b32 %0, 0;" : "=r"(zero)::"memory");
+    return zero;
+  }
+  CUTLASS_DEVICE CodeLimits code_limits(int32_t zero) const {
+    Params p = p_;
+    p.out_scale = p.out_scale ? p.out_scale + zero : nullptr;
+    p.out_zero_point = p.out_zero_point ? p.out_zero_point + zero : nullptr;
+    return load_code_limits(p);
+  }
   CUTLASS_DEVICE static Acc sum_of(Acc value) {
     if constexpr (AccShift != 0)
       return value >> AccShift;  // exact: the low bits are 0
@@ -113,10 +129,11 @@ class Store90 {
   }
 
   template <class Fragment, class Coordinates>
-  CUTLASS_DEVICE void store_straight(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0) const {
+  CUTLASS_DEVICE void store_straight(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
+                                     int32_t zero) const {
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{});
     static_assert(kBlocks % 4 == 0, "straight tiles are multiples of 32 columns wide");
-    const CodeLimits limits = load_code_limits(p_);
+    const CodeLimits limits = code_limits(zero);
     Token token[kRepeats][2];
     int32_t m[kRepeats][2];
     CUTLASS_PRAGMA_UNROLL
@@ -151,9 +168,10 @@ class Store90 {
   }
 
   template <class Fragment, class Coordinates>
-  CUTLASS_DEVICE void store_swapped(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0) const {
+  CUTLASS_DEVICE void store_swapped(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
+                                    int32_t zero) const {
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{});
-    const CodeLimits limits = load_code_limits(p_);
+    const CodeLimits limits = code_limits(zero);
     const bool odd = threadIdx.x & 4;  // odd channel: takes the odd token of the pair
     Channel channel[kRepeats][2][2];
     int32_t n[kRepeats][2];

@@ -1,0 +1,51 @@
+// The CUDA flavour of device.h.
+#include "bind/device.h"
+
+#include <dlfcn.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <stdexcept>
+
+namespace pyquant::bind {
+
+int32_t device_index(const Tensor& x) { return x.get_device_index(); }
+
+// Found at run time: the function lives in libtorch_cuda.so only, which a CPU build of torch does not have.
+void* current_stream(int32_t device) {
+  using Function = int32_t (*)(int32_t, void**);
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    return library ? reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  if (!function) throw std::runtime_error("pyquant: the installed PyTorch has no CUDA support");
+  void* stream = nullptr;
+  if (function(device, &stream) != 0) throw std::runtime_error("pyquant: no current CUDA stream");
+  return stream;
+}
+
+Tensor empty(const Tensor& like, const Shape& shape, ScalarType type) {
+  return torch::stable::new_empty(like, shape, type);
+}
+
+// The out= forms, because autocast leaves those alone.
+Tensor framework_linear(const Tensor& x, const Tensor& w, const MaybeTensor& bias) {
+  using torch::stable::detail::from;
+  Tensor out = empty(x, {x.size(0), w.size(0)}, x.scalar_type());
+  std::array<StableIValue, 4> stack{from(x), from(w), from(bias), from(out)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "out", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor framework_product_f32(const Tensor& x, const Tensor& w) {
+  using torch::stable::detail::from;
+  Tensor out = empty(x, {x.size(0), w.size(0)}, ScalarType::Float);
+  const Tensor transposed = torch::stable::transpose(w, 0, 1);
+  std::array<StableIValue, 4> stack{from(x), from(transposed), from(ScalarType::Float), from(out)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "dtype_out", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor compact(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
+
+}  // namespace pyquant::bind

@@ -1,0 +1,171 @@
+// 16-bit and weight-only layers on CUDA. plan/float_route.h decides between a row of ours, which runs the whole layer,
+// and torch's own product (of dequantised weights) with our epilogue behind it where torch's does not suffice.
+#include "bind/float_cuda.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+
+#include "bind/gemm_cuda.h"
+#include "plan/float_route.h"
+
+namespace pyquant::bind {
+namespace {
+
+// The operands that both layers share, checked.
+struct FloatLayer {
+  Shape out_shape;
+  ScalarType out_type = ScalarType::Float;
+  GemmProblem problem;
+  GemmOperands operands;
+  Epilogue epilogue;
+  MaybeTensor bias;
+  std::vector<Tensor> keep;
+};
+
+FloatLayer float_layer(const Tensor& x, int64_t n, const MaybeTensor& bias, const MaybeTensor& residual,
+                       const std::string& activation, double clamp_min, double clamp_max,
+                       std::optional<ScalarType> out_dtype) {
+  vector("bias", bias, x, ScalarType::Float, {n});
+  FloatLayer layer;
+  layer.out_shape = lead_of(x);
+  layer.out_shape.push_back(n);
+  layer.epilogue.activation = activation_of(activation, clamp_min, clamp_max);
+  layer.epilogue.clamp_min = static_cast<float>(clamp_min);
+  layer.epilogue.clamp_max = static_cast<float>(clamp_max);
+  residual_check(residual, x, layer.out_shape);
+  layer.out_type = float_type(out_dtype, x.scalar_type());
+  layer.bias = bias;
+  GemmProblem& p = layer.problem;
+  p.n = p.ldo = n;
+  p.k = x.size(x.dim() - 1);
+  p.m = 1;
+  for (int64_t extent : lead_of(x)) p.m *= extent;
+  p.out = dtype_of_scalar(layer.out_type);
+  layer.operands.bias = static_cast<const float*>(dense(bias, layer.keep));
+  if (residual) {
+    const Matrix r = matrix(*residual);
+    layer.keep.push_back(r.keep);
+    layer.operands.residual = r.data;
+    p.residual = r.type;
+    p.ldr = r.ld;
+  }
+  return layer;
+}
+
+// The whole layer in one row of ours, or nothing.
+std::optional<Tensor> by_own_row(FloatLayer layer, const Tensor& x, const On& on) {
+  GemmProblem& p = layer.problem;
+  const Matrix rows = matrix(x);
+  p.x = rows.type;
+  p.ldx = rows.ld;
+  if (!asks_own_rows(p, device_info(on))) return std::nullopt;
+  layer.operands.x = rows.data;
+  const Row* choice = choose(&p, layer.operands, on);  // the result will start on a 16-byte boundary
+  if (!prefers_own_row(p, choice)) return std::nullopt;
+  Tensor out = empty(x, layer.out_shape, layer.out_type);
+  layer.operands.out = out.mutable_data_ptr();
+  run(choice, p, layer.operands, layer.epilogue, x, on);
+  return out;
+}
+
+Tensor as_type(const Tensor& t, ScalarType type) { return t.scalar_type() == type ? t : torch::stable::to(t, type); }
+
+// Where torch's Linear is the whole layer it is left to torch, bias in the layer's type; else the product goes through
+// our epilogue, in place where the types are the same.
+Tensor by_framework(FloatLayer layer, const Tensor& x, const Tensor& w, const On& on) {
+  const bool same = x.scalar_type() == w.scalar_type();
+  const ScalarType type = same ? x.scalar_type() : ScalarType::Float;
+  GemmProblem& p = layer.problem;
+  const Tensor rows = as_type(torch::stable::reshape(x, {p.m, p.k}), type), weights = as_type(w, type);
+  const bool is_plain = layer.epilogue.activation == Activation::none && !layer.operands.residual;
+  if (is_plain && layer.out_type == type) {
+    const MaybeTensor bias = layer.bias ? MaybeTensor(as_type(*layer.bias, type)) : std::nullopt;
+    return torch::stable::view(framework_linear(rows, weights, bias), layer.out_shape);
+  }
+  const bool widen = layer.out_type == ScalarType::Float && type != ScalarType::Float;
+  const Tensor t = widen ? framework_product_f32(rows, weights) : framework_linear(rows, weights, std::nullopt);
+  Tensor out = t.scalar_type() == layer.out_type ? t : empty(x, {p.m, p.n}, layer.out_type);
+  layer.operands.out = out.mutable_data_ptr();
+  align(&p, layer.operands);
+  cuda::float_epilogue(t.const_data_ptr(), dtype_of(t), p.n, p, layer.operands, layer.epilogue, on.context);
+  return torch::stable::view(out, layer.out_shape);
+}
+
+// w [n, k] in the type of x, for a product that does not read codes.
+Tensor dequantised(const Tensor& x, const Tensor& w, const FloatLayer& layer, const On& on) {
+  const GemmProblem& p = layer.problem;
+  Matrix codes = matrix(w);
+  if (p.w == DType::s4) {
+    std::vector<Tensor> keep;
+    const auto* packed = static_cast<const uint8_t*>(dense(w, keep));
+    codes.keep = empty(x, {p.n, p.k}, ScalarType::Char);
+    cuda::unpack_int4(packed, p.n, p.k, static_cast<int8_t*>(codes.keep.mutable_data_ptr()), on.context);
+    codes = matrix(codes.keep);
+  }
+  Tensor real = empty(x, {p.n, p.k}, x.scalar_type());
+  cuda::dequantize(codes.data, codes.type, p.n, p.k, codes.ld, p.group_size ? Granularity::groups : Granularity::rows,
+                   p.group_size, layer.operands.w_scale, layer.operands.w_zero_point, real.mutable_data_ptr(),
+                   dtype_of(x), on.context);
+  return real;
+}
+
+}  // namespace
+
+Tensor float_linear_cuda(const Tensor& x, const Tensor& w, MaybeTensor bias, MaybeTensor residual, Text activation,
+                         double clamp_min, double clamp_max, std::optional<ScalarType> out_dtype) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  floats("w", w);
+  exact_dim("w", w, 2);
+  same_device("w", w, x);
+  const int64_t n = w.size(0);
+  shape_is("w", w, {n, x.size(x.dim() - 1)});
+  FloatLayer layer = float_layer(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype);
+  const On on(x);
+  if (layer.problem.m == 0 || n == 0) return empty(x, layer.out_shape, layer.out_type);
+  const Matrix weights = matrix(w);
+  layer.problem.w = weights.type;
+  layer.problem.ldw = weights.ld;
+  layer.operands.w = weights.data;
+  if (x.scalar_type() == w.scalar_type()) {
+    if (const auto out = by_own_row(layer, x, on)) return *out;
+  }
+  return by_framework(layer, x, w, on);
+}
+
+Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w_scale, MaybeTensor w_zero_point,
+                               MaybeTensor bias, MaybeTensor residual, int64_t w_bits, int64_t group_size,
+                               Text activation, double clamp_min, double clamp_max,
+                               std::optional<ScalarType> out_dtype) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  if (w_bits != 4 && w_bits != 8) refuse("w_bits", std::to_string(w_bits), "4 or 8");
+  dtype_in("w", w, {w_bits == 4 ? ScalarType::Byte : ScalarType::Char});
+  exact_dim("w", w, 2);
+  same_device("w", w, x);
+  const int64_t n = w.size(0), k = x.size(x.dim() - 1);
+  shape_is("w", w, {n, w_bits == 4 ? (k + 1) / 2 : k});
+  group(group_size, k);
+  const Shape scale_shape = group_size ? Shape{n, k / group_size} : Shape{n};
+  vector("w_scale", w_scale, x, ScalarType::Float, scale_shape);
+  vector("w_zero_point", w_zero_point, x, ScalarType::Int, scale_shape);
+  FloatLayer layer = float_layer(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype);
+  const On on(x);
+  if (layer.problem.m == 0 || n == 0) return empty(x, layer.out_shape, layer.out_type);
+  const Matrix weights = matrix(w);
+  GemmProblem& p = layer.problem;
+  p.w = w_bits == 4 ? DType::s4 : DType::s8;
+  p.ldw = w_bits == 4 ? 2 * weights.ld : weights.ld;
+  p.group_size = group_size;
+  p.has_w_zero_point = w_zero_point.has_value();
+  layer.operands.w = weights.data;
+  layer.operands.w_scale = static_cast<const float*>(dense(w_scale, layer.keep));
+  layer.operands.w_zero_point = static_cast<const int32_t*>(dense(w_zero_point, layer.keep));
+  if (const auto out = by_own_row(layer, x, on)) return *out;
+  const Tensor real = dequantised(x, w, layer, on);
+  layer.operands.w_scale = nullptr;  // applied
+  return by_framework(layer, x, real, on);
+}
+
+}  // namespace pyquant::bind

@@ -1,0 +1,57 @@
+// The rules of the ops that norm or gate a row before they quantise it (pyquant/ops/shapes.py holds the same).
+#include <cmath>
+
+#include "bind/check.h"
+
+namespace pyquant::bind {
+
+static void channels(const char* argument, const MaybeTensor& t, const Tensor& x, int64_t k) {
+  if (!t) return;
+  floats(argument, *t);
+  same_device(argument, *t, x);
+  shape_is(argument, *t, {k});
+}
+
+NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
+                   const MaybeTensor& bias, double eps, bool symmetric, int64_t qmin, int64_t qmax) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  const int64_t k = x.size(x.dim() - 1);
+  if (residual) {
+    dtype_in("residual", *residual, {x.scalar_type()});
+    same_device("residual", *residual, x);
+    shape_is("residual", *residual, shape_of(x));
+  }
+  channels("weight", weight, x, k);
+  channels("bias", bias, x, k);
+  if (!(eps >= 0) || !std::isfinite(eps)) refuse("eps", std::to_string(eps), "a finite number from 0");
+  dynamic_code_range(symmetric, qmin, qmax);
+  NormCall call;
+  call.x = matrix(x);
+  call.scale_shape = lead_of(x);
+  call.norm.subtract_mean = subtract_mean;
+  call.norm.eps = static_cast<float>(eps);
+  call.norm.weight = dense(weight, call.keep);
+  call.norm.bias = dense(bias, call.keep);
+  if (weight) call.norm.weight_type = dtype_of(*weight);
+  if (bias) call.norm.bias_type = dtype_of(*bias);
+  if (residual) {
+    const Matrix r = matrix(*residual);
+    call.keep.push_back(r.keep);
+    call.norm.residual = r.data;
+    call.norm.ldr = r.ld;
+  }
+  return call;
+}
+
+Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  *out_shape = shape_of(x);
+  if (out_shape->back() % 2 != 0) refuse("x", describe(x), "an even last dimension, gates then ups");
+  out_shape->back() /= 2;
+  dynamic_code_range(symmetric, qmin, qmax);
+  return matrix(x);
+}
+
+}  // namespace pyquant::bind

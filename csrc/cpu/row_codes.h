@@ -1,0 +1,32 @@
+// One dynamic range: statistics -> scale and zero point -> codes.
+#pragma once
+#include <cstring>
+
+#include "core/epilogue_math.h"
+#include "cpu/kernels.h"
+
+namespace pyquant::cpu {
+
+struct RowParams {
+  float scale;
+  int32_t zero_point;
+};
+
+inline RowParams params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) {
+  if (symmetric) return {scale_from_amax(s.amax, qmax), 0};
+  const float scale = scale_from_range(s.low, s.high, qmin, qmax);
+  return {scale, zero_point_from_range(s.low, scale_recip(scale), qmin, qmax)};
+}
+
+// n neighbouring elements that share one scale.
+inline RowParams quantize_row(const Kernels& in_use, const void* x, DType type, int64_t n, bool symmetric, int32_t qmin,
+                              int32_t qmax, int8_t* q) {
+  const RowParams p = params_of(in_use.stats(x, type, n, !symmetric), symmetric, qmin, qmax);
+  if (p.scale == p.scale)
+    in_use.quantize({x, type, n, scale_recip(p.scale), p.zero_point, qmin, qmax, true, 0, q});
+  else
+    std::memset(q, p.zero_point, static_cast<size_t>(n));
+  return p;
+}
+
+}  // namespace pyquant::cpu

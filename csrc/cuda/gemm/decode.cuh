@@ -1,0 +1,207 @@
+// Kernels for few tokens: the weights are read once, at the memory's speed, and everything else hides behind.
+//   partition: a block owns tile_n channels of up to 16 tokens; its 8 warps take turns along K, a unit of work each (64
+//   or 128 codes, or scale groups), so that a block reads whole lines of a row at a time. Blocks may share the K of a
+//   tile (core/decode_split.h): on sm_90 as a cluster that adds its sums through distributed shared memory, elsewhere
+//   through a workspace, where the block that arrives last adds.
+//   loads: 16 bytes of weights straight into registers, `Stages` steps ahead, past L1; the activations of a step go to
+//   the warp's own part of shared memory by cp.async, equally far ahead. No block barrier in the main loop.
+//   group scales of integer codes: the sums of a round of 8 units meet in shared memory, already scaled, and one thread
+//   per output adds them in ascending order: the same bits as every other kernel. K is then not shared by blocks.
+//   group scales of float activations: each warp scales its own sums (outside of the bit contract).
+//   limits: rows of x and w on 16-byte boundaries, K a multiple of 16 (int4 weights: 32). Any N, output and residual.
+#pragma once
+#include "core/bounds.h"
+#include "cuda/gemm/decode_sums.cuh"
+#include "cuda/launch.h"
+#include "cuda/overlap.cuh"
+
+namespace pyquant::cuda {
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
+    decode_kernel(const DecodeOperands o, const EpilogueParams p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  DecodeBlock<T> block{o, p, shared};
+  block.aim();
+  if constexpr (T::kCluster) {
+    block.prefetch();
+    release_successor();
+    wait_for_predecessor();
+  }
+  DecodeStage<T> stage[T::kStages];
+  block.begin();
+#pragma unroll
+  for (int s = 0; s < T::kStages; ++s) block.load(stage[s], s);
+
+  // The unit that is multiplied: its step, the codes left of the current group, the group in the unit; the round.
+  int32_t step = 0, left = o.group_codes, part = 0, round = 0;
+  for (int32_t first = 0; first < o.steps; first += T::kStages) {
+#pragma unroll
+    for (int s = 0; s < T::kStages; ++s) {
+      if (first + s >= o.steps) break;
+      wait_for_copies<T::kStages - 1>();
+      __syncwarp();
+      if constexpr (T::kGrouped) {
+        const bool complete = ++step == o.unit_steps;
+        block.multiply_groups(stage[s], s, complete, left, part);
+        if (complete) {
+          step = 0;
+          if constexpr (T::kOrdered) add_round(block, round++);
+        }
+      } else {
+        block.multiply_step(stage[s], s);
+      }
+      __syncwarp();
+      block.load(stage[s], s);
+    }
+  }
+  wait_for_copies<0>();
+
+  // Operands of the epilogue: asked for here, so that they arrive while the sums are added.
+  Channel channel[T::kPairs][2];
+  Token token[T::kPairs];
+#pragma unroll
+  for (int i = 0; i < T::kPairs; ++i) {
+    int32_t row, column;
+    T::pair(i, row, column);
+    if (block.beyond(row)) break;
+    token[i] = load_token(p, block.m0 + row);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int32_t n = block.n0 + column + c;
+      if constexpr (T::kGrouped)
+        channel[i][c].bias = p.bias != nullptr && n < p.n ? __ldg(p.bias + n) : -0.f;
+      else
+        channel[i][c] = load_channel(p, n);
+    }
+  }
+
+  typename T::Sum sum[T::kPairs][2];
+  if constexpr (T::kOrdered) {
+#pragma unroll
+    for (int i = 0; i < 2 * T::kPairs; ++i) sum[i / 2][i % 2] = block.ordered[i / 2][i % 2];
+  } else {
+    add_warps(block, sum);
+  }
+  const bool shares = !T::kOrdered && gridDim.z > 1;
+  if (shares && !share_sums(block, sum)) return;
+  const CodeLimits limits = load_code_limits(p);
+#pragma unroll
+  for (int i = 0; i < T::kPairs; ++i) {
+    int32_t row, column;
+    T::pair(i, row, column);
+    if (block.beyond(row)) break;
+    if constexpr (!T::kOrdered) {
+      if (shares && !add_blocks(block, i, sum[i])) continue;
+      if constexpr (T::Math::kAccShift != 0) sum[i][0] >>= T::Math::kAccShift, sum[i][1] >>= T::Math::kAccShift;
+    }
+    finish_row(sum[i], channel[i], token[i], limits, p, block.m0 + row, block.n0 + column);
+  }
+  if constexpr (T::kCluster) {
+    if (shares) cluster_barrier();  // until then others read this block's sums
+  }
+}
+
+// An instance: tile of tokens x channels x codes, and for each type of activations what multiplies.
+template <int kTileM, int kTileN, int kTileK, int kStages, bool kCluster, class... Maths>
+struct GemmDecode {
+  struct Work {
+    DecodeOperands operands{};
+    int64_t tiles = 0;
+    int32_t split = 1;
+  };
+
+  template <class Math>
+  static Work work_of(const GemmCall& call) {
+    const GemmProblem& p = call.problem;
+    constexpr int32_t step = 4 * Math::kCodes;
+    static_assert(step == kTileK, "the K step follows from the weights' type");
+    Work work;
+    DecodeOperands& o = work.operands;
+    const int32_t group = static_cast<int32_t>(p.group_size);
+    o.k = static_cast<int32_t>(p.k);
+    o.groups = group == 0 ? 1 : o.k / group;
+    o.group_codes = group;
+    if (Math::kBlocked) {
+      // A unit is whole blocks: two groups where one ends in the middle of a block.
+      o.unit_groups = group % step != 0 ? 2 : 1;
+      o.unit_codes = group == 0 ? step : group * o.unit_groups;
+    } else {
+      o.unit_groups = group != 0 && step % group == 0 ? step / group : 1;
+      o.unit_codes = group == 0 || step % group == 0 ? step : group;
+    }
+    o.unit_steps = (o.unit_codes + step - 1) / step;
+    o.tiles_m = static_cast<int32_t>((p.m + kTileM - 1) / kTileM);
+    work.tiles = o.tiles_m * ((p.n + kTileN - 1) / kTileN);
+    const bool ordered = group != 0 && std::is_same_v<typename Math::Acc, int32_t>;
+    const int64_t units = (p.k + o.unit_codes - 1) / o.unit_codes;
+    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count);
+    const int64_t stride = int64_t{work.split} * kDecodeWarps;  // units from one of a warp to its next
+    o.steps = static_cast<int32_t>((units + stride - 1) / stride) * o.unit_steps;
+    // Beyond K nothing is loaded: there it may be anything larger than K.
+    o.ahead = static_cast<int32_t>(std::min(stride * o.unit_codes - (o.unit_steps - 1) * step, kInt32Max));
+    return work;
+  }
+
+  static int64_t arrival_bytes(const Work& work) { return (work.tiles * 4 + 255) / 256 * 256; }
+
+  static int64_t workspace_of(const Work& work) {
+    if (kCluster || work.split == 1) return 0;
+    return arrival_bytes(work) + work.tiles * work.split * kTileM * kTileN * 4;
+  }
+
+  template <class Math, int kTokens, bool kGrouped>
+  static void run_kernel(const GemmCall& call, const Work& work) {
+    using Traits = DecodeTraits<Math, kTileN, kTokens, kStages, kGrouped, kCluster>;
+    LaunchShape shape;
+    shape.grid = dim3(static_cast<unsigned>(work.tiles), 1, static_cast<unsigned>(work.split));
+    shape.block = dim3(Traits::kThreads);
+    if (kCluster) shape.cluster = dim3(1, 1, static_cast<unsigned>(work.split));
+    shape.overlaps = kCluster;
+    shape.shared_bytes = Traits::shared_bytes(work.operands.unit_groups);
+    launch<decode_kernel<Traits>>(call.name, shape, call.context, work.operands, epilogue_params(call));
+  }
+
+  template <class Math, bool kGrouped>
+  static void run_tokens(const GemmCall& call, const Work& work) {
+    if constexpr (kTileM == 16) {
+      if (call.problem.m <= 8) return run_kernel<Math, 8, kGrouped>(call, work);
+    }
+    run_kernel<Math, kTileM, kGrouped>(call, work);
+  }
+
+  template <class Math>
+  static void run_math(const GemmCall& call) {
+    const GemmProblem& p = call.problem;
+    Work work = work_of<Math>(call);
+    DecodeOperands& o = work.operands;
+    o.x = static_cast<const uint8_t*>(call.operands.x);
+    o.w = static_cast<const uint8_t*>(call.operands.w);
+    o.ldx_bytes = p.ldx * Math::kXBits / 8;
+    o.ldw_bytes = p.ldw * Math::kWBits / 8;
+    o.w_scale = call.operands.w_scale;
+    o.w_sum = p.has_zero_point ? call.operands.w_sum : nullptr;
+    o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;
+    if (workspace_of(work) != 0) {
+      o.arrivals = static_cast<uint32_t*>(call.operands.workspace);
+      o.partials = static_cast<uint8_t*>(call.operands.workspace) + arrival_bytes(work);
+      clear(call.name, call.operands.workspace, arrival_bytes(work), call.context);
+    }
+    if constexpr (Math::kTakesGroups && (!kCluster || Math::kBlocked || std::is_same_v<typename Math::Acc, float>)) {
+      if (p.group_size != 0) return run_tokens<Math, true>(call, work);
+    }
+    run_tokens<Math, false>(call, work);
+  }
+
+  static void run(const GemmCall& call) {
+    static_cast<void>(((Maths::takes(call.problem.x) && (run_math<Maths>(call), true)) || ...));
+  }
+
+  static int64_t workspace_bytes(const GemmCall& call) {
+    int64_t bytes = 0;
+    static_cast<void>(((Maths::takes(call.problem.x) && (bytes = workspace_of(work_of<Maths>(call)), true)) || ...));
+    return bytes;
+  }
+};
+
+}  // namespace pyquant::cuda

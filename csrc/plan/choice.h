@@ -1,0 +1,13 @@
+// The chosen row of a problem, remembered per thread: what a launch asks. No lock, no allocation after the first call.
+#pragma once
+#include "core/device.h"
+#include "core/problem.h"
+#include "plan/row.h"
+
+namespace pyquant {
+
+// select(problem, has_residual, device).row among the compiled rows; null: nothing takes it, ask select() why.
+// Choices are forgotten when measured tables change.
+const Row* choose(const GemmProblem& problem, bool has_residual, const DeviceInfo& device);
+
+}  // namespace pyquant

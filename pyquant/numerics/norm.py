@@ -1,0 +1,148 @@
+"""Norm or gated SiLU in front of a per-token quantiser, in a fixed order of additions (docs/numerics.md 9)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyquant.numerics.activation import silu
+from pyquant.numerics.fp32 import sqrt
+from pyquant.numerics.qparams import as_float32
+from pyquant.numerics.quantize import quantize_dynamic
+
+SUM_LANES: Final = 2048
+
+
+def sum_in_lanes(x: Tensor) -> Tensor:
+    """Sum over the last dimension in the one order that every backend keeps.
+
+    x   float32 [..., K].
+    ->  float32 [...]. Element k belongs to lane k % 2048; a lane adds its elements, ascending, to +0; the lanes are
+        added pairwise, neighbours first. Lanes without an element are +0 and change nothing.
+    Source: docs/numerics.md 9.1.
+
+    Example:
+        >>> sum_in_lanes(torch.tensor([1.0, 2.0**-24, 2.0**-24])).item() == 1.0
+        True
+    """
+    k = x.shape[-1]
+    rounds = max(-(-k // SUM_LANES), 1)
+    padded = F.pad(x, (0, rounds * SUM_LANES - k)).unflatten(-1, (rounds, SUM_LANES))
+    lanes = torch.zeros_like(padded[..., 0, :])
+    for i in range(rounds):
+        lanes = lanes + padded[..., i, :]
+    while lanes.shape[-1] > 1:
+        lanes = lanes[..., 0::2] + lanes[..., 1::2]
+    return lanes[..., 0]
+
+
+def _mean(x: Tensor) -> Tensor:
+    return (sum_in_lanes(x) / as_float32(x.shape[-1], x)).unsqueeze(-1)
+
+
+def _factor(mean_square: Tensor, eps: float) -> Tensor:
+    shifted = mean_square + as_float32(eps, mean_square)
+    factor = torch.ones_like(shifted) / sqrt(shifted)
+    return torch.where(shifted < torch.inf, factor, as_float32(torch.nan, shifted))
+
+
+def _scaled(t: Tensor, factor: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    t = t * factor
+    if weight is not None:
+        t = t * weight.to(torch.float32)
+    return t if bias is None else t + bias.to(torch.float32)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight in float32.
+
+    x       float32, float16 or bfloat16 [..., K]; weight the same types [K], or None.
+    ->      float32 [..., K]. A row with a NaN, an infinity or a sum of squares beyond float32 is NaN throughout.
+    Source: docs/numerics.md 9.2.
+
+    Example:
+        >>> rms_norm(torch.tensor([3.0, -3.0]), torch.tensor([2.0, 1.0]), 0.0).tolist()
+        [2.0, -1.0]
+    """
+    t = x.to(torch.float32)
+    return _scaled(t, _factor(_mean(t * t), eps), weight, None)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias in float32.
+
+    x             float32, float16 or bfloat16 [..., K]; weight and bias the same types [K], or None.
+    ->            float32 [..., K]. A row with a NaN, an infinity or a sum of squares beyond float32 is NaN throughout.
+    Source: docs/numerics.md 9.2.
+
+    Example:
+        >>> layer_norm(torch.tensor([1.0, 3.0]), bias=torch.tensor([0.5, 0.5]), eps=0.0).tolist()
+        [-0.5, 1.5]
+    """
+    t = x.to(torch.float32)
+    t = t - _mean(t)
+    return _scaled(t, _factor(_mean(t * t), eps), weight, bias)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """silu(gate) * up in float32, where x holds gates and then ups.
+
+    x   float32, float16 or bfloat16 [..., 2K].
+    ->  float32 [..., K].
+    Source: docs/numerics.md 9.2.
+
+    Example:
+        >>> silu_mul(torch.tensor([100.0, 2.0])).tolist()
+        [200.0]
+    """
+    gate, up = x.to(torch.float32).chunk(2, -1)
+    return silu(gate.contiguous()) * up
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """quantize_dynamic, per token, of rms_norm, which is not rounded to 16 bits in between."""
+    return quantize_dynamic(rms_norm(x, weight, eps), "per_token", 0, symmetric, qmin, qmax)
+
+
+def layer_norm_quantize(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """quantize_dynamic, per token, of layer_norm, which is not rounded to 16 bits in between."""
+    return quantize_dynamic(layer_norm(x, weight, bias, eps), "per_token", 0, symmetric, qmin, qmax)
+
+
+def add(x: Tensor, residual: Tensor) -> Tensor:
+    """x + residual: one float32 addition, then one rounding to the type of x. The norm reads the rounded sum."""
+    return (x.to(torch.float32) + residual.to(torch.float32)).to(x.dtype)
+
+
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """rms_norm_quantize of add(x, residual), and that sum."""
+    total = add(x, residual).contiguous()
+    return (*rms_norm_quantize(total, weight, eps, symmetric, qmin, qmax), total)
+
+
+def add_layer_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """layer_norm_quantize of add(x, residual), and that sum."""
+    total = add(x, residual).contiguous()
+    return (*layer_norm_quantize(total, weight, bias, eps, symmetric, qmin, qmax), total)
+
+
+def silu_mul_quantize(
+    x: Tensor, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    """quantize_dynamic, per token, of silu_mul, which is not rounded to 16 bits in between."""
+    return quantize_dynamic(silu_mul(x), "per_token", 0, symmetric, qmin, qmax)

@@ -1,0 +1,202 @@
+"""Measured choices of kernels: the file that `pyquant tune` writes, and how it reaches the compiled plan.
+
+A table is read twice, once from the package and once from the user's cache, whose choices win. Only the compiled plan
+uses it; a damaged file is left out with a reason that `pyquant doctor` shows, because a choice of kernels changes no
+result.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pyquant.errors import CheckpointError
+
+SCHEMA: Final = 1
+MAX_BYTES: Final = 16 * 2**20
+FILE: Final = "tuned.json"
+PACKAGED: Final = Path(__file__).resolve().parent.parent / "data" / FILE
+_TYPES: Final = ("s4", "s8", "u8", "s32", "f16", "bf16", "f32")
+_LAYOUTS: Final = ("natural", "blocked128")
+_log = logging.getLogger("pyquant.tuned")
+_remarks: list[str] = []
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The quickest row for one problem, and what the model would have taken.
+
+    row  name in the kernel table, or 'torch' where torch's own float product was the quickest.
+    m    largest M of the bucket it holds for.   us  measured median.   model_us  measured median of model_row.
+    """
+
+    x: str
+    w: str
+    out: str
+    x_packed: bool
+    w_layout: str
+    group_size: int
+    n: int
+    k: int
+    m: int
+    row: str
+    us: float
+    model_row: str
+    model_us: float
+
+    @property
+    def problem(self) -> tuple[object, ...]:
+        """What the choice is for: two choices with the same problem replace one another."""
+        return (self.x, self.w, self.out, self.x_packed, self.w_layout, self.group_size, self.n, self.k, self.m)
+
+
+@dataclass
+class Table:
+    """GPU name -> problem -> choice; notes: GPU name -> how it was measured (versions)."""
+
+    gpus: dict[str, dict[tuple[object, ...], Choice]] = field(default_factory=dict)
+    notes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, gpu: str, choices: Iterable[Choice], note: Mapping[str, str] | None = None) -> None:
+        """Adds choices of a GPU; those for problems that are there already replace them."""
+        self.gpus.setdefault(gpu, {}).update({choice.problem: choice for choice in choices})
+        if note is not None:
+            self.notes[gpu] = dict(note)
+
+    def merge(self, other: Table) -> None:
+        """Adds all choices of another table, which win."""
+        for gpu, choices in other.gpus.items():
+            self.add(gpu, choices.values(), other.notes.get(gpu))
+
+
+def parse(data: bytes, file: str) -> Table:
+    """A table from the bytes of a file. Raises CheckpointError naming the file and what is wrong with it.
+
+    Example:
+        >>> parse(b'{"schema": 1, "gpus": {}}', "tuned.json").gpus
+        {}
+    """
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict) or set(document) != {"schema", "gpus"}:
+        raise CheckpointError(f"{file}: allowed: an object with the keys schema and gpus")
+    if document["schema"] != SCHEMA:
+        raise CheckpointError(f"{file}: schema {document['schema']!r}; allowed: {SCHEMA}; run `pyquant tune` again")
+    table = Table()
+    for gpu, body in _object(document["gpus"], file, "gpus").items():
+        entry = _object(body, file, gpu)
+        if not gpu or any(c in gpu for c in "\t\n\r") or set(entry) != {"note", "choices"}:
+            raise CheckpointError(f"{file}: GPU {gpu!r}; allowed: a name in one line, with the keys note and choices")
+        if not isinstance(entry["choices"], list):
+            raise CheckpointError(f"{file}: choices of {gpu}: allowed: a list")
+        note = {str(k): str(v) for k, v in _object(entry["note"], file, "note").items()}
+        table.add(gpu, [_choice(item, f"{file}: {gpu}") for item in entry["choices"]], note)
+    return table
+
+
+def dumps(table: Table) -> bytes:
+    """The bytes of a file that holds a table; equal tables give equal bytes."""
+    gpus = {
+        gpu: {
+            "note": table.notes.get(gpu, {}),
+            "choices": [asdict(choices[key]) for key in sorted(choices, key=repr)],
+        }
+        for gpu, choices in table.gpus.items()
+    }
+    return (json.dumps({"schema": SCHEMA, "gpus": gpus}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def cache_folder() -> Path:
+    """Where the user's table lies: PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant."""
+    own, xdg = os.environ.get("PYQUANT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return (Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache") / "pyquant"
+
+
+def load() -> Table:
+    """The package's table with the user's choices over it; a file that cannot be read is left out with a remark."""
+    _remarks.clear()
+    table = Table()
+    for path in (PACKAGED, cache_folder() / FILE):
+        try:
+            with open(path, "rb") as file:
+                table.merge(parse(file.read(MAX_BYTES + 1), str(path)))
+        except FileNotFoundError:
+            continue
+        except (CheckpointError, OSError) as error:
+            _remark(str(error))
+    return table
+
+
+def activate(table: Table) -> None:
+    """Hands a table to the compiled plan: selections that start later follow it. Rows that this build does not have
+    are left out with a remark."""
+    for line in torch.ops.pyquant._set_tuned(wire(table)).splitlines():
+        _remark(line)
+
+
+def wire(table: Table) -> str:
+    """The table as the compiled plan reads it (csrc/plan/tuned.h)."""
+    return "\n".join(
+        "\t".join(
+            str(int(v) if isinstance(v, bool) else v)
+            for v in (gpu, c.x, c.w, c.out, c.x_packed, c.w_layout, c.group_size, c.n, c.k, c.m, c.row, c.us)
+        )
+        for gpu, choices in table.gpus.items()
+        for c in choices.values()
+    )
+
+
+def remarks() -> list[str]:
+    """Why tables or choices are not used: damaged files, rows that are gone or refuse. Empty when all is well."""
+    from pyquant.ops import load as library
+
+    later = torch.ops.pyquant._tuned_remarks().splitlines() if library.native_available() else []
+    return list(dict.fromkeys([*_remarks, *later]))
+
+
+def _remark(text: str) -> None:
+    if text not in _remarks:
+        _remarks.append(text)
+        _log.warning("measured kernel choices: %s", text)
+
+
+def _object(value: Any, file: str, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: {what} is a {type(value).__name__}; allowed: an object")
+    return value
+
+
+def _choice(item: Any, where: str) -> Choice:
+    names = {f.name for f in fields(Choice)}
+    entry = _object(item, where, "a choice")
+    if set(entry) != names:
+        raise CheckpointError(f"{where}: keys {sorted(set(entry) ^ names)}; allowed: {sorted(names)}")
+    for key in ("x", "w", "out"):
+        if entry[key] not in _TYPES:
+            raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: {', '.join(_TYPES)}")
+    if entry["w_layout"] not in _LAYOUTS or not isinstance(entry["x_packed"], bool):
+        raise CheckpointError(f"{where}: w_layout = {entry['w_layout']!r}, x_packed = {entry['x_packed']!r}")
+    for key in ("group_size", "n", "k", "m"):
+        if type(entry[key]) is not int or not 0 <= entry[key] < 2**31:
+            raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: a whole number from 0 to 2^31 - 1")
+    for key in ("us", "model_us"):
+        if type(entry[key]) not in (int, float) or not math.isfinite(entry[key]) or not 0 <= entry[key] <= 1e12:
+            raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: microseconds from 0 to 1e12")
+    for key in ("row", "model_row"):
+        if not isinstance(entry[key], str) or not entry[key].replace("_", "a").isalnum():
+            raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: the name of a kernel")
+    return Choice(**entry)

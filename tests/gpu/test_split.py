@@ -1,0 +1,112 @@
+"""Kernels that divide K between blocks (stream-K): shapes small enough that every tile is divided, junk in the
+workspace, and a result that depends on no timing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from blocked import pack_blocked128
+from gpu_device import MODES, SENTINEL, Memory
+from problems import BASE_SEED, Draw
+from torch import Tensor
+
+from pyquant.numerics.pack import pack_int4
+
+NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+ROWS = {r["name"]: r for r in NATIVE.kernel_table() if r["compiled"] and r["schedule"].endswith(("streamk", "splitk"))}
+INTEGER = [name for name, row in ROWS.items() if "s32" in row["out"]]
+FLOAT = [name for name, row in ROWS.items() if row["x"][0] in ("f16", "bf16")]
+# A block takes 8 steps of K at least: 17 steps are two blocks a tile, 33 are four, and three tiles of 20 share seven.
+DEPTHS = ((1, 17), (3, 20), (1, 33))
+FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: torch.dtype, **more: int) -> Tensor:
+    """x @ w.T of codes or floats; asserts that K was divided: partial sums passed through the workspace."""
+    (m, k), n, pitch = x.shape, len(w), -(-len(w) // 4) * 4
+    problem: dict[str, Any] = {
+        "m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": pitch, "x": ROWS[name]["x"][-1], "w": ROWS[name]["w"][0],
+        "out": "s32" if out == torch.int32 else "f32",
+    }  # fmt: skip
+    weights = w
+    if "blocked128" in ROWS[name]["w_layouts"]:
+        weights, order = pack_blocked128(w)
+        problem |= order
+    elif problem["w"] == "s4":
+        weights = pack_int4(torch.nn.functional.pad(w, (0, -k % 32)))
+        problem["ldw"] = k + -k % 32
+    operands = {
+        "x": device.put(x),
+        "w": device.put(weights),
+        "out": device.put(torch.full((m * pitch * 4,), SENTINEL, dtype=torch.uint8)),
+    }
+    if "zero_point" in more:
+        problem["has_zero_point"] = True
+        operands["x_zero_point"] = device.put(torch.tensor([more["zero_point"]], dtype=torch.int32))
+        operands["w_sum"] = device.put(w.sum(-1, dtype=torch.int32))
+    needed = native.workspace_bytes(name, problem)
+    assert needed > 0, f"{name} {problem}: K is not divided"
+    workspace = device.put(torch.full((needed,), SENTINEL, dtype=torch.uint8))
+    native.gemm(name, problem, operands | {"workspace": workspace}, {})
+    got = device.get(operands["out"], m * pitch * 4).view(out).reshape(m, pitch)
+    assert not torch.equal(device.get(workspace, needed), torch.full((needed,), SENTINEL, dtype=torch.uint8))
+    return got[:, :n].clone()
+
+
+def _sizes(name: str, tiles: int, steps: int) -> tuple[int, int, int]:
+    """Sizes off the tile on every side, of so many tiles and steps of K."""
+    tile_m, tile_n, tile_k = ROWS[name]["tile"]
+    return tile_m - 3, tiles * tile_n - 5, steps * tile_k - 16
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_divided_sums_are_exact(native: Any, device: Memory, name: str) -> None:
+    for tiles, steps in DEPTHS:
+        m, n, k = _sizes(name, tiles, steps)
+        draw = Draw(BASE_SEED, "split", name, steps)
+        low, high = (-8, 7) if "s4" in ROWS[name]["w"] else (-128, 127)
+        x, w = draw.codes(-128, 127, m, k).to(torch.int8), draw.codes(low, high, n, k).to(torch.int8)
+        got = _launch(native, device, name, x, w, torch.int32, zero_point=-77)
+        want = (x.double() + 77) @ w.double().T  # below 2^53: exact
+        assert torch.equal(got.double(), want), f"{name} {m}x{n}x{k}"
+        device.free()
+
+
+# Natural int4 weights come to the ends of int32 at K = 2097151 only: too long for a simulator.
+@pytest.mark.parametrize("name", [name for name in INTEGER if "s8" in ROWS[name]["w"] or ROWS[name]["acc_scale"] > 1])
+@pytest.mark.parametrize(("k", "zero_point"), [(131056, 0), (65792, 127)])
+def test_divided_sums_reach_the_ends_of_int32(
+    native: Any, plain_device: Memory, name: str, k: int, zero_point: int
+) -> None:
+    x = torch.full((2, k), -128, dtype=torch.int8)
+    low, high = (-8, 7) if "s4" in ROWS[name]["w"] else (-128, 127)
+    w = torch.full((3, k), low, dtype=torch.int8)
+    w[1] = high
+    more = {"zero_point": zero_point} if zero_point else {}
+    got = _launch(native, plain_device, name, x, w, torch.int32, **more)
+    want = (-128 - zero_point) * k * torch.tensor([low, high, low])
+    assert want.abs().max() * ROWS[name]["acc_scale"] >= 2**31 - 2**18
+    assert torch.equal(got.long(), want.expand(2, 3))
+
+
+@pytest.mark.parametrize("name", FLOAT)
+def test_divided_float_sums_are_right_and_the_same_in_every_order_of_blocks(
+    native: Any, plain_device: Memory, name: str
+) -> None:
+    """Random floats, whose sum depends on the order of addition."""
+    dtype = FLOATS[ROWS[name]["x"][0]]
+    m, n, k = _sizes(name, 1, 33)
+    draw = Draw(BASE_SEED, "split", name)
+    x, w = draw.normal(m, k).to(dtype), draw.normal(n, k).to(dtype)
+    results = []
+    try:
+        for mode in MODES if plain_device.is_simulator else ("plain", "plain", "plain"):
+            plain_device.mode(mode)
+            results.append(_launch(native, plain_device, name, x, w, torch.float32))
+    finally:
+        plain_device.mode("plain")
+    want, magnitude = x.double() @ w.double().T, x.double().abs() @ w.double().abs().T
+    assert bool(((results[0].double() - want).abs() <= magnitude * k * 2.0**-24).all())
+    assert all(torch.equal(result, results[0]) for result in results)

@@ -1,0 +1,56 @@
+"""The machine code of a built library, read without a GPU: which instructions each kernel holds, and how often."""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+FUNCTION = re.compile(r"Function : (\S+)")
+ARCHITECTURE = re.compile(r"code for (sm_\w+)")
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
+ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
+
+
+def cuobjdump() -> str | None:
+    """From the PATH, or from the PyPI packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm."""
+    found = shutil.which("cuobjdump")
+    if found and shutil.which("nvdisasm"):
+        return found
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations if spec and spec.submodule_search_locations else []:
+        for path in Path(folder).glob("*/bin/cuobjdump"):
+            if (path.parent / "nvdisasm").exists():
+                return str(path)
+    return None
+
+
+def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
+    """(architecture, mangled name) -> how often each instruction stands in the kernel."""
+    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
+    counts: dict[tuple[str, str], collections.Counter[str]] = {}
+    architecture, current = "", collections.Counter[str]()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if instruction := INSTRUCTION.match(line):
+            current[instruction[1]] += 1
+        elif function := FUNCTION.search(line):
+            current = counts.setdefault((architecture, function[1]), collections.Counter())
+        elif found := ARCHITECTURE.search(line):
+            architecture = found[1]
+    assert process.wait() == 0
+    return counts
+
+
+def warp_shapes(table: Path) -> dict[tuple[str, str], tuple[int, ...]]:
+    """(family, tile MxNxK) -> shape of a warp, of the mma.sync rows of cmake/kernels.cmake."""
+    return {
+        (family, tile): tuple(map(int, shape.split("x")))
+        for family, tile, shape, schedule in ROW.findall(table.read_text())
+        if schedule in ("multistage", "splitk")
+    }

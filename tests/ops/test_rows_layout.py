@@ -1,0 +1,72 @@
+"""Buffers of packed layers in the layouts of CUDA: codes come back as they went in, and lie where the kernels look."""
+
+from __future__ import annotations
+
+import problems
+import pytest
+import torch
+
+from pyquant import numerics, ops
+from pyquant.errors import ArgumentError
+from pyquant.ops import plan, rows_layout
+
+SIZES = [(1, 1), (7, 5), (24, 64), (128, 128), (129, 130), (64, 300), (0, 16), (16, 0)]
+A_GPU = plan.Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560)
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.parametrize(("bits", "layout"), [(8, "rows"), (4, "rows"), (4, rows_layout.BLOCKED)])
+def test_codes_come_back_as_they_went_in(n: int, k: int, bits: int, layout: str) -> None:
+    draw = problems.Draw(problems.BASE_SEED, "rows layout", n, k, bits)
+    codes = problems.codes(draw, "s4" if bits == 4 else "s8", "uniform", n, k)
+    w, w_scale, bias = numerics.pack_int4(codes) if bits == 4 else codes, problems.scales(draw, n), draw.normal(n)
+    spec = ops.LinearSpec(n, k, bits, has_bias=True, layout=layout)
+    packed = rows_layout.pack(spec, w, w_scale, bias, None, None, None, None)
+    assert packed.numel() == rows_layout.packed_bytes(spec)
+    assert torch.equal(rows_layout.unpack(spec, packed), w)
+    parts = rows_layout.parts(spec, packed)
+    assert torch.equal(parts.w_scale, w_scale)
+    assert torch.equal(parts.bias, bias)
+
+
+def test_blocked_codes_lie_where_the_kernels_look() -> None:
+    """The map of csrc/core/blocked128.h, code by code."""
+    n, k = 150, 270
+    codes = problems.codes(problems.Draw(problems.BASE_SEED, "blocked"), "s4", "uniform", n, k)
+    blocks = rows_layout.blocked128(codes)
+    want = torch.zeros(2 * 3 * 8192, dtype=torch.int64)
+    for channel in range(n):
+        for code in range(k):
+            c, d = channel % 128, code % 128
+            at = (channel // 128 * 3 + code // 128) * 8192 + (c // 64 * 2 + d // 64) * 2048
+            at += (c // 16 % 4 * 32 + c % 8 * 4 + d // 4 % 4) * 16 + d // 16 % 4 * 4 + d % 4
+            want[at] |= (int(codes[channel, code]) & 15) << (4 * (c // 8 % 2))
+    assert torch.equal(blocks.to(torch.int64), want)
+    assert torch.equal(rows_layout.from_blocked128(blocks, n, k), codes)
+
+
+def test_only_int4_weights_have_blocks() -> None:
+    packed = torch.zeros(4096, dtype=torch.uint8)
+    with pytest.raises(ArgumentError) as caught:
+        ops.unpack_linear(packed, ops.LinearSpec(4, 8, 8, layout=rows_layout.BLOCKED).to_ints())
+    assert caught.value.argument == "spec"
+
+
+def test_the_layout_follows_the_kernels_that_the_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks where every number of rows has a kernel for them and they are faster on the whole; else plain rows."""
+    times = {"rows": 10.0, rows_layout.BLOCKED: 10.0}
+    refusing: set[tuple[str, int]] = set()
+
+    def select(spec: ops.LinearSpec, m: int, out: torch.dtype, device: plan.Device) -> plan.Selection:
+        return plan.Selection(None if (spec.layout, m) in refusing else "a kernel", times[spec.layout], ())
+
+    monkeypatch.setattr(plan, "select", select)
+    monkeypatch.setattr(plan, "_native", lambda: None)
+    layout = plan.weight_layout.__wrapped__
+    four, eight = ops.LinearSpec(256, 256, 4), ops.LinearSpec(256, 256, 8)
+    assert layout(four, A_GPU) == "rows"
+    times[rows_layout.BLOCKED] = 9.0
+    assert layout(four, A_GPU) == rows_layout.BLOCKED
+    assert layout(eight, A_GPU) == "rows"
+    refusing.add((rows_layout.BLOCKED, 4096))
+    assert layout(four, A_GPU) == "rows"

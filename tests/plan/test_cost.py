@@ -1,0 +1,95 @@
+"""The cost model: positive, monotone, without cliffs but the listed ones, and sensible where the answer is known."""
+
+from __future__ import annotations
+
+import plan_grid as grid
+import pytest
+from problems import BASE_SEED, Draw
+
+native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+
+ROWS = {row["name"]: row for row in native.kernel_table()}
+# Steps that a missing tile or a divided K explains stay below twice; a fallback without tensor cores may cost more.
+HIGHEST = 2.0
+
+
+def fitting(name: str) -> dict:
+    """Types and layout that a row takes."""
+    row = ROWS[name]
+    return {
+        "x": row["x"][0], "w": row["w"][0], "out": "f16", "w_layout": row["w_layouts"][0],
+        "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles",
+        "group_size": row["group_multiple"] if row["groups_only"] else 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_more_of_one_size_never_costs_less(name: str) -> None:
+    # Divided sums get other shares as sizes grow, which moves the prediction either way.
+    devices = [sm for sm in grid.DEVICES if ROWS[name]["sm_min"] <= sm < ROWS[name]["sm_end"]]
+    divided = any(word in ROWS[name]["schedule"] for word in ("splitk", "streamk", "decode"))
+    for index in range(60):
+        draw = Draw(BASE_SEED, "cost", name, index)
+        problem = fitting(name) | {"m": draw.integer(1, 600), "n": draw.integer(1, 9000), "k": 64 * draw.integer(1, 99)}
+        device = grid.DEVICES[draw.choice(devices)]
+        cost = native.cost_us(name, problem, device)
+        assert 2 < cost < 1e7
+        for size, by in (("m", 1), ("n", 1), ("k", 64)):
+            more = native.cost_us(name, problem | {size: problem[size] + by}, device)
+            assert more >= cost * (0.7 if divided else 1), f"{size} of {problem} on {device}, index {index}"
+
+
+@pytest.mark.parametrize("sm", grid.DEVICES)
+def test_a_larger_problem_never_costs_much_less(sm: int) -> None:
+    """Falls of more than a tenth are listed in pinned.txt; here: none is deep, and they are few."""
+    for pair in grid.PAIRS:
+        falls = grid.falls(native, sm, pair)
+        assert len(falls) <= 30, falls[:3]
+        assert all(float(fall.split()[0]) >= 0.7 for fall in falls), falls[0]
+
+
+@pytest.mark.parametrize("sm", grid.DEVICES)
+def test_no_cliff_is_higher_than_a_doubling(sm: int) -> None:
+    """Which cliffs above 1.3 times there are, pinned.txt lists (tests/plan/test_select.py holds it to that)."""
+    for pair in grid.PAIRS:
+        for cliff in grid.cliffs(native, sm, pair):
+            assert cliff.ratio <= HIGHEST or "simt_any" in cliff.after, str(cliff)
+
+
+def test_a_planted_cliff_is_found() -> None:
+    class Planted:
+        @staticmethod
+        def sweep(problem: dict, device: dict, size: str, values: list[int]) -> list[tuple[str, float]]:
+            return [("gemm_a" if v < 70 else "gemm_b", v + (100.0 if size == "m" and v >= 70 else 0.0)) for v in values]
+
+    cliffs = grid.cliffs(Planted, 90, "s8s8")
+    assert [(c.size, c.at) for c in cliffs if c.at == 70] == [("M", 70)]
+    assert grid.falls(Planted, 90, "s8s8") == []
+
+
+def best(problem: dict, device: dict) -> float:
+    return native.sweep({"out": "f16", **problem}, device, "m", [problem["m"]])[0][1]
+
+
+@pytest.mark.parametrize("sm", grid.DEVICES)
+def test_large_products_lie_between_the_peak_and_a_fourth_of_it(sm: int) -> None:
+    device = grid.DEVICES[sm]
+    macs = {80: 2048 * 1.41, 86: 1024 * 1.7, 89: 1024 * 2.4, 90: 4096 * 1.7, 100: 2048 * 1.85}[sm] * 1e3
+    floor = 8192.0**3 / (macs * device["sm_count"])
+    assert floor < best({"m": 8192, "n": 8192, "k": 8192}, device) < 4 * floor
+
+
+@pytest.mark.parametrize("sm", grid.DEVICES)
+def test_one_token_takes_about_the_time_of_reading_the_weights(sm: int) -> None:
+    device = grid.DEVICES[sm]
+    floor = 28672 * 8192 / (device["dram_gbps"] * 1e3)
+    assert floor < best({"m": 1, "n": 28672, "k": 8192}, device) < 2 * floor
+
+
+def test_the_memory_bus_and_the_number_of_multiprocessors_count() -> None:
+    problem = {"m": 1, "n": 28672, "k": 8192}
+    slow = grid.DEVICES[90] | {"dram_gbps": 2000}
+    assert best(problem, slow) > 1.5 * best(problem, grid.DEVICES[90])
+    problem = {"m": 8192, "n": 8192, "k": 8192}
+    assert best(problem, grid.DEVICES[90] | {"sm_count": 66}) > 1.7 * best(problem, grid.DEVICES[90])
+    assert best({"m": 1, "n": 1, "k": 0}, {"sm": 80, "sm_count": 0}) > 0, "an empty device divides nothing by zero"

@@ -1,0 +1,43 @@
+"""Rows of CUTLASS 2.x tiles run on chips with 99, 163 and 227 KiB of shared memory a block: they refuse what cannot
+hold their stages, and where one is refused another still runs."""
+
+from __future__ import annotations
+
+import pytest
+
+native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+
+ROWS = [row for row in native.kernel_table() if row["engine"] == "mma"]
+BITS = {"s4": 4, "s8": 8, "u8": 8, "f16": 16, "bf16": 16}
+SMALL = 99 << 10  # sm_86, sm_89
+
+
+def _problem(row: dict) -> dict:
+    x = row["x"][0]
+    return {
+        "m": 64, "n": 256, "k": 1024, "x": x, "w": row["w"][0], "out": "f32", "x_packed": row["x_packing"] == "nibbles",
+    }  # fmt: skip
+
+
+def _stages_bytes(row: dict) -> int:
+    m, n, k = row["tile"]
+    x_bits = max(8 if x == "s4" and row["x_packing"] == "bytes" else BITS[x] for x in row["x"])
+    return row["stages"] * k * (m * x_bits + n * BITS[row["w"][0]]) // 8
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_a_row_refuses_a_device_that_cannot_hold_its_stages(row: dict) -> None:
+    need = _stages_bytes(row)
+    device = {"sm": row["sm_min"], "sm_count": 100}
+    for enough in (0, need, need + 1):  # 0: not known
+        assert native.refusal(row["name"], _problem(row), device | {"shared_bytes": enough}, False)[0]
+    ok, wanted, got, text = native.refusal(row["name"], _problem(row), device | {"shared_bytes": need - 1}, False)
+    assert (ok, wanted, got) == (False, need, need - 1)
+    assert text == f"needs {need} bytes of shared memory a block, the device has {need - 1}"
+
+
+def test_every_row_fits_an_a100_and_every_family_has_one_for_small_chips() -> None:
+    assert ROWS
+    assert {row["name"] for row in ROWS if _stages_bytes(row) > 163 << 10} == set()
+    fits = {row["family"] for row in ROWS if _stages_bytes(row) <= SMALL}
+    assert fits == {row["family"] for row in ROWS}

@@ -1,0 +1,155 @@
+"""What the plan's tests and pins ask about: pretended GPUs, operand types, sizes; and walks over neighbouring sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# A100, A40, L40S, H200, B200: multiprocessors, the peak of the memory bus in GB/s and shared memory of a block in KiB,
+# from their data sheets.
+DEVICES: dict[int, dict[str, Any]] = {
+    sm: {"sm": sm, "sm_count": count, "dram_gbps": gbps, "shared_bytes": kib << 10}
+    for sm, count, gbps, kib in (
+        (80, 108, 2039, 163), (86, 84, 696, 99), (89, 142, 864, 99), (90, 132, 4800, 227), (100, 148, 8000, 227),
+    )
+}  # fmt: skip
+# Every pair of operand types that a layer can ask for.
+PAIRS: dict[str, dict[str, Any]] = {
+    "s8s8": {},
+    "u8s8": {"x": "u8"},
+    "s8s4": {"w": "s4"},
+    "s8s4 group": {"w": "s4", "group_size": 128},
+    "s8s4 blocked": {"w": "s4", "w_layout": "blocked128"},
+    "s8s4 blocked group": {"w": "s4", "w_layout": "blocked128", "group_size": 128},
+    "s4s4": {"x": "s4", "w": "s4"},
+    "s4s4 packed": {"x": "s4", "w": "s4", "x_packed": True},
+    "f16f16": {"x": "f16", "w": "f16"},
+    "bf16bf16": {"x": "bf16", "w": "bf16"},
+    "f16s8": {"x": "f16", "w": "s8"},
+    "bf16s8": {"x": "bf16", "w": "s8"},
+    "f16s4 group": {"x": "f16", "w": "s4", "group_size": 128},
+    "bf16s4 group": {"x": "bf16", "w": "s4", "group_size": 128},
+}
+WIDTHS = (256, 1024, 4096, 8192, 11008, 28672)
+DEPTHS = (256, 1024, 4096, 8192)
+MS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 65, 96, 128, 129, 256, 512, 1024, 4096, 16384)
+SHAPES = ((4096, 4096), (28672, 8192), (1024, 4096), (256, 256))  # N, K of the pinned choices
+STEP = 1.3  # the largest accepted ratio between neighbours
+FALL = 0.9  # a larger problem may be predicted to take this part of its neighbour's time
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """A step of the predicted time above STEP from one size to the next, at the worst of a device's problems."""
+
+    sm: int
+    pair: str
+    size: str
+    at: int
+    ratio: float
+    problem: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        where = f"{self.pair}: {self.size} = {self.at} on sm{self.sm}"
+        return f"{where}: {self.ratio:.1f} times at {self.problem}, {self.before} -> {self.after}"
+
+
+@functools.cache
+def steps(native: Any, sm: int, pair: str) -> tuple[list[Cliff], list[str]]:
+    """(cliffs, falls) of a device and a pair of types. falls: where a larger problem is predicted to take less time
+    than its neighbour, by more than 10 %, which happens where K is divided into other shares."""
+    worst: dict[tuple[str, int], Cliff] = {}
+    falls = []
+    for problem, size, values in _walks():
+        found = native.sweep({**problem, **PAIRS[pair], "out": "f16"}, DEVICES[sm], size, values)
+        for value, before, after in zip(values[1:], found, found[1:]):
+            if before[0] is None or after[0] is None:
+                continue
+            ratio = after[1] / before[1]
+            if ratio < FALL:
+                at = " ".join(f"{k.upper()} {v}" for k, v in problem.items() if k != size)
+                falls.append(
+                    f"{ratio:.2f} times at {at}, {size.upper()} = {value}: {_short(before)} -> {_short(after)}"
+                )
+            if ratio > max(STEP, worst[size, value].ratio if (size, value) in worst else 0.0):
+                text = " ".join(f"{k.upper()} {v}" for k, v in problem.items() if k != size)
+                worst[size, value] = Cliff(sm, pair, size.upper(), value, ratio, text, _short(before), _short(after))
+    return sorted(worst.values(), key=lambda c: (c.size, c.at)), falls
+
+
+def cliffs(native: Any, sm: int, pair: str) -> list[Cliff]:
+    """The cliffs of a device and a pair of types, by size and place."""
+    return steps(native, sm, pair)[0]
+
+
+def falls(native: Any, sm: int, pair: str) -> list[str]:
+    """The falls of a device and a pair of types, the deepest first."""
+    return sorted(steps(native, sm, pair)[1])
+
+
+def _walks() -> Iterator[tuple[dict[str, int], str, list[int]]]:
+    for n in WIDTHS:
+        for k in DEPTHS:
+            yield {"m": 1, "n": n, "k": k}, "m", list(range(1, 131))
+        for m in (1, 16, 64, 128, 512):
+            # K in steps that every layout takes, groups of 128 among them, and that are small beside K itself.
+            yield {"m": m, "n": n, "k": 512}, "k", list(range(512, 8193, 128))
+
+
+def _short(choice: tuple[str, float]) -> str:
+    return choice[0].removeprefix("gemm_")
+
+
+def choices(native: Any, sm: int, pair: str, n: int, k: int, ms: Sequence[int] = MS) -> str:
+    """'1-16 decode_..., 17-96 sm80_...': the row for each M, runs of the same row together."""
+    found = native.sweep({"n": n, "k": k, **PAIRS[pair], "out": "f16"}, DEVICES[sm], "m", list(ms))
+    runs: list[tuple[int, int, str]] = []
+    for m, (name, _) in zip(ms, found):
+        short = "nothing" if name is None else name.removeprefix("gemm_")
+        if runs and runs[-1][2] == short:
+            runs[-1] = (runs[-1][0], m, short)
+        else:
+            runs.append((m, m, short))
+    return ", ".join(f"{a}-{b} {name}" if a != b else f"{a} {name}" for a, b, name in runs)
+
+
+def lines(native: Any) -> Iterator[str]:
+    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), cliff (predicted steps above STEP between
+    neighbouring M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that
+    no problem of a wide grid gets)."""
+    for sm in DEVICES:
+        for pair in PAIRS:
+            for n, k in SHAPES:
+                yield f"choice sm{sm} {pair} N {n} K {k}: {choices(native, sm, pair, n, k)}"
+    for sm in DEVICES:
+        for pair in PAIRS:
+            for cliff in cliffs(native, sm, pair):
+                yield f"cliff {cliff}"
+    for sm in DEVICES:
+        for pair in PAIRS:
+            if found := falls(native, sm, pair):
+                yield f"fall {pair} on sm{sm}: {len(found)}, the deepest {found[0]}"
+    for name in unreached(native):
+        yield f"unreached {name}"
+
+
+def unreached(native: Any) -> list[str]:
+    """Selectable rows that no problem of a wide grid gets."""
+    wanted = {row["name"] for row in native.kernel_table() if row["selectable"]}
+    for sm in DEVICES:
+        for sm_count in (DEVICES[sm]["sm_count"], 40):
+            device = {**DEVICES[sm], "sm_count": sm_count}
+            for pair in PAIRS.values():
+                for out in ("f16", "f32", "s8"):
+                    for n in (48, 640, *WIDTHS):
+                        for k in (128, 640, *DEPTHS):
+                            problem = {"n": n, "k": k, **pair, "out": out}
+                            ms = [1, 8, 16, 24, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256, 384, 512, 1024, 4096]
+                            wanted -= {name for name, _ in native.sweep(problem, device, "m", ms)}
+    any_pair = {"m": 4, "n": 64, "k": 64, "x_align": 1, "out": "f32"}
+    wanted -= {native.select(any_pair, DEVICES[90], only_compiled=False)[0]}
+    return sorted(wanted)
