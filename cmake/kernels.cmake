@@ -29,6 +29,13 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s8s8 32x64x128    16x64x64  splitk      4 smoke)
   pyquant_kernel(sm80_s8s8 64x64x128    32x32x128 splitk      4 full)
 
+  pyquant_family(sm80_u8s8 sm80 80
+                 "GemmSm80<Sm80U8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_u8s8 16x64x128    16x64x64  multistage  4 full)
+  pyquant_kernel(sm80_u8s8 48x64x128    48x64x64  multistage  4 full)
+  pyquant_kernel(sm80_u8s8 64x64x64     32x32x64  multistage  5 full)
+  pyquant_kernel(sm80_u8s8 128x128x64   64x64x64  multistage  5 full)
+
   pyquant_family(sm80_s8s4 sm80 80
                  "GemmSm80<Sm80S8S4, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
   pyquant_kernel(sm80_s8s4 16x64x128    16x64x64  multistage  4 full)

@@ -40,6 +40,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
 #define PYQUANT_FAMILIES(X)   \
   X(simt)                     \
   X(sm80_s8s8)                \
+  X(sm80_u8s8)                \
   X(sm80_s8s4)                \
   X(sm80_s4s4)                \
   X(sm80_f16)                 \
@@ -105,6 +106,8 @@ constexpr FamilyFacts simt() {
 }
 
 constexpr FamilyFacts sm80_s8s8() { return multistage("sm80_s8s8", DType::s8, DType::s8); }
+
+constexpr FamilyFacts sm80_u8s8() { return multistage("sm80_u8s8", DType::u8, DType::s8); }
 
 // Weights widen to bytes in registers.
 constexpr FamilyFacts sm80_s8s4() {

@@ -94,6 +94,7 @@ struct Types80 {
 };
 // Saturating is what CUTLASS has for integers; the bound of K leaves nothing to saturate.
 using Sm80S8S8 = Types80<int8_t, int8_t, int32_t, cutlass::arch::OpMultiplyAddSaturate, 32>;
+using Sm80U8S8 = Types80<uint8_t, int8_t, int32_t, cutlass::arch::OpMultiplyAddSaturate, 32>;
 using Sm80S8S4 = Types80<int8_t, cutlass::int4b_t, int32_t, cutlass::arch::OpMultiplyAddMixedInputUpcast, 32>;
 using Sm80S4S4 = Types80<cutlass::int4b_t, cutlass::int4b_t, int32_t, cutlass::arch::OpMultiplyAddSaturate, 64>;
 using Sm80F16 = Types80<cutlass::half_t, cutlass::half_t, float, cutlass::arch::OpMultiplyAdd, 16>;
