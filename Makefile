@@ -2,6 +2,7 @@
 # make check  formatters, types, house rules (seconds)         make style  apply the formatters
 # make bench  the CPU figures of the README, with peers        make gpu    build, test and measure on a machine with a GPU
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
+# make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
 #
 # An active virtual environment is used as it is; otherwise one is made in .venv. TORCH names the torch to install when
@@ -15,7 +16,7 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 
-.PHONY: demo test test-kernels check style bench gpu wheel clean install
+.PHONY: demo test test-kernels check style bench gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -35,11 +36,13 @@ $(STAMPS)/tools: $(STAMPS)/venv
 FLAVOUR := $(if $(PYQUANT_CUDART_SIM),-simulator)
 EVERY := $(STAMPS)/native-full$(FLAVOUR)
 SAMPLE := $(firstword $(wildcard $(EVERY)) $(STAMPS)/native-sample$(FLAVOUR))
-QUICK := $(firstword $(wildcard $(EVERY) $(SAMPLE)) $(STAMPS)/native-smoke$(FLAVOUR))
+# Without a GPU a first look needs no CUDA kernel at all.
+FEW := $(if $(shell command -v nvidia-smi 2>/dev/null),smoke,cpu)
+QUICK := $(firstword $(wildcard $(EVERY) $(SAMPLE)) $(STAMPS)/native-$(FEW)$(FLAVOUR))
 $(STAMPS)/native-%: $(STAMPS)/tools $(NATIVE)
 	@echo "pyquant: building and installing (CUDA kernels: $(patsubst %-simulator,%,$*))"
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(PYQUANT_CUDART_SIM),ON,OFF) \
-	    PYQUANT_KERNELS=$(patsubst %-simulator,%,$*) PYQUANT_SAMPLE=$$(git rev-parse HEAD 2>/dev/null) \
+	    $(if $(filter cpu%,$*),PYQUANT_CUDA=OFF) PYQUANT_KERNELS=$(patsubst %-simulator,%,$*) PYQUANT_SAMPLE=$$(git rev-parse HEAD 2>/dev/null) \
 	    $(PIP) install --no-build-isolation --no-deps -e .
 	@rm -f $(STAMPS)/native-* && touch $@
 
@@ -90,10 +93,36 @@ style: $(STAMPS)/dev
 bench: $(QUICK) $(STAMPS)/test
 	$(PY) -m bench.cpu_linear
 
-gpu: $(EVERY) $(STAMPS)/test
-	$(PY) -c "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'make gpu: torch sees no CUDA device; activate an environment with a CUDA build of torch, or name one: make gpu TORCH=torch')"
-	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. gpu -m gpu
-	$(PY) -m bench.gpu
+# On a machine with a GPU. PYQUANT_PREBUILT=1 takes the libraries that lie in pyquant/ (built elsewhere: pyquant/lib/*.so
+# serve every Python and torch >= 2.10; only pyquant/_native*.so belongs to one Python and is made anew where it does not
+# fit, one small C++ file), and the Python that PYTHON names with what it has: nothing is installed or compiled otherwise.
+# GPU_TEST and GPU_BENCH add words to the two commands, such as GPU_BENCH="--time-budget 500".
+PREBUILT := $(filter-out 0,$(PYQUANT_PREBUILT))
+GPU_PY := $(if $(PREBUILT),PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON),$(PY))
+GPU_CASES ?= 100
+
+gpu: gpu-build
+	@status=0; for part in test bench check; do $(MAKE) --no-print-directory gpu-$$part || status=1; done; exit $$status
+
+gpu-build: $(if $(PREBUILT),,$(EVERY) $(STAMPS)/test)
+	@$(GPU_PY) tools/gpu_ready.py $(if $(PREBUILT),--prebuilt)
+
+gpu-test:
+	cd tests && PYQUANT_CASES=$(GPU_CASES) $(GPU_PY) -m pytest -c ../pyproject.toml --rootdir .. gpu -m gpu $(GPU_TEST)
+
+gpu-bench:
+	$(GPU_PY) -m bench.gemm $(GPU_BENCH)
+
+gpu-check:
+	$(GPU_PY) tools/sanitize.py
+
+# Each by itself and without its own requirements: none of them may replace the torch that is measured.
+PEERS := gemlite==0.6.0 humming-kernels==0.1.19 torchao==0.18.0 bitsandbytes==0.50.2
+gpu-peers:
+	@for peer in $(PEERS); do \
+	  $(GPU_PY) -m pip --disable-pip-version-check -q install --no-deps $$peer && echo "pyquant: installed $$peer" \
+	  || echo "pyquant: $$peer could not be installed; the benchmark will say so"; done
+	@$(GPU_PY) -m pip --disable-pip-version-check -q install jinja2 tqdm tabulate cuda-bindings || true
 
 wheel: $(STAMPS)/tools
 	@PATH="$(VENV)/bin:$$PATH" $(PIP) wheel --no-build-isolation --no-deps -w dist .

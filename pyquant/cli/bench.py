@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from pyquant.cli import bench_gpu
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
-from pyquant.measure.peers import FP32, peers_for
+from pyquant.measure.peers import FP32, PEERS
 from pyquant.measure.records import GemmReport
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
 
@@ -21,12 +22,15 @@ examples:
   pyquant bench gemm
   pyquant bench gemm --m 1 8 64 512 --kn 384x1536 4096x4096 --schemes W8A8Dynamic "W4A8Dynamic(group_size=64)"
   pyquant bench gemm --peers fbgemm bf16 --json gemm.json --csv gemm.csv --plot gemm.png
-  pyquant bench gemm --device cuda --dtype bfloat16 --clock cuda-graph
+  pyquant bench gemm --device cuda --models llama-3-8b --m 1 16 256 4096 --out results
+  pyquant bench gemm --device cuda --candidates W8A8 scaled_mm --kn 8192x8192 --m 16
 
 one thread and CPU time are the default: on a shared machine nothing else repeats; use --threads N --clock wall on a
-quiet one. Every candidate's product is checked before it is timed.
+quiet one. Every candidate's product is checked before it is timed. On a GPU graphs are replayed with weights that
+rotate beyond the caches, and a run that is killed goes on with what its --out folder holds.
 """
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KN = ("384x1536", "1024x4096")
 
 
 def add_parser(commands: Any) -> None:
@@ -41,16 +45,16 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gemm.add_argument("--m", type=int, nargs="+", default=[1, 64], metavar="M", help="rows (default: 1 64)")
-    gemm.add_argument("--kn", nargs="+", default=["384x1536", "1024x4096"], metavar="KxN",
-                      help="in_features x out_features (default: 384x1536 1024x4096)")  # fmt: skip
-    gemm.add_argument("--schemes", nargs="+", default=["W8A8Dynamic", "W4A8Dynamic"], metavar="SCHEME",
+    gemm.add_argument("--m", type=int, nargs="+", metavar="M", help="rows (default: 1 64; on a GPU 1 to 8192)")
+    gemm.add_argument("--kn", nargs="+", metavar="KxN",
+                      help="in_features x out_features (default: 384x1536 1024x4096; on a GPU --models)")  # fmt: skip
+    gemm.add_argument("--schemes", nargs="+", metavar="SCHEME",
                       help="preset, with options in brackets (default: W8A8Dynamic W4A8Dynamic)")  # fmt: skip
     gemm.add_argument("--peers", nargs="*", metavar="NAME", help="rivals, by part of their name (default: all)")
-    gemm.add_argument("--baseline", default=FP32, metavar="NAME", help=f"what ratios divide by (default: {FP32})")
+    gemm.add_argument("--baseline", metavar="NAME", help=f"what ratios divide by (default: {FP32})")
     gemm.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    gemm.add_argument("--dtype", choices=_DTYPES, help="input and output (default: float32 on a CPU, else bfloat16)")
-    gemm.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
+    gemm.add_argument("--dtype", choices=_DTYPES, help="of input and output (default: float32; on a GPU bfloat16)")
+    gemm.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: 1)")
     gemm.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
                       help="default: cpu; cuda-graph on a GPU")  # fmt: skip
     gemm.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
@@ -59,16 +63,19 @@ def add_parser(commands: Any) -> None:
     gemm.add_argument("--json", metavar="FILE", help="write the records as JSON")
     gemm.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     gemm.add_argument("--plot", metavar="FILE.png", help="draw a picture (needs matplotlib)")
+    bench_gpu.add_options(gemm)
     gemm.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark and prints Markdown. -> 0, or 1 when a pyquant layer's bits differ from the specification."""
+    if args.device.startswith("cuda") or args.merge:
+        return _on_gpu(args)
     bench = bench_from_args(args)
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads or 1)
     try:
-        ceilings = [] if args.no_floor else measure_ceilings(bench.device)
+        ceilings = [] if args.no_floor else measure_ceilings("cpu")
         with Progress("bench gemm", len(bench.shapes)) as shown:
             report = run_gemm_bench(
                 bench, ceilings=ceilings, on_shape=lambda shape: shown.step("M={} K={} N={}".format(*shape))
@@ -81,23 +88,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def bench_from_args(args: argparse.Namespace) -> GemmBench:
-    """The benchmark that the arguments describe. Raises ArgumentError naming the option that is wrong."""
-    if args.threads < 1:
-        raise ArgumentError("--threads", args.threads, ">= 1")
-    on_gpu = args.device.startswith("cuda")
-    if on_gpu and not torch.cuda.is_available():
-        raise ArgumentError("--device", args.device, "a device that torch can use here: cpu")
+    """The CPU benchmark that the arguments describe. Raises ArgumentError naming the option that is wrong."""
+    if args.device != "cpu":
+        raise ArgumentError("--device", args.device, "cpu, cuda, cuda:1 ...")
+    if wrong := bench_gpu.given(args):
+        raise ArgumentError(wrong[0], "given", "with --device cuda only")
+    if args.threads is not None:
+        _positive("--threads", [args.threads])
     return GemmBench(
-        shapes=[(m, *parse_kn(kn)) for m in _positive("--m", args.m) for kn in args.kn],
-        schemes=args.schemes,
-        peers=None if args.peers is None else match_peers(args.peers, args.device),
-        baseline=match_peers([args.baseline], args.device)[0],
-        device=args.device,
-        dtype=_DTYPES[args.dtype or ("bfloat16" if on_gpu else "float32")],
-        clock=args.clock or ("cuda-graph" if on_gpu else "cpu"),
+        shapes=[(m, *parse_kn(kn)) for m in _positive("--m", args.m or [1, 64]) for kn in args.kn or _KN],
+        schemes=args.schemes or ("W8A8Dynamic", "W4A8Dynamic"),
+        peers=None if args.peers is None else match_peers(args.peers),
+        baseline=match_peers([args.baseline or FP32])[0],
+        dtype=_DTYPES[args.dtype or "float32"],
+        clock=args.clock or "cpu",
         rounds=_positive("--rounds", [args.rounds])[0],
         cold=args.cold,
     )
+
+
+def _on_gpu(args: argparse.Namespace) -> int:
+    """The GPU benchmark, after refusing what it has no use for."""
+    for option, value, instead in (
+        ("--schemes", args.schemes, "--candidates"), ("--peers", args.peers, "--candidates"),
+        ("--baseline", args.baseline, "torch.mm bf16, always"), ("--threads", args.threads, "no CPU threads there"),
+        ("--cold", args.cold or None, "weights that rotate beyond the caches, always"),
+    ):  # fmt: skip
+        if value is not None:
+            raise ArgumentError(option, value, f"--device cpu only; on a GPU: {instead}")
+    if args.dtype not in (None, "bfloat16"):
+        raise ArgumentError("--dtype", args.dtype, "bfloat16 with --device cuda")
+    _positive("--m", args.m or [1])
+    _positive("--rounds", [args.rounds])
+    return bench_gpu.run(args, None if args.kn is None else [parse_kn(kn) for kn in args.kn])
 
 
 def parse_kn(text: str) -> tuple[int, int]:
@@ -108,9 +131,9 @@ def parse_kn(text: str) -> tuple[int, int]:
     return int(k), int(n)
 
 
-def match_peers(texts: Sequence[str], device: str) -> list[str]:
-    """The peers of `device` whose names hold one of the texts, upper and lower case alike; exact names win."""
-    names = [peer.name for peer in peers_for(device)]
+def match_peers(texts: Sequence[str]) -> list[str]:
+    """The peers whose names hold one of the texts, upper and lower case alike; exact names win."""
+    names = [peer.name for peer in PEERS]
     found: list[str] = []
     for text in texts:
         hits = [n for n in names if n == text] or [n for n in names if text.lower() in n.lower()]

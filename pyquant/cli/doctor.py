@@ -193,6 +193,12 @@ def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _remarks() -> list[str]:
+    from pyquant.ops import tuned
+
+    return [*_cpu_remarks(), *(f"measured kernel choices: {line}" for line in tuned.remarks())]
+
+
+def _cpu_remarks() -> list[str]:
     flags = cpu_features()
     if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
         return [

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pyquant.cli import bench, doctor, inspect, quantize, verify
+from pyquant.cli import bench, doctor, inspect, quantize, tune, verify
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -22,6 +22,7 @@ examples:
   pyquant inspect quantised
   pyquant verify quantised --against mypackage.models:build
   pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
+  pyquant tune --model quantised --m 1 16 64 512
 
 exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
 """
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (doctor, quantize, inspect, verify, bench):
+    for command in (doctor, quantize, inspect, verify, bench, tune):
         command.add_parser(commands)
     return parser
 

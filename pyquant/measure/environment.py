@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -15,7 +16,9 @@ import torch
 from pyquant.measure.records import Environment
 
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
-_PACKAGES = ("numpy", "transformers", "torchao", "safetensors")
+_PACKAGES = (
+    "numpy", "transformers", "torchao", "safetensors", "triton", "gemlite", "humming-kernels", "bitsandbytes",
+)  # fmt: skip
 
 
 def describe_environment(device: str | torch.device = "cpu", *, clock: str = "") -> Environment:
@@ -84,6 +87,19 @@ def folder_name(environment: Environment) -> str:
     name = environment.gpu.split(",")[0] if environment.gpu else f"cpu {environment.cpu}"
     name = re.sub(r"\((?:r|tm)\)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def library_digest() -> str:
+    """The first digits of a SHA-256 over pyquant's compiled libraries: two builds of one version are told apart.
+
+    Example:
+        >>> library_digest() == library_digest()
+        True
+    """
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).resolve().parents[1] / "lib").glob("*.so")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def own_version() -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from pyquant.errors import ArgumentError
+from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.records import Ceiling
-from pyquant.measure.timing import Clock, CpuClock, CudaEventClock, time_interleaved
+from pyquant.measure.timing import Clock, CpuClock, time_interleaved
 
 COPY = "copy"  # main memory; COPY_SETS are working sets that fit caches
 COPY_SETS: Mapping[str, int] = {
@@ -56,13 +57,14 @@ def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = N
 
     size  edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
           random data, and zeros would flatter the peak.
-    ->    Ceilings 'copy' (main memory) and COPY_SETS (working sets that caches hold) [GB/s], 'fp32', 'bf16',
+    ->    Ceilings 'copy' (main memory) and, on a CPU, COPY_SETS (working sets that caches hold) [GB/s]; 'fp32', 'bf16',
           'int8' (and on a GPU 'fp16', 'fp8') [Gop/s]; a type that the device's torch cannot multiply is left out.
     """
     device = torch.device(device)
     clock: Clock = CudaEventClock() if device.type == "cuda" else CpuClock()
     size = size or (8192 if device.type == "cuda" else 2048)
-    sets = {COPY: (1 << 30) if device.type == "cuda" else (256 << 20), **COPY_SETS}
+    # on a GPU weights rotate beyond the caches, so only main memory matters
+    sets = {COPY: 2 << 30} if device.type == "cuda" else {COPY: 256 << 20, **COPY_SETS}
     work = {name: _copy(size_bytes // 2, device) for name, size_bytes in sets.items()} | {
         name: run for name, make in _matmuls(device).items() if (run := _runs(make, size, device)) is not None
     }

@@ -1,8 +1,7 @@
-"""One linear problem, all candidates side by side: the engine behind `pyquant bench gemm`, bench/ and the bars."""
+"""One linear problem on a CPU, all candidates side by side: the engine behind `pyquant bench gemm` and the bars."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.floors import Floor, ceiling_value, copy_gbps, gemm_bytes, gemm_floor
 from pyquant.measure.ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
-from pyquant.measure.peers import FP32, Candidate, GemmCase, Peer, PeerUnavailable, peers_for
+from pyquant.measure.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
 from pyquant.measure.records import Ceiling, GemmReport, GemmRow, Unavailable
 from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
 
@@ -28,20 +27,17 @@ class GemmBench:
 
     shapes     (m, k, n) triples.   schemes   texts such as 'W8A8Dynamic'.   peers   rivals by name; None for all.
     dtype      of the pyquant layer's input and output (peers have their own).
-    weights    copies of the weights that successive calls rotate over, so that they do not stay in a cache.
     """
 
     shapes: Sequence[Shape]
     schemes: Sequence[str] = ("W8A8Dynamic", "W4A8Dynamic")
     peers: Sequence[str] | None = None
     baseline: str = FP32
-    device: str = "cpu"
     dtype: torch.dtype = torch.float32
     clock: str = "cpu"
     rounds: int = 15
     budget_s: float | None = None
     cold: bool = False
-    weights: int | Callable[[Shape], int] = 1
     check_exact: bool = True
 
 
@@ -76,7 +72,7 @@ def run_gemm_bench(
     schemes = {text: scheme_from_name(text) for text in bench.schemes}
     peers = _chosen_peers(bench)
     make_clock(bench.clock)  # an unknown clock is refused before anything is built
-    flush = CacheFlush(device=bench.device) if bench.cold else None
+    flush = CacheFlush() if bench.cold else None
     rows: list[GemmRow] = []
     missing: list[Unavailable] = []
     for shape in bench.shapes:
@@ -90,12 +86,12 @@ def run_gemm_bench(
             )
             continue
         rows += _time_shape(bench, shape, prepared.built, make_clock(bench.clock), flush, ceilings)
-    environment = describe_environment(bench.device, clock=bench.clock)
+    environment = describe_environment(clock=bench.clock)
     return GemmReport(environment, bench.baseline, rows, list(ceilings), missing, notes=_notes(bench))
 
 
 def _chosen_peers(bench: GemmBench) -> list[Peer]:
-    known = {peer.name: peer for peer in peers_for(bench.device)}
+    known = {peer.name: peer for peer in PEERS}
     wanted = list(known) if bench.peers is None else [bench.baseline, *bench.peers]
     for name in wanted:
         if name not in known:
@@ -105,40 +101,38 @@ def _chosen_peers(bench: GemmBench) -> list[Peer]:
 
 def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme]) -> _Shape:
     m, k, n = shape
-    copies = bench.weights(shape) if callable(bench.weights) else bench.weights
-    cases = [GemmCase(m, k, n, torch.device(bench.device), seed=i) for i in range(max(1, copies))]
+    case = GemmCase(m, k, n, torch.device("cpu"))
     out = _Shape()
     for peer in peers:
         try:
-            out.built[peer.name] = _build_peer(peer, cases)
+            out.built[peer.name] = _build_peer(peer, case)
         except (PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
             out.missing.append(Unavailable(peer.name, _first_line(error), _at(shape)))
     for text, scheme in schemes.items():
         try:
-            out.built[_our_name(text)] = _build_ours(bench, scheme, cases)
+            out.built[_our_name(text)] = _build_ours(bench, scheme, case)
         except (PyquantError, PeerUnavailable) as error:
             out.missing.append(Unavailable(_our_name(text), _first_line(error), _at(shape)))
     return out
 
 
-def _build_peer(peer: Peer, cases: Sequence[GemmCase]) -> _Built:
+def _build_peer(peer: Peer, case: GemmCase) -> _Built:
     with torch.inference_mode():
-        runs = [peer.build(case) for case in cases]
-        y = runs[0]()
-    sqnr = None if peer.gemm_only else _checked_sqnr(y, cases[0])
-    return _Built(_rotating(runs), False, peer.w_bits, peer.x_bits, peer.peak, sqnr=sqnr)
+        run = peer.build(case)
+        y = run()
+    sqnr = None if peer.gemm_only else _checked_sqnr(y, case)
+    return _Built(run, False, peer.w_bits, peer.x_bits, peer.peak, sqnr=sqnr)
 
 
-def _build_ours(bench: GemmBench, scheme: QScheme, cases: Sequence[GemmCase]) -> _Built:
-    layers = [build_qlinear(case, scheme, bench.dtype) for case in cases]
-    layer, x = layers[0]
+def _build_ours(bench: GemmBench, scheme: QScheme, case: GemmCase) -> _Built:
+    layer, x = build_qlinear(case, scheme, bench.dtype)
     with torch.inference_mode():
-        sqnr = _checked_sqnr(layer(x), cases[0])
+        sqnr = _checked_sqnr(layer(x), case)
     exact = is_exact(layer, x) if bench.check_exact and scheme.is_integer else None
     x_bits = 32 if bench.dtype is torch.float32 else 16
     peak = "int8" if scheme.is_integer else ("bf16" if x_bits == 16 else "fp32")
     w_bits = scheme.weights.bits
-    built = _Built(_rotating([qlinear_candidate(*pair) for pair in layers]), True, w_bits, x_bits, peak, exact, sqnr)
+    built = _Built(qlinear_candidate(layer, x), True, w_bits, x_bits, peak, exact, sqnr)
     built.kernel = layer.kernel_info(x.shape[0]).kernel
     return built
 
@@ -154,7 +148,7 @@ def _time_shape(
     )  # fmt: skip
     rows = []
     for name, b in built.items():
-        floor = _floor(shape, b, ceilings, cached=bench.weights == 1 and not bench.cold)
+        floor = _floor(shape, b, ceilings, cached=not bench.cold)
         rows.append(
             GemmRow(
                 m, k, n, name, b.ours, timings.median_us(name), timings.ratio(bench.baseline, name),
@@ -180,13 +174,6 @@ def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
     return value
 
 
-def _rotating(runs: Sequence[Candidate]) -> Candidate:
-    if len(runs) == 1:
-        return runs[0]
-    endless = itertools.cycle(runs)
-    return lambda: next(endless)()
-
-
 def _our_name(text: str) -> str:
     return f"QLinear {text}"
 
@@ -201,8 +188,6 @@ def _first_line(error: BaseException) -> str:
 
 def _notes(bench: GemmBench) -> list[str]:
     warmth = "cold: the cache is flushed before every call" if bench.cold else "hot: the same weights every call"
-    if not bench.cold and bench.weights != 1:
-        warmth = "weights rotate over several copies, more than the last-level cache holds"
     return [
         warmth,
         "ratio: baseline time / candidate time, median over interleaved rounds of one run",

@@ -1,4 +1,4 @@
-"""Named rivals behind one signature: each builds a callable for one GEMM problem, or says why it cannot.
+"""Named rivals on a CPU behind one signature: each builds a callable for one GEMM problem, or says why it cannot.
 
 Every peer returns [M, N] for the same x, w and bias, so the harness can check that it computes what it claims.
 """
@@ -69,13 +69,11 @@ class GemmCase:
 class Peer:
     """A rival.
 
-    devices          the device types it is meant for.
     w_bits, x_bits   size of its weights and of its input and output in memory; peak: the ceiling that binds it.
     gemm_only        takes ready codes, no quantise, no epilogue: a bound, not an equal.
     """
 
     name: str
-    devices: tuple[str, ...]
     build: Callable[[GemmCase], Candidate]
     w_bits: int
     x_bits: int
@@ -88,14 +86,6 @@ def _f_linear(dtype: torch.dtype) -> Callable[[GemmCase], Candidate]:
         x, w = case.x.to(dtype), case.w.to(dtype)
         bias = None if case.bias is None else case.bias.to(dtype)
         return lambda: F.linear(x, w, bias)
-
-    return build
-
-
-def _mm(dtype: torch.dtype) -> Callable[[GemmCase], Candidate]:
-    def build(case: GemmCase) -> Candidate:
-        x, wt = case.x.to(dtype), case.w.to(dtype).t()
-        return lambda: torch.mm(x, wt)
 
     return build
 
@@ -152,28 +142,6 @@ def _int_mm_codes(case: GemmCase) -> Candidate:
     return lambda: torch._int_mm(x_q, wt)
 
 
-def _scaled_mm(case: GemmCase) -> Candidate:
-    fp8 = torch.float8_e4m3fn
-    x_scale = case.x.abs().amax(1, keepdim=True).clamp_min(1e-8) / 448
-    w_scale = case.w.abs().amax(1, keepdim=True).clamp_min(1e-8) / 448
-    x_q, wt_q = (case.x / x_scale).to(fp8), (case.w / w_scale).to(fp8).t()
-    ws = w_scale.t()
-    return lambda: torch._scaled_mm(x_q, wt_q, scale_a=x_scale, scale_b=ws, out_dtype=torch.bfloat16)
-
-
-def _int4pack_cuda(case: GemmCase) -> Candidate:
-    group = 128
-    if case.k % group:
-        raise PeerUnavailable(f"K = {case.k}, needs a multiple of {group}")
-    grouped = case.w.view(case.n, -1, group)
-    scale = grouped.abs().amax(2).clamp_min(1e-8) / 7
-    codes = ((grouped / scale[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8).view(case.n, case.k)
-    packed = torch._convert_weight_to_int4pack((codes[:, ::2] << 4 | codes[:, 1::2]).contiguous(), 8)
-    scale_zero = torch.stack([scale.t(), torch.zeros_like(scale.t())], dim=2).to(torch.bfloat16).contiguous()
-    x = case.x.to(torch.bfloat16)
-    return lambda: torch._weight_int4pack_mm(x, packed, group, scale_zero)
-
-
 def _torchao(config: str) -> Callable[[GemmCase], Candidate]:
     def build(case: GemmCase) -> Candidate:
         try:
@@ -191,27 +159,15 @@ def _torchao(config: str) -> Callable[[GemmCase], Candidate]:
 FP32 = "F.linear fp32"
 FBGEMM = "torch.ao dynamic int8 (fbgemm)"
 INT_MM_CODES = "torch._int_mm (codes in, int32 out)"
-MM_BF16 = "torch.mm bf16"
-_CPU, _CUDA, _BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 
 PEERS: tuple[Peer, ...] = (
-    Peer(FP32, _BOTH, _f_linear(torch.float32), 32, 32, "fp32"),
-    Peer("F.linear bf16", _BOTH, _f_linear(torch.bfloat16), 16, 16, "bf16"),
-    Peer("F.linear fp16", _BOTH, _f_linear(torch.float16), 16, 16, "bf16"),
-    Peer("oneDNN prepacked fp32", _CPU, _onednn_prepacked(torch.float32), 32, 32, "fp32"),
-    Peer("oneDNN prepacked bf16", _CPU, _onednn_prepacked(torch.bfloat16), 16, 16, "bf16"),
-    Peer(FBGEMM, _CPU, _torch_ao_dynamic("fbgemm"), 8, 32, "int8"),
-    Peer("torch._int_mm + eager epilogue", _BOTH, _int_mm_eager, 8, 32, "int8"),
-    Peer(INT_MM_CODES, _BOTH, _int_mm_codes, 8, 8, "int8", gemm_only=True),
-    Peer("torchao int8 dynamic", _BOTH, _torchao("Int8DynamicActivationInt8WeightConfig"), 8, 32, "int8"),
-    Peer(MM_BF16, _CUDA, _mm(torch.bfloat16), 16, 16, "bf16"),
-    Peer("torch.mm fp16", _CUDA, _mm(torch.float16), 16, 16, "bf16"),
-    Peer("torch._scaled_mm fp8 (codes in)", _CUDA, _scaled_mm, 8, 8, "fp8", gemm_only=True),
-    Peer("torch._weight_int4pack_mm g128", _CUDA, _int4pack_cuda, 4, 16, "bf16"),
+    Peer(FP32, _f_linear(torch.float32), 32, 32, "fp32"),
+    Peer("F.linear bf16", _f_linear(torch.bfloat16), 16, 16, "bf16"),
+    Peer("F.linear fp16", _f_linear(torch.float16), 16, 16, "bf16"),
+    Peer("oneDNN prepacked fp32", _onednn_prepacked(torch.float32), 32, 32, "fp32"),
+    Peer("oneDNN prepacked bf16", _onednn_prepacked(torch.bfloat16), 16, 16, "bf16"),
+    Peer(FBGEMM, _torch_ao_dynamic("fbgemm"), 8, 32, "int8"),
+    Peer("torch._int_mm + eager epilogue", _int_mm_eager, 8, 32, "int8"),
+    Peer(INT_MM_CODES, _int_mm_codes, 8, 8, "int8", gemm_only=True),
+    Peer("torchao int8 dynamic", _torchao("Int8DynamicActivationInt8WeightConfig"), 8, 32, "int8"),
 )
-
-
-def peers_for(device: str | torch.device) -> tuple[Peer, ...]:
-    """The peers meant for a device, in table order."""
-    kind = torch.device(device).type
-    return tuple(peer for peer in PEERS if kind in peer.devices)

@@ -50,6 +50,8 @@ class GemmRow:
     sqnr_db     signal to noise against the float64 product; None where the candidate returns something else.
     ours        a pyquant candidate, not a peer.
     kernel      the kernel that ran, where the candidate can tell.
+    moved_bytes that any kernel has to move for it; ops: operations, a multiply-add counting as two; peak: the ceiling
+                that binds it. 0 and '' where the run did not say.
     """
 
     m: int
@@ -66,6 +68,9 @@ class GemmRow:
     exact: bool | None = None
     sqnr_db: float | None = None
     kernel: str = ""
+    moved_bytes: int = 0
+    ops: float = 0.0
+    peak: str = ""
 
     @property
     def of_floor(self) -> float | None:
@@ -107,8 +112,33 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """A goal of the GPU kernels and what the run says about it.
+
+    measured  the ratio (peer's time / ours), or None where the rows that it needs were not measured.
+    floor     what must be reached; stretch: what physics should allow.
+    shapes    how many (M, K, N) went into it; note: over what, or why not measured.
+    """
+
+    goal: str
+    name: str
+    peer: str
+    measured: float | None
+    floor: float
+    stretch: float
+    shapes: int = 0
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.measured is None:
+            return "not measured"
+        return "PASS" if self.measured >= self.floor else "MISS"
+
+
+@dataclass(frozen=True)
 class GemmReport:
-    """Rows, ceilings and bars of one run. baseline names the candidate that ratios divide by."""
+    """Rows, ceilings, bars and verdicts of one run. baseline names the candidate that ratios divide by."""
 
     environment: Environment
     baseline: str
@@ -117,6 +147,7 @@ class GemmReport:
     unavailable: list[Unavailable] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -166,8 +197,10 @@ def to_dict(record: Any) -> dict[str, Any]:
     data = {"record": type(record).__name__, "version": RECORD_VERSION, **asdict(record)}
     if isinstance(record, Bar):
         data["passed"] = record.passed
-    for key in ("bars", "rows"):
+    for key in ("bars", "rows", "verdicts"):
         for plain, item in zip(data.get(key, []), getattr(record, key, []), strict=True):
+            if isinstance(item, Verdict):
+                plain["verdict"] = item.verdict
             if isinstance(item, Bar):
                 plain["passed"] = item.passed
             if isinstance(item, GemmRow):

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 
 from pyquant.errors import ArgumentError
+from pyquant.measure import gpu_timing
 
-Candidate = Callable[[], object]
+Candidate = gpu_timing.Candidate
 _FEW_CALLS = 8
 
 
@@ -54,70 +55,11 @@ class WallClock:
         return time.perf_counter() - start
 
 
-class CudaEventClock:
-    """GPU time between two events on the current stream; launch gaps count, as they do for a user in eager mode."""
-
-    name = "cuda-events"
-
-    def seconds(self, candidate: Candidate, calls: int) -> float:
-        start, stop = _events()
-        start.record()
-        for _ in range(calls):
-            candidate()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) * 1e-3
-
-
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    make: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return make(enable_timing=True), make(enable_timing=True)
-
-
-class CudaGraphClock:
-    """GPU time of a replayed CUDA graph that holds `calls` calls: no launch gaps, the kernels alone.
-
-    A candidate that rotates over several weights is captured with the rotation, because the graph records whatever
-    the successive calls launch. Graphs are kept per candidate and number of calls.
-    """
-
-    name = "cuda-graph"
-
-    def __init__(self) -> None:
-        self._graphs: dict[tuple[int, int], tuple[Candidate, torch.cuda.CUDAGraph]] = {}
-
-    def seconds(self, candidate: Candidate, calls: int) -> float:
-        graph = self._captured(candidate, calls)
-        start, stop = _events()
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) * 1e-3
-
-    def _captured(self, candidate: Candidate, calls: int) -> torch.cuda.CUDAGraph:
-        key = (id(candidate), calls)
-        if key not in self._graphs:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                candidate()  # warm: lazy initialisation is not allowed while capturing
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(calls):
-                    candidate()
-            graph.replay()
-            torch.cuda.synchronize()
-            self._graphs[key] = (candidate, graph)  # the candidate is kept: its id is the key
-        return self._graphs[key][1]
-
-
 CLOCKS: Mapping[str, Callable[[], Clock]] = {
     "cpu": CpuClock,
     "wall": WallClock,
-    "cuda-events": CudaEventClock,
-    "cuda-graph": CudaGraphClock,
+    "cuda-events": gpu_timing.CudaEventClock,
+    "cuda-graph": gpu_timing.CudaGraphClock,
 }
 
 
@@ -184,7 +126,8 @@ def time_interleaved(
 ) -> Timings:
     """Time every candidate once a round, in shuffled order.
 
-    candidates    name -> callable without arguments; run under torch.inference_mode().
+    candidates    name -> callable without arguments; run under torch.inference_mode(). One that rotates over copies
+                  (gpu_timing.Rotating) is sampled in whole turns.
     min_sample_s  a sample repeats its callable until it lasts about this long (one call with `flush`).
     budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
     flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: a sample of
@@ -229,8 +172,9 @@ def _calls_per_sample(clock: Clock, run: Candidate, warm_calls: int, min_sample_
         run()
     if max_calls <= 1:
         return 1
-    once = clock.seconds(run, 1)
-    return max(1, min(max_calls, int(min_sample_s / max(once, 1e-7))))
+    turn = int(getattr(run, "period", 1))
+    seconds = clock.seconds(run, turn)
+    return turn * max(1, min(max_calls // turn, int(min_sample_s / max(seconds, 1e-7))))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

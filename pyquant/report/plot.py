@@ -54,6 +54,44 @@ def plot_gemm(report: GemmReport, path: str | Path) -> Path:
     return _save(figure, path, report.environment.line())
 
 
+def plot_roofline(report: GemmReport, path: str | Path) -> Path:
+    """Operations a second over operations a byte, a point a candidate and shape, under measured limits; writes a PNG.
+
+    Raises UnsupportedError when matplotlib is not installed, or when no row says what it moved and computed.
+    """
+    rows = [row for row in report.rows if row.moved_bytes and row.ops]
+    if not rows:
+        raise UnsupportedError("nothing to plot: no row says how many bytes and operations it needs")
+    figure, axes = _figure(10.5, 6.0)
+    names = list(dict.fromkeys(row.candidate for row in rows))
+    for i, name in enumerate(names):
+        mine = [row for row in rows if row.candidate == name]
+        axes.scatter(
+            [row.ops / row.moved_bytes for row in mine], [row.ops / row.median_us * 1e-6 for row in mine],
+            s=22 if mine[0].ours else 14, marker="o" if mine[0].ours else "x", color=_LINES[i % len(_LINES)],
+            alpha=0.75, label=name, zorder=3 if mine[0].ours else 2,
+        )  # fmt: skip
+    copy = next((c.value for c in report.ceilings if c.name == "copy"), None)
+    reach = [row.ops / row.moved_bytes for row in rows]
+    for ceiling in report.ceilings if copy else ():
+        peak = ceiling.value * 1e-3
+        if ceiling.unit != "Gop/s" or ceiling.name not in {row.peak for row in rows} or not copy:
+            continue
+        ridge = ceiling.value / copy
+        ends = (min(*reach, ridge), max(*reach, ridge))
+        axes.plot([ends[0], ridge, ends[1]], [ends[0] * copy * 1e-3, peak, peak], color="black", linewidth=1)
+        axes.annotate(f"{ceiling.name} {peak:.0f} Top/s", (ends[1], peak), ha="right", va="bottom", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations a byte that has to be moved")
+    axes.set_ylabel("10^12 operations a second")
+    limit = f"; limits: {copy:.0f} GB/s copied and the peaks, of the same run" if copy else ""
+    axes.set_title(f"Linear layers on the roofline{limit}", fontsize=11)
+    axes.grid(color=_GREY, linewidth=0.5)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    return _save(figure, path, report.environment.line())
+
+
 def plot_model(report: ModelReport, path: str | Path) -> Path:
     """Panels of bars, one bar a variant: size, latency of each input, distance of the embeddings; writes a PNG.
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, to_dict
+from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
-    "exact", "sqnr_db", "kernel",
+    "exact", "sqnr_db", "kernel", "moved_bytes", "ops", "peak",
 )  # fmt: skip
 
 
@@ -38,6 +38,8 @@ def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side"
     parts = [f"# {title}", _environment(report.environment)]
     if report.bars:
         parts += ["## Bars", bars_table(report.bars)]
+    if report.verdicts:
+        parts += ["## Goals", verdicts_table(report.verdicts)]
     for m in sorted({row.m for row in report.rows}):
         parts += [f"## M = {m}", _gemm_table([row for row in report.rows if row.m == m])]
     if report.ceilings:
@@ -89,6 +91,20 @@ def bars_table(bars: Sequence[Bar]) -> str:
             for b in bars
         ],
     )
+
+
+def verdicts_table(verdicts: Sequence[Verdict]) -> str:
+    """Goals of the GPU kernels against measurements, with PASS, MISS or not measured."""
+    return table(
+        ["goal", "what", "against", "measured", "floor", "stretch", "", "over"],
+        [
+            [
+                v.goal, v.name, v.peer, "-" if v.measured is None else f"{v.measured:.3f}x", f"{v.floor:g}x",
+                f"{v.stretch:g}x", v.verdict, v.note or f"{v.shapes} shapes",
+            ]
+            for v in verdicts
+        ],
+    )  # fmt: skip
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -12,13 +12,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import cpu_linear, gpu  # noqa: E402
+from bench import cpu_linear, gemm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES  # noqa: E402
-from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow  # noqa: E402
+from pyquant.measure.records import GemmRow, ModelReport, ModelRow  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
@@ -70,30 +70,12 @@ def test_cpu_driver_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert "call overhead" in capsys.readouterr().out
 
 
-def test_weights_rotate_beyond_the_cache() -> None:
-    assert gpu.copies_beyond_l2((1, 57344, 8192)) == 1
-    assert gpu.copies_beyond_l2((1, 8192, 8192)) * 8192 * 8192 // 2 >= 180e6
-    assert gpu.copies_beyond_l2((1, 64, 64)) == 64
-
-
-def test_gpu_run_of_nothing_fails() -> None:
-    report = GemmReport(describe_environment("cpu"), FP32, [row(1, (8, 8), FP32, 1.0, 1.0)])
-    assert gpu.verdict(report) == 1
-    ours = row(1, (8, 8), "QLinear W8A8", 1.0, 2.0, True)
-    assert gpu.verdict(GemmReport(report.environment, FP32, [ours])) == 0
-    wrong = row(1, (8, 8), "QLinear W8A8", 1.0, 2.0, False)
-    assert gpu.verdict(GemmReport(report.environment, FP32, [ours, wrong])) == 1
-
-
-def test_gpu_means_are_told_by_candidate_and_rows() -> None:
-    lines = gpu.geometric_means([row(1, (8, 8), "QLinear W8A8", 1.0, 2.0), row(1, (8, 16), "QLinear W8A8", 1.0, 8.0)])
-    assert lines == ["QLinear W8A8, M=1: 4.00x over 2 shapes"]
-
-
 def test_without_a_gpu_the_driver_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert gpu.main([]) == 2
-    assert "there is none" in capsys.readouterr().err
+    assert gemm.main([]) == 2
+    assert "--device" in capsys.readouterr().err
+    assert gemm.arguments(["--m", "1"]) == ["bench", "gemm", "--m", "1", "--device", "cuda"]
+    assert gemm.arguments(["--device=cuda:1", "--out", "x"]) == ["bench", "gemm", "--device=cuda:1", "--out", "x"]
 
 
 def test_sentences_are_english_and_the_same_each_time() -> None:

@@ -20,7 +20,15 @@ MAY_IMPORT = {
     "nn": {"errors", "core", "numerics", "ops"},
     "io": {"errors", "core"},
     "pretrained": {"errors", "core", "nn", "io"},
-    "measure": {"errors", "core", "numerics", "ops", "nn", "_native"},
+    "measure": {
+        "errors",
+        "core",
+        "numerics",
+        "ops",
+        "nn",
+        "io",
+        "_native",
+    },  # of io: files that are whole at any moment
     "report": {"errors", "core", "measure"},  # of measure: records and means
     "cli": {"*"},
     "__init__": {"*"},

@@ -11,7 +11,7 @@ from pyquant.measure import gemm
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
 from pyquant.measure.ours import build_qlinear, check_rows, is_exact, sqnr_db
-from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable, peers_for
+from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
 
 CPU = torch.device("cpu")
 QUICK = {"rounds": 1, "shapes": [(3, 64, 40)]}
@@ -24,7 +24,7 @@ def test_rows_of_every_candidate() -> None:
     report = run_gemm_bench(bench, ceilings=ceilings, on_shape=seen.append)
     assert seen == [(3, 64, 40)]
     rows = {row.candidate: row for row in report.rows}
-    assert set(rows) | {u.candidate for u in report.unavailable} == {p.name for p in peers_for("cpu")} | {
+    assert set(rows) | {u.candidate for u in report.unavailable} == {p.name for p in PEERS} | {
         f"QLinear {s}" for s in bench.schemes
     }
     assert rows[FP32].ratio == 1.0
@@ -51,9 +51,9 @@ def test_unavailable_group_size_is_reported_not_dropped() -> None:
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Peer("wrong", ("cpu",), lambda case: lambda: torch.randn(case.m, case.n), 32, 32, "fp32")
-    shape = Peer("shape", ("cpu",), lambda case: lambda: torch.zeros(1), 32, 32, "fp32")
-    monkeypatch.setattr(gemm, "peers_for", lambda device: (*PEERS[:1], wrong, shape))
+    wrong = Peer("wrong", lambda case: lambda: torch.randn(case.m, case.n), 32, 32, "fp32")
+    shape = Peer("shape", lambda case: lambda: torch.zeros(1), 32, 32, "fp32")
+    monkeypatch.setattr(gemm, "PEERS", (*PEERS[:1], wrong, shape))
     report = run_gemm_bench(GemmBench(schemes=[], **QUICK))
     assert [row.candidate for row in report.rows] == [FP32]
     reasons = {u.candidate: u.reason for u in report.unavailable}
@@ -65,7 +65,7 @@ def test_a_baseline_that_fails_leaves_no_ratios(monkeypatch: pytest.MonkeyPatch)
     def build(case: GemmCase):
         raise PeerUnavailable("not today")
 
-    monkeypatch.setattr(gemm, "peers_for", lambda device: (Peer(FP32, ("cpu",), build, 32, 32, "fp32"),))
+    monkeypatch.setattr(gemm, "PEERS", (Peer(FP32, build, 32, 32, "fp32"),))
     report = run_gemm_bench(GemmBench(schemes=[], **QUICK))
     assert report.rows == []
     assert {u.reason for u in report.unavailable} >= {"not today"}
@@ -82,17 +82,6 @@ def test_a_baseline_that_fails_leaves_no_ratios(monkeypatch: pytest.MonkeyPatch)
 def test_wrong_names_are_refused_before_anything_runs(bench: GemmBench, names: str) -> None:
     with pytest.raises(ArgumentError, match=names):
         run_gemm_bench(bench, on_shape=lambda shape: pytest.fail("something was timed"))
-
-
-def test_rotating_weights_takes_each_copy() -> None:
-    calls: list[int] = []
-    run = gemm._rotating([lambda i=i: calls.append(i) for i in range(3)])
-    for _ in range(7):
-        run()
-    assert calls == [0, 1, 2, 0, 1, 2, 0]
-    report = run_gemm_bench(GemmBench(schemes=["W8A8Dynamic"], peers=[], weights=2, **QUICK))
-    assert all(row.exact is not False for row in report.rows)
-    assert "rotate" in report.notes[0]
 
 
 def test_exactness_check_can_fail() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_render import gemm_report, model_report
+from test_render import gemm_report, gpu_report, model_report
 
 from pyquant.errors import UnsupportedError
 from pyquant.report import plot
@@ -21,11 +21,36 @@ needs_matplotlib = pytest.mark.skipif(
 
 
 @needs_matplotlib
-@pytest.mark.parametrize(("draw", "report"), [(plot.plot_gemm, gemm_report()), (plot.plot_model, model_report())])
+@pytest.mark.parametrize(
+    ("draw", "report"),
+    [
+        (plot.plot_gemm, gemm_report()),
+        (plot.plot_model, model_report()),
+        (plot.plot_roofline, gpu_report()),
+        (plot.plot_roofline, replace(gpu_report(), ceilings=[])),
+    ],
+)
 def test_a_png_is_written(draw, report, tmp_path: Path) -> None:
     path = draw(report, tmp_path / "new" / "p.png")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert [p.name for p in path.parent.iterdir()] == ["p.png"]
+
+
+@needs_matplotlib
+def test_points_lie_under_the_limits_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "_save", lambda figure, path, caption: figures.append(figure))
+    plot.plot_roofline(gpu_report(), tmp_path / "p.png")
+    axis = figures[0].axes[0]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    peaks = sorted(line.get_ydata()[-1] for line in axis.get_lines())
+    assert peaks == pytest.approx([90.0, 180.0])  # 10^12 operations a second
+    for line, ridge in zip(sorted(axis.get_lines(), key=lambda line: line.get_ydata()[-1]), (90.0, 180.0), strict=True):
+        assert line.get_xdata()[1] == pytest.approx(ridge)  # 90000 Gop/s over 1000 GB/s
+    offsets = sorted(tuple(points.get_offsets()[0]) for points in axis.collections)
+    assert offsets == [pytest.approx((500.0, 0.2)), pytest.approx((2000.0, 1.0))]
+    with pytest.raises(UnsupportedError, match="no row says"):
+        plot.plot_roofline(gemm_report(), tmp_path / "p.png")
 
 
 @needs_matplotlib

@@ -18,6 +18,7 @@ from pyquant.measure.records import (
     ModelReport,
     ModelRow,
     Unavailable,
+    Verdict,
     to_dict,
 )
 from pyquant.report.render import bars_table, gemm_markdown, model_markdown, table, to_csv, to_json, write_text
@@ -60,6 +61,32 @@ def test_json_round_trip_keeps_every_row() -> None:
     assert [bar["passed"] for bar in data["bars"]] == [True, False]
     assert data["environment"]["command"] == "python -m x"
     assert to_dict(model_report())["rows"][1]["cosine_mean"] == 0.9975
+
+
+def gpu_report() -> GemmReport:
+    floors = {"floor_us": 1.0, "floor_kind": "ops", "exact": True, "moved_bytes": 1000, "ops": 2e6, "peak": "int8"}
+    rows = [
+        GemmRow(1, 64, 32, "base", False, 10.0, 1.0, 0.1, 5, moved_bytes=4000, ops=2e6, peak="bf16"),
+        GemmRow(1, 64, 32, "ours", True, 2.0, 5.0, 0.1, 5, **floors),
+    ]
+    ceilings = [Ceiling("copy", 1000.0, "GB/s"), Ceiling("bf16", 9e4, "Gop/s"), Ceiling("int8", 1.8e5, "Gop/s")]
+    verdicts = [
+        Verdict("1", "fast", "base", 5.0, 1.6, 1.75, 1), Verdict("2", "slow", "base", 0.5, 1.0, 2.0, 1),
+        Verdict("3", "absent", "nobody", None, 1.0, 1.5, 0, "the peer did not run"),
+    ]  # fmt: skip
+    return GemmReport(MACHINE, "base", rows, ceilings, verdicts=verdicts)
+
+
+def test_verdicts_are_told_in_every_form() -> None:
+    text = gemm_markdown(gpu_report())
+    lines = [line for line in text.splitlines() if "|" in line]
+    assert any("fast" in line and "5.000x" in line and "PASS" in line and "1 shapes" in line for line in lines)
+    assert any("slow" in line and "MISS" in line for line in lines)
+    assert any("absent" in line and "not measured" in line and "the peer did not run" in line for line in lines)
+    data = json.loads(to_json(gpu_report()))
+    assert [v["verdict"] for v in data["verdicts"]] == ["PASS", "MISS", "not measured"]
+    columns = next(csv.DictReader(io.StringIO(to_csv(gpu_report()))))
+    assert (columns["moved_bytes"], columns["peak"]) == ("4000", "bf16")
 
 
 def test_json_has_no_infinities() -> None:

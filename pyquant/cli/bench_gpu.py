@@ -1,0 +1,194 @@
+"""`pyquant bench gemm --device cuda`: the grid, its slices, what a killed run left, and the files that come out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.measure.environment import describe_environment, library_digest
+from pyquant.measure.floors import measure_ceilings
+from pyquant.measure.goals import verdicts
+from pyquant.measure.gpu_gemm import DeviceLost, GpuBench, at, run_gpu_bench, slice_of
+from pyquant.measure.gpu_timing import ROTATE_BYTES
+from pyquant.measure.kernels import ADAPTERS, find_adapters
+from pyquant.measure.kernels.adapter import Adapter
+from pyquant.measure.kernels.rows import native, rows_matching
+from pyquant.measure.kernels.torch_own import MM_BF16
+from pyquant.measure.model_shapes import MODELS, MS, shapes_of
+from pyquant.measure.partial import Partial, Shape, merge
+from pyquant.measure.records import GemmReport
+from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+
+UNFINISHED = 3
+_NOTES = [
+    "weights rotate over copies that together exceed the last cache; inputs stay where they are",
+    "ratio: baseline time / candidate time, median over interleaved rounds of one run; a chain counts as two products",
+    "checked in this run: every result against the float64 product, pyquant's integer ones bit by bit",
+    "floor: max(bytes / measured copy bandwidth, operations / measured peak of the type)",
+]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that only a GPU benchmark takes."""
+    gpu = parser.add_argument_group("with --device cuda")
+    gpu.add_argument(
+        "--models", nargs="+", metavar="NAME", help=f"shapes of: {', '.join(MODELS)} (default: all of them)"
+    )
+    gpu.add_argument("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
+    gpu.add_argument("--rows", metavar="REGEX", help="also every compiled row of the kernel table whose name matches")
+    gpu.add_argument(
+        "--out", metavar="DIR", help="write gemm.json, .csv, .md, .png there, and go on with what it holds"
+    )
+    gpu.add_argument("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
+    gpu.add_argument("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
+    gpu.add_argument(
+        "--merge", nargs="+", metavar="FILE", help="only merge the partial results of slices; needs no GPU"
+    )
+
+
+def given(args: argparse.Namespace) -> list[str]:
+    """The GPU options that were given, as they are spelt."""
+    names = ("models", "candidates", "rows", "out", "slice", "time_budget", "merge")
+    return ["--" + name.replace("_", "-") for name in names if getattr(args, name) is not None]
+
+
+def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
+    """Measures (or merges) and writes. -> 0, 1 when a bit is wrong or nothing of ours ran, 3 when shapes are left."""
+    if args.merge:
+        return _verdict(_finish(args, merge(args.merge), "merged"))
+    bench = bench_of(args, kn, select_device(args.device))
+    part = _slice(args.slice)
+    shapes = slice_of(bench.shapes, *part)
+    environment = describe_environment(bench.device, clock=bench.clock)
+    key = {
+        "gpu": environment.gpu, "driver": environment.driver, "torch": environment.torch, "libraries": library_digest(),
+        "clock": bench.clock, "rounds": bench.rounds, "candidates": [adapter.name for adapter in bench.adapters],
+    }  # fmt: skip
+    record = Partial.start(_file(args, f"partial{_suffix(part)}.json"), key, environment)
+    started = time.monotonic()
+    deadline = None if args.time_budget is None else started + args.time_budget
+    left = sum(shape not in record.cells for shape in shapes)
+    if left:
+        with Progress("bench gemm", left + 1) as shown:
+            if not args.no_floor:
+                shown.step("limits of the machine: copy, bf16, fp16, int8, fp8 at 8192^3")
+                record.add_ceilings(measure_ceilings(bench.device))
+            try:
+                run_gpu_bench(
+                    _part(bench, shapes), record, ceilings=record.ceilings, deadline=deadline,
+                    on_shape=lambda shape: shown.step(at(shape)),
+                )  # fmt: skip
+            except DeviceLost as lost:
+                print(f"pyquant: {lost}", file=sys.stderr)
+    report = _finish(args, record, _suffix(part).removeprefix("-") or "whole", part)
+    done = sum(shape in record.cells for shape in shapes)
+    if done < len(shapes):
+        again = "the same command goes on" if record.path else "give --out to be able to go on"
+        print(f"{done} of {len(shapes)} shapes are done; {again}", file=sys.stderr)
+        return 1 if any(row.exact is False for row in report.rows) else UNFINISHED
+    return _verdict(report)
+
+
+def select_device(name: str) -> str:
+    """Makes a CUDA device the current one. -> its name; ArgumentError where torch sees none of that name."""
+    allowed = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if name not in ("cuda", *allowed) or not allowed:
+        raise ArgumentError("--device", name, "a device that torch can use here: " + ", ".join(["cpu", *allowed]))
+    torch.cuda.set_device(name)
+    return name
+
+
+def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, device: str) -> GpuBench:
+    """The benchmark that the arguments describe. Raises ArgumentError naming the option that is wrong."""
+    adapters: list[Adapter] = list(ADAPTERS)
+    if args.candidates:
+        adapters = find_adapters([MM_BF16, *args.candidates])
+    if args.rows:
+        adapters += rows_matching(args.rows, native().kernel_table())
+    sizes = list(kn) if kn else shapes_of(args.models or MODELS)
+    return GpuBench(
+        [(m, *pair) for pair in sizes for m in (args.m or MS)], adapters, device=device,
+        clock=args.clock or "cuda-graph", rounds=args.rounds, rotate_bytes=ROTATE_BYTES,
+    )  # fmt: skip
+
+
+def report_of(record: Partial) -> GemmReport:
+    """What a record of finished cells says, with the goals."""
+    order = sorted(record.cells, key=lambda s: (s[1] * s[2], s[1:], s[0]))
+    rows = [row for shape in order for row in record.cells[shape].rows]
+    missing = [item for shape in order for item in record.cells[shape].unavailable]
+    return GemmReport(
+        record.environment,
+        MM_BF16,
+        rows,
+        record.ceilings,
+        [*missing, *record.crashed],
+        [],
+        list(_NOTES),
+        verdicts(rows),
+    )
+
+
+def _part(bench: GpuBench, shapes: Sequence[Shape]) -> GpuBench:
+    return GpuBench(
+        shapes, bench.adapters, bench.baseline, bench.device, bench.clock, bench.rounds, bench.min_sample_s,
+        bench.budget_s, bench.rotate_bytes,
+    )  # fmt: skip
+
+
+def _slice(text: str | None) -> tuple[int, int]:
+    part, _, parts = (text or "1/1").partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ArgumentError("--slice", repr(text), "I/N with 1 <= I <= N, such as 1/3")
+    return int(part), int(parts)
+
+
+def _suffix(part: tuple[int, int]) -> str:
+    return "" if part[1] == 1 else f"-{part[0]}of{part[1]}"
+
+
+def _file(args: argparse.Namespace, ending: str) -> Path | None:
+    return None if args.out is None else Path(args.out) / f"gemm.{ending}"
+
+
+def _verdict(report: GemmReport) -> int:
+    """Exit code: 1 when no pyquant row was measured (a run that did nothing is a failure) or a bit was wrong."""
+    if not any(row.ours for row in report.rows):
+        print("no pyquant kernel was measured", file=sys.stderr)
+        return 1
+    return 1 if any(row.exact is False for row in report.rows) else 0
+
+
+def _finish(args: argparse.Namespace, record: Partial, what: str, part: tuple[int, int] = (1, 1)) -> GemmReport:
+    """Prints and writes what the record holds."""
+    report = report_of(record)
+    markdown = gemm_markdown(report, f"Linear layers on {record.environment.gpu or 'an unknown GPU'} ({what})")
+    print(markdown, end="")
+    texts = {"json": to_json(report), "csv": to_csv(report), "md": markdown}
+    for ending, text in texts.items():
+        if args.out is not None:
+            write_text(Path(args.out) / f"gemm{_suffix(part)}.{ending}", text)
+        if ending != "md" and getattr(args, ending):
+            write_text(getattr(args, ending), text)
+    for picture in (args.plot, None if args.out is None else Path(args.out) / f"gemm{_suffix(part)}.png"):
+        if picture is not None:
+            _picture(report, picture, needed=picture == args.plot)
+    return report
+
+
+def _picture(report: GemmReport, path: str | Path, *, needed: bool) -> None:
+    from pyquant.report.plot import plot_roofline
+
+    try:
+        plot_roofline(report, path)
+    except UnsupportedError as error:
+        if needed:
+            raise
+        print(f"no picture: {error}", file=sys.stderr)

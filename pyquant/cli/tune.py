@@ -1,0 +1,163 @@
+"""`pyquant tune`: measures the user's layers on their GPU and remembers the quickest kernels."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyquant.cli.progress import Progress
+from pyquant.core.presets import preset_name
+from pyquant.errors import ArgumentError
+from pyquant.io.atomic import SaveDirectory
+from pyquant.measure.tune import Outcome, Rig, problems_for, tune
+from pyquant.ops import tuned
+
+_EXAMPLES = """\
+examples:
+  pyquant tune --model quantised
+  pyquant tune --shapes 4096x4096 11008x4096 --m 1 16 64 512 --schemes W8A8Dynamic "W4A8Dynamic(group_size=128)"
+  pyquant tune --shapes 4096x4096 --dry-run --json
+
+The table lies in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
+of kernels changes the time of a layer and never its bits.
+"""
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `tune` to the command line."""
+    parser = commands.add_parser(
+        "tune",
+        help="measure the quickest kernels for your layers on your GPU",
+        description="Times every kernel that the cost model thinks close to the best, after checking its result, and "
+        "writes the quickest into a table of the user's cache, which every later process follows.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
+    parser.add_argument("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
+                        metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
+    parser.add_argument("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
+                        help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="input and output (default: bfloat16)")
+    parser.add_argument("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
+    parser.add_argument("--dry-run", action="store_true", help="measure and report, write nothing")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints what changed, writes the table. -> 0, or 1 when a kernel's result was wrong."""
+    problems = problems_for(_layers(args), _positive("--m", args.m), _DTYPES[args.dtype])
+    _positive("--rounds", [args.rounds])
+    rig = make_rig(args.device)
+    with Progress("tune", len(problems)) as shown:
+        outcomes = tune(
+            problems, rig, rounds=args.rounds, on_problem=lambda p: shown.step("M={m} N={n} K={k}".format(**p))
+        )
+    path = None if args.dry_run else save(str(rig.device["name"]), outcomes)
+    if args.json:
+        print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    else:
+        print(report(outcomes))
+        print(f"written to {path}" if path else "dry run: nothing written")
+    return 1 if any("differs" in why for o in outcomes for why in o.dropped.values()) else 0
+
+
+def make_rig(index: int) -> Rig:
+    """The device to measure on; UnsupportedError without a GPU."""
+    from pyquant.measure.tune_rig import GpuRig
+
+    return GpuRig(index)
+
+
+def save(gpu: str, outcomes: Sequence[Outcome]) -> Path:
+    """Merges the choices into the user's table, whole or not at all, and follows it in this process. -> its path.
+
+    Raises CheckpointError when another process is writing it, or what is there is no table of ours.
+    """
+    folder = tuned.cache_folder()
+    with SaveDirectory(folder) as directory:
+        there = directory.read(tuned.FILE, tuned.MAX_BYTES)
+        table = tuned.Table() if there is None else tuned.parse(there, str(folder / tuned.FILE))
+        table.add(gpu, [o.choice for o in outcomes if o.choice is not None], _note())
+        directory.publish(directory.stage(tuned.dumps(table)), tuned.FILE)
+        directory.sync()
+    tuned.activate(tuned.load())
+    return folder / tuned.FILE
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """A line a problem: what is the quickest, against the model's choice and an earlier table's; then what was left
+    out and why."""
+    from pyquant.report.render import table
+
+    rows = [_row(outcome) for outcome in outcomes]
+    head = ["types", "M", "N", "K", "quickest", "us", "the model's choice", "times slower", "changed"]
+    dropped = [
+        f"{name} at M={o.problem['m']} N={o.problem['n']} K={o.problem['k']}: {why}"
+        for o in outcomes
+        for name, why in o.dropped.items()
+    ]
+    changed = sum(row[-1] != "" for row in rows)
+    return "\n".join([table(head, rows), "", f"{changed} of {len(rows)} choices changed", *dropped])
+
+
+def _row(outcome: Outcome) -> list[str]:
+    p, choice = outcome.problem, outcome.choice
+    group = f" group {p['group_size']}" if p.get("group_size") else ""
+    where = [f"{p.get('x', 's8')} x {p.get('w', 's8')}{group}", str(p["m"]), str(p["n"]), str(p["k"])]
+    if choice is None:
+        return [*where, "nothing ran", "", "", "", ""]
+    ratio = f"{choice.model_us / choice.us:.2f}" if choice.us and choice.model_us else ""
+    old = outcome.before or choice.model_row
+    return [*where, choice.row, f"{choice.us:.1f}", choice.model_row, ratio, "" if old == choice.row else f"was {old}"]
+
+
+def _layers(args: argparse.Namespace) -> list[tuple[int, int, str]]:
+    layers = [(*_parse_shape(text), scheme) for text in args.shapes for scheme in args.schemes]
+    if args.model:
+        layers += _layers_of(args.model)
+    if not layers:
+        raise ArgumentError("--shapes", "nothing to measure", "--shapes NxK ..., or --model DIR with integer layers")
+    return layers
+
+
+def _layers_of(folder: str) -> list[tuple[int, int, str]]:
+    from pyquant.io.checkpoint import read_manifest
+
+    found = []
+    for layer in read_manifest(folder).layers.values():
+        name = preset_name(layer.scheme)
+        if name is not None and layer.kind == "linear" and (layer.scheme.is_integer or layer.scheme.is_float):
+            found.append((layer.out_features, layer.in_features, name))
+    return found
+
+
+def _parse_shape(text: str) -> tuple[int, int]:
+    n, _, k = text.lower().partition("x")
+    if not (n.isdecimal() and k.isdecimal() and int(n) > 0 and int(k) > 0):
+        raise ArgumentError("--shapes", repr(text), "out_features x in_features, such as 4096x1024")
+    return int(n), int(k)
+
+
+def _positive(option: str, values: Sequence[int]) -> Sequence[int]:
+    for value in values:
+        if value < 1:
+            raise ArgumentError(option, value, ">= 1")
+    return values
+
+
+def _note() -> dict[str, str]:
+    from pyquant.measure.environment import describe_environment
+
+    environment = describe_environment("cpu")
+    return {"pyquant": environment.pyquant, "torch": environment.torch, "cuda": environment.cuda}

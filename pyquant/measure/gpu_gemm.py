@@ -1,0 +1,271 @@
+"""The GPU benchmark of one linear layer: builds every candidate once a (K, N), checks it at every M, times all of them
+interleaved, and keeps each finished shape at once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.measure.floors import ceiling_value, copy_gbps, gemm_bytes, gemm_floor
+from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
+from pyquant.measure.kernels import ADAPTERS
+from pyquant.measure.kernels.adapter import Adapter, Built, Run
+from pyquant.measure.kernels.problem import Inputs, Weights, sqnr_db
+from pyquant.measure.kernels.torch_own import MM_BF16
+from pyquant.measure.partial import Partial, Shape
+from pyquant.measure.peers import PeerUnavailable
+from pyquant.measure.records import Ceiling, GemmRow, Unavailable
+from pyquant.measure.timing import Clock, Timings, make_clock, time_interleaved
+
+# What a foreign package may raise while it builds, compiles, runs or is captured. A candidate that fails is reported.
+_FAILURES = (PyquantError, PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError,
+             ImportError, AssertionError, KeyError, IndexError, OSError)  # fmt: skip
+
+
+class DeviceLost(RuntimeError):
+    """The device no longer answers: nothing else can be measured in this process."""
+
+
+@dataclass(frozen=True)
+class GpuBench:
+    """What to run.
+
+    shapes        (m, k, n) triples.   adapters  the candidates; the baseline among them.
+    clock         of pyquant.measure.timing.
+    rounds        interleaved rounds a shape; budget_s: seconds after which no further round starts (five are done).
+    rotate_bytes  copies of the weights exceed this together, so that no call finds its own in a cache.
+    """
+
+    shapes: Sequence[Shape]
+    adapters: Sequence[Adapter] = ADAPTERS
+    baseline: str = MM_BF16
+    device: str = "cuda"
+    clock: str = "cuda-graph"
+    rounds: int = 9
+    min_sample_s: float = 0.002
+    budget_s: float | None = 10.0
+    rotate_bytes: int = ROTATE_BYTES
+
+    def __post_init__(self) -> None:
+        if self.baseline not in [adapter.name for adapter in self.adapters]:
+            raise ArgumentError("baseline", self.baseline, "one of the candidates")
+        make_clock(self.clock)  # an unknown one is refused before anything is built
+
+
+@dataclass
+class _Ready:
+    """A candidate that is built for one (K, N), with its copies."""
+
+    adapter: Adapter
+    built: Built
+    copies: list[Any]
+
+
+@dataclass
+class _Bound:
+    """A candidate that was checked at one M."""
+
+    ready: _Ready
+    run: Run
+    exact: bool | None
+    sqnr: float | None
+    kernel: str
+
+    def rotating(self) -> Rotating:
+        return Rotating([partial(self.run, state) for state in self.ready.copies])
+
+
+def slice_of(shapes: Sequence[Shape], part: int, parts: int) -> list[Shape]:
+    """The part-th of `parts` slices, counted from 1: whole (K, N), spread so that large ones do not meet in one slice.
+
+    Raises ArgumentError unless 1 <= part <= parts.
+
+    Example:
+        >>> slice_of([(1, 8, 8), (1, 4, 4), (2, 8, 8)], 1, 2)
+        [(1, 8, 8), (2, 8, 8)]
+    """
+    if not 1 <= part <= parts:
+        raise ArgumentError("slice", f"{part}/{parts}", "i/n with 1 <= i <= n")
+    sizes = sorted({(k, n) for _, k, n in shapes}, key=lambda kn: (-kn[0] * kn[1], kn))
+    mine = set(sizes[part - 1 :: parts])
+    return [shape for shape in shapes if shape[1:] in mine]
+
+
+def at(shape: Shape) -> str:
+    """'M=1 K=2 N=3'."""
+    return "M={} K={} N={}".format(*shape)
+
+
+def run_gpu_bench(
+    bench: GpuBench,
+    record: Partial,
+    *,
+    ceilings: Sequence[Ceiling] = (),
+    deadline: float | None = None,
+    clock: Callable[[], Clock] | None = None,
+    on_shape: Callable[[Shape], None] | None = None,
+) -> bool:
+    """Measures every shape that the record does not hold yet.
+
+    ceilings  from measure_ceilings() of this process; without them rows have no floor.
+    deadline  on time.monotonic(): no shape is started after it.
+    clock     makes the clock of a shape; default: that of bench.clock.
+    on_shape  called before each shape.
+    ->        True when no shape is left.
+    Raises DeviceLost when a candidate breaks the device; the record then names it, and the next run skips it there.
+    """
+    left = [shape for shape in bench.shapes if shape not in record.cells]
+    for kn in dict.fromkeys((k, n) for _, k, n in left):
+        of_kn = [shape for shape in left if shape[1:] == kn]
+        if _late(deadline):
+            return False
+        weights = Weights(*kn, torch.device(bench.device))
+        ready, missing = _build(bench, weights, of_kn, record)
+        for shape in of_kn:
+            if _late(deadline):
+                return False
+            if on_shape:
+                on_shape(shape)
+            rows, absent = _measure(bench, Inputs(weights, shape[0]), ready, record, ceilings, clock)
+            here = [Unavailable(name, reason, at(shape)) for name, reason in missing.items()]
+            record.add(shape, rows, [*here, *absent])
+        ready.clear()
+        _free(weights.device)
+    return True
+
+
+def _late(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
+
+
+def _build(
+    bench: GpuBench, weights: Weights, shapes: Sequence[Shape], record: Partial
+) -> tuple[dict[str, _Ready], dict[str, str]]:
+    """Candidates by name with copies of their weights, and the reasons of those that could not be built."""
+    ready: dict[str, _Ready] = {}
+    missing: dict[str, str] = {}
+    for adapter in bench.adapters:
+        crashes = [record.crash_of(adapter.name, at(shape)) for shape in shapes]
+        if all(crashes):
+            missing[adapter.name] = str(crashes[0])
+            continue
+        try:
+            with torch.no_grad():
+                built = adapter.build(weights)
+            held = held_bytes(built.state)
+            if held == 0:
+                raise PeerUnavailable("holds its weights where they cannot be copied: it would be timed in the cache")
+            copies = copies_of(built.state, copies_beyond_cache(held, bench.rotate_bytes))
+            ready[adapter.name] = _Ready(adapter, built, copies)
+        except _FAILURES as error:
+            _alive(record, weights.device, adapter.name, at(shapes[0]), error)
+            missing[adapter.name] = first_line(error)
+    return ready, missing
+
+
+def _measure(
+    bench: GpuBench, inputs: Inputs, ready: dict[str, _Ready], record: Partial, ceilings: Sequence[Ceiling],
+    make: Callable[[], Clock] | None,
+) -> tuple[list[GemmRow], list[Unavailable]]:  # fmt: skip
+    shape = (inputs.m, inputs.weights.k, inputs.weights.n)
+    where, device = at(shape), inputs.weights.device
+    clock = (make or partial(make_clock, bench.clock))()
+    bound: dict[str, _Bound] = {}
+    candidates: dict[str, Rotating] = {}
+    absent: list[Unavailable] = []
+    for name, candidate in ready.items():
+        try:
+            if reason := record.crash_of(name, where):
+                raise PeerUnavailable(reason)
+            with torch.inference_mode():
+                bound[name] = _checked(candidate, inputs)
+                rotating = bound[name].rotating()
+                clock.seconds(rotating, rotating.period)  # a candidate that cannot be captured fails alone
+            candidates[name] = rotating
+        except _FAILURES as error:
+            _alive(record, device, name, where, error)
+            absent.append(Unavailable(name, first_line(error), where))
+    if bench.baseline not in candidates:
+        absent.append(Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", where))
+        return [], absent
+    timings = time_interleaved(
+        candidates, clock=clock, rounds=bench.rounds, min_sample_s=bench.min_sample_s, warm_calls=1,
+        budget_s=bench.budget_s,
+    )  # fmt: skip
+    return [_row(shape, bound[name], timings, bench.baseline, ceilings) for name in candidates], absent
+
+
+def _checked(candidate: _Ready, inputs: Inputs) -> _Bound:
+    """The candidate bound to the inputs; raises PeerUnavailable when it returns something else than the product."""
+    adapter, built, m = candidate.adapter, candidate.built, inputs.m
+    run = built.bind(inputs)
+    width = inputs.weights.n if adapter.products == 1 else inputs.weights.k
+    _poison(inputs, width)
+    y = run(built.state)
+    if y.shape != (m, width):
+        raise PeerUnavailable(f"returned shape {list(y.shape)}, expected [{m}, {width}]")
+    rows, exact = inputs.checked[0], None
+    if built.reference is not None:
+        exact = torch.equal(y[rows], built.reference(inputs, rows))
+    sqnr = sqnr_db(y, inputs, with_bias=adapter.has_bias) if adapter.products == 1 else None
+    if sqnr is not None and not sqnr >= adapter.min_sqnr:
+        raise PeerUnavailable(f"returned a wrong product: {sqnr:.1f} dB, at least {adapter.min_sqnr:g} dB is right")
+    return _Bound(candidate, run, exact, sqnr, built.kernel(m))
+
+
+def _poison(inputs: Inputs, width: int) -> None:
+    """Leaves NaN where the allocator will place the result: an element that no kernel writes is then seen."""
+    del_me = torch.full((inputs.m, width), torch.nan, dtype=torch.bfloat16, device=inputs.weights.device)
+    del del_me
+
+
+def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings: Sequence[Ceiling]) -> GemmRow:
+    m, k, n = shape
+    adapter = bound.ready.adapter
+    moved = adapter.products * gemm_bytes(
+        m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=adapter.out_bits
+    )
+    gbps, gops = copy_gbps(ceilings, moved, cached=False), ceiling_value(ceilings, adapter.peak)
+    floor = None
+    if gbps and gops:
+        floor = gemm_floor(m * adapter.products, k, n, moved_bytes=moved, gbps=gbps, gops=gops)
+    name = adapter.name
+    return GemmRow(
+        m, k, n, name, adapter.ours, timings.median_us(name), timings.ratio(baseline, name) * adapter.products,
+        timings.spread(name), len(timings.samples[name]), floor.us if floor else None, floor.kind if floor else "",
+        bound.exact, bound.sqnr, bound.kernel, moved, 2.0 * m * k * n * adapter.products, adapter.peak,
+    )  # fmt: skip
+
+
+def _alive(record: Partial, device: torch.device, name: str, where: str, error: BaseException) -> None:
+    """Returns when the device still answers; a broken context would make every later candidate fail for nothing."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device).item()
+    except RuntimeError as broken:
+        record.crash(name, f"broke the device: {first_line(error)}", where)
+        raise DeviceLost(
+            f"{name} at {where} broke the device ({first_line(broken)}). Run the same command again: "
+            "it goes on without this candidate there"
+        ) from error
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to one line of at most 200 characters."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return text if isinstance(error, (PyquantError, PeerUnavailable)) else f"{type(error).__name__}: {text}"[:200]

@@ -1,0 +1,33 @@
+"""Every candidate of the GPU benchmark, in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyquant.errors import ArgumentError
+from pyquant.measure.kernels.adapter import Adapter
+from pyquant.measure.kernels.layers import LAYERS
+from pyquant.measure.kernels.others import OTHERS
+from pyquant.measure.kernels.rows import ROWS
+from pyquant.measure.kernels.torch_own import TORCH_OWN
+
+ADAPTERS: tuple[Adapter, ...] = (*TORCH_OWN, *OTHERS, *LAYERS, *ROWS)
+
+
+def find_adapters(texts: Sequence[str], adapters: Sequence[Adapter] = ADAPTERS) -> list[Adapter]:
+    """The candidates whose names hold one of the texts, upper and lower case alike; an exact name stands for itself.
+
+    Raises ArgumentError for a text that no name holds.
+
+    Example:
+        >>> [adapter.name for adapter in find_adapters(["mm fp16"])]
+        ['torch.mm fp16']
+    """
+    found: dict[str, Adapter] = {}
+    for text in texts:
+        exact = [a for a in adapters if a.name == text]
+        hits = exact or [a for a in adapters if text.lower() in a.name.lower()]
+        if not hits:
+            raise ArgumentError("candidates", repr(text), "part of one of: " + ", ".join(a.name for a in adapters))
+        found |= {a.name: a for a in hits}
+    return [a for a in adapters if a.name in found]

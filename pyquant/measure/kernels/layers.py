@@ -1,0 +1,156 @@
+"""pyquant's layers as a user calls them: every scheme from bf16 to bf16, GEMMs on ready codes, and a chain of two.
+
+"codes in" takes int8 codes of a static scale, so that nothing but the product with its epilogue runs: what peers that
+take quantised inputs do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core.presets import scheme_from_name
+from pyquant.core.qtensor import QTensor
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.measure.kernels.adapter import Adapter, Built, Run, rows_of
+from pyquant.measure.kernels.problem import STATIC_AMAX, Inputs, Weights
+from pyquant.nn.qlinear import QLinear
+
+SCHEMES = (
+    "W8A8", "W8A8Dynamic", "W4A8(group_size=None)", "W4A8Dynamic(group_size=None)", "W4A8Dynamic(group_size=128)",
+    "W8A16", "W4A16(group_size=128)", "FP16(dtype=bfloat16)",
+)  # fmt: skip
+CODES_IN = ("W8A8", "W4A8(group_size=None)", "W4A8(group_size=128)")
+CHAIN_CODES, CHAIN_APART = "chain of two W8A8, codes between", "chain of two W8A8, quantised between"
+_OUT_AMAX = 6.0  # of y = xw + b with unit variances: sqrt(2) times STATIC_AMAX
+
+
+def layer_name(scheme: str) -> str:
+    """The candidate that runs a scheme from bf16 to bf16.
+
+    Example:
+        >>> layer_name("W8A8")
+        'QLinear W8A8'
+    """
+    return f"QLinear {scheme}"
+
+
+def codes_name(scheme: str) -> str:
+    """The candidate that takes codes.
+
+    Example:
+        >>> codes_name("W8A8")
+        'QLinear W8A8 (codes in)'
+    """
+    return f"QLinear {scheme} (codes in)"
+
+
+def _make(linear: nn.Linear, scheme: QScheme, *, gives_codes: bool = False) -> QLinear:
+    calibrated = scheme.is_static and scheme.inputs is not None
+    scale = STATIC_AMAX / scheme.inputs.code_range[1] if calibrated and scheme.inputs else None
+    if gives_codes:
+        scheme = QScheme(scheme.weights, scheme.inputs, TensorScheme(bits=8))
+    out_scale = _OUT_AMAX / 127 if gives_codes else None
+    return QLinear.from_float(linear, scheme, input_scale=scale, output_scale=out_scale).to(dtype=torch.bfloat16)
+
+
+def _kernel(layer: QLinear) -> Callable[[int], str]:
+    return lambda m: layer.kernel_info(m).kernel
+
+
+def _from_floats(text: str) -> Callable[[Weights], Built]:
+    scheme = scheme_from_name(text)
+
+    def build(weights: Weights) -> Built:
+        layer = _make(weights.linear(), scheme)
+
+        def bind(inputs: Inputs) -> Run:
+            x = inputs.bf16
+            return lambda state: state(x)
+
+        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
+            y: Tensor = layer.reference(rows_of(inputs.bf16, rows))
+            return y
+
+        return Built(layer, bind, reference if scheme.is_integer else None, _kernel(layer))
+
+    return build
+
+
+def _linked(layer: QLinear, codes: Tensor) -> QTensor:
+    """Codes that share the layer's own scale, so that the layer need not read it."""
+    return QTensor(codes, layer.input_scale, layer.input_zero_point)  # type: ignore[arg-type]
+
+
+def _from_codes(text: str) -> Callable[[Weights], Built]:
+    scheme = scheme_from_name(text)
+
+    def build(weights: Weights) -> Built:
+        layer = _make(weights.linear(), scheme)
+        scale = torch.tensor(STATIC_AMAX / 127, device=weights.device)
+
+        def bind(inputs: Inputs) -> Run:
+            x_q = inputs.static_codes(scale)
+            return lambda state: state(_linked(state, x_q))
+
+        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
+            y: Tensor = layer.reference(_linked(layer, rows_of(inputs.static_codes(scale), rows)))
+            return y
+
+        return Built(layer, bind, reference, _kernel(layer))
+
+    return build
+
+
+def _chain(gives_codes: bool) -> Callable[[Weights], Built]:
+    """x [m, k] -> [m, n] -> [m, k]: two GEMMs on codes, with codes or with bf16 between them."""
+
+    def build(weights: Weights) -> Built:
+        back = Weights(weights.n, weights.k, weights.device, weights.seed + 1)
+        scheme = scheme_from_name("W8A8")
+        first = _make(weights.linear(), scheme, gives_codes=gives_codes)
+        second = QLinear.from_float(back.linear(), scheme, input_scale=_OUT_AMAX / 127).to(dtype=torch.bfloat16)
+        scale = torch.tensor(STATIC_AMAX / 127, device=weights.device)
+
+        def through(layers: Any, x_q: Tensor) -> Tensor:
+            y = layers[0](_linked(layers[0], x_q))
+            z: Tensor = layers[1](_linked(layers[1], y.data) if isinstance(y, QTensor) else y)
+            return z
+
+        def bind(inputs: Inputs) -> Run:
+            x_q = inputs.static_codes(scale)
+            return lambda state: through(state, x_q)
+
+        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
+            y = first.reference(_linked(first, rows_of(inputs.static_codes(scale), rows)))
+            z: Tensor = second.reference(_linked(second, y.data) if isinstance(y, QTensor) else y)
+            return z
+
+        return Built(nn.ModuleList([first, second]), bind, reference, _kernel(first))
+
+    return build
+
+
+def _adapter(text: str) -> Adapter:
+    scheme = scheme_from_name(text)
+    bits = scheme.weights.bits + (32 / scheme.weights.group_size if scheme.weights.group_size else 0)
+    least = 35.0 if scheme.is_float else (15.0 if scheme.weights.group_size else 12.0) if bits < 8 else 30.0
+    peak = "int8" if scheme.is_integer else "bf16"
+    return Adapter(layer_name(text), _from_floats(text), bits, 16, peak, ours=True, min_sqnr=least)
+
+
+def _codes_adapter(text: str) -> Adapter:
+    plain = _adapter(text)
+    return Adapter(codes_name(text), _from_codes(text), plain.w_bits, 8, "int8", ours=True, min_sqnr=plain.min_sqnr)
+
+
+LAYERS = (
+    *(_adapter(text) for text in SCHEMES),
+    *(_codes_adapter(text) for text in CODES_IN),
+    # min_sqnr does not apply to a chain (its product is another one): the bits decide
+    Adapter(CHAIN_CODES, _chain(True), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
+    Adapter(CHAIN_APART, _chain(False), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
+)

@@ -1,0 +1,174 @@
+"""Measures which kernel is the quickest for a user's layers on their GPU: the engine behind `pyquant tune`.
+
+The plan's cost model names the candidates (all rows within a factor of its best), every candidate's result is checked
+against the specification before it is timed, and what wins is a Choice that the plan follows from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+
+from pyquant import ops
+from pyquant.core.presets import scheme_from_name
+from pyquant.errors import ArgumentError
+from pyquant.measure.timing import Candidate, Clock, time_interleaved
+from pyquant.ops import plan
+from pyquant.ops.tuned import Choice
+
+Problem = dict[str, Any]
+TORCH: Final = "torch"
+WITHIN: Final = 3.0  # candidates: rows that the model thinks at most this many times slower than its best
+_WINS_BY: Final = 1.02  # noise does not overrule the model
+_SHORT: Final = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+class Rig(Protocol):
+    """A device to measure on. Tests have one without a GPU."""
+
+    device: Mapping[str, Any]  # as pyquant._native.device_info
+    clock: Clock
+
+    def prepare(self, problem: Problem) -> Callable[[str], tuple[Candidate, bool]]:
+        """Memory for a problem. -> a function that, for a row's name or 'torch', returns the candidate to time and
+        whether its result is right."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found for one problem.
+
+    choice   the quickest, or None when nothing could be measured.   before   row of an earlier table, '' without one.
+    times    candidate -> median microseconds.   dropped   candidate -> why it was not timed.
+    """
+
+    problem: Problem
+    choice: Choice | None
+    before: str = ""
+    times: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+
+def problems_for(
+    layers: Iterable[tuple[int, int, str]], ms: Sequence[int], dtype: torch.dtype = torch.float16
+) -> list[Problem]:
+    """The GEMMs of layers (out_features, in_features, scheme text) for M rows each, as the plan is asked.
+
+    ms     rows; each stands for its bucket (pyquant._native.m_bucket), whose largest M is measured.
+    dtype  of the layers' inputs and outputs.
+    ->     one problem a layer and bucket, without repetition.
+    Raises ArgumentError for a scheme that is unknown or multiplies no integers and is not FP16.
+
+    Example:
+        >>> [p["m"] for p in problems_for([(64, 64, "W8A8Dynamic")], [1, 50, 60])]
+        [1, 64]
+    """
+    native = _native()
+    found: dict[str, Problem] = {}
+    for n, k, text in layers:
+        for m in ms:
+            problem = _problem(n, k, text, int(native.m_bucket(m)), dtype)
+            found.setdefault(repr(sorted(problem.items())), problem)
+    return list(found.values())
+
+
+def _problem(n: int, k: int, text: str, m: int, dtype: torch.dtype) -> Problem:
+    scheme = scheme_from_name(text)
+    if scheme.is_float:
+        if dtype is torch.float32:
+            raise ArgumentError("dtype", dtype, "float16 or bfloat16 with scheme FP16")
+        short = _SHORT[dtype]
+        return {"m": m, "n": n, "k": k, "x": short, "w": short, "out": short}
+    if not scheme.is_integer or scheme.inputs is None:
+        raise ArgumentError("scheme", text, "a scheme of integer products (W8A8Dynamic, W4A8, ...), or FP16")
+    x_qmin, x_qmax = scheme.inputs.code_range
+    spec = ops.LinearSpec(
+        n, k, w_bits=scheme.weights.bits, group_size=scheme.weights.group_size or 0,
+        input="dynamic" if scheme.inputs.dynamic else "static", x_qmin=x_qmin, x_qmax=x_qmax,
+        x_symmetric=scheme.inputs.symmetric,
+    )  # fmt: skip
+    return plan.problem_of(spec, m, dtype)
+
+
+def candidates(problem: Problem, device: Mapping[str, Any], *, only_compiled: bool = True) -> list[str]:
+    """The rows to measure, the model's choice first: those that take the problem, at most WITHIN times its time."""
+    native = _native()
+    unnamed = {**device, "name": ""}  # without a name no earlier measurement decides
+    best, best_us, refused = native.select(problem, unnamed, False, only_compiled)
+    if best is None:
+        return []
+    costs = {
+        row["name"]: native.cost_us(row["name"], problem, unnamed)
+        for row in native.kernel_table()
+        if row["selectable"] and (row["compiled"] or not only_compiled) and row["name"] not in refused
+    }
+    near = sorted((us, name) for name, us in costs.items() if us <= WITHIN * best_us and name != best)
+    return [best, *(name for _, name in near)]
+
+
+def tune(
+    problems: Sequence[Problem],
+    rig: Rig,
+    *,
+    rounds: int = 15,
+    only_compiled: bool = True,
+    on_problem: Callable[[Problem], None] | None = None,
+) -> list[Outcome]:
+    """Measure every problem's candidates, interleaved, and name the quickest that is right.
+
+    only_compiled  rows with machine code in this build; False asks the whole table (for a rig without a GPU).
+    on_problem     called before each problem (progress).
+    ->             an Outcome a problem. The model's row stays unless another is clearly quicker.
+    """
+    found = []
+    for problem in problems:
+        if on_problem:
+            on_problem(problem)
+        found.append(_tune_one(problem, rig, rounds, only_compiled))
+    return found
+
+
+def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> Outcome:
+    names = candidates(problem, rig.device, only_compiled=only_compiled)
+    earlier = _native().tuned(problem, rig.device)
+    before = "" if earlier is None else earlier[0]
+    if not names:
+        return Outcome(problem, None, before, dropped={"all": "no kernel takes the problem"})
+    model_row = names[0]
+    build = rig.prepare(problem)
+    runs: dict[str, Candidate] = {}
+    dropped: dict[str, str] = {}
+    for name in [*names, *([TORCH] if problem.get("x") in ("f16", "bf16") else [])]:
+        try:
+            run, right = build(name)
+        except (RuntimeError, ValueError) as error:
+            dropped[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            continue
+        if right:
+            runs[name] = run
+        else:
+            dropped[name] = "its result differs from the specification"
+    if not runs:
+        return Outcome(problem, None, before, dropped=dropped)
+    timings = time_interleaved(runs, clock=rig.clock, rounds=rounds)
+    times = {name: timings.median_us(name) for name in runs}
+    best = min(times, key=lambda name: times[name])
+    if model_row in times and times[model_row] <= _WINS_BY * times[best]:
+        best = model_row
+    choice = _choice(problem, best, times[best], model_row, times.get(model_row, 0.0))
+    return Outcome(problem, choice, before, times, dropped)
+
+
+def _choice(problem: Problem, row: str, us: float, model_row: str, model_us: float) -> Choice:
+    p = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0, **problem}
+    return Choice(
+        p["x"], p["w"], p["out"], p["x_packed"], p["w_layout"], p["group_size"], p["n"], p["k"], p["m"],
+        row, round(us, 3), model_row, round(model_us, 3),
+    )  # fmt: skip
+
+
+def _native() -> Any:
+    return plan._native()

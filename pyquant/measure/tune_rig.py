@@ -1,0 +1,161 @@
+"""The rig of `pyquant tune`: launches rows of the kernel table on torch's memory and checks what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pyquant.errors import UnsupportedError
+from pyquant.measure.floors import random_codes
+from pyquant.measure.ours import check_rows
+from pyquant.measure.timing import Candidate, Clock, make_clock
+from pyquant.measure.tune import TORCH, Problem
+from pyquant.numerics.gemm import gemm as specification
+from pyquant.numerics.pack import pack_int4
+from pyquant.ops import plan
+
+_DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "s8": torch.int8}
+_COLD_BYTES: Final = 256 << 20  # weights rotate over this much memory, more than any last-level cache holds
+_FLOAT_ERROR: Final = 0.02  # of the largest result: float products have a tolerance, a wrong one is far off
+_CODES: Final = {"s8": 127, "s4": 7, "u8": 127}
+Launch = Callable[..., None]
+
+
+class GpuRig:
+    """A CUDA device of torch.
+
+    clock   as pyquant.measure.timing; replayed graphs by default, which have no launch gaps.
+    Raises UnsupportedError when torch sees no GPU, or the kernels were not built.
+    """
+
+    def __init__(self, index: int = 0, clock: str = "cuda-graph") -> None:
+        native = plan._native()
+        if not torch.cuda.is_available():
+            raise UnsupportedError("tune measures on a GPU, and torch sees none here", [])
+        if not native.build_info()["kernels_compiled"]:
+            raise UnsupportedError("tune measures compiled kernels, and this build has none", [])
+        self.device: Mapping[str, Any] = native.device_info(index)
+        self.clock: Clock = make_clock(clock)
+        self._memory = torch.device("cuda", index)
+
+    def prepare(self, problem: Problem) -> Callable[[str], tuple[Candidate, bool]]:
+        """Memory for a problem, and how to run a row on it."""
+        native = plan._native()
+        return Bench(problem, self._memory, native.gemm, native).build
+
+
+class Bench:
+    """Operands of one problem on one device, and the check of what a launch writes.
+
+    launch  pyquant._native.gemm, or a stand-in.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device, launch: Launch, native: Any) -> None:
+        self.problem, self.device, self._launch, self._native = problem, device, launch, native
+        p = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0, **problem}
+        self.m, self.n, self.k = int(p["m"]), int(p["n"]), int(p["k"])
+        self.group_size, self.is_float = int(p["group_size"]), p["x"] in ("f16", "bf16")
+        self.x_type, self.w_type, self.layout, self.x_packed = p["x"], p["w"], p["w_layout"], bool(p["x_packed"])
+        ldx = int(p.get("ldx", self.k))
+        self.x = self._values(self.x_type, self.m, ldx)
+        self.w = self._values(self.w_type, self.n, int(p.get("ldw", self.k)))
+        groups = self.k // self.group_size if self.group_size else 1
+        self.x_scale = torch.rand(self.m if p.get("per_token_scale") else 1, device=device) + 0.5
+        self.w_scale = (torch.rand(self.n, groups, device=device) + 0.5) / 127
+        self.x_zero_point: Tensor | None = None
+        self.w_sum: Tensor | None = None
+        if p.get("has_zero_point"):
+            count = self.m if p.get("per_token_zero_point") else 1
+            self.x_zero_point = torch.randint(-5, 6, (count,), device=device, dtype=torch.int32)
+            self.w_sum = self.w[:, : self.k].reshape(self.n, groups, -1).sum(-1, dtype=torch.int32).contiguous()
+        self.out = torch.empty(self.m, self.n, device=device, dtype=_DTYPES[p["out"]])
+        stored = self._stored()
+        copies = max(1, min(64, _COLD_BYTES // max(1, stored.numel() * stored.element_size())))
+        self.stored = [stored, *(stored.clone() for _ in range(copies - 1 if device.type == "cuda" else 0))]
+        self.x_stored = pack_int4(self.x) if self.x_packed else self.x
+        self._expected: Tensor | None = None
+
+    def build(self, name: str) -> tuple[Candidate, bool]:
+        """The candidate of a row or of torch's product, and whether its result is right."""
+        run = self._torch() if name == TORCH else self._row(name)
+        self.out.fill_(0 if self.out.dtype == torch.int8 else float("nan"))
+        run()
+        return run, self._is_right()
+
+    def _row(self, name: str) -> Candidate:
+        index = self.device.index or 0
+        needed = self._native.workspace_bytes(name, self.problem, index)
+        workspace = torch.empty(max(needed, 1), dtype=torch.uint8, device=self.device)
+        optional = {"x_zero_point": self.x_zero_point, "w_sum": self.w_sum}
+        fixed = {
+            "x": self.x_stored.data_ptr(), "out": self.out.data_ptr(), "workspace": workspace.data_ptr(),
+            **{key: tensor.data_ptr() for key, tensor in optional.items() if tensor is not None},
+        }  # fmt: skip
+        if not self.is_float:
+            fixed |= {"x_scale": self.x_scale.data_ptr(), "w_scale": self.w_scale.data_ptr()}
+        turns = [{**fixed, "w": weights.data_ptr()} for weights in self.stored]
+        at = 0
+
+        def run() -> Tensor:
+            nonlocal at
+            at = (at + 1) % len(turns)
+            stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+            self._launch(name, self.problem, turns[at], {}, index, stream)
+            return workspace  # keeps it alive as long as the candidate
+
+        return run
+
+    def _torch(self) -> Candidate:
+        at = 0
+
+        def run() -> Tensor:
+            nonlocal at
+            at = (at + 1) % len(self.stored)
+            return torch.mm(self.x[:, : self.k], self.stored[at][:, : self.k].t(), out=self.out)
+
+        return run
+
+    def _is_right(self) -> bool:
+        rows = check_rows(self.m)
+        got = self.out[rows].cpu()
+        if self._expected is None:
+            self._expected = self._reference(rows)
+        if not self.is_float:
+            return torch.equal(got, self._expected)
+        return bool((got.double() - self._expected).abs().max() <= _FLOAT_ERROR * self._expected.abs().max())
+
+    def _reference(self, rows: list[int]) -> Tensor:
+        x, w = self.x[rows, : self.k].cpu(), self.w[:, : self.k].cpu()
+        if self.is_float:
+            return x.double() @ w.double().t()
+        w_scale = self.w_scale.cpu() if self.group_size else self.w_scale.cpu().reshape(-1)
+        return specification(
+            x, w, w_scale, self._of_rows(self.x_scale, rows), self._of_rows(self.x_zero_point, rows),
+            group_size=self.group_size, out_dtype=self.out.dtype,
+        )  # fmt: skip
+
+    @staticmethod
+    def _of_rows(values: Tensor | None, rows: list[int]) -> Tensor | None:
+        return None if values is None else (values[rows] if values.numel() > 1 else values).cpu()
+
+    def _values(self, kind: str, rows: int, ld: int) -> Tensor:
+        if kind in ("f16", "bf16"):
+            return torch.randn(rows, ld, device=self.device).to(_DTYPES[kind])
+        codes = random_codes((rows, ld), self.device, _CODES[kind])
+        codes[:, self.k :] = 0
+        return codes.abs_().to(torch.uint8) if kind == "u8" else codes
+
+    def _stored(self) -> Tensor:
+        if self.w_type != "s4":
+            return self.w
+        packed = pack_int4(self.w)
+        if self.layout == "natural":
+            return packed
+        size = self._native.blocked128_bytes(self.n, self.k)
+        blocked = torch.empty(size, dtype=torch.uint8, device=self.device)
+        where = self.device.index or 0 if self.device.type == "cuda" else None
+        self._native.pack_blocked128(packed.data_ptr(), self.n, self.k, packed.shape[1] * 2, blocked.data_ptr(), where)
+        return blocked

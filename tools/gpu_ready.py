@@ -1,0 +1,94 @@
+"""Says whether this machine can run `make gpu`: a GPU that torch sees, our libraries, a native module for this Python.
+
+    python tools/gpu_ready.py [--prebuilt]
+
+--prebuilt: the libraries were carried from another machine; only the native module may have to be made for this Python,
+which is one C++ file against pyquant/lib/libpyquant_core.so. Exit code 1 with one line for each thing that is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pyquant"
+
+
+def missing_libraries(package: Path = PACKAGE) -> list[str]:
+    """What a prebuilt package lacks."""
+    names = ("libpyquant_core.so", "libpyquant_torch.so")
+    return [f"pyquant/lib/{name} is not there: carry it" for name in names if not (package / "lib" / name).exists()]
+
+
+def native_command(package: Path, includes: list[str], suffix: str) -> list[str]:
+    """The compiler's command for the native module of this Python."""
+    sources = [ROOT / "csrc/native/module.cpp"]
+    return [
+        "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", *includes,
+        f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(package / f"_native{suffix}"), f"-L{package / 'lib'}",
+        "-lpyquant_core", "-Wl,-rpath,$ORIGIN/lib",
+    ]  # fmt: skip
+
+
+def _has_native() -> bool:
+    probe = [sys.executable, "-c", "import pyquant._native"]
+    return subprocess.run(probe, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def make_native(run: Callable[..., object] = subprocess.run) -> str | None:
+    """Compiles the native module for this Python. -> None, or why it could not be."""
+    try:
+        import pybind11
+    except ImportError:
+        return "pyquant/_native is for another Python, and pybind11, which makes one for this, is not installed"
+    includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+    try:
+        run(native_command(PACKAGE, includes, str(sysconfig.get_config_var("EXT_SUFFIX"))), check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"pyquant/_native is for another Python and could not be made for this one: {error}"
+    return None
+
+
+def _digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted((package / "lib").glob("*.so")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def problems(prebuilt: bool) -> list[str]:
+    """One line for each thing that keeps `make gpu` from running."""
+    import torch
+
+    found = []
+    if not torch.cuda.is_available():
+        found.append(
+            "torch sees no CUDA device; activate an environment with a CUDA build of torch, or name one: "
+            "make gpu TORCH=torch"
+        )
+    lacking = missing_libraries()
+    if not lacking and not _has_native():
+        reason = make_native() if prebuilt else "pyquant._native cannot be imported; it is part of the build"
+        lacking += [reason] if reason else []
+    return found + lacking
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--prebuilt", action="store_true", help="libraries were carried from another machine")
+    found = problems(parser.parse_args(argv).prebuilt)
+    for line in found:
+        print(f"make gpu: {line}", file=sys.stderr)
+    if not found:
+        print(f"make gpu: ready; libraries {_digest(PACKAGE)}, Python {sys.version.split()[0]}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
