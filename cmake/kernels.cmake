@@ -72,6 +72,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_bf16 128x256x32   64x64x32  multistage  3 full)
 
   pyquant_family(sm90_s8s8 sm90 90a "GemmSm90<Sm90S8S8, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
+  pyquant_kernel(sm90_s8s8 8x128x128   1x1      swapped_streamk  0 full)
   pyquant_kernel(sm90_s8s8 16x64x256   1x1      swapped_pingpong 0 full)
   pyquant_kernel(sm90_s8s8 16x128x128  1x1      swapped_streamk  0 full)
   pyquant_kernel(sm90_s8s8 32x128x128  1x1      swapped_streamk  0 smoke)
