@@ -58,7 +58,7 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
 def _sizes(name: str, tiles: int, steps: int) -> tuple[int, int, int]:
     """Sizes off the tile on every side, of so many tiles and steps of K."""
     tile_m, tile_n, tile_k = ROWS[name]["tile"]
-    return tile_m - 3, tiles * tile_n - 5, steps * tile_k - 16
+    return tile_m - 3, tiles * tile_n - 5, steps * tile_k - max(16, ROWS[name]["k_multiple"])
 
 
 @pytest.mark.parametrize("name", INTEGER)
