@@ -47,6 +47,14 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s8s4 32x64x128    16x64x64  splitk      4 full)
   pyquant_kernel(sm80_s8s4 64x64x128    32x32x128 splitk      4 full)
 
+  pyquant_family(sm80_s8s4_groups sm80_w4_groups 80 "GemmSm80W4Groups<@TILE@, @SHAPE@, @STAGES@>")
+  pyquant_kernel(sm80_s8s4_groups 32x64x128   16x32x32 multistage 5 full)
+  pyquant_kernel(sm80_s8s4_groups 48x64x128   16x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_groups 64x64x128   32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_groups 80x64x128   16x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_groups 80x128x128  80x32x32 multistage 3 full)
+  pyquant_kernel(sm80_s8s4_groups 128x128x128 64x32x32 multistage 4 smoke)
+
   pyquant_family(sm80_s4s4 sm80 80only
                  "GemmSm80<Sm80S4S4, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
   pyquant_kernel(sm80_s4s4 16x64x256    16x64x128 multistage  4 full)

@@ -118,7 +118,10 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   // Fragments are loaded for one or two multiplications each, so that half of the rate is what can be had.
   const double multiply = weights * tokens / (macs_per_clock(Engine::decode, p, chip) / 2);
   const double widen = read * (widening(p) + 0.25) / kLanes;
-  const double arithmetic = overlapped(multiply, widen) / active / chip.clocks_per_us;
+  // Scaled sums of groups, whole tiles of them, pass through shared memory between two barriers: eight instructions.
+  const double sums_tokens = p.m <= 8 ? 8 : static_cast<double>(ceil_div(p.m, row.tile_m) * row.tile_m);
+  const double close = is_ordered ? 8 * sums_tokens * weights / static_cast<double>(p.group_size) / kLanes : 0;
+  const double arithmetic = (overlapped(multiply, widen) + close) / active / chip.clocks_per_us;
 
   const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(row.tile_n, p.w);
   const double streamed =

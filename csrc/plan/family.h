@@ -42,6 +42,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_s8s8)                \
   X(sm80_u8s8)                \
   X(sm80_s8s4)                \
+  X(sm80_s8s4_groups)         \
   X(sm80_s4s4)                \
   X(sm80_f16)                 \
   X(sm80_bf16)                \
@@ -113,6 +114,18 @@ constexpr FamilyFacts sm80_u8s8() { return multistage("sm80_u8s8", DType::u8, DT
 constexpr FamilyFacts sm80_s8s4() {
   FamilyFacts f = multistage("sm80_s8s4", DType::s8, DType::s4);
   f.x |= type_bit(DType::s4);  // one per byte: s8 codes of a narrow range
+  return f;
+}
+
+// Group scales, which leave K whole; bytes of 16 times the weight's code. The group size says what K is a multiple of.
+constexpr FamilyFacts sm80_s8s4_groups() {
+  FamilyFacts f = sm80_s8s4();
+  f.name = "sm80_s8s4_groups";
+  f.outs = kRealOuts;
+  f.k_multiple = 1;
+  f.group_multiple = 32;
+  f.groups_only = true;
+  f.acc_scale = 16;
   return f;
 }
 
@@ -190,7 +203,7 @@ constexpr FamilyFacts decode_s8s8() { return decode("decode_s8s8", DType::s8, DT
 constexpr FamilyFacts decode_s8s4() {
   FamilyFacts f = with_int4(decode("decode_s8s4", DType::s8, DType::s4));
   f.group_multiple = 64;
-  f.m_max = 0;  // before sm_90 nothing else multiplies group scales on tensor cores, however many tokens
+  f.m_max = 0;  // narrow layers want it beyond 32 tokens: groups leave K whole in the other kernel
   return f;
 }
 constexpr FamilyFacts decode_w8a16() { return decode("decode_w8a16", DType::f16, DType::s8); }

@@ -97,6 +97,10 @@ FAMILIES = {
     "sm80_s8s8": Family(_multistage("a") + "(?!.*MixedInput)", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
     "sm80_u8s8": Family(_multistage("h"), BOTH, r"IMMA\.16832\.U8\.S8", _warp_steps(32)),
     "sm80_s8s4": Family(_multistage("a") + ".*MixedInput", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
+    "sm80_s8s4_groups": Family(
+        lambda row: "gemm_groups80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
+        BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32),
+    ),
     "sm80_s4s4": Family(
         _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", _warp_steps(64)
     ),

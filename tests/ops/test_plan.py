@@ -23,8 +23,16 @@ def test_int8_layers_get_tensor_cores_whatever_their_n(device: plan.Device, fami
     assert choice.predicted_us > 0
 
 
+@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256])
+def test_groups_of_int4_weights_get_tensor_cores_at_every_m(group_size: int) -> None:
+    for m in (1, 17, 64, 512):
+        spec = ops.LinearSpec(4096, 3072, w_bits=4, group_size=group_size)
+        kernel = plan.select(spec, m, torch.float16, A100, only_compiled=False).kernel or ""
+        assert kernel.startswith("gemm_sm80_s8s4_groups" if m > 16 else ("gemm_sm80_s8s4_groups", "gemm_decode_s8s4"))
+
+
 def test_rows_that_refuse_say_why_with_both_numbers() -> None:
-    choice = plan.select(ops.LinearSpec(64, 128, w_bits=4, group_size=32), 8, torch.float32, H200, only_compiled=False)
+    choice = plan.select(ops.LinearSpec(64, 128, w_bits=4, group_size=16), 8, torch.float32, H200, only_compiled=False)
     assert choice.kernel == "gemm_simt_any"
     assert any("gemm_sm90" in line and any(c.isdigit() for c in line.split(":", 1)[1]) for line in choice.refusals)
 

@@ -16,6 +16,7 @@ def _problem(row: dict) -> dict:
     x = row["x"][0]
     return {
         "m": 64, "n": 256, "k": 1024, "x": x, "w": row["w"][0], "out": "f32", "x_packed": row["x_packing"] == "nibbles",
+        "group_size": row["group_multiple"] if row["groups_only"] else 0,
     }  # fmt: skip
 
 

@@ -11,34 +11,10 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/transpose.cuh"
 #include "cuda/overlap.cuh"
 
 namespace pyquant::cuda {
-
-// Pair q of every block of 8 columns -> the 8 columns of block q, q = lane % 4.
-template <class Acc>
-__device__ __forceinline__ void transpose_quad(const Acc (&pair)[4][2], Acc (&row)[8]) {
-  const int lane = static_cast<int>(threadIdx.x) & 3;
-  const bool odd = lane & 1, upper = lane & 2;
-  Acc couple[2][4];  // blocks (odd, 2 + odd): pairs of both lanes of the couple, in their order
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-#pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const Acc keep = odd ? pair[2 * j + 1][v] : pair[2 * j][v];
-      const Acc got = __shfl_xor_sync(0xffffffffu, odd ? pair[2 * j][v] : pair[2 * j + 1][v], 1);
-      couple[j][v] = odd ? got : keep;
-      couple[j][2 + v] = odd ? keep : got;
-    }
-  }
-#pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const Acc keep = upper ? couple[1][v] : couple[0][v];
-    const Acc got = __shfl_xor_sync(0xffffffffu, upper ? couple[0][v] : couple[1][v], 2);
-    row[v] = upper ? got : keep;
-    row[4 + v] = upper ? keep : got;
-  }
-}
 
 // AccShift: the accumulator holds 2^AccShift times the sum.
 template <class Acc, bool Swapped, int AccShift = 0>
