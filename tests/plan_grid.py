@@ -53,9 +53,12 @@ class Cliff:
     before: str
     after: str
 
+    @property
+    def where(self) -> str:
+        return f"{self.pair}: {self.size} = {self.at} on sm{self.sm}"
+
     def __str__(self) -> str:
-        where = f"{self.pair}: {self.size} = {self.at} on sm{self.sm}"
-        return f"{where}: {self.ratio:.1f} times at {self.problem}, {self.before} -> {self.after}"
+        return f"{self.where}: {self.ratio:.2f} times at {self.problem}, {self.before} -> {self.after}"
 
 
 @functools.cache
@@ -64,8 +67,9 @@ def steps(native: Any, sm: int, pair: str) -> tuple[list[Cliff], list[str]]:
     than its neighbour, by more than 10 %, which happens where K is divided into other shares."""
     worst: dict[tuple[str, int], Cliff] = {}
     falls = []
+    types = asked(native, sm, pair)
     for problem, size, values in _walks():
-        found = native.sweep({**problem, **PAIRS[pair], "out": "f16"}, DEVICES[sm], size, values)
+        found = native.sweep({**problem, **types, "out": "f16"}, DEVICES[sm], size, values)
         for value, before, after in zip(values[1:], found, found[1:]):
             if before[0] is None or after[0] is None:
                 continue
@@ -91,6 +95,17 @@ def falls(native: Any, sm: int, pair: str) -> list[str]:
     return sorted(steps(native, sm, pair)[1])
 
 
+def asked(native: Any, sm: int, pair: str) -> dict[str, Any]:
+    """What a layer with operands of `pair` asks of the plan. Activations two to a byte that only the byte-wise kernel
+    reads are laid out a byte each before (take_codes in csrc/bind/linear_cuda.cpp)."""
+    problem = PAIRS[pair]
+    if problem.get("x_packed"):
+        as_they_lie = native.sweep({"n": 4096, "k": 4096, **problem, "out": "f16"}, DEVICES[sm], "m", [128])
+        if as_they_lie[0][0] == "gemm_simt_any":
+            return {key: value for key, value in problem.items() if key != "x_packed"}
+    return problem
+
+
 def _walks() -> Iterator[tuple[dict[str, int], str, list[int]]]:
     for n in WIDTHS:
         for k in DEPTHS:
@@ -106,7 +121,7 @@ def _short(choice: tuple[str, float]) -> str:
 
 def choices(native: Any, sm: int, pair: str, n: int, k: int, ms: Sequence[int] = MS) -> str:
     """'1-16 decode_..., 17-96 sm80_...': the row for each M, runs of the same row together."""
-    found = native.sweep({"n": n, "k": k, **PAIRS[pair], "out": "f16"}, DEVICES[sm], "m", list(ms))
+    found = native.sweep({"n": n, "k": k, **asked(native, sm, pair), "out": "f16"}, DEVICES[sm], "m", list(ms))
     runs: list[tuple[int, int, str]] = []
     for m, (name, _) in zip(ms, found):
         short = "nothing" if name is None else name.removeprefix("gemm_")

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "core/bounds.h"
+#include "core/decode_split.h"
 
 namespace pyquant {
 
@@ -60,13 +61,14 @@ Refusal accept_groups(const FamilyFacts& f, const GemmProblem& p) {
   return {};
 }
 
-// mma.sync rows run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
+// Rows of mma.sync run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
 // theirs.
 Refusal accept_device(const Row& row, const DeviceInfo& device) {
   const FamilyFacts& f = row.facts();
   if (device.sm < f.sm_min) return refuse(Reason::wrong_device, f.sm_min, device.sm);
   if (device.sm >= f.sm_end) return refuse(Reason::wrong_device_above, f.sm_end, device.sm);
-  if (f.engine == Engine::mma && device.shared_bytes != 0 && shared_bytes(row) > device.shared_bytes)
+  const bool differs = f.engine == Engine::mma || f.engine == Engine::decode;
+  if (differs && device.shared_bytes != 0 && shared_bytes(row) > device.shared_bytes)
     return refuse(Reason::shared_memory, shared_bytes(row), device.shared_bytes);
   return {};
 }
@@ -85,6 +87,7 @@ Refusal accept_memory(const FamilyFacts& f, const GemmProblem& p) {
 
 int64_t shared_bytes(const Row& row) {
   const FamilyFacts& f = row.facts();
+  if (f.engine == Engine::decode) return decode_ring_bytes(row.stages, row.tile_m, row.tile_k, widest_bits(f.x, true));
   const int64_t bits =
       row.tile_m * widest_bits(f.x, f.x_packing != Packing::nibbles) + row.tile_n * widest_bits(f.w, false);
   return bits * row.tile_k * row.stages / 8;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/decode_split.h"
+#include "plan/accept.h"
 #include "plan/chip.h"
 #include "plan/split_k.h"
 
@@ -84,7 +85,9 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
     shared = (row.tile_m % 32 == 0 ? 3 : 2) * (m * x_bytes + n * w_bytes);
   }
   double clocks = std::max(multiply, shared / kSharedBytes) / kReached;
-  clocks += 0.5 * widening(p) * n * (engine == Engine::wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;
+  // By every warp that holds other rows of the tile, beside the tensor cores: the same for all engines.
+  const double widen = widening(p) * n * (engine == Engine::wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;
+  clocks = overlapped(clocks, widen);
   if (p.group_size > 0) clocks += m * n / (kLanes / 2 * static_cast<double>(p.group_size));
   return clocks;
 }
@@ -108,20 +111,28 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const bool has_clusters = row.facts().sm_min >= 90;  // which add their sums without a way through memory
   const bool is_ordered = p.group_size > 0 && !is_float(p.x);
   const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
-  const int64_t split = is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count);
+  const int64_t split = is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count, has_clusters);
   const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);
-  const double active = std::min(sms, blocks), held = std::max(1.0, std::min(4.0, blocks / sms));
+  // The busiest multiprocessor has `rounds` blocks, as many at a time as shared memory and registers hold.
+  const double rounds = std::ceil(blocks / sms), active = blocks / rounds;
+  const double fit = static_cast<double>(std::max<int64_t>(shared_of(device) / shared_bytes(row), 1));
+  const double held = std::min({rounds, fit, row.tile_m > 16 || (is_float(p.x) && p.m > 8) ? 1.0 : 2.0});
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
   const double read = weights * static_cast<double>(ceil_div(p.m, row.tile_m));  // by every tile of tokens
 
-  const double tokens = static_cast<double>(ceil_div(std::max<int64_t>(p.m, 1), 8) * 8);
-  // Fragments are loaded for one or two multiplications each, so that half of the rate is what can be had.
-  const double multiply = weights * tokens / (macs_per_clock(Engine::decode, p, chip) / 2);
+  // A step of a warp waits for its fragments about as long as one column of eight tokens takes to multiply; other
+  // columns and blocks work meanwhile.
+  const double columns = static_cast<double>(decode_columns(p.m, row.tile_m)), busy = columns * held;
+  const double tokens = 8 * columns * static_cast<double>(ceil_div(std::max<int64_t>(p.m, 1), row.tile_m));
+  const double multiply = weights * tokens / macs_per_clock(Engine::decode, p, chip);
   const double widen = read * (widening(p) + 0.25) / kLanes;
   // Scaled sums of groups, whole tiles of them, pass through shared memory between two barriers: eight instructions.
   const double sums_tokens = p.m <= 8 ? 8 : static_cast<double>(ceil_div(p.m, row.tile_m) * row.tile_m);
   const double close = is_ordered ? 8 * sums_tokens * weights / static_cast<double>(p.group_size) / kLanes : 0;
-  const double arithmetic = (overlapped(multiply, widen) + close) / active / chip.clocks_per_us;
+  // The eight warps of one block reach two thirds of the lanes' rate, those of two blocks more.
+  const double lanes = 1 + 0.5 / held;
+  const double arithmetic =
+      (overlapped(multiply * (1 + 1 / busy), widen * lanes) + close * lanes) / active / chip.clocks_per_us;
 
   const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(row.tile_n, p.w);
   const double streamed =

@@ -54,6 +54,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4_groups)         \
   X(decode_s8s8)              \
   X(decode_s8s4)              \
+  X(decode_s8s4_wide)         \
   X(decode_w8a16)             \
   X(decode_w4a16)             \
   X(sm90_decode_s8s8)         \
@@ -175,8 +176,8 @@ constexpr FamilyFacts decode(const char* name, DType x, DType w) {
   FamilyFacts f = multistage(name, x, w);
   f.engine = Engine::decode;
   f.k_multiple = 128 / bits_of(w);
-  f.m_max = 32;  // two tiles of tokens; the second one finds the weights in L2
   if (is_float(x)) {
+    f.m_max = 32;  // beyond, the codes are dequantised for the framework's product
     f.x = type_bit(DType::f16) | type_bit(DType::bf16);
     f.w_zero_point = true;
     f.group_multiple = 32;
@@ -203,9 +204,10 @@ constexpr FamilyFacts decode_s8s8() { return decode("decode_s8s8", DType::s8, DT
 constexpr FamilyFacts decode_s8s4() {
   FamilyFacts f = with_int4(decode("decode_s8s4", DType::s8, DType::s4));
   f.group_multiple = 64;
-  f.m_max = 0;  // narrow layers want it beyond 32 tokens: groups leave K whole in the other kernel
   return f;
 }
+// Tiles of more than 16 tokens: shared memory has no room for their scaled sums of groups.
+constexpr FamilyFacts decode_s8s4_wide() { return with_int4(decode("decode_s8s4_wide", DType::s8, DType::s4)); }
 constexpr FamilyFacts decode_w8a16() { return decode("decode_w8a16", DType::f16, DType::s8); }
 constexpr FamilyFacts decode_w4a16() { return decode("decode_w4a16", DType::f16, DType::s4); }
 constexpr FamilyFacts sm90_decode_s8s8() { return hopper_decode("sm90_decode_s8s8", DType::s8, DType::s8); }
@@ -217,7 +219,6 @@ constexpr FamilyFacts sm90_decode_s8s4_blocked() {
   f.w_layouts = layout_bit(WeightLayout::blocked128);
   f.k_multiple = 16;
   f.group_multiple = 64;
-  f.m_max = 0;  // narrow layers want it beyond 32 tokens: groups leave K whole in the other kernel
   return f;
 }
 constexpr FamilyFacts sm90_decode_w8a16() { return hopper_decode("sm90_decode_w8a16", DType::f16, DType::s8); }

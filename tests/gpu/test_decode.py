@@ -116,12 +116,12 @@ def test_group_scales_over_many_rounds(native: Any, device: Memory, name: str) -
 
 
 @pytest.mark.skipif(simulator.runtime is None, reason="traffic is counted by the simulator")
-@pytest.mark.parametrize("m", [2, 16])
+@pytest.mark.parametrize("whole_tile", [False, True])
 @pytest.mark.parametrize("name", ROWS)
 def test_weights_are_read_once_and_banks_do_not_collide(
-    native: Any, plain_device: Memory, tmp_path: Path, name: str, m: int
+    native: Any, plain_device: Memory, tmp_path: Path, name: str, whole_tile: bool
 ) -> None:
-    n, k = 64, 4096
+    m, n, k = ROWS[name]["tile"][0] if whole_tile else 2, 64, 4096
     case = _case(name, m, n, k)
     file = tmp_path / "launches.json"
     assert simulator.runtime is not None

@@ -75,9 +75,9 @@ def _multistage(x: str) -> str:
     return rf"GemmWithEpilogueVisitor[^P]*PredicatedTileAccessIteratorINS_11MatrixShapeILi\d+ELi\d+EEE{x}"
 
 
-def _decode(math: str, clusters: bool) -> str:
-    """The decode kernel for 16 tokens without group scales."""
-    return rf"decode_kernel.*{math}ELi32ELi16ELi\dELb0ELb{int(clusters)}E"
+def _decode(math: str, clusters: bool) -> Callable[[Row], str]:
+    """The decode kernel for a whole tile of tokens without group scales."""
+    return lambda row: rf"decode_kernel.*{math}ELi32ELi{row['tile'][0]}ELi\dELb0ELb{int(clusters)}E"
 
 
 def _decode_families(prefix: str, architectures: tuple[str, ...], clusters: bool) -> dict[str, Family]:
@@ -114,13 +114,14 @@ FAMILIES = {
     "sm90_s8s4": Family(_wgmma("S32S8S8", 32, "RS"), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     "sm90_s8s4_blocked": Family(
         lambda row: f"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}E",
-        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda _: 12, 2,
+        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda row: 24 if row["tile"][0] == 160 else 12, 2,  # 160: twice 80
     ),
     "sm90_s8s4_groups": Family(
         lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
         ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda _: 4, 2,
     ),
     **_decode_families("decode_", BOTH, clusters=False),
+    "decode_s8s4_wide": Family(_decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     **_decode_families("sm90_decode_", ("sm_90a",), clusters=True),
     "sm90_decode_s8s4_blocked": Family(
         _decode("17DecodeS8S4Blocked", True), ("sm_90a",), r"IMMA\.16832\.S8\.S8", waits=1,

@@ -1,5 +1,5 @@
-"""Rows of CUTLASS 2.x tiles run on chips with 99, 163 and 227 KiB of shared memory a block: they refuse what cannot
-hold their stages, and where one is refused another still runs."""
+"""Rows of CUTLASS 2.x tiles and decode rows run on chips with 99, 163 and 227 KiB of shared memory a block: they refuse
+what cannot hold their stages, and where one is refused another still runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 
-ROWS = [row for row in native.kernel_table() if row["engine"] == "mma"]
+ROWS = [row for row in native.kernel_table() if row["engine"] in ("mma", "decode")]
 BITS = {"s4": 4, "s8": 8, "u8": 8, "f16": 16, "bf16": 16}
 SMALL = 99 << 10  # sm_86, sm_89
 
@@ -15,7 +15,8 @@ SMALL = 99 << 10  # sm_86, sm_89
 def _problem(row: dict) -> dict:
     x = row["x"][0]
     return {
-        "m": 64, "n": 256, "k": 1024, "x": x, "w": row["w"][0], "out": "f32", "x_packed": row["x_packing"] == "nibbles",
+        "m": row["m_max"] or 64, "n": 256, "k": 1024, "x": x, "w": row["w"][0], "out": "f32",
+        "x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
     }  # fmt: skip
 
@@ -23,6 +24,8 @@ def _problem(row: dict) -> dict:
 def _stages_bytes(row: dict) -> int:
     m, n, k = row["tile"]
     x_bits = max(8 if x == "s4" and row["x_packing"] == "bytes" else BITS[x] for x in row["x"])
+    if row["engine"] == "decode":  # each of eight warps keeps activations alone
+        return row["stages"] * 8 * k * m * x_bits // 8
     return row["stages"] * k * (m * x_bits + n * BITS[row["w"][0]]) // 8
 
 

@@ -1,14 +1,14 @@
 // Kernels for few tokens: the weights are read once, at the memory's speed, and everything else hides behind.
-//   partition: a block owns tile_n channels of up to 16 tokens; its 8 warps take turns along K, a unit of work each (64
-//   or 128 codes, or scale groups), so that a block reads whole lines of a row at a time. Blocks may share the K of a
-//   tile (core/decode_split.h): on sm_90 as a cluster that adds its sums through distributed shared memory, elsewhere
-//   through a workspace, where the block that arrives last adds.
-//   loads: 16 bytes of weights straight into registers, `Stages` steps ahead, past L1; the activations of a step go to
-//   the warp's own part of shared memory by cp.async, equally far ahead. No block barrier in the main loop.
-//   group scales of integer codes: the sums of a round of 8 units meet in shared memory, already scaled, and one thread
-//   per output adds them in ascending order: the same bits as every other kernel. K is then not shared by blocks.
-//   group scales of float activations: each warp scales its own sums (outside of the bit contract).
-//   limits: rows of x and w on 16-byte boundaries, K a multiple of 16 (int4 weights: 32). Any N, output and residual.
+//   partition: a block owns tile_n channels of up to 16, 32 or 48 tokens; its 8 warps take turns along K, a unit of
+//   work each (64 or 128 codes, or scale groups), so that a block reads whole lines of a row at a time. Blocks may
+//   share the K of a tile (core/decode_split.h): on sm_90 as a cluster that adds its sums through distributed shared
+//   memory, elsewhere through a workspace, where the block that arrives last adds. loads: 16 bytes of weights straight
+//   into registers, `Stages` steps ahead, past L1; the activations of a step go to the warp's own part of shared memory
+//   by cp.async, equally far ahead. No block barrier in the main loop. group scales of integer codes: the sums of a
+//   round of 8 units meet in shared memory, already scaled, and one thread per output adds them in ascending order: the
+//   same bits as every other kernel. K is then not shared by blocks. group scales of float activations: each warp
+//   scales its own sums (outside of the bit contract). limits: rows of x and w on 16-byte boundaries, K a multiple of
+//   16 (int4 weights: 32). Any N, output and residual.
 #pragma once
 #include "core/bounds.h"
 #include "cuda/gemm/decode_sums.cuh"
@@ -69,10 +69,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int32_t n = block.n0 + column + c;
-      if constexpr (T::kGrouped)
+      if constexpr (T::kGrouped) {
+        channel[i][c] = Channel{};  // spelled out: nvcc 13.0 initialises the first row of such an array only
         channel[i][c].bias = p.bias != nullptr && n < p.n ? __ldg(p.bias + n) : -0.f;
-      else
+      } else {
         channel[i][c] = load_channel(p, n);
+      }
     }
   }
 
@@ -135,7 +137,7 @@ struct GemmDecode {
     work.tiles = o.tiles_m * ((p.n + kTileN - 1) / kTileN);
     const bool ordered = group != 0 && std::is_same_v<typename Math::Acc, int32_t>;
     const int64_t units = (p.k + o.unit_codes - 1) / o.unit_codes;
-    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count);
+    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count, kCluster);
     const int64_t stride = int64_t{work.split} * kDecodeWarps;  // units from one of a warp to its next
     o.steps = static_cast<int32_t>((units + stride - 1) / stride) * o.unit_steps;
     // Beyond K nothing is loaded: there it may be anything larger than K.
@@ -187,7 +189,8 @@ struct GemmDecode {
       o.partials = static_cast<uint8_t*>(call.operands.workspace) + arrival_bytes(work);
       clear(call.name, call.operands.workspace, arrival_bytes(work), call.context);
     }
-    if constexpr (Math::kTakesGroups && (!kCluster || Math::kBlocked || std::is_same_v<typename Math::Acc, float>)) {
+    constexpr bool is_float = std::is_same_v<typename Math::Acc, float>;
+    if constexpr (Math::kTakesGroups && (is_float || (kTileM == 16 && (!kCluster || Math::kBlocked)))) {
       if (p.group_size != 0) return run_tokens<Math, true>(call, work);
     }
     run_tokens<Math, false>(call, work);

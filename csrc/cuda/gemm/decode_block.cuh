@@ -36,8 +36,9 @@ struct DecodeTraits {
   static constexpr bool kGrouped = kGrouped_, kCluster = kCluster_;
   static constexpr bool kOrdered = kGrouped && std::is_same_v<Acc, int32_t>;
   using Sum = std::conditional_t<kOrdered, float, Acc>;  // what blocks and warps add
-  // Blocks that a multiprocessor shall hold. Fragments of 16 tokens of 16 bits do not fit into half of its registers.
-  static constexpr int kResident = Math::kXBits == 16 && kTileM > 8 ? 1 : 2;
+  // Blocks that a multiprocessor shall hold (csrc/plan/cost.cpp counts on it). Fragments of more than 16 tokens, or of
+  // 16 of 16 bits, do not fit into half of its registers.
+  static constexpr int kResident = kTileM > 16 || (Math::kXBits == 16 && kTileM > 8) ? 1 : 2;
   // Scales take the place of a stage.
   static constexpr int kStages = kGrouped && kResident > 1 ? kStages_ - 1 : kStages_, kWarps = kDecodeWarps,
                        kThreads = 32 * kWarps;
@@ -65,6 +66,9 @@ struct DecodeTraits {
     token = index / (kChannels / 2);
     column = 2 * (index % (kChannels / 2));
   }
+
+  static_assert(kBlocked || kGrouped || kRingBytes == decode_ring_bytes(kStages, kTokens, kStep, Math::kXBits));
+  static_assert(kTokens <= 16 || (!kOrdered && kSumsBytes <= kRingBytes), "plan/accept.cpp counts the ring alone");
 
   static int shared_bytes(int unit_groups) {
     return kOrdered ? kRingBytes + unit_groups * kSumsBytes : std::max(kRingBytes, kSumsBytes);

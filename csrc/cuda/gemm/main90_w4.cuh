@@ -14,6 +14,7 @@
 #include <cutlass/pipeline/pipeline.hpp>
 
 #include "core/blocked128.h"
+#include "cuda/gemm/wgmma90.cuh"
 
 namespace pyquant::cuda {
 
@@ -43,10 +44,8 @@ struct BlockedTiles90 {
       decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<int8_t>{},
                                    cute::make_shape(cute::Int<Tokens>{}, cute::Int<kDepth>{}, cute::Int<kStages>{})));
   using StrideX = cute::Stride<int64_t, cute::_1, int64_t>;
-  using TiledMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::rs_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<Tokens>, cute::Int<kDepth>>,
-                                 cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  using TiledMma = decltype(cute::make_tiled_mma(wgmma_of<Tokens, kDepth>(),
+                                                 cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
     cute::array_aligned<int8_t, cute::cosize_v<LayoutX>, 1024> x;

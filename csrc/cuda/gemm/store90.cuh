@@ -70,11 +70,10 @@ class Store90 {
     store(acc, own, row0, column0);
   }
 
-  // acc: ((2, 2, N / 8), MMA_M, 1) values of the thread; own: their coordinates within the tile, which starts at
+  // acc: ((2, 2, N / 8), MMA_M, MMA_N) values of the thread; own: their coordinates within the tile, which starts at
   // (row0, column0) of the product as the tensor cores see it.
   template <class Fragment, class Coordinates>
   CUTLASS_DEVICE void store(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0) const {
-    static_assert(cute::size<2>(Fragment{}) == 1, "one instruction spans the tile's columns");
     // The predecessor in the stream wrote the scales, say. The operands are read through the cache for constants, whose
     // loads the compiler may move over a wait: so their addresses depend on it.
     const int32_t zero = zero_after_predecessor();
@@ -108,6 +107,7 @@ class Store90 {
   CUTLASS_DEVICE void store_straight(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
                                      int32_t zero) const {
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{});
+    static_assert(cute::size<2>(Fragment{}) == 1, "one instruction spans a straight tile's columns");
     static_assert(kBlocks % 4 == 0, "straight tiles are multiples of 32 columns wide");
     const CodeLimits limits = code_limits(zero);
     Token token[kRepeats][2];
@@ -146,7 +146,8 @@ class Store90 {
   template <class Fragment, class Coordinates>
   CUTLASS_DEVICE void store_swapped(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
                                     int32_t zero) const {
-    constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{});
+    constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{}),
+                  kColumns = cute::size<2>(Fragment{}) * kBlocks;  // of eight tokens, over all instructions of the tile
     const CodeLimits limits = code_limits(zero);
     const bool odd = threadIdx.x & 4;  // odd channel: takes the odd token of the pair
     Channel channel[kRepeats][2][2];
@@ -161,15 +162,16 @@ class Store90 {
       }
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kBlocks; ++j) {
-      const int32_t m = column0 + cute::get<1>(own(cute::make_coord(0, 0, j), 0, 0)) + (odd ? 1 : 0);
+    for (int c = 0; c < kColumns; ++c) {
+      const int j = c % kBlocks, part = c / kBlocks;
+      const int32_t m = column0 + cute::get<1>(own(cute::make_coord(0, 0, j), 0, part)) + (odd ? 1 : 0);
       const Token token = load_token(p_, m);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kRepeats; ++i) {
         CUTLASS_PRAGMA_UNROLL
         for (int h = 0; h < 2; ++h) {
-          const Acc even_token = sum_of(acc(cute::make_coord(0, h, j), i, 0));
-          const Acc odd_token = sum_of(acc(cute::make_coord(1, h, j), i, 0));
+          const Acc even_token = sum_of(acc(cute::make_coord(0, h, j), i, part));
+          const Acc odd_token = sum_of(acc(cute::make_coord(1, h, j), i, part));
           const Acc got = __shfl_xor_sync(0xffffffffu, odd ? even_token : odd_token, 4);
           const Acc pair[2] = {odd ? got : even_token, odd ? odd_token : got};
           finish_row(pair, channel[i][h], token, limits, p_, m, n[i][h]);
