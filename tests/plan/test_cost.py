@@ -10,14 +10,10 @@ native = pytest.importorskip("pyquant._native", reason="pyquant was installed wi
 
 ROWS = {row["name"]: row for row in native.kernel_table()}
 # Steps above grid.STEP, "<pair>: <size> = <where> on sm<device>", and why they are accepted.
-_TILE = "1.33 times at one width: 80 x 128 fills one wave, and the next tile that fits an SM's registers is 128 wide"
 _PTX = "hardly above, at one width; sm_100 runs PTX at guessed rates, for which no tiles of its own are kept"
 CLIFFS = {
-    "s8s4 group: M = 81 on sm80": _TILE,
     "s8s4 group: M = 17 on sm100": _PTX,
-    "s8s4 group: M = 49 on sm100": _PTX,
     "s8s4 group: M = 65 on sm100": _PTX,
-    "s8s4 group: M = 97 on sm100": _PTX,
 }
 
 

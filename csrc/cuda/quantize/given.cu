@@ -4,43 +4,11 @@
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/codes.cuh"
 #include "cuda/quantize/dynamic.h"
+#include "cuda/quantize/parts.cuh"
 
 namespace pyquant::cuda {
 
 namespace {
-
-constexpr int kParts = 512;  // ranges of parts of the tensor: a few blocks on every SM
-static_assert(kParts * sizeof(Range) == kQuantizeWorkspaceBytes, "");
-constexpr int64_t kColumnBlocks = 1024;
-
-template <class T>
-struct Matrix {
-  const T* x;
-  int64_t rows, cols, ld;
-  bool vector;
-};
-
-// One range a block; blockIdx.y walks rows, blockIdx.x units of a row.
-template <class T>
-__global__ void __launch_bounds__(kBlock) range_parts_kernel(Matrix<T> m, Range* parts) {
-  constexpr int kWidth = kVector<T>;
-  __shared__ Range per_warp[kBlock / 32];
-  wait_for_predecessor();
-  release_successor();
-  Range range;
-  for (int64_t row = blockIdx.y; row < m.rows; row += gridDim.y) {
-    const T* from = m.x + row * m.ld;
-    for (int64_t u = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x; u * kWidth < m.cols;
-         u += int64_t{kBlock} * gridDim.x) {
-      float v[kWidth];
-      load_run(from + u * kWidth, m.cols - u * kWidth, m.vector, v);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
-    }
-  }
-  range = reduce_block(range, per_warp);
-  if (threadIdx.x == 0) parts[blockIdx.y * gridDim.x + blockIdx.x] = range;
-}
 
 struct Given {
   const float* scale;
@@ -94,22 +62,6 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   }
 }
 
-// Dense rows of one scale are one long row: one tail, aligned whatever the number of columns.
-FloatMatrix flattened(const FloatMatrix& x) { return {x.data, x.type, 1, x.rows * x.cols, x.rows * x.cols}; }
-
-bool is_dense(const FloatMatrix& x) { return x.ld == x.cols || x.rows <= 1; }
-
-template <class T>
-Matrix<T> matrix_of(const FloatMatrix& x) {
-  const bool vector = is_aligned(x.data, x.rows > 1 ? x.ld * static_cast<int64_t>(sizeof(T)) : 0, 16);
-  return {static_cast<const T*>(x.data), x.rows, x.cols, x.ld, vector};
-}
-
-int64_t blocks_of(int64_t elements, int width, int64_t most) {
-  const int64_t blocks = (elements + width * kBlock - 1) / (width * kBlock);
-  return blocks < 1 ? 1 : blocks < most ? blocks : most;
-}
-
 void launch_given(FloatMatrix x, const Given& given, const CodeRange& range, QuantizeOut out, int64_t most_rows,
                   const Context& context) {
   if (!given.per_row && is_dense(x) && !out.row_sum && (out.ldq == x.cols || x.rows <= 1)) {
@@ -148,19 +100,7 @@ void quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size,
 void quantize_per_tensor(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
                          const QuantizeOut& out, void* workspace, const Context& context) {
   auto* parts = static_cast<Range*>(workspace);
-  const FloatMatrix all = is_dense(x) ? flattened(x) : x;
-  int count = 0;
-  with_float_type(x.type, "quantize_dynamic", [&](auto element) {
-    using T = decltype(element);
-    const int64_t columns = blocks_of(all.cols, kVector<T>, kParts), rows = all.rows < 1 ? 1 : all.rows;
-    LaunchShape shape;
-    shape.grid =
-        dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows < kParts / columns ? rows : kParts / columns));
-    shape.block = dim3(kBlock);
-    shape.overlaps = true;
-    count = static_cast<int>(shape.grid.x * shape.grid.y);
-    launch<range_parts_kernel<T>>("quantize_dynamic", shape, context, matrix_of<T>(all), parts);
-  });
+  const int count = launch_range_parts("quantize_dynamic", x, parts, context);
   const Given given{nullptr, nullptr, false, parts, count, range.symmetric, params};
   launch_given(x, given, range, out, 2048, context);  // few blocks: each one reads all parts
 }
