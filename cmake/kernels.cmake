@@ -61,6 +61,9 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s8s4_groups 64x64x128   32x32x32 multistage 4 full)
   pyquant_kernel(sm80_s8s4_groups 80x64x128   16x32x32 multistage 4 full)
   pyquant_kernel(sm80_s8s4_groups 80x128x128  80x32x32 multistage 3 full)
+  pyquant_kernel(sm80_s8s4_groups 64x128x128  32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_groups 96x64x128   32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_groups 112x64x128  16x32x32 multistage 4 full)
   pyquant_kernel(sm80_s8s4_groups 128x128x128 64x32x32 multistage 4 smoke)
 
   pyquant_family(sm80_s4s4 sm80 80only
@@ -388,7 +391,7 @@ function(pyquant_cuda_kernels result)
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
   pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
-                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu)
+                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/quantize/histogram.cu)
   # Kernels that overlap their predecessor (csrc/cuda/overlap.cuh) are compiled for sm_90 by themselves: code made from
   # compute_80 would lack the wait. The PTX is of both, so that chips to come take the one with the wait.
   set(overlapping "-gencode arch=compute_90,code=[sm_90,compute_90]")
@@ -396,8 +399,9 @@ function(pyquant_cuda_kernels result)
     string(PREPEND overlapping "-gencode arch=compute_80,code=[sm_80,compute_80] ")
   endif()
   pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/quantize/dequantize.cu
+                       csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/fused.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
-                       csrc/cuda/quantize/per_token.cu)
+                       csrc/cuda/quantize/parts.cu csrc/cuda/quantize/per_token.cu)
   list(APPEND OBJECTS pyquant_cuda_quantize)
   set_target_properties(pyquant_cuda_common pyquant_cuda_quantize PROPERTIES CUDA_VISIBILITY_PRESET default)  # interface
   foreach(family ${families})

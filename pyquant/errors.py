@@ -36,6 +36,10 @@ class NonFiniteError(ArgumentError):
     """A scale, range or tensor holds NaN or infinity where only finite numbers are meaningful."""
 
 
+class CalibrationError(PyquantError, RuntimeError):
+    """A calibration run could not finish: too little data, or a layer that saw none."""
+
+
 class UnsupportedError(PyquantError, RuntimeError):
     """No kernel takes the problem on this device.
 

@@ -9,6 +9,7 @@ CUDA tensors. Nothing of it is part of the package's interface.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class CudaOps:
         def call(*args: Any, **kwargs: Any) -> Any:
             there, named = [self.put(a) for a in args], {key: self.put(value) for key, value in kwargs.items()}
             with self.serving():
-                result = getattr(functional, name)(*there, **named)
+                result = getattr(ops, name)(*there, **named)
             self.finish()
             return self.get(result)
 
@@ -90,11 +91,15 @@ class SimulatedOps(CudaOps):
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        previous, functional._ops = functional._ops, torch.ops.pyquant_sim
+        modules = (functional, sys.modules["pyquant.ops.fake_quantize"])  # the package's name is the function
+        previous = functional._ops
         try:
+            for module in modules:
+                module._ops = torch.ops.pyquant_sim  # type: ignore[attr-defined]
             yield
         finally:
-            functional._ops = previous
+            for module in modules:
+                module._ops = previous  # type: ignore[attr-defined]
 
     def mode(self, name: str) -> None:
         self._memory.mode(name)

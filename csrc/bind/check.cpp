@@ -1,5 +1,7 @@
 #include "bind/check.h"
 
+#include "core/histogram_math.h"
+
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -80,10 +82,10 @@ static std::string device_of(const Tensor& t) {
   return t.is_cpu() ? "cpu" : t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "another device";
 }
 
-void same_device(const char* argument, const Tensor& t, const Tensor& x) {
+void same_device(const char* argument, const Tensor& t, const Tensor& x, const char* name_of_x) {
   if (t.is_cpu() && x.is_cpu()) return;
   const std::string a = device_of(t), b = device_of(x);
-  if (a != b) refuse(argument, "device " + a, "device " + b + ", where argument 'x' is");
+  if (a != b) refuse(argument, "device " + a, "device " + b + ", where argument '" + name_of_x + "' is");
 }
 
 void min_dim(const char* argument, const Tensor& t, int64_t dim) {
@@ -115,6 +117,15 @@ void scalar_or(const char* argument, const MaybeTensor& t, const Tensor& x, Scal
   refuse(argument, describe(*t), "shape [] or [1]" + (also ? " or " + text_of(shape) : ""));
 }
 
+void buffer(const char* argument, const Tensor& t, const Tensor& x, ScalarType type, const Shape& shape) {
+  dtype_in(argument, t, {type});
+  same_device(argument, t, x);
+  shape_is(argument, t, shape);
+  if (t.is_contiguous()) return;
+  const auto strides = t.strides();
+  refuse(argument, "strides " + text_of(Shape(strides.begin(), strides.end())), "a contiguous tensor");
+}
+
 void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
   if (qmin < -128 || qmin > 127) refuse(low, std::to_string(qmin), "-128 to 127");
   if (qmax <= qmin || qmax > 127) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + " to 127");
@@ -124,6 +135,13 @@ void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax) {
   code_range(qmin, qmax);
   if (symmetric && (qmin > -1 || qmax < 1))
     refuse("qmin", std::to_string(qmin), "below zero, with qmax above zero, when symmetric");
+}
+
+void histogram_call(const Tensor& x, int64_t exponent) {
+  floats("x", x);
+  if (exponent < kHistogramExponentMin || exponent > kHistogramExponentMax)
+    refuse("exponent", std::to_string(exponent),
+           std::to_string(kHistogramExponentMin) + " to " + std::to_string(kHistogramExponentMax));
 }
 
 void group(int64_t group_size, int64_t k) {

@@ -27,12 +27,14 @@ const char* name_of_scalar(ScalarType type);
 DType dtype_of(const Tensor& tensor);
 void dtype_in(const char* argument, const Tensor& tensor, std::initializer_list<ScalarType> allowed);
 void floats(const char* argument, const Tensor& tensor);
-void same_device(const char* argument, const Tensor& tensor, const Tensor& x);
+void same_device(const char* argument, const Tensor& tensor, const Tensor& x, const char* name_of_x = "x");
 void min_dim(const char* argument, const Tensor& tensor, int64_t dim);
 void exact_dim(const char* argument, const Tensor& tensor, int64_t dim);
 void shape_is(const char* argument, const Tensor& tensor, const Shape& shape);
 void vector(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
 void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
+// An operand that is written: this dtype and shape, on the device of x, in one contiguous piece.
+void buffer(const char* argument, const Tensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
 void group(int64_t group_size, int64_t k);
 int64_t unpacked_columns(int64_t bytes, int64_t k);  // k, when so many int4 codes fill the bytes
@@ -65,6 +67,7 @@ Quantisation granularity_of(const std::string& name, const Tensor& x, int64_t gr
 void qparams(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const std::string& granularity,
              const Quantisation& q);
 
+void histogram_call(const Tensor& x, int64_t exponent);
 void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape);
 // The ops that norm or gate a row before they quantise it: every rule of their arguments. `keep` owns copies.
 struct NormCall {
@@ -78,6 +81,23 @@ NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& resid
 void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax);
 // The matrix [.., 2K] and the shape [.., K] of the codes.
 Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape);
+
+// The fake quantisers: every rule of their arguments (fake_quantize_calls.cpp). `keep` owns copies; a tensor without
+// dimensions is a row of one.
+struct FakeCall {
+  Quantisation q;
+  Matrix x;
+  const float* scale = nullptr;
+  const int32_t* zero_point = nullptr;
+  std::vector<Tensor> keep;
+};
+FakeCall fake_call(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const std::string& granularity,
+                   int64_t group_size, int64_t qmin, int64_t qmax);
+FakeCall fake_dynamic_call(const Tensor& x, const std::string& granularity, int64_t group_size, bool symmetric,
+                           int64_t qmin, int64_t qmax);
+Shape mask_shape(const Tensor& x);
+void fake_backward_check(const Tensor& grad, const Tensor& mask);
+void lsq_check(const Tensor& grad, const Tensor& x);
 
 LinearSpec linear_spec(const std::vector<int64_t>& spec);
 size_t packed_bytes(const LinearSpec& spec);

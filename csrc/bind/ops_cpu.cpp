@@ -7,7 +7,9 @@
 #include <array>
 
 #include "bind/check.h"
+#include "bind/cpu_tensor.h"
 #include "bind/text.h"
+#include "core/histogram_math.h"
 #include "cpu/cpu.h"
 #include "plan/tuned.h"
 
@@ -32,11 +34,13 @@ int32_t torch_dtype(ScalarType type) {
     case ScalarType::BFloat16: return aoti_torch_dtype_bfloat16();
     case ScalarType::Char: return aoti_torch_dtype_int8();
     case ScalarType::Byte: return aoti_torch_dtype_uint8();
+    case ScalarType::Long: return aoti_torch_dtype_int64();
     default: return aoti_torch_dtype_int32();
   }
 }
 
-// What new_empty gives, without a trip through the dispatcher (about 0.4 us, a tenth of a small layer's call).
+}  // namespace
+
 Tensor empty_cpu(const Shape& shape, ScalarType type) {
   std::array<int64_t, 16> strides;
   if (shape.size() > strides.size()) refuse("x", std::to_string(shape.size()) + " dimensions", "at most 16 dimensions");
@@ -50,6 +54,8 @@ Tensor empty_cpu(const Shape& shape, ScalarType type) {
                                                   torch_dtype(type), aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
+
+namespace {
 
 int32_t small(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -157,6 +163,15 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, 
                   static_cast<const float*>(dense(scale, keep)), static_cast<const int32_t*>(dense(zero_point, keep)),
                   out.mutable_data_ptr(), dtype_of_scalar(out_dtype));
   return out;
+}
+
+Tensor magnitude_histogram(const Tensor& x, int64_t exponent) {
+  histogram_call(x, exponent);
+  Tensor counts = empty_cpu({2, kHistogramBins}, ScalarType::Long);
+  const Matrix m = matrix(x.dim() == 0 ? torch::stable::view(x, {1}) : x);
+  cpu::magnitude_histogram(m.data, m.type, m.rows, m.cols, m.ld, small(exponent),
+                           static_cast<int64_t*>(counts.mutable_data_ptr()));
+  return counts;
 }
 
 Tensor pack_int4(const Tensor& q) {
@@ -303,6 +318,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("add_layer_norm_quantize", TORCH_BOX(&b::add_layer_norm_quantize));
   m.impl("silu_mul_quantize", TORCH_BOX(&b::silu_mul_quantize));
   m.impl("dequantize", TORCH_BOX(&b::dequantize));
+  m.impl("magnitude_histogram", TORCH_BOX(&b::magnitude_histogram));
   m.impl("pack_int4", TORCH_BOX(&b::pack_int4));
   m.impl("unpack_int4", TORCH_BOX(&b::unpack_int4));
   m.impl("gemm_s8s8", TORCH_BOX(&b::gemm_s8s8));

@@ -40,6 +40,23 @@ void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, 
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type);
 
+// ---- fake quantisation. docs/numerics.md 10. x: matrix as above; y, mask, gradients contiguous.
+void fake_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                   int64_t group_size, const float* scale, const int32_t* zero_point, int32_t qmin, int32_t qmax,
+                   void* y, uint8_t* mask);
+void fake_quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
+                           int64_t group_size, bool symmetric, int32_t qmin, int32_t qmax, void* y, float* scale,
+                           int32_t* zero_point);
+// out may be grad.
+void fake_quantize_backward(const void* grad, DType type, int64_t count, const uint8_t* mask, void* out);
+// grad, x [rows, cols] contiguous; grad_scale like scale.
+void fake_quantize_lsq_backward(const void* grad, const void* x, DType type, int64_t rows, int64_t cols,
+                                Granularity granularity, int64_t group_size, const float* scale,
+                                const int32_t* zero_point, int32_t qmin, int32_t qmax, void* grad_x, float* grad_scale);
+// Counts of |x| in floating bins (core/histogram_math.h), int64 [2][kHistogramBins]: negative numbers, then the others.
+void magnitude_histogram(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, int32_t exponent,
+                         int64_t* counts);
+
 // ---- int4: [rows, cols] codes in int8 <-> uint8 [rows, ceil(cols / 2)], low nibble = even column, two's complement.
 void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed);
 void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q);

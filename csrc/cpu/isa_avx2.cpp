@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cpu/fake_rows.h"
 #include "cpu/rows.h"
 
 namespace pyquant::cpu {
@@ -60,6 +61,33 @@ struct V {
   static I to_int(F v) { return _mm256_cvtps_epi32(v); }
   static I to_int_nan_zero(F v) { return _mm256_cvtps_epi32(_mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q))); }
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+  // Past the caches; fence() before another thread may read.
+  static void stream_f32(float* p, F v) { _mm256_stream_ps(p, v); }
+  static void fence() { _mm_sfence(); }
+  static uint64_t equal_bits(F a, F b) {
+    return static_cast<uint64_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
+  }
+  static I bits_to_lanes(uint64_t bits) {
+    const I each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each), each);
+  }
+  static F sub_where(F a, F b, uint64_t bits) {
+    return _mm256_sub_ps(a, _mm256_and_ps(b, _mm256_castsi256_ps(bits_to_lanes(bits))));
+  }
+  static void keep32(void* to, const void* from, uint64_t bits) {
+    for (int j = 0; j < 8; ++j) {
+      const I v = _mm256_loadu_si256(static_cast<const I*>(from) + j);
+      _mm256_storeu_si256(static_cast<I*>(to) + j, _mm256_and_si256(v, bits_to_lanes(bits >> (8 * j) & 255)));
+    }
+  }
+  static void keep16(void* to, const void* from, uint64_t bits) {
+    const I each = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
+    for (int j = 0; j < 4; ++j) {
+      const I v = _mm256_loadu_si256(static_cast<const I*>(from) + j);
+      const I own = _mm256_and_si256(_mm256_set1_epi16(static_cast<int16_t>(bits >> (16 * j))), each);
+      _mm256_storeu_si256(static_cast<I*>(to) + j, _mm256_and_si256(v, _mm256_cmpeq_epi16(own, each)));
+    }
+  }
   static int32_t reduce_max_i(I v) {
     __m128i h = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
@@ -167,7 +195,11 @@ const Kernels& kernels_avx2() {
                                  Rows<V>::narrow,
                                  Rows<V>::silu_mul,
                                  Rows<V>::accumulate,
-                                 Rows<V>::epilogue};
+                                 Rows<V>::epilogue,
+                                 FakeRows<V>::given,
+                                 FakeRows<V>::dynamic,
+                                 FakeRows<V>::keep,
+                                 FakeRows<V>::learned};
   return table;
 }
 

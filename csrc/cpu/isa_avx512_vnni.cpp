@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cpu/fake_rows.h"
 #include "cpu/rows.h"
 
 #define PYQ_INLINE __attribute__((always_inline)) inline
@@ -65,6 +66,21 @@ struct V {
   static I to_int(F v) { return _mm512_cvtps_epi32(v); }
   static I to_int_nan_zero(F v) { return _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v); }
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  // Past the caches; fence() before another thread may read.
+  static void stream_f32(float* p, F v) { _mm512_stream_ps(p, v); }
+  static void fence() { _mm_sfence(); }
+  static uint64_t equal_bits(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static F sub_where(F a, F b, uint64_t bits) { return _mm512_mask_sub_ps(a, static_cast<__mmask16>(bits), a, b); }
+  static void keep32(void* to, const void* from, uint64_t bits) {
+    for (int j = 0; j < 4; ++j)
+      _mm512_storeu_si512(static_cast<I*>(to) + j, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(bits >> (16 * j)),
+                                                                            static_cast<const I*>(from) + j));
+  }
+  static void keep16(void* to, const void* from, uint64_t bits) {
+    for (int j = 0; j < 2; ++j)
+      _mm512_storeu_si512(static_cast<I*>(to) + j, _mm512_maskz_loadu_epi16(static_cast<__mmask32>(bits >> (32 * j)),
+                                                                            static_cast<const I*>(from) + j));
+  }
   static int32_t reduce_max_i(I v) { return _mm512_reduce_max_epi32(v); }
   static float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
   static float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
@@ -280,7 +296,11 @@ const Kernels& kernels_avx512_vnni() {
                                  Rows<V>::narrow,
                                  Rows<V>::silu_mul,
                                  Rows<V>::accumulate,
-                                 Rows<V>::epilogue};
+                                 Rows<V>::epilogue,
+                                 FakeRows<V>::given,
+                                 FakeRows<V>::dynamic,
+                                 FakeRows<V>::keep,
+                                 FakeRows<V>::learned};
   return table;
 }
 

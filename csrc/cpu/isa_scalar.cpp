@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/arith.h"
+#include "cpu/fake_rows.h"
 #include "cpu/rows.h"
 
 namespace pyquant::cpu {
@@ -65,6 +66,24 @@ struct V {
   static I to_int(F v) { return static_cast<I>(fround_even(v)); }
   static I to_int_nan_zero(F v) { return v == v ? to_int(v) : 0; }
   static F to_float(I v) { return static_cast<float>(v); }
+  // Past the caches; fence() before another thread may read.
+  static void stream_f32(float* p, F v) { *p = v; }
+  static void fence() {}
+  // Bit i: a[i] equals b[i], false for NaN.
+  static uint64_t equal_bits(F a, F b) { return a == b ? 1u : 0u; }
+  static F sub_where(F a, F b, uint64_t bits) { return bits & 1 ? fsub(a, b) : a; }
+  // 64 elements: those whose bit is 1, else 0.
+  template <class T>
+  static void keep(void* to, const void* from, uint64_t bits) {
+    for (size_t i = 0; i < 64; ++i) {
+      T v;
+      std::memcpy(&v, static_cast<const unsigned char*>(from) + i * sizeof v, sizeof v);
+      v = bits >> i & 1 ? v : T{0};
+      std::memcpy(static_cast<unsigned char*>(to) + i * sizeof v, &v, sizeof v);
+    }
+  }
+  static void keep32(void* to, const void* from, uint64_t bits) { keep<uint32_t>(to, from, bits); }
+  static void keep16(void* to, const void* from, uint64_t bits) { keep<uint16_t>(to, from, bits); }
   static int32_t reduce_max_i(I v) { return v; }
   static float reduce_min(F v) { return v; }
   static float reduce_max(F v) { return v; }
@@ -124,7 +143,11 @@ const Kernels& kernels_scalar() {
                                  Rows<V>::narrow,
                                  Rows<V>::silu_mul,
                                  Rows<V>::accumulate,
-                                 Rows<V>::epilogue};
+                                 Rows<V>::epilogue,
+                                 FakeRows<V>::given,
+                                 FakeRows<V>::dynamic,
+                                 FakeRows<V>::keep,
+                                 FakeRows<V>::learned};
   return table;
 }
 

@@ -44,6 +44,48 @@ struct DequantizeRun {
   DType out_type;  // f32, f16, bf16
 };
 
+// Fake quantisation (docs/numerics.md 10) of elements [begin, end) of a tensor seen as runs of `length` neighbours that
+// share a scale; begin is a multiple of 64. x: rows of cols elements, ld apart; y and mask contiguous.
+struct FakeRun {
+  const void* x;
+  DType type;  // f32, f16, bf16
+  int64_t cols, ld, begin, end, length;
+  const float* scale;
+  const int32_t* zero_point;  // null for 0
+  int32_t qmin, qmax;
+  void* y;
+  uint8_t* mask;        // null where nobody asks
+  bool stream = false;  // y goes past the caches: float32, aligned to 64 bytes, length a multiple of 64
+};
+
+// The same for whole runs [begin, end) under scales of their own; per_row runs to a row of x.
+struct FakeDynamicRun {
+  const void* x;
+  DType type;
+  int64_t ld, begin, end, length, per_row;
+  bool symmetric;
+  int32_t qmin, qmax;
+  void* y;
+  float* scale;
+  int32_t* zero_point;
+  bool stream = false;  // as above
+};
+
+constexpr int64_t kFakeBlock = 1024;  // elements of one partial sum
+
+// Blocks [begin, end) of a learned scale's gradient; every run is cut into blocks of kFakeBlock. All contiguous.
+struct FakeLearnedRun {
+  const void* x;
+  const void* grad;
+  DType type;
+  int64_t begin, end, length;
+  const float* scale;
+  const int32_t* zero_point;
+  int32_t qmin, qmax;
+  void* grad_x;
+  float* sums;  // one a block
+};
+
 // One tile of the output, at most kBlockN columns wide, and all that its epilogue needs. The vectors of a block hold
 // kBlockN entries each, whatever cols is.
 struct Tile {
@@ -96,6 +138,13 @@ struct Kernels {
   // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.
   void (*accumulate)(const Tile& tile, float* sum, bool first);
   void (*epilogue)(const Tile& tile);
+  void (*fake_quantize)(const FakeRun& run);
+  void (*fake_quantize_dynamic)(const FakeDynamicRun& run);
+  // out = grad where the mask is 1, else 0: elements [begin, end) of 2 or 4 bytes; begin is a multiple of 64. out may
+  // be grad.
+  void (*fake_quantize_keep)(const void* grad, const uint8_t* mask, int64_t bytes, int64_t begin, int64_t end,
+                             void* out);
+  void (*fake_quantize_learned)(const FakeLearnedRun& run);
 };
 
 const Kernels& kernels();            // those in use

@@ -12,7 +12,7 @@ struct RowParams {
   int32_t zero_point;
 };
 
-inline RowParams params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) {
+PYQ_HD inline RowParams params_of(const RowStats& s, bool symmetric, int32_t qmin, int32_t qmax) {
   if (symmetric) return {scale_from_amax(s.amax, qmax), 0};
   const float scale = scale_from_range(s.low, s.high, qmin, qmax);
   return {scale, zero_point_from_range(s.low, scale_recip(scale), qmin, qmax)};

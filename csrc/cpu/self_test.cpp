@@ -169,13 +169,53 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   return true;
 }
 
+// Three runs under scales of their own, special values and a tail among them.
+bool fake_quantizes(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  constexpr int64_t kCount = 3 * kRow;
+  const std::vector<float> scale = {0.01f, 0.5f, 3.f};
+  const std::vector<int32_t> zero_point = {0, -128, 17};
+  std::vector<uint32_t> x(kCount), grad(kCount);
+  for (auto& v : x) v = (random.next() & 0x8fff8fffu) | 0x38003800u;
+  for (auto& v : grad) v = (random.next() & 0x83ff83ffu) | 0x3c003c00u;  // numbers in every type
+  for (size_t i = 0; i < 4; ++i) x[40 + i] = std::vector<uint32_t>{0x7fc00000u, 0x7f800000u, 0xff800000u, 1u}[i];
+  for (DType type : {DType::f32, DType::f16, DType::bf16}) {
+    struct Result {
+      std::vector<float> y, kept, grad_x, dynamic, own, sums;
+      std::vector<uint8_t> mask;
+      std::vector<int32_t> zero;
+    } results[2];
+    for (int which = 0; which < 2; ++which) {
+      const Kernels& k = which ? candidate : scalar;
+      Result& r = results[which];
+      for (auto* v : {&r.y, &r.kept, &r.grad_x, &r.dynamic}) v->assign(kCount, 0.f);
+      r.mask.assign(kCount / 8 + 1, 0);
+      r.own.assign(3, 0.f);
+      r.sums.assign(3, 0.f);
+      r.zero.assign(3, 0);
+      k.fake_quantize({x.data(), type, kCount, kCount, 0, kCount, kRow, scale.data(), zero_point.data(), -128, 127,
+                       r.y.data(), r.mask.data()});
+      const int64_t bytes = type == DType::f32 ? 4 : 2;
+      k.fake_quantize_keep(grad.data(), r.mask.data(), bytes, 0, kCount, r.kept.data());
+      k.fake_quantize_learned({x.data(), grad.data(), type, 0, 3, kRow, scale.data(), zero_point.data(), -128, 127,
+                               r.grad_x.data(), r.sums.data()});
+      k.fake_quantize_dynamic(
+          {grad.data(), type, kRow, 0, 3, kRow, 1, false, -128, 127, r.dynamic.data(), r.own.data(), r.zero.data()});
+    }
+    const Result &a = results[0], &b = results[1];
+    if (a.mask != b.mask || a.zero != b.zero) return false;
+    for (auto part : {&Result::y, &Result::kept, &Result::grad_x, &Result::dynamic, &Result::own, &Result::sums})
+      if (!same((a.*part).data(), (b.*part).data(), (a.*part).size() * 4)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool self_test(const Kernels& candidate) {
   const Kernels& scalar = kernels_scalar();
   Random random;
   return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) &&
-         finishes(candidate, scalar, random);
+         finishes(candidate, scalar, random) && fake_quantizes(candidate, scalar, random);
 }
 
 }  // namespace pyquant::cpu

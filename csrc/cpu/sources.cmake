@@ -2,9 +2,11 @@
 set(PYQUANT_CPU_SOURCES
     csrc/cpu/blocks.cpp
     csrc/cpu/dispatch.cpp
+    csrc/cpu/fake_quantize.cpp
     csrc/cpu/float_epilogue.cpp
     csrc/cpu/fused_quantize.cpp
     csrc/cpu/gemm.cpp
+    csrc/cpu/histogram.cpp
     csrc/cpu/isa_scalar.cpp
     csrc/cpu/layer.cpp
     csrc/cpu/linear.cpp

@@ -76,9 +76,27 @@ void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRan
 void silu_mul_quantize(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
                        const QuantizeOut& out, const Context& context);
 
+// Fake quantisation (docs/numerics.md 10). y, mask [ceil(rows * cols / 8)] and gradients are contiguous.
+void fake_quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size, const float* scale,
+                   const int32_t* zero_point, const CodeRange& range, void* y, uint8_t* mask, const Context& context);
+// workspace as for quantize_dynamic.
+void fake_quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_t group_size, const CodeRange& range,
+                           const QuantizeParams& params, void* y, void* workspace, const Context& context);
+// out may be grad: then only what is clipped is written.
+void fake_quantize_backward(const void* grad, DType type, int64_t count, const uint8_t* mask, void* out,
+                            const Context& context);
+// x contiguous. grad_scale like scale; workspace: lsq_workspace_bytes.
+int64_t lsq_workspace_bytes(const FloatMatrix& x, Granularity granularity, int64_t group_size);
+void fake_quantize_lsq_backward(const void* grad, const FloatMatrix& x, Granularity granularity, int64_t group_size,
+                                const float* scale, const int32_t* zero_point, const CodeRange& range, void* grad_x,
+                                float* grad_scale, void* workspace, const Context& context);
+
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type,
                 const Context& context);
+
+// Counts of |x| in floating bins (core/histogram_math.h), int64 [2][kHistogramBins]: negative numbers, then the others.
+void magnitude_histogram(const FloatMatrix& x, int32_t exponent, int64_t* counts, const Context& context);
 
 // Codes as they come (s8, u8, or s4 packed two per byte, row stride ld elements) -> signed bytes in rows of ldq (a
 // multiple of 4), zero between cols and ldq. u8 codes are shifted by -128, and so is their zero point: one number on

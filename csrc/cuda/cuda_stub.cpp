@@ -38,10 +38,25 @@ void silu_mul_quantize(const FloatMatrix&, const CodeRange&, const QuantizeParam
                        const Context&) {
   refuse();
 }
+void fake_quantize(const FloatMatrix&, Granularity, int64_t, const float*, const int32_t*, const CodeRange&, void*,
+                   uint8_t*, const Context&) {
+  refuse();
+}
+void fake_quantize_dynamic(const FloatMatrix&, Granularity, int64_t, const CodeRange&, const QuantizeParams&, void*,
+                           void*, const Context&) {
+  refuse();
+}
+void fake_quantize_backward(const void*, DType, int64_t, const uint8_t*, void*, const Context&) { refuse(); }
+int64_t lsq_workspace_bytes(const FloatMatrix&, Granularity, int64_t) { refuse(); }
+void fake_quantize_lsq_backward(const void*, const FloatMatrix&, Granularity, int64_t, const float*, const int32_t*,
+                                const CodeRange&, void*, float*, void*, const Context&) {
+  refuse();
+}
 void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int64_t, const float*, const int32_t*,
                 void*, DType, const Context&) {
   refuse();
 }
+void magnitude_histogram(const FloatMatrix&, int32_t, int64_t*, const Context&) { refuse(); }
 void arrange_codes(const void*, DType, int64_t, int64_t, int64_t, int8_t*, int64_t, const int32_t*, int32_t*,
                    const Context&) {
   refuse();

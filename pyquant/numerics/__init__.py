@@ -6,7 +6,17 @@ turns division by a scalar into multiplication by its reciprocal on some devices
 """
 
 from pyquant.numerics.epilogue import activate, finish, store
+from pyquant.numerics.fake_quantize import (
+    fake_quantize,
+    fake_quantize_backward,
+    fake_quantize_dynamic,
+    fake_quantize_lsq_backward,
+    pack_mask,
+    sum_in_blocks,
+    unpack_mask,
+)
 from pyquant.numerics.gemm import accumulate, gemm, gemm_s4s4, gemm_s8s4, gemm_s8s8, integer_matmul, is_per_token
+from pyquant.numerics.histogram import magnitude_edges, magnitude_exponent, magnitude_histogram, widen_histogram
 from pyquant.numerics.linear import float_linear, qlinear_reference, weight_only_linear
 from pyquant.numerics.norm import (
     add_layer_norm_quantize,
@@ -30,6 +40,10 @@ __all__ = [
     "add_rms_norm_quantize",
     "code_from_real",
     "dequantize",
+    "fake_quantize",
+    "fake_quantize_backward",
+    "fake_quantize_dynamic",
+    "fake_quantize_lsq_backward",
     "finish",
     "float_linear",
     "gemm",
@@ -40,7 +54,11 @@ __all__ = [
     "is_per_token",
     "layer_norm",
     "layer_norm_quantize",
+    "magnitude_edges",
+    "magnitude_exponent",
+    "magnitude_histogram",
     "pack_int4",
+    "pack_mask",
     "qlinear_reference",
     "qparams_from_range",
     "quantize",
@@ -52,7 +70,10 @@ __all__ = [
     "silu_mul",
     "silu_mul_quantize",
     "store",
+    "sum_in_blocks",
     "sum_in_lanes",
     "unpack_int4",
+    "unpack_mask",
     "weight_only_linear",
+    "widen_histogram",
 ]

@@ -1,5 +1,14 @@
 """torch.ops.pyquant.*: schemas, shape rules, gradients, compiled or Python implementations, typed wrappers."""
 
+from pyquant.ops.fake_quantize import (
+    fake_quantize,
+    fake_quantize_backward,
+    fake_quantize_backward_,
+    fake_quantize_dynamic,
+    fake_quantize_dynamic_out,
+    fake_quantize_lsq_backward,
+    fake_quantize_out,
+)
 from pyquant.ops.functional import (
     add_layer_norm_quantize,
     add_rms_norm_quantize,
@@ -9,6 +18,7 @@ from pyquant.ops.functional import (
     gemm_s8s4,
     gemm_s8s8,
     layer_norm_quantize,
+    magnitude_histogram,
     pack_int4,
     pack_linear,
     qlinear,
@@ -27,7 +37,9 @@ from pyquant.ops.values import checks_enabled, set_checks
 
 __all__ = [
     "ACTIVATIONS", "LinearSpec", "add_layer_norm_quantize", "add_rms_norm_quantize", "checks_enabled", "dequantize",
-    "float_linear", "gemm_s4s4", "gemm_s8s4", "gemm_s8s8", "layer_norm_quantize", "layout_for", "native_available",
+    "fake_quantize", "fake_quantize_backward", "fake_quantize_backward_", "fake_quantize_dynamic",
+    "fake_quantize_dynamic_out", "fake_quantize_lsq_backward", "fake_quantize_out", "float_linear", "gemm_s4s4",
+    "gemm_s8s4", "gemm_s8s8", "layer_norm_quantize", "layout_for", "magnitude_histogram", "native_available",
     "pack_int4", "pack_linear", "qlinear", "quantize", "quantize_dynamic", "rms_norm_quantize", "set_checks",
     "set_strict", "silu_mul_quantize", "unpack_int4", "unpack_linear", "weight_only_linear", "why_not_native",
 ]  # fmt: skip

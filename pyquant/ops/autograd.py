@@ -3,7 +3,8 @@
 Codes have none, nor has a scale that is made with them: the norm_quantize ops pass on the gradient of their sum and
 nothing else. `qlinear` is trained through straight-through estimation in pyquant.nn, which knows the float weights;
 here are the ops that are smooth in their float arguments: weight_only_linear, float_linear, and dequantize (linear in
-its scale).
+its scale); and the fake quantisers, whose derivative is the straight-through estimate: the gradient of what was not
+clipped, unchanged. Their scale gets none: a learned one calls fake_quantize_lsq_backward.
 """
 
 from __future__ import annotations
@@ -109,12 +110,41 @@ def _codes_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     return (*given, *(None,) * (ctx.input_count - len(given)))
 
 
+def _fake_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _fake_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    grad_x = torch.ops.pyquant.fake_quantize_backward(grad, ctx.saved_tensors[0])
+    return grad_x, None, None, None, None, None, None
+
+
+def _fake_dynamic_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _fake_dynamic_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
+    return grad, None, None, None, None, None
+
+
+def _mask_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _mask_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return torch.ops.pyquant.fake_quantize_backward(grad, ctx.saved_tensors[0]), None
+
+
 def register(library: torch.library.Library) -> None:
     """Attach every formula of this file to its op."""
     for name, backward, setup in (
         ("float_linear", _float_backward, _float_setup),
         ("weight_only_linear", _weight_only_backward, _weight_only_setup),
         ("dequantize", _dequantize_backward, _dequantize_setup),
+        ("fake_quantize", _fake_backward, _fake_setup),
+        ("fake_quantize_dynamic", _fake_dynamic_backward, _fake_dynamic_setup),
+        ("fake_quantize_backward", _mask_backward, _mask_setup),
         ("rms_norm_quantize", _codes_backward, _codes_setup),
         ("layer_norm_quantize", _codes_backward, _codes_setup),
         ("add_rms_norm_quantize", _codes_backward, _codes_setup),

@@ -49,9 +49,10 @@ def dtype_in(argument: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> No
         raise ArgumentError(argument, describe(tensor), " or ".join(dtype_name(d) for d in dtypes))
 
 
-def same_device(argument: str, tensor: Tensor, other: Tensor) -> None:
+def same_device(argument: str, tensor: Tensor, other: Tensor, other_argument: str = "x") -> None:
     if tensor.device != other.device:
-        raise ArgumentError(argument, f"device {tensor.device}", f"device {other.device}, where argument 'x' is")
+        where = f"device {other.device}, where argument '{other_argument}' is"
+        raise ArgumentError(argument, f"device {tensor.device}", where)
 
 
 def min_dim(argument: str, tensor: Tensor, dim: int) -> None:
@@ -87,6 +88,15 @@ def scalar_or(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.
     if list(tensor.shape) not in ([], [1], list(shape)):
         also = "" if list(shape) in ([], [1]) else f" or {list(shape)}"
         raise ArgumentError(argument, describe(tensor), f"shape [] or [1]{also}")
+
+
+def buffer(argument: str, tensor: Tensor, like: Tensor) -> None:
+    """An operand that is written: the dtype, shape and device of `like`, in one contiguous piece."""
+    dtype_in(argument, tensor, (like.dtype,))
+    same_device(argument, tensor, like)
+    shape_is(argument, tensor, list(like.shape))
+    if not tensor.is_contiguous():
+        raise ArgumentError(argument, f"strides {list(tensor.stride())}", "a contiguous tensor")
 
 
 def code_range(qmin: int, qmax: int, names: tuple[str, str] = ("qmin", "qmax")) -> None:

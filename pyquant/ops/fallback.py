@@ -13,7 +13,7 @@ from pyquant.ops import rows_layout, shapes
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("weight_only_linear", "float_linear")
-ON_CUDA: Final = ("weight_only_linear", "float_linear", "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
+ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 
 
 def quantize(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -54,6 +54,53 @@ def silu_mul_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...
 def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.dequantize(q, *args, **kwargs)
     return numerics.dequantize(q, *args, **kwargs)
+
+
+def fake_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    shapes.fake_quantize(x, *args, **kwargs)
+    return numerics.fake_quantize(x, *args, **kwargs)
+
+
+def fake_quantize_out(x: Tensor, *args: Any) -> None:
+    shapes.fake_quantize_out(x, *args)
+    *given, y, mask = args
+    _fill((y, mask), numerics.fake_quantize(x, *given))
+
+
+def fake_quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shapes.fake_quantize_dynamic(x, *args, **kwargs)
+    return numerics.fake_quantize_dynamic(x, *args, **kwargs)
+
+
+def fake_quantize_dynamic_out(x: Tensor, *args: Any) -> None:
+    shapes.fake_quantize_dynamic_out(x, *args)
+    *given, y, scale, zero_point = args
+    _fill((y, scale, zero_point), numerics.fake_quantize_dynamic(x, *given))
+
+
+def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
+    shapes.fake_quantize_backward(grad, mask)
+    return numerics.fake_quantize_backward(grad, mask)
+
+
+def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
+    shapes.fake_quantize_backward_(grad, mask)
+    _fill((grad,), (numerics.fake_quantize_backward(grad, mask),))
+
+
+def fake_quantize_lsq_backward(grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    shapes.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
+    return numerics.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
+
+
+def _fill(buffers: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
+    for buffer, result in zip(buffers, results, strict=True):
+        buffer.copy_(result)
+
+
+def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
+    shapes.magnitude_histogram(x, exponent)
+    return numerics.magnitude_histogram(x, exponent)
 
 
 def pack_int4(q: Tensor) -> Tensor:

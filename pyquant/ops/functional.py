@@ -172,6 +172,22 @@ def dequantize(
     return _call(_ops.dequantize.default, q, scale, zero_point, granularity, group_size, out_dtype)
 
 
+def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
+    """Counts of |x| per floating bin of the 20 octaves below 2^exponent, negative and positive numbers apart.
+
+    x         float32, float16 or bfloat16, any shape.
+    exponent  -100 to 128; numerics.magnitude_exponent(amax) is the one that covers all of x.
+    ->        int64 [2, 20481] on the device of x: row 0 numbers whose sign bit is set, row 1 the others. Bin 0 holds
+              what is below the window, the last bin also what is above it, infinities and NaN.
+    Raises ArgumentError. Source: docs/numerics.md 14.
+
+    Example:
+        >>> magnitude_histogram(torch.tensor([0.0, 1.5, -1.5]), 1).sum(1).tolist()
+        [1, 2]
+    """
+    return _call(_ops.magnitude_histogram.default, x, exponent)
+
+
 def pack_int4(q: Tensor) -> Tensor:
     """Two 4-bit codes a byte: int8 [..., K] in [-8, 7] -> uint8 [..., ceil(K / 2)], the even index in the low nibble.
 

@@ -174,4 +174,6 @@ def from_blocked128(blocks: Tensor, n: int, k: int) -> Tensor:
 
 
 def _section(buffer: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-    return buffer[offset : offset + 4 * count].view(dtype)
+    section = buffer[offset : offset + 4 * count]
+    # A buffer that begins in the middle of a number (a slice of other bytes) can be read, from a copy.
+    return (section.clone() if section.storage_offset() % 4 else section).view(dtype)

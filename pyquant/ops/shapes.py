@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyquant.errors import ArgumentError
+from pyquant.numerics import histogram
 from pyquant.ops import check
 from pyquant.ops.rows_layout import BLOCKED, packed_bytes
 from pyquant.ops.spec import ACTIVATIONS, WIRE_FIELDS, LinearSpec
@@ -156,6 +157,70 @@ def dequantize(
     _qparams(q, scale, zero_point, granularity, group_size)
     check.dtype_among("out_dtype", out_dtype, check.FLOATS)
     return q.new_empty(q.shape, dtype=out_dtype)
+
+
+def fake_quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
+    return x.new_empty(x.shape), x.new_empty([(x.numel() + 7) // 8], dtype=torch.uint8)
+
+
+def fake_quantize_out(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int, qmax: int,
+    y: Tensor, mask: Tensor,
+) -> None:  # fmt: skip
+    wanted = fake_quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
+    for name, buffer, like in zip(("y", "mask"), (y, mask), wanted, strict=True):
+        check.buffer(name, buffer, like)
+
+
+def fake_quantize_dynamic(
+    x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _, scale, zero_point = quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
+    return x.new_empty(x.shape), scale, zero_point
+
+
+def fake_quantize_dynamic_out(
+    x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int, qmax: int, y: Tensor, scale: Tensor,
+    zero_point: Tensor,
+) -> None:  # fmt: skip
+    wanted = fake_quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
+    for name, buffer, like in zip(("y", "scale", "zero_point"), (y, scale, zero_point), wanted, strict=True):
+        check.buffer(name, buffer, like)
+
+
+def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
+    check.dtype_in("grad", grad, check.FLOATS)
+    check.dtype_in("mask", mask, (torch.uint8,))
+    check.same_device("mask", mask, grad, "grad")
+    check.shape_is("mask", mask, [(grad.numel() + 7) // 8])
+    return grad.new_empty(grad.shape)
+
+
+def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
+    check.buffer("grad", grad, fake_quantize_backward(grad, mask))
+
+
+def fake_quantize_lsq_backward(
+    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor",
+    group_size: int = 0, qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
+    check.dtype_in("grad", grad, (x.dtype,))
+    check.same_device("grad", grad, x)
+    check.shape_is("grad", grad, list(x.shape))
+    return x.new_empty(x.shape), scale.new_empty(scale.shape)
+
+
+def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
+    check.dtype_in("x", x, check.FLOATS)
+    if not histogram.EXPONENT_MIN <= exponent <= histogram.EXPONENT_MAX:
+        raise ArgumentError("exponent", exponent, f"{histogram.EXPONENT_MIN} to {histogram.EXPONENT_MAX}")
+    return x.new_empty([2, histogram.BINS], dtype=torch.int64)
 
 
 def pack_int4(q: Tensor) -> Tensor:
@@ -324,6 +389,10 @@ def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
 def _packed(packed: Tensor, s: LinearSpec) -> None:
     check.dtype_in("packed", packed, (torch.uint8,))
     check.shape_is("packed", packed, [packed_bytes(s)])
+    if not packed.is_contiguous():
+        raise ArgumentError(
+            "packed", f"strides {list(packed.stride())}", "a contiguous buffer, as pack_linear gives it"
+        )
 
 
 def _four_bits(qmin: int, qmax: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
+from pyquant.errors import ArgumentError, NonFiniteError, PyquantError, UnsupportedError
 
 _OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
 _SCHEMA = re.compile(r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'")
@@ -24,7 +24,8 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
         raise error
     text = str(error)
     if match := _OURS.search(text):
-        raise ArgumentError(*match.groups()) from None
+        kind = NonFiniteError if match.group(3).startswith("finite values") else ArgumentError
+        raise kind(*match.groups()) from None
     if match := _SCHEMA.search(text):
         wanted, argument, got = match.groups()
         raise ArgumentError(argument, f"a value of type {got}", f"a value of type {wanted}") from None

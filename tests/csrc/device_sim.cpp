@@ -32,6 +32,8 @@ Tensor adopt(void* base, int64_t offset, const Shape& shape, const Shape& stride
                                   [base](void*) { cudaFree(base); });
 }
 
+int64_t bytes_of(ScalarType type) { return type == ScalarType::Long ? 8 : bits_of(dtype_of_scalar(type)) / 8; }
+
 void* allocate(int64_t bytes) {
   void* base = nullptr;
   ok(cudaMalloc(&base, static_cast<size_t>(std::max<int64_t>(bytes, 1))));
@@ -70,7 +72,7 @@ Tensor empty(const Tensor&, const Shape& shape, ScalarType type) {
     strides[i] = count;
     count *= std::max<int64_t>(shape[i], 1);
   }
-  return adopt(allocate(count * bits_of(dtype_of_scalar(type)) / 8), 0, shape, strides, type);
+  return adopt(allocate(count * bytes_of(type)), 0, shape, strides, type);
 }
 
 Tensor framework_linear(const Tensor& x, const Tensor& w, const MaybeTensor& bias) {

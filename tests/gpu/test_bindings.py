@@ -67,6 +67,21 @@ def compare_all(got: Any, want: Any, what: str) -> None:
         compare(g, w, what)
 
 
+# ---- histograms
+
+
+@pytest.mark.parametrize("dtype", problems.FLOATS, ids=str)
+def test_histograms(checked_device: CudaOps, dtype: torch.dtype) -> None:
+    draw = problems.Draw(problems.BASE_SEED, "histogram", str(dtype))
+    for shape, exponent in (((3000,), 2), ((17, 129), 5), ((1,), 128), ((0, 3), 0), ((66000,), 1), ((9, 40), -3)):
+        x = (draw.normal(*shape) * torch.exp2(4 * draw.normal(*shape))).to(dtype)
+        if x.numel() > 100:
+            x.view(-1)[:8] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -2.0, 2.0**-20])
+        if shape == (9, 40):
+            x = x[::2, 1:]  # rows apart, off every boundary
+        compare(checked_device.magnitude_histogram(x, exponent), ops.magnitude_histogram(x, exponent), f"{shape}")
+
+
 # ---- quantisers
 
 

@@ -425,6 +425,31 @@ def test_requantised_outputs_are_the_cpus() -> None:
     assert total >= 10**8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_fake_quantisers_and_histograms_are_the_cpus(dtype: torch.dtype) -> None:
+    """As above, and finite for what refuses or sums: masks, results, gradients of learned scales, counts of bins."""
+    generator = torch.Generator(DEVICE).manual_seed(BASE_SEED)
+    scale = torch.rand(2500, generator=generator, device=DEVICE) * 0.1 + 1e-3
+    for _ in range(10):
+        x = torch.randn(2500, 4000, generator=generator, device=DEVICE).to(dtype)
+        grad = torch.randn(2500, 4000, generator=generator, device=DEVICE).to(dtype)
+        for there, here in zip(
+            ops.fake_quantize(x, scale, granularity="per_channel"),
+            ops.fake_quantize(x.cpu(), scale.cpu(), granularity="per_channel"),
+            strict=True,
+        ):
+            same(there, here)
+        for there, here in zip(ops.fake_quantize_dynamic(x), ops.fake_quantize_dynamic(x.cpu()), strict=True):
+            same(there, here)
+        for there, here in zip(
+            ops.fake_quantize_lsq_backward(grad, x, scale, granularity="per_channel"),
+            ops.fake_quantize_lsq_backward(grad.cpu(), x.cpu(), scale.cpu(), granularity="per_channel"),
+            strict=True,
+        ):
+            same(there, here)
+        same(ops.magnitude_histogram(x, 3), ops.magnitude_histogram(x.cpu(), 3))
+
+
 # ---- G14 to G17: devices, threads, refusals, module loading
 
 

@@ -110,6 +110,18 @@ for m, n, k, bits, group in cases:
         packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec)
         y = ops.qlinear(torch.randn(m, k, generator=generator), packed, spec=spec)
         digest.update(y.numpy().tobytes())
+for rows, k, group in ((3, 100, 25), (5, 64, 32), (2, 1300, 13), (7, 33, 3)):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x, grad = (torch.randn(rows, k, generator=generator).to(dtype) for _ in range(2))
+        for granularity, size in (("per_tensor", 0), ("per_channel", 0), ("per_group", group)):
+            _, scale, zero = ops.fake_quantize_dynamic(x * 0.5, granularity, size, False, -128, 127)
+            for zero_point in (None, zero):
+                given = (scale, zero_point, granularity, size, -128, 127)
+                y, mask = ops.fake_quantize(x, *given)
+                results = [y, mask, ops.fake_quantize_backward(grad, mask)]
+                results += ops.fake_quantize_dynamic(x, granularity, size)
+                for result in (*results, *ops.fake_quantize_lsq_backward(grad, x, *given)):
+                    digest.update(result.contiguous().view(torch.uint8).numpy().tobytes())
 print(digest.hexdigest(), ops.native_available())
 """
 

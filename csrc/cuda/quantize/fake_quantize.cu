@@ -1,0 +1,263 @@
+// Fake quantisation, forward: every element is read and written once, its mask as one bit. Rows whose length is no
+// multiple of eight share bytes of the mask and take a kernel of their own.
+#include "cuda/quantize/fake.cuh"
+#include "cuda/quantize/parts.cuh"
+#include "cuda/quantize/rows.cuh"
+
+namespace pyquant::cuda {
+
+namespace {
+
+// Where the step of an element comes from.
+struct FakeGiven {
+  const float* scale;
+  const int32_t* zero_point;
+  int64_t row_step;    // scales from row to row: 0 for one scale
+  int64_t group_size;  // columns that share one: at least cols without groups
+  int32_t qmin, qmax;
+  const Range* parts;  // when not null: one step, of these, which is written to `params`
+  int part_count;
+  bool symmetric;
+  QuantizeParams params;
+  __device__ __forceinline__ FakeStep at(int64_t row, int64_t column) const {
+    const int64_t group = column < group_size ? 0 : static_cast<uint32_t>(column) / static_cast<uint32_t>(group_size);
+    return fake_step(step_at(scale, zero_point, row * row_step + group), qmin, qmax);
+  }
+};
+
+template <class T>
+struct FakeOut {
+  T* y;
+  uint8_t* mask;  // null where nobody asks
+  bool vector;
+};
+
+// blockIdx.x walks rows, blockIdx.y units of a row. cols is a multiple of 8, or there is one row.
+template <class T>
+__global__ void __launch_bounds__(kBlock) fake_rows_kernel(Matrix<T> m, FakeGiven given, FakeOut<T> to) {
+  constexpr int kWidth = kVector<T>;
+  __shared__ Range ranges[kBlock / 32];
+  wait_for_predecessor();
+  release_successor();
+  FakeStep step{};
+  if (given.parts) {
+    Range range;
+    for (int i = threadIdx.x; i < given.part_count; i += kBlock) range = merged(range, given.parts[i]);
+    const Step own = step_of(reduce_block(range, ranges), given.symmetric, given.qmin, given.qmax);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+      given.params.scale[0] = own.scale;
+      if (given.params.zero_point) given.params.zero_point[0] = own.zero_point;
+    }
+    step = fake_step(own, given.qmin, given.qmax);
+  }
+  const bool grouped = given.group_size < m.cols, split = given.group_size % kWidth != 0;
+  for (int64_t row = blockIdx.x; row < m.rows; row += gridDim.x) {
+    const T* from = m.x + row * m.ld;
+    if (!given.parts && !grouped && m.cols > 0) step = given.at(row, 0);
+    // The shuffle of byte_of needs whole warps: the loop ends for a block at once.
+    for (int64_t first = static_cast<int64_t>(blockIdx.y) * kBlock; first * kWidth < m.cols;
+         first += int64_t{kBlock} * gridDim.y) {
+      const int64_t c = (first + threadIdx.x) * kWidth, valid = m.cols - c;
+      uint32_t bits = 0;
+      if (valid > 0) {
+        float v[kWidth];
+        load_run(from + c, valid, m.vector, v);
+        if (grouped && split) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            if (j >= valid) continue;
+            float one[1] = {v[j]};
+            bits |= fake_unit(one, 1, given.at(row, c + j)) << j;
+            v[j] = one[0];
+          }
+        } else {
+          if (grouped) step = given.at(row, c);
+          bits = fake_unit(v, valid, step);
+        }
+        store_words(to.y + row * m.cols + c, valid, to.vector, v);
+      }
+      const uint32_t byte = byte_of<kWidth>(bits);
+      if (to.mask && valid > 0 && c % 8 == 0) to.mask[(row * m.cols + c) / 8] = static_cast<uint8_t>(byte);
+    }
+  }
+}
+
+// Any length of a row: a thread owns a byte of the mask, its elements may belong to two rows and many groups.
+template <class T>
+__global__ void __launch_bounds__(kBlock) fake_bytes_kernel(Matrix<T> m, FakeGiven given, FakeOut<T> to) {
+  wait_for_predecessor();
+  release_successor();
+  const int64_t count = m.rows * m.cols, first = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * 8;
+  if (first >= count) return;
+  int64_t row = first / m.cols, column = first % m.cols;
+  uint32_t bits = 0;
+  for (int j = 0; j < 8 && first + j < count; ++j) {
+    float one[1] = {widen(m.x[row * m.ld + column])};
+    bits |= fake_unit(one, 1, given.at(row, column)) << j;
+    to.y[first + j] = narrow<T>(one[0]);
+    if (++column == m.cols) {
+      column = 0;
+      ++row;
+    }
+  }
+  to.mask[first / 8] = static_cast<uint8_t>(bits);
+}
+
+// A scale a row from the row itself, which is kept in shared memory where it fits (rows.cuh).
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    fake_dynamic_rows_kernel(Matrix<T> m, bool keeps, CodeRange limits, QuantizeParams params, FakeOut<T> to) {
+  constexpr int kWidth = kVector<T>;
+  extern __shared__ uint4 kept[];
+  __shared__ Range ranges[kBlock / 32];
+  wait_for_predecessor();
+  release_successor();
+  const int64_t units = (m.cols + kWidth - 1) / kWidth, row = blockIdx.x;
+  const Space<T, kWidth> space{keeps ? kept : nullptr, m.cols, units};
+  const T* from = m.x + row * m.ld;
+  Range range;
+  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
+    float v[kWidth];
+    load_run(from + u * kWidth, space.valid(u), m.vector, v);
+    if (keeps) space.put(u, v);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
+  }
+  const Step step = step_of(reduce_block(range, ranges), limits.symmetric, limits.qmin, limits.qmax);
+  if (threadIdx.x == 0) {
+    params.scale[row] = step.scale;
+    if (params.zero_point) params.zero_point[row] = step.zero_point;
+  }
+  const FakeStep fake = fake_step(step, limits.qmin, limits.qmax);
+  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
+    float v[kWidth];
+    if (keeps)
+      space.get(u, v);
+    else
+      load_run(from + u * kWidth, space.valid(u), m.vector, v);
+    fake_unit(v, space.valid(u), fake);
+    store_words(to.y + row * m.cols + u * kWidth, space.valid(u), to.vector, v);
+  }
+}
+
+// A scale a group from the group itself: 1 to 32 threads, and what they loaded first stays in registers (groups.cu).
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    fake_dynamic_groups_kernel(Matrix<T> m, int64_t size, int lanes, CodeRange limits, QuantizeParams params,
+                               FakeOut<T> to) {
+  constexpr int kWidth = kVector<T>;
+  wait_for_predecessor();
+  release_successor();
+  const int64_t per_row = m.cols / size;
+  const int64_t group = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const bool exists = group < m.rows * per_row;  // the shuffles below need every thread of the warp
+  const int64_t own = exists ? size : 0;
+  const T* from = m.x + (exists ? group / per_row * m.ld + group % per_row * size : 0);
+  float first[kWidth] = {};
+  if (static_cast<int64_t>(lane) * kWidth < own) load_run(from + lane * kWidth, own - lane * kWidth, m.vector, first);
+  Range range;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) widen_range(range, first[j]);
+  for (int64_t c = static_cast<int64_t>(lane + lanes) * kWidth; c < own; c += lanes * kWidth) {
+    float v[kWidth];
+    load_run(from + c, own - c, m.vector, v);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
+  }
+  const Step step = step_of(reduce_lanes(range, lanes), limits.symmetric, limits.qmin, limits.qmax);
+  if (exists && lane == 0) {
+    params.scale[group] = step.scale;
+    if (params.zero_point) params.zero_point[group] = step.zero_point;
+  }
+  const FakeStep fake = fake_step(step, limits.qmin, limits.qmax);
+  for (int64_t c = static_cast<int64_t>(lane) * kWidth; c < own; c += lanes * kWidth) {
+    if (c >= lanes * kWidth) load_run(from + c, own - c, m.vector, first);
+    fake_unit(first, own - c, fake);
+    store_words(to.y + group * size + c, own - c, to.vector, first);
+  }
+}
+
+LaunchShape over(int64_t blocks, int64_t columns = 1) {
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(columns));
+  shape.block = dim3(kBlock);
+  shape.overlaps = true;
+  return shape;
+}
+
+template <class T>
+FakeOut<T> out_of(void* y, uint8_t* mask, int64_t run) {
+  return {static_cast<T*>(y), mask, is_aligned(y, run * static_cast<int64_t>(sizeof(T)), 16)};
+}
+
+void launch_given(const char* name, FloatMatrix x, const FakeGiven& given, void* y, uint8_t* mask, int64_t most_rows,
+                  const Context& context) {
+  if (given.row_step == 0 && is_dense(x)) x = flattened(x);
+  with_float_type(x.type, name, [&](auto element) {
+    using T = decltype(element);
+    const FakeOut<T> to = out_of<T>(y, mask, x.rows > 1 ? x.cols : 0);
+    if (mask && x.rows > 1 && x.cols % 8 != 0) {
+      const int64_t bytes = (x.rows * x.cols + 7) / 8;
+      return launch<fake_bytes_kernel<T>>(name, over((bytes + kBlock - 1) / kBlock), context, matrix_of<T>(x), given,
+                                          to);
+    }
+    const int64_t columns = blocks_of(x.cols, kVector<T>, kColumnBlocks);
+    const int64_t most = most_rows / columns < 1 ? 1 : most_rows / columns;
+    launch<fake_rows_kernel<T>>(name, over(x.rows < most ? x.rows : most, columns), context, matrix_of<T>(x), given,
+                                to);
+  });
+}
+
+}  // namespace
+
+void fake_quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size, const float* scale,
+                   const int32_t* zero_point, const CodeRange& range, void* y, uint8_t* mask, const Context& context) {
+  if (x.rows == 0 || x.cols == 0) return;
+  const bool groups = granularity == Granularity::groups;
+  const int64_t row_step = granularity == Granularity::tensor ? 0 : groups ? x.cols / group_size : 1;
+  const FakeGiven given{scale,      zero_point, row_step, groups ? group_size : int64_t{1} << 62,
+                        range.qmin, range.qmax, nullptr,  0,
+                        true,       {}};
+  launch_given("fake_quantize", x, given, y, mask, int64_t{1} << 30, context);
+}
+
+void fake_quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_t group_size, const CodeRange& range,
+                           const QuantizeParams& params, void* y, void* workspace, const Context& context) {
+  const char* name = "fake_quantize_dynamic";
+  if (granularity == Granularity::tensor) {
+    auto* parts = static_cast<Range*>(workspace);
+    const int count = launch_range_parts(name, x, parts, context);
+    const FakeGiven given{nullptr,    nullptr, 0,     int64_t{1} << 62, range.qmin,
+                          range.qmax, parts,   count, range.symmetric,  params};
+    FloatMatrix all = is_dense(x) ? flattened(x) : x;
+    if (all.rows == 0) all = {x.data, x.type, 1, 0, 0};                // no element, but a scale
+    return launch_given(name, all, given, y, nullptr, 2048, context);  // few blocks: each one reads all parts
+  }
+  if (x.rows == 0) return;
+  with_float_type(x.type, name, [&](auto element) {
+    using T = decltype(element);
+    constexpr int kWidth = kVector<T>;
+    if (granularity == Granularity::rows) {
+      const int64_t bytes = (x.cols + kWidth - 1) / kWidth * 16;
+      LaunchShape shape = over(x.rows);
+      int block = 32;
+      while (block < kBlock && block * 2 * kWidth <= x.cols) block *= 2;
+      shape.block = dim3(static_cast<unsigned>(block));
+      const bool keeps = bytes <= kKeptBytes;
+      shape.shared_bytes = keeps ? static_cast<int>(bytes) : 0;
+      return launch<fake_dynamic_rows_kernel<T>>(name, shape, context, matrix_of<T>(x), keeps, range, params,
+                                                 out_of<T>(y, nullptr, x.rows > 1 ? x.cols : 0));
+    }
+    if (x.cols == 0) return;
+    int lanes = 1;
+    while (lanes < 32 && lanes * kWidth < group_size) lanes *= 2;
+    Matrix<T> m = matrix_of<T>(x);
+    m.vector = m.vector && group_size % kWidth == 0;
+    const int64_t threads = x.rows * (x.cols / group_size) * lanes;
+    launch<fake_dynamic_groups_kernel<T>>(name, over((threads + kBlock - 1) / kBlock), context, m, group_size, lanes,
+                                          range, params, out_of<T>(y, nullptr, group_size));
+  });
+}
+
+}  // namespace pyquant::cuda
