@@ -1,0 +1,33 @@
+"""From data to ranges: statistics that stream and merge, and the methods that choose a range from them."""
+
+# The methods register themselves; the order is that of methods().
+from pyquant.calibrate import absmax, percentile, entropy, mse, fixed  # noqa: F401, I001
+from pyquant.calibrate.collectors import (
+    EntropyCalibrator,
+    HistogramCollector,
+    MaxCalibrator,
+    MSECalibrator,
+    PercentileCalibrator,
+)
+from pyquant.calibrate.compare import Comparison, compare, linear_histogram
+from pyquant.calibrate.fixed import GivenRange
+from pyquant.calibrate.registry import (
+    Method,
+    Range,
+    calibrator,
+    compute_range,
+    find_method,
+    methods,
+    new_statistics,
+    range_to_qparams,
+)
+from pyquant.calibrate.run import CalibrationTarget, run_calibration
+from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.calibrate.weights import weight_range
+
+__all__ = [
+    "CalibrationTarget", "Comparison", "EntropyCalibrator", "GivenRange", "HistogramCollector", "HistogramStatistics",
+    "MSECalibrator", "MaxCalibrator", "Method", "PercentileCalibrator", "Range", "RangeStatistics", "calibrator",
+    "compare", "compute_range", "find_method", "linear_histogram", "methods", "new_statistics", "range_to_qparams",
+    "run_calibration", "weight_range",
+]  # fmt: skip

@@ -1,0 +1,112 @@
+"""The calibrators under the names that the tutorials use: collect(x) for every batch, then compute_amax()."""
+
+from __future__ import annotations
+
+import torch
+
+from pyquant.calibrate.registry import compute_range
+from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.core.scheme import TensorScheme
+
+
+class MaxCalibrator:
+    """Largest absolute value.
+
+    channel_axis  None: of the whole tensor; otherwise one for each index of that axis.
+
+    Example:
+        >>> calibrator = MaxCalibrator()
+        >>> calibrator.collect(torch.tensor([1.0, -3.0]))
+        >>> calibrator.compute_amax().item()
+        3.0
+    """
+
+    def __init__(self, channel_axis: int | None = None) -> None:
+        self.statistics: RangeStatistics = RangeStatistics(channel_axis)
+
+    def collect(self, x: torch.Tensor) -> None:
+        """Takes in one batch, float32, float16 or bfloat16 of any shape. NonFiniteError for NaN or infinity."""
+        self.statistics.observe(x)
+
+    def compute_amax(self) -> torch.Tensor:
+        """float32 [] (or [C]) on the device of the data. Raises CalibrationError before any data."""
+        return self.statistics.amax()
+
+
+class HistogramCollector(MaxCalibrator):
+    """A histogram that every method can be asked about.
+
+    Example:
+        >>> collector = HistogramCollector()
+        >>> collector.collect(torch.linspace(-1, 1, 10001))
+        >>> round(collector.compute_amax("percentile", percentile=50).item(), 3)
+        0.5
+    """
+
+    def __init__(self, channel_axis: int | None = None) -> None:
+        super().__init__(channel_axis)
+        self.statistics: RangeStatistics = HistogramStatistics(channel_axis)
+
+    def compute_amax(self, method: str = "max", *, bits: int = 8, percentile: float = 99.99) -> torch.Tensor:
+        """What a method makes of the data, float32 [] (or [C]).
+
+        method  'max', 'percentile', 'entropy' or 'mse'; bits (8 or 4) matters to the last two.
+        """
+        return compute_range(self.statistics, TensorScheme(bits=bits, calibrator=method, percentile=percentile)).amax
+
+
+class PercentileCalibrator(HistogramCollector):
+    """The percentile of the absolute values.
+
+    Example:
+        >>> calibrator = PercentileCalibrator(percentile=90)
+        >>> calibrator.collect(torch.linspace(-1, 1, 10001))
+        >>> round(calibrator.compute_amax().item(), 3)
+        0.9
+    """
+
+    def __init__(self, percentile: float = 99.99, channel_axis: int | None = None) -> None:
+        super().__init__(channel_axis)
+        self.percentile = percentile
+
+    def compute_amax(
+        self, method: str = "percentile", *, bits: int = 8, percentile: float | None = None
+    ) -> torch.Tensor:
+        """As HistogramCollector.compute_amax, with the percentile given at the start unless told otherwise."""
+        return super().compute_amax(method, bits=bits, percentile=percentile or self.percentile)
+
+
+class EntropyCalibrator(HistogramCollector):
+    """The range with the least KL divergence.
+
+    Example:
+        >>> calibrator = EntropyCalibrator(bits=4)
+        >>> calibrator.collect(torch.linspace(-1, 1, 10001))
+        >>> 0.5 < calibrator.compute_amax().item() <= 1
+        True
+    """
+
+    def __init__(self, bits: int = 8, channel_axis: int | None = None) -> None:
+        super().__init__(channel_axis)
+        self.bits = bits
+
+    def compute_amax(
+        self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
+    ) -> torch.Tensor:
+        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
+        return super().compute_amax(method, bits=bits or self.bits, percentile=percentile)
+
+
+class MSECalibrator(EntropyCalibrator):
+    """The range with the least mean squared error.
+
+    Example:
+        >>> calibrator = MSECalibrator(bits=4)
+        >>> calibrator.collect(torch.linspace(-1, 1, 10001))
+        >>> 0.5 < calibrator.compute_amax().item() <= 1
+        True
+    """
+
+    def compute_amax(self, method: str = "mse", *, bits: int | None = None, percentile: float = 99.99) -> torch.Tensor:
+        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
+        return super().compute_amax(method, bits=bits, percentile=percentile)

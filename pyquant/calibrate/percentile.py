@@ -1,0 +1,51 @@
+"""'percentile': clips the share (100 - percentile) % of the numbers, whatever their size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyquant.calibrate.registry import Range, calibrator
+from pyquant.calibrate.statistics import HistogramStatistics
+from pyquant.calibrate.tails import Tails
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import CalibrationError
+
+
+@calibrator("percentile")
+def percentile(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
+    """Symmetric: [-a, a], a the percentile of the magnitudes. Affine: the percentiles 100 - p and p of the numbers.
+
+    Zeros count as numbers, so data that are mostly zeros have a smaller range.
+    Raises CalibrationError where that would be 0 although the data are not. Source: docs/calibration.md 2.2.
+
+    Example:
+        >>> statistics = HistogramStatistics()
+        >>> statistics.observe(torch.linspace(-1, 1, 10001))
+        >>> round(percentile(statistics, TensorScheme(percentile=90)).high.item(), 3)
+        0.9
+    """
+    data = statistics.distribution()
+    share = scheme.percentile / 100
+    if scheme.symmetric:
+        chosen = Range.symmetric(_quantile(data.magnitudes, share, data.magnitudes.count, data.amax))
+    else:
+        whole = data.magnitudes.count
+        high = _quantile(data.positive, share, whole, data.high)
+        low = 0 - _quantile(data.negative, share, whole, -data.low)
+        chosen = Range(low.to(torch.float32), high.to(torch.float32))
+    if bool(((chosen.amax == 0) & (data.amax[:, 0] > 0)).any()):
+        raise CalibrationError(
+            f"percentile {scheme.percentile:g} of the data is 0 (nearly all are zeros) but they are not all 0; "
+            "choose a larger percentile or another calibrator"
+        )
+    return chosen
+
+
+def _quantile(side: Tails, share: float, whole: Tensor, largest: Tensor) -> Tensor:
+    """The magnitude of one side beyond which the share 1 - `share` of `whole` numbers lie; [R]."""
+    beyond = whole - whole * share
+    inside = torch.minimum((side.count - beyond).clamp_min(0), side.count)
+    value = torch.where(inside > 0, side.quantile(inside), 0.0)
+    value = torch.minimum(value, largest)
+    return (largest if share == 1 else value)[:, 0]

@@ -1,0 +1,160 @@
+"""The calibration methods by name, and the one way from statistics to a range and to scale and zero point.
+
+The contract of a method, executed for every registered one by tests/calibrate/test_contract.py: the order of batches
+does not matter, merged halves equal the whole, data scaled by a power of two scales the result exactly, all-zero data
+gives 0, the result is at most the true amax, and lives as float32 on the device of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyquant import numerics
+from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError, CalibrationError
+
+
+class Range(NamedTuple):
+    """The real numbers that codes shall cover: float32 tensors of equal shape, low <= 0 <= high.
+
+    Of symmetric schemes low = -high.
+
+    Example:
+        >>> Range(torch.tensor(-1.0), torch.tensor(3.0)).amax.item()
+        3.0
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def amax(self) -> Tensor:
+        """The larger end, float32."""
+        return torch.maximum(-self.low, self.high)
+
+    @staticmethod
+    def symmetric(amax: Tensor) -> Range:
+        """[-amax, amax] of a float tensor of any type, as float32."""
+        amax = amax.to(torch.float32)
+        return Range(-amax, amax)
+
+
+RangeFunction = Callable[..., Range]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered calibration method.
+
+    name        as TensorScheme.calibrator spells it.
+    function    (statistics, scheme) -> Range; of HistogramStatistics it sees one channel at a time.
+    statistics  the kind of statistics it needs.
+    """
+
+    name: str
+    function: RangeFunction
+    statistics: type[RangeStatistics]
+
+
+_METHODS: Final[dict[str, Method]] = {}
+
+
+def calibrator(
+    name: str, statistics: type[RangeStatistics] = HistogramStatistics
+) -> Callable[[RangeFunction], RangeFunction]:
+    """Registers a function (statistics, TensorScheme) -> Range as calibration method `name`.
+
+    Raises ArgumentError for a name that is taken.
+
+    Example:
+        >>> calibrator("max")
+        Traceback (most recent call last):
+        ...
+        pyquant.errors.ArgumentError: argument 'name': got 'max'; allowed: a name that is not taken: max, ...
+    """
+    if name in _METHODS:
+        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(_METHODS)}")
+
+    def register(function: RangeFunction) -> RangeFunction:
+        _METHODS[name] = Method(name, function, statistics)
+        return function
+
+    return register
+
+
+def methods() -> tuple[Method, ...]:
+    """Every registered method, in order of registration.
+
+    Example:
+        >>> [method.name for method in methods()]
+        ['max', 'percentile', 'entropy', 'mse', 'fixed']
+    """
+    return tuple(_METHODS.values())
+
+
+def find_method(name: str) -> Method:
+    """The method of that name. Raises ArgumentError for an unknown one."""
+    if name not in _METHODS:
+        raise ArgumentError("calibrator", repr(name), " or ".join(map(repr, _METHODS)))
+    return _METHODS[name]
+
+
+def new_statistics(scheme: TensorScheme, channel_axis: int | None = None) -> RangeStatistics:
+    """Empty statistics of the kind that the scheme's calibrator needs.
+
+    Example:
+        >>> new_statistics(TensorScheme(calibrator="mse"))
+        HistogramStatistics(count=0)
+    """
+    return find_method(scheme.calibrator).statistics(channel_axis)
+
+
+def compute_range(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
+    """The range that the scheme's calibrator takes from statistics.
+
+    statistics  of the kind that the method needs (new_statistics) or richer, with data.
+    ->          Range, float32 [] or [C] on the device of the data.
+    Raises CalibrationError where there was no data, ArgumentError for statistics of the wrong kind.
+    Source: docs/calibration.md 2.
+
+    Example:
+        >>> statistics = new_statistics(TensorScheme())
+        >>> statistics.observe(torch.tensor([1.0, -3.0]))
+        >>> compute_range(statistics, TensorScheme()).amax.item()
+        3.0
+    """
+    method = find_method(scheme.calibrator)
+    if not isinstance(statistics, method.statistics):
+        raise ArgumentError("statistics", repr(statistics), f"{method.statistics.__name__} for '{method.name}'")
+    if statistics.count == 0:
+        raise CalibrationError(f"calibrator '{method.name}': these statistics have seen no data")
+    if method.statistics is HistogramStatistics and isinstance(statistics, HistogramStatistics):
+        ranges = [method.function(channel, scheme) for channel in statistics.channels()]
+        joined = Range(torch.cat([r.low for r in ranges]), torch.cat([r.high for r in ranges]))
+        return Range(joined.low[0], joined.high[0]) if statistics.channel_axis is None else joined
+    return method.function(statistics, scheme)
+
+
+def range_to_qparams(chosen: Range, scheme: TensorScheme) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of a range.
+
+    chosen  Range, any shape.
+    ->      scale float32 and zero point int32 (zeros of symmetric schemes) of that shape.
+    Raises SchemeError for 16 bits. Source: docs/numerics.md 2.1.
+
+    Example:
+        >>> scale, zero_point = range_to_qparams(Range.symmetric(torch.tensor(254.0)), TensorScheme())
+        >>> scale.item(), zero_point.item()
+        (2.0, 0)
+    """
+    qmin, qmax = scheme.code_range
+    if scheme.symmetric:
+        scale = numerics.scale_from_amax(chosen.amax, qmax)
+        return scale, torch.zeros_like(scale, dtype=torch.int32)
+    return numerics.qparams_from_range(chosen.low, chosen.high, qmin, qmax)

@@ -1,0 +1,231 @@
+"""Runs exactly N batches through a model whose layers collect statistics, and leaves the model as it was.
+
+The runner sees layers only through `CalibrationTarget`. It moves batches to the model's device, runs in eval mode
+without gradients, restores training flags, hooks and random state also after an exception, names the layer and batch
+of a NaN and the layers that saw no data, adds up data-parallel processes, and saves what it has every few batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate.progress import Progress
+from pyquant.calibrate.statistics import RangeStatistics
+from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
+
+LABELS = ("label", "labels")
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Collected = dict[str, Mapping[str, RangeStatistics]]
+
+
+@runtime_checkable
+class CalibrationTarget(Protocol):
+    """A module that can collect statistics of its own tensors in its forward."""
+
+    def start_calibration(self) -> Mapping[str, RangeStatistics]:
+        """From here on every forward observes. -> the statistics that it fills, by a name such as 'input'.
+
+        They are new (a second start begins again), and the runner may load saved ones into them.
+        """
+
+    def stop_calibration(self) -> None:
+        """From here on no forward observes; may follow a failed start. Stores nothing: ranges are the caller's job."""
+
+
+def run_calibration(
+    model: nn.Module,
+    targets: Mapping[str, CalibrationTarget] | Iterable[CalibrationTarget],
+    data: Iterable[Any],
+    num_batches: int,
+    *,
+    batch_to_inputs: Callable[[Any], Any] | None = None,
+    save_every: int | None = None,
+    save_to: str | None = None,
+    process_group: Any = None,
+    reduce: bool = False,
+    on_silent: str = "raise",
+    on_batch: Callable[[int], None] | None = None,
+) -> Collected:
+    """Statistics of `num_batches` batches, by name of the target.
+
+    model            called once a batch, in eval mode, without gradients; afterwards it is as before.
+    targets          modules of the model that follow CalibrationTarget, by name; without names: those of the model.
+    data             yields batches: a tensor is the model's argument; of a tuple or list the first item is; a mapping
+                     (also a BatchEncoding) gives keyword arguments, those that forward() takes, labels left out.
+    num_batches      how many are run: neither one more nor one less. Of a longer `data` no further batch is fetched.
+    batch_to_inputs  replaces that rule: batch -> tensor, tuple of arguments, or mapping of keyword arguments.
+    save_every       with save_to (a directory): saves the statistics after every so many batches, and a run with the
+                     same model, targets and num_batches goes on after the last saved batch. `data` must then repeat
+                     its order; saved batches are fetched and left unused.
+    reduce           True: adds up the processes of torch.distributed (of process_group) after the last batch.
+    on_silent        'raise' or 'ignore' where a target saw no data.
+    on_batch         called with the number of batches done, after each.
+    ->               {target: {role: statistics}}; pass each to compute_range().
+
+    Raises CalibrationError naming targets that saw no data, or how many batches there were; NonFiniteError naming
+    target and batch of the first NaN or infinity; ArgumentError. Source: docs/calibration.md 4.
+
+    Example:
+        >>> class Watched(nn.Linear):
+        ...     statistics = None
+        ...     def start_calibration(self):
+        ...         self.statistics = RangeStatistics()
+        ...         return {"input": self.statistics}
+        ...     def stop_calibration(self):
+        ...         self.statistics = None
+        ...     def forward(self, x):
+        ...         if self.statistics is not None:
+        ...             self.statistics.observe(x)
+        ...         return super().forward(x)
+        >>> model = nn.Sequential(Watched(4, 2))
+        >>> collected = run_calibration(model, [model[0]], [torch.ones(3, 4), 2 * torch.ones(3, 4)], 2)
+        >>> collected["0"]["input"].amax().item()
+        2.0
+    """
+    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
+        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1")
+    if on_silent not in ("raise", "ignore"):
+        raise ArgumentError("on_silent", repr(on_silent), "'raise' or 'ignore'")
+    if (save_every is None) != (save_to is None):
+        raise ArgumentError("save_every", repr(save_every), "given together with save_to")
+    if save_every is not None and (isinstance(save_every, bool) or save_every < 1):
+        raise ArgumentError("save_every", repr(save_every), "an integer >= 1")
+    named = _named(model, targets)
+    to_inputs = inputs_of(model, batch_to_inputs)
+    collected: Collected = {}
+    with contextlib.ExitStack() as undo:
+        for name, target in named.items():
+            undo.callback(target.stop_calibration)
+            collected[name] = target.start_calibration()
+        saved = Progress.open(save_to, model, collected, num_batches) if save_to is not None else None
+        running = undo.enter_context(_as_before(model, named))
+        done = -1
+        for done, batch in zip(range(num_batches), data, strict=False):
+            if saved is not None and done < saved.batches:
+                continue
+            running.clear()
+            args, kwargs = to_inputs(batch)
+            try:
+                model(*args, **kwargs)
+            except NonFiniteError as error:
+                where = f"{running[-1]}, " if running else ""
+                raise NonFiniteError(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
+            if saved is not None and save_every is not None and (done + 1) % save_every == 0:
+                saved.save(done + 1)
+            if on_batch is not None:
+                on_batch(done + 1)
+        if done + 1 < num_batches:
+            raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {done + 1}")
+        if reduce:
+            for statistics in _each(collected):
+                statistics.reduce_(process_group)
+        silent = [name for name, roles in collected.items() if any(s.count == 0 for s in roles.values())]
+        if silent and on_silent == "raise":
+            raise CalibrationError(f"{len(silent)} of {len(named)} layers saw no data: {', '.join(silent)}")
+    return collected
+
+
+def _each(collected: Collected) -> Iterator[RangeStatistics]:
+    for name in sorted(collected):  # the same order in every process
+        for role in sorted(collected[name]):
+            yield collected[name][role]
+
+
+def _named(
+    model: nn.Module, targets: Mapping[str, CalibrationTarget] | Iterable[CalibrationTarget]
+) -> dict[str, CalibrationTarget]:
+    if isinstance(targets, Mapping):
+        named = dict(targets)
+    else:
+        names = {id(module): name for name, module in model.named_modules()}
+        named = {names.get(id(target), f"targets[{i}]"): target for i, target in enumerate(targets)}
+    if not named:
+        raise ArgumentError("targets", "none", "at least one module with start_calibration and stop_calibration")
+    for name, target in named.items():
+        if not isinstance(target, CalibrationTarget):
+            allowed = "modules with start_calibration and stop_calibration"
+            raise ArgumentError("targets", f"{name}: {type(target).__name__}", allowed)
+    return named
+
+
+@contextlib.contextmanager
+def _as_before(model: nn.Module, targets: Mapping[str, object]) -> Iterator[list[str]]:
+    """Eval mode, no gradients, and a list of the targets whose forward is running; all undone at the end."""
+    running: list[str] = []
+    training = {module: module.training for module in model.modules()}
+    device = _device_of(model)
+    hooks: list[Any] = []
+    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+        try:
+            for name, target in targets.items():
+                if isinstance(target, nn.Module):
+                    hooks.append(target.register_forward_pre_hook(lambda m, a, name=name: running.append(name)))
+                    hooks.append(target.register_forward_hook(lambda m, a, y: _leave(running)))
+            model.eval()
+            with torch.no_grad():
+                yield running
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for module, flag in training.items():
+                module.training = flag
+
+
+def _leave(running: list[str]) -> None:
+    running.pop()
+
+
+def _device_of(model: nn.Module) -> torch.device | None:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return None
+
+
+def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) -> Callable[[Any], Inputs]:
+    """The rule of run_calibration: batch -> (arguments, keyword arguments) of the model's call, on its device."""
+    device = _device_of(model)
+    accepted = _keywords(model)
+
+    def of_batch(batch: Any) -> Inputs:
+        if batch_to_inputs is not None:
+            batch = batch_to_inputs(batch)
+            args = batch if isinstance(batch, tuple | list) else ()
+        else:
+            if isinstance(batch, tuple | list):
+                if not batch:
+                    raise ArgumentError("data", "an empty batch", "batches that begin with the model's input")
+                batch = batch[0]
+            args = ()
+        if isinstance(batch, Mapping):
+            kept = {k: v for k, v in batch.items() if batch_to_inputs is not None or accepted(k)}
+            if not kept:
+                raise ArgumentError("data", f"a batch with {sorted(batch)}", "names that the model's forward() takes")
+            return (), {k: _moved(v, device) for k, v in kept.items()}
+        if not args:
+            if not isinstance(batch, Tensor):
+                allowed = "a tensor, tuple, list or mapping; give batch_to_inputs for anything else"
+                raise ArgumentError("data", f"a batch of type {type(batch).__name__}", allowed)
+            args = (batch,)
+        return tuple(_moved(a, device) for a in args), {}
+
+    return of_batch
+
+
+def _keywords(model: nn.Module) -> Callable[[str], bool]:
+    """Whether forward() takes a keyword; labels never are inputs of a calibration."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return lambda name: name not in LABELS
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return lambda name: name in names and name not in LABELS
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    return value.to(device) if isinstance(value, Tensor) and device is not None else value

@@ -1,0 +1,90 @@
+"""Ranges of weights, from the weights themselves: a channel or group is a row, and all rows are searched at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pyquant.calibrate.registry import Range, find_method
+from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.calibrate.tails import Distribution, SortedTails
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
+
+_CHUNK: Final = 1 << 19  # weights searched at once: the tables of a search are some 20 times as large
+_LOOKUPS: Final = 1 << 22  # and so many thresholds, some 512 for each code of each row
+_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class RowStatistics(HistogramStatistics):
+    """Rows of weights in the place of statistics: the same questions, answered exactly from the numbers.
+
+    rows  float [R, n], n > 0, finite.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__(channel_axis=0)
+        self._values = rows
+        self.low, self.high = (end.to(torch.float32) for end in torch.aminmax(rows, dim=1))
+        self.count = rows.numel()
+
+    def distribution(self) -> Distribution:
+        rows = self._values.to(torch.float64)
+        low, high = self.range()
+        return Distribution(
+            low.to(torch.float64).clamp_max(0)[:, None],
+            high.to(torch.float64).clamp_min(0)[:, None],
+            SortedTails((-rows).clamp_min(0)),
+            SortedTails(rows.clamp_min(0)),
+            SortedTails(rows.abs()),
+        )
+
+
+def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
+    """The range of every scale of a weight matrix, by the scheme's calibrator.
+
+    weight  float32, float16 or bfloat16 [N, K], finite, not empty.
+    scheme  granularity per_tensor, per_channel or per_group; calibrator 'max', 'percentile', 'entropy' or 'mse'.
+    ->      Range, float32 on the weight's device: [] (per_tensor), [N] (per_channel) or [N, K / group_size].
+    Raises ArgumentError for a dtype, shape or calibrator, SchemeError for a granularity or a group size that does not
+    divide K, NonFiniteError. Source: docs/calibration.md 3.
+
+    Example:
+        >>> weight_range(torch.tensor([[1.0, -2.0], [0.5, 0.25]]), TensorScheme(granularity="per_channel")).amax
+        tensor([2.0000, 0.5000])
+    """
+    rows, shape = _rows(weight, scheme)
+    method = find_method(scheme.calibrator)
+    if method.statistics not in (RangeStatistics, HistogramStatistics):
+        raise ArgumentError("scheme.calibrator", repr(scheme.calibrator), "a method that looks at the weights")
+    per_chunk = rows.shape[0]
+    if method.statistics is not RangeStatistics:
+        per_chunk = max(1, min(_CHUNK // rows.shape[1], _LOOKUPS >> (8 + scheme.bits)))
+    parts = [method.function(RowStatistics(chunk), scheme) for chunk in rows.split(per_chunk)]
+    return Range(*(torch.cat([part[end] for part in parts]).reshape(shape) for end in (0, 1)))
+
+
+def _rows(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, list[int]]:
+    """The weights that share a scale as rows, and the shape of the scales."""
+    if not isinstance(weight, Tensor) or weight.dtype not in _FLOATS or weight.dim() != 2 or weight.numel() == 0:
+        got = (
+            f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}" if isinstance(weight, Tensor) else weight
+        )
+        raise ArgumentError("weight", got, "float32, float16 or bfloat16 [N, K], not empty")
+    weight = weight.detach()
+    if not bool(weight.isfinite().all()):
+        index = (~weight.isfinite()).nonzero()[0].tolist()
+        raise NonFiniteError("weight", f"{weight[tuple(index)].item()} at {index}", "finite values")
+    n, k = weight.shape
+    if scheme.granularity == "per_tensor":
+        return weight.reshape(1, -1), []
+    if scheme.granularity == "per_channel":
+        return weight, [n]
+    if scheme.granularity != "per_group":
+        raise SchemeError("granularity", repr(scheme.granularity), "'per_tensor', 'per_channel', 'per_group'")
+    group = scheme.group_size or 0
+    if group <= 0 or k % group:
+        raise SchemeError("group_size", scheme.group_size, f"a divisor of K = {k}")
+    return weight.reshape(-1, group), [n, k // group]

@@ -1,0 +1,261 @@
+"""The runner: exactly N batches of any kind, a model that is as before, errors that name the layer, and resuming."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate import HistogramStatistics, RangeStatistics, run_calibration
+from pyquant.calibrate.progress import FILE
+from pyquant.errors import ArgumentError, CalibrationError, CheckpointError, NonFiniteError
+
+
+class Watched(nn.Linear):
+    """The smallest CalibrationTarget."""
+
+    statistics: HistogramStatistics | None = None
+
+    def start_calibration(self) -> Mapping[str, RangeStatistics]:
+        self.statistics = HistogramStatistics()
+        return {"input": self.statistics}
+
+    def stop_calibration(self) -> None:
+        self.statistics = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.statistics is not None:
+            self.statistics.observe(x)
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.first, self.unused, self.second = Watched(4, 4), Watched(4, 4), Watched(4, 2)
+        self.drop, self.norm, self.calls = nn.Dropout(0.5), nn.BatchNorm1d(4), 0
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=g)
+
+    def forward(self, x: Tensor, scale: float | None = None) -> Tensor:
+        self.calls += 1
+        x = x if scale is None else x * scale
+        return self.second(self.norm(self.drop(self.first(x).relu())))
+
+    def targets(self) -> list[Watched]:
+        return [self.first, self.second]
+
+
+def batches(n: int = 5) -> list[Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 4, generator=g) for _ in range(n)]
+
+
+def fetched(data: list[Any], log: list[int]) -> Iterator[Any]:
+    for i, batch in enumerate(data):
+        log.append(i)
+        yield batch
+
+
+def picture(model: nn.Module) -> tuple[Any, ...]:
+    """Everything that a run must leave alone."""
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    return state, [m.training for m in model.modules()], hooks, torch.get_rng_state(), torch.is_grad_enabled()
+
+
+def same_picture(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return (
+        a[0].keys() == b[0].keys() and all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1:3] == b[1:3]
+        and torch.equal(a[3], b[3]) and a[4] == b[4]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_n_means_n(n: int) -> None:
+    model, log = Net(), []
+    collected = run_calibration(model, model.targets(), fetched(batches(), log), n)
+    assert model.calls == n
+    assert log == list(range(n))
+    assert set(collected) == {"first", "second"}
+    want = HistogramStatistics()
+    want.observe(torch.cat(batches()[:n]))
+    assert torch.equal(collected["first"]["input"].counts, want.counts)  # type: ignore[attr-defined]
+    assert model.first.statistics is None
+
+
+def test_too_few_batches_are_an_error_with_both_numbers() -> None:
+    model = Net()
+    with pytest.raises(CalibrationError, match="7 were asked for, the data had 5"):
+        run_calibration(model, model.targets(), batches(), 7)
+    with pytest.raises(CalibrationError, match="the data had 0"):
+        run_calibration(model, model.targets(), [], 1)
+
+
+class Encoding(UserDict[str, Any]):
+    """A BatchEncoding of transformers is such a mapping, not a dict."""
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: (x, torch.zeros(3)),
+        lambda x: [x, torch.zeros(3)],
+        lambda x: {"x": x, "labels": torch.zeros(3), "token_type_ids": torch.zeros(3)},
+        lambda x: Encoding(x=x, label=1),
+        lambda x: ({"x": x}, torch.zeros(3)),
+    ],
+)
+def test_every_kind_of_batch_gives_the_same_statistics(wrap: Any) -> None:
+    model = Net()
+    plain = run_calibration(model, model.targets(), batches(), 5)
+    other = run_calibration(model, model.targets(), [wrap(b) for b in batches()], 5)
+    for name in plain:
+        assert torch.equal(plain[name]["input"].counts, other[name]["input"].counts)  # type: ignore[attr-defined]
+
+
+def test_batch_to_inputs_replaces_the_rule() -> None:
+    model = Net()
+    data = [{"pixels": b, "y": 0} for b in batches()]
+    for rule in (
+        lambda b: b["pixels"] * 2, lambda b: (b["pixels"], 2.0), lambda b: {"x": b["pixels"], "scale": 2.0},
+    ):  # fmt: skip
+        collected = run_calibration(model, [model.second], data, 5, batch_to_inputs=rule)
+        want = run_calibration(model, [model.second], [2 * b for b in batches()], 5)
+        assert torch.equal(collected["second"]["input"].amax(), want["second"]["input"].amax())
+
+
+@pytest.mark.parametrize("bad", ["text", 3, [], {"y": torch.ones(3, 4)}, {"labels": torch.ones(3, 4)}, object()])
+def test_batches_that_mean_nothing_are_refused(bad: Any) -> None:
+    model = Net()
+    before = picture(model)
+    with pytest.raises(ArgumentError, match="data"):
+        run_calibration(model, model.targets(), [bad], 1)
+    assert same_picture(before, picture(model))
+
+
+def test_eval_mode_and_no_gradients_inside_and_everything_as_before_outside() -> None:
+    model = Net().train()
+    model.drop.eval()  # flags differ between modules, and must differ afterwards
+    seen = []
+    model.second.register_forward_hook(lambda m, a, y: seen.append((model.training, y.requires_grad, torch.rand(1))))
+    before = picture(model)
+    run_calibration(model, model.targets(), batches(), 2)
+    assert seen[0][:2] == (False, False)
+    assert same_picture(before, picture(model))
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_an_exception_anywhere_leaves_the_model_as_it_was(at: int) -> None:
+    """Raised in the data loader, the forward, a start, a callback or the user's rule."""
+    model = Net().train()
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("planted")
+
+    def loader() -> Iterator[Tensor]:
+        yield batches()[0]
+        if at == 0:
+            broken()
+        yield batches()[1]
+
+    options: dict[str, Any] = {}
+    if at == 1:
+        model.norm.register_forward_pre_hook(broken)
+    if at == 2:
+        model.second.start_calibration = broken  # type: ignore[method-assign]
+    if at == 3:
+        options["on_batch"] = broken
+    if at == 4:
+        options["batch_to_inputs"] = broken
+    before = picture(model)
+    with pytest.raises(RuntimeError, match="planted"):
+        run_calibration(model, model.targets(), loader(), 2, **options)
+    assert same_picture(before, picture(model))
+    assert model.first.statistics is None
+    assert model.second.statistics is None
+
+
+@pytest.mark.parametrize(("layer", "batch"), [("first", 2), ("second", 1)])
+def test_a_bad_number_names_layer_and_batch(layer: str, batch: int) -> None:
+    model, data = Net(), batches()
+    if layer == "first":
+        data[batch][1, 2] = torch.nan
+    else:
+        seen = []
+        model.first.register_forward_hook(lambda m, a, y: seen.append(1) or (y + torch.inf if len(seen) == 2 else y))
+    before = picture(model)
+    with pytest.raises(NonFiniteError, match=rf"\({layer}, batch {batch}\)"):
+        run_calibration(model, model.targets(), data, 5)
+    assert same_picture(before, picture(model))
+
+
+def test_layers_that_saw_no_data_are_named() -> None:
+    model = Net()
+    targets = {"a.b": model.first, "idle": model.unused}
+    with pytest.raises(CalibrationError, match=r"1 of 2 layers saw no data: idle"):
+        run_calibration(model, targets, batches(), 2)
+    collected = run_calibration(model, targets, batches(), 2, on_silent="ignore")
+    assert collected["idle"]["input"].count == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_batches": 0}, {"num_batches": True}, {"num_batches": 1.5}, {"save_every": 2}, {"save_to": "x"},
+     {"save_every": 0, "save_to": "x"}, {"on_silent": "warn"}, {"targets": []}, {"targets": [nn.Linear(1, 1)]}],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
+    model = Net()
+    words = {"model": model, "targets": model.targets(), "data": batches(), "num_batches": 2, **options}
+    with pytest.raises(ArgumentError):
+        run_calibration(**words)
+
+
+# ---- saving and resuming
+
+
+@pytest.mark.parametrize("killed_at", range(5))
+def test_a_run_that_was_cut_off_goes_on_at_the_batch_and_ends_the_same(killed_at: int, tmp_path: Path) -> None:
+    def run(model: Net, data: Any, **options: Any) -> Any:
+        return run_calibration(model, model.targets(), data, 5, save_every=2, save_to=str(tmp_path), **options)
+
+    def cut_off() -> Iterator[Tensor]:
+        yield from batches()[:killed_at]
+        raise KeyboardInterrupt
+
+    model = Net()
+    with pytest.raises(KeyboardInterrupt):
+        run(model, cut_off())
+    model = Net()
+    got = run(model, batches())
+    assert model.calls == 5 - killed_at // 2 * 2
+    fresh = Net()
+    want = run_calibration(fresh, fresh.targets(), batches(), 5)
+    for name in want:
+        a, b = got[name]["input"].state_dict(), want[name]["input"].state_dict()
+        assert all(torch.equal(a[k], b[k]) for k in b)
+
+
+def test_progress_of_something_else_or_damaged_progress_is_refused(tmp_path: Path) -> None:
+    def run(model: Net, n: int = 4, targets: Any = None) -> None:
+        run_calibration(model, targets or model.targets(), batches(), n, save_every=2, save_to=str(tmp_path))
+
+    run(Net())
+    other = Net()
+    other.first.bias.data += 1
+    third = Net()
+    for call in (lambda: run(other), lambda: run(Net(), 5), lambda: run(third, 4, [third.first])):
+        with pytest.raises(CheckpointError, match="another"):
+            call()
+    whole = (tmp_path / FILE).read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole[:-200_000] + b"\1" + whole[-199_999:]):
+        (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            run(Net())
