@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -11,16 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.presets import W8A16
-from pyquant.core.scheme import QScheme
+from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
+from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.fuse import fused_activations, held, put_identity
 from pyquant.nn.fuse_rules import activation_of
+from pyquant.nn.patches import Patches, unsupported
+from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, swap_modules
 
 OWN_EXTRA: Final = "pyquant_modules"
+_KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
+    "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
+}  # fmt: skip
 _DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -33,7 +40,7 @@ def save_pretrained(
 ) -> str:
     """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
 
-    model         any nn.Module; QLinear and QEmbedding as codes and scales, all else as its state_dict says.
+    model         any nn.Module; QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
     directory     made if missing; a pyquant checkpoint in it is replaced.
     extra         JSON-able words to keep beside the tensors.
     model_config  further keys of config.json, for instance a transformers configuration.
@@ -66,11 +73,13 @@ def save_pretrained(
             aliases[name] = first_names[id(module)]
             continue
         first_names[id(module)] = name
-        layers.append(_linear_record(name, module) if isinstance(module, QLinear) else _embedding_record(name, module))
+        layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
         if module.dtype != torch.float32:
             dtypes[name] = str(module.dtype).removeprefix("torch.")
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
-    own = {OWN_EXTRA: {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}}
+    residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
+    words = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
+    own = {OWN_EXTRA: words | ({"residuals": residuals} if residuals else {})}
     return save_checkpoint(directory, layers, others, extra={**(extra or {}), **own}, model_config=model_config)
 
 
@@ -86,9 +95,9 @@ def load_pretrained(
     model      the float model as its code builds it, or the function (or class) that builds it; weights are not used,
                so it may be on the meta device. A module is changed in place; on any error it is as before.
     manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
-    ->         the model: its Linears replaced by the saved QLinears, the activations that fuse_ had moved into them by
-               nn.Identity, every other tensor as saved (dtype included), on the device where the module was (meta:
-               CPU).
+    ->         the model: its Linears and Conv2ds replaced by the saved layers, the activations that fuse_ had moved
+               into them by nn.Identity, every other tensor as saved (dtype included), on the device where the module
+               was (meta: CPU).
     Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
     unexpected tensors, other shapes, another activation than the fused one. Source: docs/file_format.md.
     """
@@ -96,6 +105,7 @@ def load_pretrained(
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module, or a function that returns one")
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
     aliases, dtypes, fused = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
+    residuals, tensors = _residuals(checkpoint.extra, dict(checkpoint.tensors))
     skeleton = model if isinstance(model, nn.Module) else model()
     if not isinstance(skeleton, nn.Module):
         raise ArgumentError(
@@ -111,11 +121,12 @@ def load_pretrained(
         new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
     if any("" in places for places, _ in new):
         return new[0][1]
-    _check_keys(skeleton, [name for places, _ in new for name in places], checkpoint.tensors)
+    new += _residual_places(skeleton, names, residuals)
+    _check_keys(skeleton, [name for places, _ in new for name in places], tensors)
     fused_places = _fused_places(skeleton, names, fused, {name: module for places, module in new for name in places})
     undo: list[Undo] = []
     try:
-        _assign(skeleton, checkpoint.tensors, undo)
+        _assign(skeleton, tensors, undo)
         swap_modules(skeleton, new, undo=undo)
         for parent, name in fused_places:
             put_identity(parent, name, undo)
@@ -127,13 +138,13 @@ def load_pretrained(
     return skeleton
 
 
-def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QEmbedding]]:
+def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (QLinear, QEmbedding)):
+        if isinstance(module, (QLinear, QConv2d, QEmbedding)):
             yield name, module
 
 
-def _linear_record(name: str, layer: QLinear) -> LayerRecord:
+def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
     if layer.missing is not None:
         raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
     scale = layer.weight_scale
@@ -148,6 +159,8 @@ def _linear_record(name: str, layer: QLinear) -> LayerRecord:
         input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
         output_zero_point=layer.output_zero_point, activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,
+        kind="conv2d" if isinstance(layer, QConv2d) else "linear",
+        geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
     )  # fmt: skip
 
 
@@ -181,8 +194,8 @@ def _own_extra(
     extra: Mapping[str, Any], layers: set[str]
 ) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
-    if not isinstance(own, Mapping) or not own.keys() <= {"aliases", "dtypes", "fused"}:
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys aliases, dtypes and fused")
+    if not isinstance(own, Mapping) or not own.keys() <= {"aliases", "dtypes", "fused", "residuals"}:
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys aliases, dtypes, fused and residuals")
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not isinstance(aliases, Mapping) or any(target not in layers for target in aliases.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
@@ -192,6 +205,37 @@ def _own_extra(
     if not isinstance(fused, Mapping) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
     return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}, dict(fused)
+
+
+def _residuals(extra: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, QResidual], dict[str, Tensor]]:
+    """{name: QResidual}, and the tensors without those that belong to them."""
+    found: dict[str, QResidual] = {}
+    saved = extra.get(OWN_EXTRA, {}).get("residuals", {})
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: residuals is not {{name: scheme}}")
+    for name, words in saved.items():
+        own = {key: tensors.pop(f"{name}.{key}", None) for key in ("scale", "zero_point")}
+        try:
+            found[name] = QResidual(own["scale"], own["zero_point"], TensorScheme.from_dict(words))  # type: ignore[arg-type]
+        except ArgumentError as error:
+            raise CheckpointError(f"extra['{OWN_EXTRA}']: residual '{name}': {error}") from None
+    return found, tensors
+
+
+def _residual_places(
+    skeleton: nn.Module, names: Mapping[str, nn.Module], residuals: Mapping[str, QResidual]
+) -> list[tuple[list[str], nn.Module]]:
+    """Where the model marks a skip branch that was saved quantised. One that it quantises and the file does not, or the
+    other way round, is an error."""
+    new: list[tuple[list[str], nn.Module]] = []
+    for name, module in residuals.items():
+        old = names.get(name)
+        if not isinstance(old, (Residual, QResidual)):
+            told = "no module" if old is None else f"a {type(old).__name__}"
+            raise CheckpointError(f"residual '{name}' was saved quantised; the model has {told} there, not a Residual")
+        home = next((t.device for t in (*old.buffers(), *skeleton.parameters())), torch.device("cpu"))
+        new.append(([name], module.to("cpu" if home.type == "meta" else home).train(old.training)))
+    return new
 
 
 def _are_siblings(layer: str, activation: object) -> bool:
@@ -214,7 +258,7 @@ def _fused_places(
     for layer, path in fused.items():
         parent_name, _, name = path.rpartition(".")
         module, activation = new.get(layer), held(names[parent_name], name) if parent_name in names else None
-        if activation is None or not isinstance(module, QLinear):
+        if activation is None or not isinstance(module, (QLinear, QConv2d)):
             raise CheckpointError(f"layer '{layer}' was saved with activation '{path}' in it; the model has none there")
         wanted = (module.activation, module.clamp if module.activation == "clamp" else None)
         if type(activation) is not nn.Identity and activation_of(activation) != wanted:
@@ -231,35 +275,58 @@ def _names(skeleton: nn.Module) -> dict[str, nn.Module]:
 
 def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The saved layer as a module that fits where `old` is."""
-    is_linear = layer.kind == "linear"
-    wanted = (nn.Linear, QLinear) if is_linear else (nn.Embedding, QEmbedding)
-    if not isinstance(old, wanted):
+    is_embedding = layer.kind == "embedding"
+    if not isinstance(old, _KINDS[layer.kind]):
         raise CheckpointError(
             f"layer '{layer.name}' is a saved {layer.kind}; the model has a {type(old).__name__} there"
         )
-    sizes = (old.out_features, old.in_features) if is_linear else (old.num_embeddings, old.embedding_dim)
-    if sizes != (layer.out_features, layer.in_features):
-        saved = f"[{layer.out_features}, {layer.in_features}]"
-        raise CheckpointError(f"layer '{layer.name}': saved {saved}, the model has {list(sizes)}")  # type: ignore[arg-type]
-    if is_linear and (old.bias is None) != (layer.bias is None):
+    saved, has = _geometry(layer), _geometry(old)
+    if saved != has:
+        raise CheckpointError(f"layer '{layer.name}': saved {saved}, the model has {has}")
+    if not is_embedding and (old.bias is None) != (layer.bias is None):
         have, lack = ("the model", "the checkpoint") if layer.bias is None else ("the checkpoint", "the model")
-        raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none")
-    new = _linear(layer, dtype) if is_linear else _embedding(layer, old, dtype)
+        hint = (
+            "; a BatchNorm folded into it? then build the model with fold_batch_norm_, too"
+            if lack == "the model"
+            else ""
+        )
+        raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none{hint}")
+    new = _embedding(layer, old, dtype) if is_embedding else _linear(layer, dtype)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
     return new.to("cpu" if home.type == "meta" else home).train(old.training)
 
 
-def _linear(layer: LayerRecord, dtype: torch.dtype) -> QLinear:
+def _geometry(layer: Any) -> str:
+    """Sizes of a record or of a module, in words that can be compared."""
+    if isinstance(layer, LayerRecord):
+        sizes, patches = [layer.out_features, layer.in_features], layer.geometry and Patches(**layer.geometry)
+    elif isinstance(layer, (nn.Embedding, QEmbedding)):
+        sizes, patches = [layer.num_embeddings, layer.embedding_dim], None
+    elif isinstance(layer, nn.Conv2d):
+        patches = Patches.of(layer)
+        sizes = [layer.out_channels, layer.in_channels * patches.pixels]
+        if unsupported(layer) is not None:
+            return f"{sizes} with {unsupported(layer)}"
+    else:
+        sizes, patches = [layer.out_features, layer.in_features], getattr(layer, "patches", None)
+    return str(sizes) if patches is None else f"{sizes} {patches}"
+
+
+def _linear(layer: LayerRecord, dtype: torch.dtype) -> QLinear | QConv2d:
     scheme, scale, zero_point = QScheme.from_dict(layer.scheme), layer.weight_scale, layer.weight_zero_point
     if scheme.weights.granularity == "per_tensor":
         scale = None if scale is None else scale.repeat(layer.out_features)
         zero_point = None if zero_point is None else zero_point.repeat(layer.out_features)
-    return QLinear.from_codes(
+    make: Any = QLinear.from_codes
+    if layer.geometry is not None:
+        make = partial(QConv2d.from_codes, patches=Patches(**layer.geometry))
+    new: QLinear | QConv2d = make(
         layer.codes, scale, scheme=scheme, bias=None if layer.bias is None else layer.bias.to(torch.float32),
         weight_zero_point=zero_point, input_scale=layer.input_scale, input_zero_point=layer.input_zero_point,
         output_scale=layer.output_scale, output_zero_point=layer.output_zero_point, activation=layer.activation,
         clamp=layer.clamp, dtype=dtype,
     )  # fmt: skip
+    return new
 
 
 def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbedding:

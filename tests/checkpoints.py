@@ -119,7 +119,11 @@ def contents(
 def spelled_out(checkpoint: Checkpoint) -> dict[str, Any]:
     """The same as numbers that a person can read and any version can compare: integers, and floats in hexadecimal."""
     layers = {
-        one.name: {f: _numbers(getattr(one, f)) for f in one.__dataclass_fields__ if f not in ("name", "scheme")}
+        one.name: {
+            f: _numbers(getattr(one, f))
+            for f in one.__dataclass_fields__
+            if f not in ("name", "scheme") and (f != "geometry" or one.geometry is not None)
+        }
         | {"scheme": str(QScheme.from_dict(one.scheme))}
         for one in checkpoint.layers
     }

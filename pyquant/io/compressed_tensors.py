@@ -111,6 +111,7 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
         activation=entry.activation,
         clamp=entry.clamp,
         kind=entry.kind,
+        geometry=entry.geometry,
     )
 
 
@@ -125,7 +126,7 @@ def quantization_config(entries: Sequence[LayerEntry], ignore: Sequence[str], re
     groups: list[dict[str, Any]] = []
     for entry in sorted(entries, key=lambda e: e.name):
         format_name = format_of(entry)
-        if format_name is None:
+        if format_name is None or entry.kind == "conv2d":  # the format knows no matrix for a convolution
             continue
         body = _group(entry, format_name)
         group = next((g for g in groups if {**g, "targets": []} == body), None)

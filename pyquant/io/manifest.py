@@ -16,10 +16,10 @@ import torch
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io.compressed_tensors import tensor_specs
-from pyquant.io.record import LayerEntry, check_entry, is_safe_name
+from pyquant.io.record import GEOMETRY, LayerEntry, check_entry, is_safe_name
 from pyquant.io.strict_json import lines, loads, pretty
 
-VERSION: Final = 1
+VERSION: Final = 2  # 2: convolutions; a model without any is written as version 1
 FILE: Final = "manifest.json"
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
@@ -115,7 +115,7 @@ class Manifest:
         files = {**self.files, CONFIG: FileEntry.of(self.config_bytes()), INDEX: FileEntry.of(self.index_bytes())}
         return {
             "format": "pyquant",
-            "version": VERSION,
+            "version": _version_of(self.layers),
             "config": self.config,
             "extra": self.extra,
             "files": {name: {"bytes": f.size, "sha256": f.sha256} for name, f in files.items()},
@@ -144,6 +144,9 @@ def parse(data: bytes) -> Manifest:
             raise _refused(key, document[key], "an object")
     files = {name: _file(name, body) for name, body in document["files"].items()}
     layers = {name: _layer(name, body) for name, body in document["layers"].items()}
+    if document["version"] != _version_of(layers):
+        allowed = f"{_version_of(layers)}, the first version that knows its kinds of layers"
+        raise _refused("version", document["version"], allowed)
     tensors = {name: _tensor(name, body, files) for name, body in document["tensors"].items()}
     pending = {name: _superseded(name, value) for name, value in document["pending"].items()}
     shards = {name: entry for name, entry in files.items() if name not in (CONFIG, INDEX)}
@@ -161,6 +164,11 @@ def _check_version(version: object) -> None:
         raise CheckpointError(
             f"{FILE}: version {version} is of a newer pyquant; allowed: up to {VERSION}; install a newer pyquant"
         )
+
+
+def _version_of(layers: Mapping[str, LayerEntry]) -> int:
+    """The oldest version that can say it, so that older readers refuse nothing that they could read."""
+    return 2 if any(layer.kind == "conv2d" for layer in layers.values()) else 1
 
 
 def _check_digest(document: Mapping[str, Any], data: bytes) -> None:
@@ -213,7 +221,8 @@ def _tensor(name: str, body: object, files: Mapping[str, FileEntry]) -> TensorEn
 
 def _layer(name: str, body: object) -> LayerEntry:
     where = f"layer {name[:80]!r}"
-    body = _check_keys(where, body, _LAYER_KEYS)
+    is_convolution = isinstance(body, dict) and body.get("kind") == "conv2d"
+    body = _check_keys(where, body, (*_LAYER_KEYS, "geometry") if is_convolution else _LAYER_KEYS)
     if body["bias"] is not None and (not isinstance(body["bias"], str) or body["bias"] not in DTYPES):
         raise _refused(f"{where}: bias", body["bias"], "null, 'F32', 'F16' or 'BF16'")
     try:
@@ -226,11 +235,19 @@ def _layer(name: str, body: object) -> LayerEntry:
             activation=body["activation"],
             clamp=_clamp(where, body["clamp"]),
             kind=body["kind"],
+            geometry=_geometry(where, body["geometry"]) if is_convolution else None,
         )
         check_entry(entry)
     except ArgumentError as error:
         raise CheckpointError(f"{FILE}: {where}: {error}") from None
     return entry
+
+
+def _geometry(where: str, value: object) -> dict[str, tuple[int, ...]]:
+    body = _check_keys(f"{where}: geometry", value, tuple(GEOMETRY))
+    if not all(isinstance(numbers, list) for numbers in body.values()):
+        raise _refused(f"{where}: geometry", value, "lists of integers")
+    return {key: tuple(numbers) for key, numbers in body.items()}
 
 
 def _clamp(where: str, value: object) -> tuple[float, float] | None:
@@ -248,7 +265,9 @@ def _layer_to_json(entry: LayerEntry) -> dict[str, Any]:
     clamp = None
     if entry.clamp is not None:
         clamp = [next((word for word, inf in _INFINITIES.items() if inf == v), v) for v in entry.clamp]
+    geometry = {} if entry.geometry is None else {"geometry": {k: list(v) for k, v in entry.geometry.items()}}
     return {
+        **geometry,
         "activation": entry.activation,
         "bias": None if entry.bias is None else DTYPE_NAMES[entry.bias],
         "clamp": clamp,

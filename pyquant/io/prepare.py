@@ -62,10 +62,10 @@ def config_of(
         raise ArgumentError(
             "model_config", "a key 'quantization_config'", "the other keys; this one is written by pyquant"
         )
-    if all(e.scheme.is_float for e in entries):
+    if all(e.scheme.is_float or e.kind == "conv2d" for e in entries):
         return config
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
-    ignore += [e.name for e in entries if e.scheme.is_float]
+    ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
     return {**config, "quantization_config": quantization_config(entries, ignore, extra.get("recipe"))}
 
 

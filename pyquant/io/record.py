@@ -15,7 +15,8 @@ from pyquant.core.granularity import scale_shape
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 
-KINDS: Final = ("linear", "embedding")
+KINDS: Final = ("linear", "embedding", "conv2d")
+GEOMETRY: Final = {"kernel_size": (2, 1), "stride": (2, 1), "padding": (4, 0), "dilation": (2, 1)}  # numbers, least
 ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 MAX_SIZE: Final = 2**31 - 1
@@ -29,8 +30,8 @@ class LayerRecord:
 
     name               path of the module in the model, [A-Za-z0-9_.-], without '..'; '' for the model itself.
     scheme             QScheme.to_dict().
-    in_features        K; for an embedding the width of a row.
-    out_features       N; for an embedding the number of rows.
+    in_features        K; for an embedding the width of a row; for a convolution kernel height * width * channels.
+    out_features       N; for an embedding the number of rows; for a convolution its output channels.
     codes              int8 [N, K], 4-bit codes one per byte, inside the scheme's range; for a 16-bit scheme the
                        floating-point weights themselves, float16 or bfloat16 as the scheme's float_dtype says.
     weight_scale       float32, finite, > 0: [1] per tensor, [N] per channel, [N, K / g] per group; None for 16 bits.
@@ -40,7 +41,9 @@ class LayerRecord:
                        float32 [1] and int32 [1], where inputs or outputs are static (zero points: where affine).
     activation         'none', 'relu', 'clamp', 'gelu', 'gelu_tanh', 'silu'.
     clamp              (low, high) with activation 'clamp', low <= high, infinities allowed; otherwise None.
-    kind               'linear' or 'embedding'.
+    kind               'linear', 'embedding' or 'conv2d'.
+    geometry           of kind 'conv2d', otherwise None: kernel_size, stride and dilation as (height, width), padding as
+                       (top, bottom, left, right). K runs over kernel row, kernel column, channel.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -64,6 +67,7 @@ class LayerRecord:
     activation: str = "none"
     clamp: tuple[float, float] | None = None
     kind: str = "linear"
+    geometry: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class LayerEntry:
     activation: str
     clamp: tuple[float, float] | None
     kind: str
+    geometry: Mapping[str, tuple[int, ...]] | None = None
 
 
 def is_safe_name(name: object) -> bool:
@@ -130,6 +135,7 @@ def entry_of(layer: LayerRecord) -> LayerEntry:
         activation=layer.activation,
         clamp=layer.clamp,
         kind=layer.kind,
+        geometry=_plain(layer.geometry),
     )
 
 
@@ -143,6 +149,7 @@ def check_entry(entry: LayerEntry) -> None:
         raise ArgumentError("name", repr(entry.name)[:80], "1 to 256 of A-Z a-z 0-9 _ . -, without '..'")
     _check_words(entry)
     _check_sizes(entry)
+    _check_geometry(entry)
 
 
 def weight_scale_shape(weights: TensorScheme, n: int, k: int) -> tuple[int, ...]:
@@ -183,6 +190,34 @@ def _check_sizes(entry: LayerEntry) -> None:
             has_zero_point=not scheme.inputs.symmetric,
             argument=_of(name, "in_features" if group is None else "group_size"),
         )
+
+
+def _plain(geometry: object) -> Any:
+    """Sequences as tuples; what is no mapping stays as it is, for the check to refuse."""
+    if not isinstance(geometry, Mapping):
+        return geometry
+    return {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in geometry.items()}
+
+
+def _check_geometry(entry: LayerEntry) -> None:
+    field, found = _of(entry.name, "geometry"), entry.geometry
+    if entry.kind != "conv2d":
+        if found is not None:
+            raise ArgumentError(field, repr(found)[:80], f"None with kind '{entry.kind}'")
+        return
+    if not isinstance(found, Mapping) or set(found) != set(GEOMETRY):
+        raise ArgumentError(field, repr(found)[:80], f"the keys {', '.join(GEOMETRY)}")
+    for key, (count, least) in GEOMETRY.items():
+        numbers = found[key]
+        if (
+            not isinstance(numbers, tuple)
+            or len(numbers) != count
+            or any(isinstance(v, bool) or not isinstance(v, int) or not least <= v <= MAX_SIZE for v in numbers)
+        ):
+            raise ArgumentError(f"{field}.{key}", repr(numbers)[:80], f"{count} integers in [{least}, {MAX_SIZE}]")
+    pixels = found["kernel_size"][0] * found["kernel_size"][1]
+    if entry.in_features % pixels:
+        raise ArgumentError(_of(entry.name, "in_features"), entry.in_features, f"a multiple of the kernel's {pixels}")
 
 
 def _is_clamp(clamp: object) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,20 +12,12 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import obstacles, state
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.patches import Patches
+from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.sites import Filter, Site, check_keys, find_sites, rules_of, scheme_of
 from pyquant.nn.swap import swap_modules
-
-Filter = Callable[[nn.Module, str], bool]
-
-
-@dataclass
-class Site:
-    """One float module of the model with every name and parent under which it is reachable."""
-
-    module: nn.Module
-    names: list[str] = field(default_factory=list)
-    parents: list[nn.Module] = field(default_factory=list)
 
 
 def quantize_(
@@ -38,9 +29,10 @@ def quantize_(
     embeddings: bool = False,
     input_scales: Mapping[str, float | Tensor] | None = None,
 ) -> nn.Module:
-    """Replace the Linear layers of a model by QLinear, in place.
+    """Replace the Linear and Conv2d layers of a model by QLinear and QConv2d, in place.
 
-    model         nn.Module that contains nn.Linear layers (not itself one); weights float32, float16 or bfloat16.
+    model         nn.Module that contains nn.Linear or nn.Conv2d layers (not itself one); weights float32, float16 or
+                  bfloat16.
     config        a QScheme for all, or FqnConfig (or its mapping): names, globs, 're:' patterns, types -> scheme.
     filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
     device        where the new layers are made and, at the end, the whole model is moved; None: stay.
@@ -48,7 +40,8 @@ def quantize_(
     input_scales  {layer name: real size of one input code} for static schemes.
     ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
     Transactional: on any exception the model is as before. The output projection of nn.MultiheadAttention stays in
-    floating point (its parent reads the weight and never calls the layer): see quantization_report.
+    floating point (its parent reads the weight and never calls the layer), and so do convolutions with groups or
+    another padding than zeros, unless they are named: see quantization_report.
     Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers that cannot be converted, a
     group size that does not divide, a missing or unused input scale.
 
@@ -64,61 +57,24 @@ def quantize_(
         raise ArgumentError("filter_fn", type(filter_fn).__name__, "a function (module, name) -> bool, or None")
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
-    rules = FqnConfig({"_default": config}) if isinstance(config, QScheme) else _rules(config)
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding) if embeddings else (nn.Linear,)
+    rules = rules_of(config)
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
     if isinstance(model, kinds):
         raise ArgumentError(
             "model", f"a {type(model).__name__} itself", "a module that contains layers; use from_float"
         )
-    sites = list(_sites(model, kinds))
+    sites = list(find_sites(model, kinds))
     if not sites:
         raise ArgumentError(
-            "model", f"a {type(model).__name__} without nn.Linear layers", "a model with layers to convert"
+            "model", f"a {type(model).__name__} without nn.Linear or nn.Conv2d layers", "a model with layers to convert"
         )
-    _check_keys(rules, model, sites)
-    chosen = [(site, scheme) for site in sites if (scheme := _scheme(rules, site, filter_fn)) is not None]
+    check_keys(rules, model, sites)
+    chosen = [(site, scheme) for site in sites if (scheme := scheme_of(rules, site, filter_fn)) is not None]
     _check_scales(scales, chosen)
     made: dict[tuple[Any, ...], nn.Module] = {}
     new = [(site.names, _convert(site, scheme, scales, target, made)) for site, scheme in chosen]
     swap_modules(model, new, device=target)
     return model
-
-
-def _sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[Site]:
-    """Distinct modules of the wanted kinds in the order of named_modules, each with all its names."""
-    found: dict[int, Site] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        if isinstance(module, kinds):
-            site = found.setdefault(id(module), Site(module))
-            site.names.append(name)
-            site.parents.append(modules[name.rpartition(".")[0]])
-    return iter(found.values())
-
-
-def _scheme(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme | None:
-    """The scheme of one module, None to leave it alone; raises where its names disagree or it cannot be converted."""
-    wanted = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
-    if not wanted:
-        return None
-    decisions = [rules.decide(name, site.module) for name in wanted]
-    schemes = [None if decision is None else decision.scheme for decision in decisions]
-    if len(wanted) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
-        named = [d for d in decisions if d is not None and d.kind != "default"]
-        if len({d.scheme for d in named}) > 1 or len(wanted) != len(site.names):
-            told = ", ".join(f"{n}: {s}" for n, s in zip(wanted, schemes, strict=True))
-            raise ArgumentError(
-                "config", f"one shared layer under several names ({told})", "the same scheme for all its names"
-            )
-        schemes = [named[0].scheme]
-    if schemes[0] is None:
-        return None
-    why_not = obstacles.why_not(site.module, site.parents)
-    if why_not is None:
-        return schemes[0]
-    if why_not.is_usual and not any(d is not None and d.kind == "name" for d in decisions):
-        return None
-    raise ArgumentError("model", f"layer '{wanted[0]}' {why_not.reason}", why_not.remedy)
 
 
 def _convert(
@@ -129,7 +85,8 @@ def _convert(
     old, name = site.module, site.names[0]
     scale = next((scales[n] for n in site.names if n in scales), None)
     bias = getattr(old, "bias", None)
-    key = (type(old), id(old.weight), id(bias), scheme, None if scale is None else float(scale))
+    shape = Patches.of(old) if isinstance(old, nn.Conv2d) else None
+    key = (type(old), id(old.weight), id(bias), shape, scheme, None if scale is None else float(scale))
     if key in made and not obstacles.has_hooks(old):
         return made[key]
     try:
@@ -137,6 +94,8 @@ def _convert(
             new: nn.Module = QEmbedding.from_float(_on(old, device))
         elif isinstance(old, nn.Linear):
             new = QLinear.from_float(_on(old, device), scheme, input_scale=scale)
+        elif isinstance(old, nn.Conv2d):
+            new = QConv2d.from_float(_on(old, device), scheme, input_scale=scale)
     except PyquantError as error:
         if isinstance(error, ArgumentError):
             raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
@@ -160,16 +119,6 @@ def _on(module: Any, device: torch.device | None) -> Any:
     return twin
 
 
-def _rules(config: object) -> FqnConfig:
-    if isinstance(config, FqnConfig):
-        return config
-    if isinstance(config, Mapping):
-        return FqnConfig(config)
-    raise ArgumentError(
-        "config", f"{type(config).__name__} {config!r}"[:120], "a QScheme such as W8A8Dynamic(), or a FqnConfig"
-    )
-
-
 def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
     if input_scales is None:
         return {}
@@ -187,15 +136,8 @@ def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
     return input_scales
 
 
-def _check_keys(rules: FqnConfig, model: nn.Module, sites: Iterable[Site]) -> None:
-    layers = [(name, site.module) for site in sites for name in site.names]
-    known = {name for name, _ in layers}
-    others = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if name and name not in known]
-    rules.check_used(layers, others)
-
-
 def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site, QScheme]]) -> None:
-    static = [site for site, scheme in chosen if scheme.is_static and isinstance(site.module, nn.Linear)]
+    static = [site for site, scheme in chosen if scheme.is_static and not isinstance(site.module, nn.Embedding)]
     without = [site.names[0] for site in static if not any(name in scales for name in site.names)]
     if without:
         more = f" and {len(without) - 6} more" if len(without) > 6 else ""

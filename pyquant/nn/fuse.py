@@ -11,23 +11,27 @@ from torch import nn
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import activation_of, pairs_of
+from pyquant.nn.linear_call import LinearCall
+from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, swap_modules
 
 
 def fuse_(model: nn.Module) -> nn.Module:
-    """Let QLinears compute the GELU, SiLU, ReLU, ReLU6 or Hardtanh that directly follows them, in place.
+    """Let QLinears and QConv2ds compute the GELU, SiLU, ReLU, ReLU6 or Hardtanh that directly follows, in place.
 
-    model  nn.Module with QLinear layers: call it after quantize_.
+    model  nn.Module with quantised layers: call it after quantize_.
     ->     the model. Each activation that moved is an nn.Identity now; its name is in the QLinear's
            `fused_activation`, in quantization_report, and in what save_pretrained writes.
     Where: neighbours in an nn.Sequential, nn.TransformerEncoderLayer and nn.TransformerDecoderLayer, feed-forward
     classes of transformers (fuse_rules.TRANSFORMERS_PARENTS), and what register_fusion names. Left alone: layers that
     are used in several places, have hooks, an activation already, or integer outputs; activations that the kernels do
     not compute. The activation is then computed in fp32, before the result is rounded to its type.
+    A BatchNorm is folded before quantising (fold_batch_norm_); until then nothing is fused across it. Codes instead of
+    real numbers between layers are link_'s work, after this one.
     Transactional: on any exception the model is as before. Calling it again changes nothing. Code that calls the
     members of an nn.Sequential by itself, not through its forward, is out of sight: do not fuse such a model.
-    Raises ArgumentError for a model without QLinear. Source: docs/numerics.md 2, docs/activations.md.
+    Raises ArgumentError for a model without quantised layers. Source: docs/numerics.md 2, docs/activations.md.
 
     Example:
         >>> import torch
@@ -40,9 +44,11 @@ def fuse_(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-    if not any(isinstance(module, QLinear) for module in model.modules()):
+    if not any(isinstance(module, LinearCall) for module in model.modules()):
         raise ArgumentError(
-            "model", f"a {type(model).__name__} without QLinear", "a model with quantised layers: call quantize_ first"
+            "model",
+            f"a {type(model).__name__} without QLinear or QConv2d",
+            "a model with quantised layers: call quantize_ first",
         )
     uses = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
     layers: list[tuple[list[str], nn.Module]] = []
@@ -66,12 +72,13 @@ def fuse_(model: nn.Module) -> nn.Module:
     return model
 
 
-def _fused(layer: nn.Module | None, activation: object, uses: Counter[int]) -> QLinear | None:
+def _fused(layer: nn.Module | None, activation: object, uses: Counter[int]) -> LinearCall | None:
     """The layer with the activation in its epilogue; None where the two are to be left alone."""
     known = activation_of(activation)
-    if known is None or not isinstance(layer, QLinear) or layer.activation != "none" or uses[id(layer)] != 1:
+    if known is None or not isinstance(layer, (QLinear, QConv2d)) or layer.activation != "none" or uses[id(layer)] != 1:
         return None
-    has_own_forward = type(layer).forward is not QLinear.forward or "forward" in layer.__dict__
+    forwards = (QLinear.forward, QConv2d.forward)
+    has_own_forward = type(layer).forward not in forwards or "forward" in layer.__dict__
     if has_own_forward or layer.scheme.outputs is not None or obstacles.has_hooks(layer):
         return None
     if isinstance(activation, nn.Module) and obstacles.has_hooks(activation):
@@ -96,7 +103,7 @@ def fused_activations(model: nn.Module) -> dict[str, str]:
     """{name of a QLinear: name of the nn.Identity where its activation was}, for every name of a shared one."""
     found = {}
     for name, layer in model.named_modules(remove_duplicate=False):
-        if name and isinstance(layer, QLinear) and layer.fused_activation is not None:
+        if name and isinstance(layer, LinearCall) and layer.fused_activation is not None:
             parent_name = name.rpartition(".")[0]
             # A Sequential that was cut after the layer holds no Identity, or something else in its place.
             if type(held(model.get_submodule(parent_name), layer.fused_activation)) is nn.Identity:

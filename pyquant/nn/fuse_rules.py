@@ -62,6 +62,7 @@ _BY_CLASS: dict[type[nn.Module], list[Pair]] = {
     nn.TransformerDecoderLayer: [("linear1", "activation")],
 }
 _BUILT_IN: Final = frozenset(_BY_CLASS)
+_BATCH_NORMS: dict[type[nn.Module], list[Pair]] = {}
 
 
 def register_fusion(parent_class: type[nn.Module], linear: str, activation: str) -> type[nn.Module]:
@@ -82,33 +83,74 @@ def register_fusion(parent_class: type[nn.Module], linear: str, activation: str)
         ...         return x * self.act(self.up(x))
         >>> _ = register_fusion(Gate, "up", "act")
     """
+    return register_pair(_BY_CLASS, parent_class, ("linear", linear), ("activation", activation))
+
+
+def register_pair(
+    table: dict[type[nn.Module], list[Pair]], parent_class: type[nn.Module], first: Pair, second: Pair
+) -> type[nn.Module]:
+    """Note a pair of attributes; `first` and `second` are (argument, attribute)."""
     if not isinstance(parent_class, type) or not issubclass(parent_class, nn.Module):
         raise ArgumentError("parent_class", repr(parent_class)[:120], "a subclass of torch.nn.Module")
-    for argument, name in (("linear", linear), ("activation", activation)):
+    for argument, name in (first, second):
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(argument, repr(name)[:120], "the name of an attribute of the class's instances")
-    if linear == activation:
-        raise ArgumentError("activation", repr(activation), "another attribute than the Linear's")
-    known = _BY_CLASS.setdefault(parent_class, [])
+    new = (first[1], second[1])
+    if new[0] == new[1]:
+        raise ArgumentError(second[0], repr(new[1]), "another attribute than the Linear's")
+    known = table.setdefault(parent_class, [])
     for pair in known:
-        if pair != (linear, activation) and (linear == pair[0] or activation == pair[1]):
-            raise ArgumentError("activation", f"({linear}, {activation})", f"the registered pair {pair} alone")
-    if (linear, activation) not in known:
-        known.append((linear, activation))
+        if pair != new and (new[0] == pair[0] or new[1] == pair[1]):
+            raise ArgumentError(second[0], f"({new[0]}, {new[1]})", f"the registered pair {pair} alone")
+    if new not in known:
+        known.append(new)
     return parent_class
+
+
+def register_batch_norm(parent_class: type[nn.Module], layer: str, batch_norm: str) -> type[nn.Module]:
+    """Tell fold_batch_norm_ that a module class calls a BatchNorm on the result of a layer, with nothing in between.
+
+    parent_class, layer, batch_norm   as parent_class, linear and activation of register_fusion.
+    ->            parent_class. fuse_ will not fuse an activation into `layer` while its BatchNorm is not folded.
+    Raises ArgumentError for names that are none, and where one of the two is registered with another partner.
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.conv, self.bn = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        ...     def forward(self, x):
+        ...         return torch.relu(self.bn(self.conv(x)))
+        >>> _ = register_batch_norm(Block, "conv", "bn")
+    """
+    return register_pair(_BATCH_NORMS, parent_class, ("layer", layer), ("batch_norm", batch_norm))
+
+
+def batch_norms_of(parent: nn.Module) -> list[Pair]:
+    """The registered (layer, BatchNorm) attributes of a module; none where its forward was replaced."""
+    return [] if "forward" in parent.__dict__ else _BATCH_NORMS.get(type(parent), [])
+
+
+def neighbours(parent: nn.Module) -> list[Pair]:
+    """Members of an nn.Sequential that follow each other; what does nothing (nn.Identity) stands between none."""
+    if type(parent).forward is not nn.Sequential.forward or "forward" in parent.__dict__:
+        return []
+    return list(itertools.pairwise(n for n, module in parent._modules.items() if type(module) is not nn.Identity))
 
 
 def pairs_of(parent: nn.Module) -> list[Pair]:
     """The (Linear, activation) attributes of a module, by its class; none where its forward was replaced.
 
+    Pairs with a BatchNorm in between that was not folded are left out.
     Raises ArgumentError where a class that the user registered lacks one of its attributes.
     """
     kind = type(parent)
     if "forward" in parent.__dict__:
         return []
     if kind.forward is nn.Sequential.forward:
-        return list(itertools.pairwise(parent._modules))
-    pairs = _BY_CLASS.get(kind, [])
+        return neighbours(parent)
+    unfolded = {layer for layer, norm in _BATCH_NORMS.get(kind, []) if type(getattr(parent, norm)) is not nn.Identity}
+    pairs = [pair for pair in _BY_CLASS.get(kind, []) if pair[0] not in unfolded]
     for name in (name for pair in pairs for name in pair if kind not in _BUILT_IN):
         if not hasattr(parent, name):
             raise ArgumentError("model", f"a {kind.__name__} without '{name}'", "what register_fusion was told")

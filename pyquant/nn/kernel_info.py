@@ -12,7 +12,7 @@ from pyquant.errors import ArgumentError
 from pyquant.ops import plan
 
 if TYPE_CHECKING:
-    from pyquant.nn.qlinear import QLinear
+    from pyquant.nn.linear_call import LinearCall
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KernelInfo:
     refusals: tuple[str, ...] = ()
 
 
-def explain(layer: QLinear, M: int) -> KernelInfo:
+def explain(layer: LinearCall, M: int) -> KernelInfo:
     """The record for M rows; M is a whole number >= 0."""
     if isinstance(M, bool) or not isinstance(M, int) or M < 0:
         raise ArgumentError("M", repr(M), "a whole number >= 0")
@@ -50,7 +50,7 @@ def explain(layer: QLinear, M: int) -> KernelInfo:
     return _on_cuda(layer, M, device)
 
 
-def _on_cuda(layer: QLinear, M: int, device: torch.device) -> KernelInfo:
+def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
     out_dtype = torch.int8 if layer.scheme.outputs is not None else layer.dtype
     choice = plan.select(ops.LinearSpec.from_ints(layer._spec), M, out_dtype, plan.Device.of(device))
     if choice.kernel is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.core.scheme import QScheme
+from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import state, weights
 
@@ -76,7 +76,7 @@ class LinearState(nn.Module):
                 raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
         missing = next((name for name in self.state_slots if name not in checked), None)
         storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
-        is_packed = self.scheme.is_integer and missing is None and not weight.is_meta
+        is_packed = self._packs() and missing is None and not weight.is_meta
         if is_packed:
             storage = ops.pack_linear(
                 storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
@@ -87,6 +87,10 @@ class LinearState(nn.Module):
             self._buffers[name] = None if held is None else held.detach().contiguous()
         self._buffers["storage"], self._spec, self.missing = storage, spec, missing
         self._is_packed, self._is_direct = is_packed, is_packed and not self._gives_codes
+
+    def _packs(self) -> bool:
+        """Whether the product runs through the packed buffer of the fused op."""
+        return self.scheme.is_integer
 
     def with_activation(self: Self, activation: str | None, clamp: tuple[float, float] | None = None) -> Self:
         """The same layer with another activation; hooks, attributes and (where the layout allows) memory are shared.
@@ -105,6 +109,37 @@ class LinearState(nn.Module):
         twin.activation, twin.clamp = _activation(activation, clamp)
         if self.missing != self._weight_name:  # else there are no numbers to lay out before a state is loaded
             twin._fill(self._state())
+        return twin
+
+    def with_outputs(
+        self: Self, outputs: TensorScheme | None, scale: Tensor | None = None, zero_point: Tensor | None = None
+    ) -> Self:
+        """The same layer that gives codes (a QTensor), or with None real numbers; hooks and attributes are shared.
+
+        outputs     static per-tensor scheme of the codes.
+        scale       float32 [1], finite and > 0; its memory is shared, so that a layer that holds the same tensor as its
+                    input scale knows at once that the codes are meant for it.
+        zero_point  int32 [1] where the scheme is affine, else None.
+        Raises SchemeError for another scheme or a layer that does not run in integers, ArgumentError for the numbers.
+
+        Example:
+            >>> from pyquant import QLinear, TensorScheme
+            >>> QLinear(8, 4).with_outputs(TensorScheme(), torch.tensor([0.5]))(torch.zeros(1, 8)).data.dtype
+            torch.int8
+        """
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.__dict__["_buffers"] = dict(self._buffers)
+        numbers = {"output_scale": scale, "output_zero_point": zero_point}
+        twin.scheme = replace(self.scheme, outputs=outputs)
+        twin._gives_codes = outputs is not None
+        twin.state_slots = state.slots(twin.scheme, self.out_features, self.in_features, "bias" in self.state_slots)
+        for name, tensor in numbers.items():
+            if (tensor is None) == (name in twin.state_slots):
+                allowed = twin.state_slots[name].text if tensor is None else f"None with scheme {twin.scheme}"
+                raise ArgumentError(name, "None" if tensor is None else "a tensor", allowed)
+        held = {name: tensor for name, tensor in self._state().items() if name not in numbers}
+        twin._fill(held | {name: tensor for name, tensor in numbers.items() if tensor is not None})
         return twin
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
@@ -179,7 +214,9 @@ class LinearState(nn.Module):
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
         device = self.storage.device
         if device.type == "meta" and not assign:
-            error_msgs.append(f"{prefix or 'QLinear'}: is on the meta device; use load_state_dict(..., assign=True)")
+            error_msgs.append(
+                f"{prefix or type(self).__name__}: is on the meta device; use load_state_dict(..., assign=True)"
+            )
             return
         try:
             for name, value in taken.items():
@@ -191,7 +228,7 @@ class LinearState(nn.Module):
             kept = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
             self._fill(kept | moved)
         except (PyquantError, KeyError) as error:
-            error_msgs.append(f"{prefix or 'QLinear'}: {error}")
+            error_msgs.append(f"{prefix or type(self).__name__}: {error}")
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         storage = self.storage

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from pyquant.nn.patches import unsupported
 from pyquant.nn.weights import FLOAT_TYPES
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
@@ -17,6 +18,10 @@ _HOOKS: Final = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
+
+
+# The float classes that have a quantised twin.
+KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,10 @@ class Obstacle:
 
 
 def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | None:
-    """The first obstacle to replacing a Linear or Embedding, or None."""
-    base: Any = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding
+    """The first obstacle to replacing a module of KINDS, or None."""
+    base: Any = next((kind for kind in KINDS if isinstance(module, kind)), None)
+    if base is None:  # a marker without weights
+        return None
     exclude = "leave it out with filter_fn or None in the config"
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
         return Obstacle(
@@ -51,6 +58,9 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.dtype not in FLOAT_TYPES:
         kind = f"{type(weight.data).__name__} {weight.dtype}" if isinstance(weight, Tensor) else type(weight).__name__
         return Obstacle(f"has a weight of {kind}", f"a dense float32, float16 or bfloat16 weight, or {exclude}")
+    if isinstance(module, nn.Conv2d):
+        why = unsupported(module)
+        return None if why is None else Obstacle(f"has {why}", exclude, is_usual=True)
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return Obstacle(f"has max_norm={module.max_norm}, which changes the weights in place", exclude)
     return None

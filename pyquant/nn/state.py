@@ -65,6 +65,17 @@ def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) ->
     return found
 
 
+def fresh(found: dict[str, Slot], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a layer that waits for a state_dict: zero weights, scales of 1, no ranges of activations."""
+    made: dict[str, Tensor] = {}
+    for name, slot in found.items():
+        if name in ("weight", "weight_packed", "bias", "weight_zero_point"):
+            made[name] = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+        elif name == "weight_scale":
+            made[name] = torch.ones(slot.shape, dtype=slot.dtype, device=device)
+    return made
+
+
 def check(name: str, tensor: object, slot: Slot) -> Tensor:
     """The tensor, if it is what its slot says: dtype, shape, and values where they can be read.
 
@@ -76,7 +87,7 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
         raise ArgumentError(name, describe(tensor), slot.text)
     if tensor.is_meta or tensor.numel() == 0:
         return tensor
-    if name.endswith("_scale"):
+    if name == "scale" or name.endswith("_scale"):
         good = (tensor > 0) & (tensor < torch.inf)
         if not bool(good.all()):
             bad = tensor.reshape(-1)[(~good).reshape(-1)][0].item()

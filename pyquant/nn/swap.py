@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.nn.qlinear import QLinear
+from pyquant.nn.linear_state import LinearState
 
 Undo = Callable[[], Any]
 
@@ -52,15 +52,15 @@ def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo
 
 def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
     """torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them;
-    an encoder that holds a QLinear must take the ordinary path."""
-    if isinstance(layer, nn.TransformerEncoderLayer) and _has_qlinear(layer):
+    an encoder that holds a QLinear, or a layer that simulates one, must take the ordinary path."""
+    if isinstance(layer, nn.TransformerEncoderLayer) and _has_quantised(layer):
         _set_flag(layer, "activation_relu_or_gelu", 0, undo)
-    elif isinstance(layer, nn.TransformerEncoder) and _has_qlinear(layer):
+    elif isinstance(layer, nn.TransformerEncoder) and _has_quantised(layer):
         _set_flag(layer, "use_nested_tensor", False, undo)
 
 
-def _has_qlinear(layer: nn.Module) -> bool:
-    return any(isinstance(module, QLinear) for module in layer.modules())
+def _has_quantised(layer: nn.Module) -> bool:
+    return any(isinstance(module, LinearState) or hasattr(module, "fake_quantizers") for module in layer.modules())
 
 
 def _set_flag(layer: nn.Module, name: str, value: Any, undo: list[Undo]) -> None:
@@ -77,7 +77,7 @@ def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:
     for module in model.modules():
         undo.append(partial(module._parameters.update, dict(module._parameters)))
         undo.append(partial(module._buffers.update, dict(module._buffers)))
-        if isinstance(module, QLinear):  # the layout of its buffer goes with the device
+        if isinstance(module, LinearState):  # the layout of its buffer goes with the device
             undo.append(partial(module.__dict__.update, dict(module.__dict__)))
     model.to(device)
 

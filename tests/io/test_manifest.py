@@ -86,7 +86,8 @@ SCHEME = ("layers", FC1, "scheme")
 CRAFTED: dict[str, tuple[Edit, str]] = {
     "other format": (_set("format", "torchquant"), "format"),
     "no format": (_del("format"), "format"),
-    "future version": (_set("version", 2), "newer pyquant"),
+    "future version": (_set("version", 3), "newer pyquant"),
+    "a version that no layer needs": (_set("version", 2), "first version that knows"),
     "far future version": (_set("version", 10**12), "newer pyquant"),
     "version 0": (_set("version", 0), "version"),
     "version true": (_set("version", True), "version"),

@@ -1,0 +1,178 @@
+"""Where the result of every quantised layer goes, seen in one run of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
+
+from pyquant.core.qtensor import QTensor
+from pyquant.errors import ArgumentError
+from pyquant.nn.chain import Dequantize, QResidual, QResidualAdd, Quantize
+from pyquant.nn.linear_call import LinearCall
+
+
+@dataclass(frozen=True)
+class Use:
+    """One reader of a layer's result.
+
+    kind  'layer': a module that could take codes; 'residual': the real residual operand of a layer; 'function': a torch
+          function, called by the code of a module; 'result': the caller of the model.
+    name  of the module, or of the function and the module that calls it.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass
+class Flow:
+    """The result of one quantised layer: who reads it, and how large it is (all calls together)."""
+
+    name: str
+    layer: LinearCall
+    uses: list[Use] = field(default_factory=list)
+    elements: int = 0
+    dtype: torch.dtype | None = None
+    gives_codes: bool = False
+
+
+def producers(model: nn.Module) -> dict[str, LinearCall]:
+    """{name: quantised layer}; a layer that QResidualAdd calls goes by the name of that module."""
+    found: dict[str, LinearCall] = {}
+    owned = set()
+    for name, module in model.named_modules():
+        if isinstance(module, QResidualAdd) and isinstance(module.layer, LinearCall):
+            found[name] = module.layer
+            owned.add(id(module.layer))
+        elif isinstance(module, LinearCall) and id(module) not in owned:
+            found[name] = module
+    return found
+
+
+def trace(model: nn.Module, example_inputs: object) -> tuple[dict[str, Flow], Any]:
+    """Run the model once, without gradients. -> the flow of every quantised layer that ran, and the result.
+
+    example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
+    Functions that only look (shape, dtype, size) are no readers.
+    """
+    tracer = _Tracer(model)
+    with torch.no_grad(), tracer.hooks(), tracer:
+        result = call(model, example_inputs)
+    for value in values(result):
+        tracer.read(value, Use("result", "the caller of the model"))
+    return tracer.flows, result
+
+
+def call(model: nn.Module, example_inputs: object) -> Any:
+    """The model, run on its example."""
+    if isinstance(example_inputs, Mapping):
+        return model(**example_inputs)
+    if isinstance(example_inputs, tuple) and not isinstance(example_inputs, QTensor):
+        return model(*example_inputs)
+    return model(example_inputs)
+
+
+class _Tracer(TorchFunctionMode):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.names = {id(module): name for name, module in reversed(list(model.named_modules()))}
+        self.producers = producers(model)
+        self.flows: dict[str, Flow] = {}
+        self._made: dict[int, tuple[Any, str]] = {}  # values are kept alive: an id must not be used twice
+        self._stack: list[nn.Module] = []
+        self._inside = 0  # depth of modules whose own functions are no readers
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Watch every call of every module."""
+        handles = []
+        for module in self.model.modules():
+            handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self._inside and self._made and any(isinstance(v, Tensor) for v in tree_leaves(result)):
+            for value in values((args, kwargs)):
+                if id(value) in self._made:
+                    self.read(value, Use("function", f"{_function_name(func)} {self._place()}"))
+        return result
+
+    def read(self, value: object, use: Use) -> None:
+        """Note a reader of a value, if a quantised layer made it."""
+        made = self._made.get(id(value))
+        if made is not None and use not in self.flows[made[1]].uses:
+            self.flows[made[1]].uses.append(use)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stack.append(module)
+        name = self.names[id(module)]
+        if _takes_codes(module):
+            given = [args[0] if args else kwargs.get("x")]
+            self.read(given[0], Use("layer", name))
+            for value in (*args[1:], *(v for key, v in kwargs.items() if key != "x")):
+                self.read(value, Use("residual", name))
+        self._inside += _is_opaque(module)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        if self._stack and self._stack[-1] is module:
+            self._stack.pop()
+        self._inside -= _is_opaque(module)
+        name = self.names[id(module)]
+        layer = self.producers.get(name)
+        if layer is None or result is None:
+            return
+        data = result.data if isinstance(result, QTensor) else result
+        flow = self.flows.setdefault(name, Flow(name, layer))
+        flow.elements += data.numel()
+        flow.dtype, flow.gives_codes = data.dtype, isinstance(result, QTensor)
+        self._made[id(result)] = (result, name)
+
+    def _place(self) -> str:
+        for module in reversed(self._stack):
+            name = self.names[id(module)]
+            return f"in '{name}' ({type(module).__name__})" if name else f"in {type(module).__name__}"
+        return "outside of the model"
+
+
+def _takes_codes(module: nn.Module) -> bool:
+    return isinstance(module, (LinearCall, QResidual, Quantize, Dequantize))
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    is_sum = isinstance(module, QResidualAdd) and isinstance(module.layer, LinearCall)
+    return is_sum or _takes_codes(module)
+
+
+def values(tree: Any) -> Iterator[object]:
+    """Tensors and QTensors (each as one value) among nested arguments."""
+    yield from (
+        v for v in tree_leaves(tree, is_leaf=lambda v: isinstance(v, QTensor)) if isinstance(v, (Tensor, QTensor))
+    )
+
+
+def _function_name(func: Any) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.nn.functional.")
+
+
+def check_model(model: object) -> nn.Module:
+    """The model, if it is one that can be traced: a module in evaluation mode."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    if model.training:
+        raise ArgumentError("model", "a model in training mode", "evaluation mode: call model.eval() first")
+    return model

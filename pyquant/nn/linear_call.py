@@ -1,0 +1,208 @@
+"""What every layer with a weight matrix shares: how it takes codes, and how it multiplies rows by the matrix."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from pyquant import ops
+from pyquant.core.qtensor import QTensor
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.nn import kernel_info as info
+from pyquant.nn import state, straight_through, weights
+from pyquant.nn.linear_state import LinearState
+from pyquant.ops.check import describe
+from pyquant.ops.translate import reraise
+
+_qlinear = torch.ops.pyquant.qlinear.default
+_weight_only = torch.ops.pyquant.weight_only_linear.default
+_float = torch.ops.pyquant.float_linear.default
+
+# What an op raises for wrong operands; translated after the fact, so that a right call pays nothing.
+OP_ERRORS: Final = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError)
+
+Self = TypeVar("Self", bound="LinearCall")
+
+
+def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What from_codes takes, of float weights [N, K]: max-calibrated codes, scale and zero point (16 bits: a copy)."""
+    if not scheme.is_float:
+        return weights.quantise_weight(weight, scheme.weights)
+    if weight.dtype not in weights.FLOAT_TYPES:
+        raise ArgumentError("weight", str(weight.dtype).removeprefix("torch."), "float32, float16 or bfloat16")
+    kept = weight.to(getattr(torch, scheme.float_dtype or ""), memory_format=torch.contiguous_format, copy=True)
+    return kept, None, None
+
+
+class LinearCall(LinearState):
+    """rows [..., K] -> [..., N]: the product of QLinear, and of QConv2d once it has gathered its patches."""
+
+    def _take(self: Self, codes: Tensor, numbers: dict[str, Any]) -> Self:
+        """Fill a described layer with codes [N, K] and the numbers of its scheme (state.NUMBERS; None: not given)."""
+        scheme, plan = self.scheme, self.state_slots
+        given = dict(numbers)
+        for name in ("input_scale", "input_zero_point", "output_scale", "output_zero_point"):
+            given[name] = state.scalar(name, numbers[name], plan.get(name), codes.device)
+        for name, value in given.items():
+            if value is None and name in plan and name != "input_scale":
+                raise ArgumentError(name, "None", f"{plan[name].text} with scheme {scheme}")
+            if value is not None and name not in plan:
+                raise ArgumentError(name, "a tensor", f"None with scheme {scheme}")
+        if given["input_scale"] is None and "input_scale" in plan:
+            raise ArgumentError("input_scale", "None", f"a number > 0: scheme {scheme} has a static input range")
+        limits = None if scheme.is_float else scheme.weights.code_range
+        dtype_of_codes = plan["weight"].dtype if scheme.is_float else torch.int8
+        state.check("codes", codes, state.Slot(dtype_of_codes, (self.out_features, self.in_features), limits))
+        weight = ops.pack_int4(codes) if scheme.weights.bits == 4 else codes
+        self._fill({self._weight_name: weight} | {n: v for n, v in given.items() if v is not None})
+        return self
+
+    def dequantised_weight(self) -> Tensor:
+        """float32 [N, K]: the real weights that the codes stand for."""
+        if self.scheme.is_float:
+            return self.weight.to(torch.float32)
+        return weights.dequantise_weight(self.weight, self.weight_scale, self.weight_zero_point, self.scheme.weights)
+
+    def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
+        self._check_ready(x, residual)
+        try:
+            if not self.scheme.is_integer:
+                return self._forward_float(x, residual)
+            if isinstance(x, QTensor):
+                y = self._forward_codes(x, residual)
+            elif torch.is_grad_enabled() and needs_grad(x, residual) and not self._gives_codes:
+                y = straight_through.apply(self, x, residual)
+            else:
+                y = _qlinear(x, self._buffers["storage"], residual, self._spec)
+        except PyquantError:
+            raise
+        except OP_ERRORS as error:
+            self._explain(error, x)
+        return self._result(y)
+
+    def _result(self, y: Tensor) -> Any:
+        return y if self.output_scale is None else QTensor(y, self.output_scale, self.output_zero_point)
+
+    def _check_ready(self, x: object, residual: object) -> None:
+        if self.missing:
+            raise ArgumentError(
+                self.missing, "None", f"a value: scheme {self.scheme} needs it; give it to from_float or quantize_, or "
+                "load a state_dict that has it"
+            )  # fmt: skip
+        if not isinstance(x, (Tensor, QTensor)):
+            raise ArgumentError("x", f"{type(x).__name__} {x!r}"[:120], "a Tensor or a QTensor")
+        if residual is not None and not isinstance(residual, Tensor):
+            raise ArgumentError("residual", type(residual).__name__, "a Tensor or None")
+
+    def _forward_float(self, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
+        if isinstance(x, QTensor):
+            raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
+        self._check_operand(x, weights.FLOAT_TYPES)
+        storage, fused = self.storage, (self.activation, *self.clamp)
+        if self.scheme.is_float:
+            return _tensor(_float(x.to(storage.dtype), storage, self.bias, residual, *fused, x.dtype))
+        w, zero_point = self.scheme.weights, self.weight_zero_point
+        scaled = (storage, self.weight_scale, zero_point, self.bias)
+        return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
+
+    def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
+        self._check_codes(x)
+        data, zero_point = signed(x)
+        if self.scheme.is_static:
+            self._check_linked(x, zero_point)
+        return self._product(data, x.scale, zero_point, residual, self.dtype)
+
+    def _product(
+        self, data: Tensor, x_scale: Tensor, zero_point: Tensor | None, residual: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """Rows of int8 codes times the weights; `dtype` of the result where the scheme has no outputs."""
+        if self.scheme.is_static:
+            out_dtype = None if self._gives_codes or dtype == torch.float32 else dtype
+            return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype))
+        w, limits = self.scheme.weights, self._output_range()
+        four_bit_inputs = self.scheme.inputs is not None and self.scheme.inputs.bits == 4
+        gemm = ops.gemm_s8s8 if w.bits == 8 else ops.gemm_s4s4 if four_bit_inputs else ops.gemm_s8s4
+        return gemm(
+            data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias, residual, self.output_scale,
+            self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
+            torch.int8 if self._gives_codes else dtype,
+        )  # fmt: skip
+
+    def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+        if x.dtype not in dtypes or x.layout != torch.strided or x.dim() < 1 or x.shape[-1] != self.in_features:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ArgumentError("x", describe(x), f"{names} [..., {self.in_features}], dense")
+        self._check_device(x)
+
+    def _check_device(self, x: Tensor) -> None:
+        device = self.storage.device
+        if x.device != device:
+            raise ArgumentError("x", f"device {x.device}", f"device {device}, where the layer is")
+
+    def _explain(self, error: Exception, x: Tensor | QTensor) -> NoReturn:
+        """What an op said, in the words of the layer: its packed buffer is no argument that a caller knows."""
+        if isinstance(x, Tensor):
+            self._check_device(x)
+        reraise(error)
+
+    def _check_codes(self, x: QTensor) -> None:
+        self._check_parts(x)
+        self._check_operand(x.data, (torch.int8, torch.uint8))
+
+    def _check_parts(self, x: QTensor) -> None:
+        for name, tensor, dtype in (
+            ("data", x.data, None),
+            ("scale", x.scale, torch.float32),
+            ("zero_point", x.zero_point, torch.int32),
+        ):
+            if tensor is None and name == "zero_point":
+                continue
+            if not isinstance(tensor, Tensor) or dtype not in (None, tensor.dtype):
+                got = describe(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ArgumentError(f"x.{name}", got, f"a {str(dtype or 'int8').removeprefix('torch.')} tensor")
+
+    def _check_linked(self, x: QTensor, zero_point: Tensor | None) -> None:
+        """Codes that come with another scale would silently mean other numbers. Linked layers share the memory of the
+        scale, which spares reading it (on a GPU: waiting for it); a compiled graph cannot look at values at all."""
+        if torch.compiler.is_compiling():
+            return
+        if same_memory(x.scale, self.input_scale) and same_memory(zero_point, self.input_zero_point):
+            return
+        scale, own_scale = x.scale.flatten().tolist(), self.input_scale.tolist() if self.input_scale is not None else []
+        zero, own_zero = ([0] if z is None else z.flatten().tolist() for z in (zero_point, self.input_zero_point))
+        if scale != own_scale or zero != own_zero:
+            got = f"codes of scale {scale[:3]}, zero point {zero[:3]}"
+            raise ArgumentError("x", got, f"codes of this layer's input: scale {own_scale}, zero point {own_zero}")
+
+    def kernel_info(self, M: int = 1) -> info.KernelInfo:
+        """Which kernel runs a call of M rows on this layer's device, and why.
+
+        Raises ArgumentError for M that is not a whole number >= 0.
+        """
+        return info.explain(self, M)
+
+
+def _tensor(result: Any) -> Tensor:
+    """torch does not say what its ops return; ours return one tensor."""
+    return cast(Tensor, result)
+
+
+def needs_grad(x: Tensor, residual: Tensor | None) -> bool:
+    return x.requires_grad or (residual is not None and residual.requires_grad)
+
+
+def same_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.numel() == 1 and a.device == b.device and a.data_ptr() == b.data_ptr()
+
+
+def signed(x: QTensor) -> tuple[Tensor, Tensor | None]:
+    """int8 codes and their zero point; uint8 codes become the int8 codes of the same real numbers."""
+    if x.data.dtype != torch.uint8:
+        return x.data, x.zero_point
+    zero = torch.zeros_like(x.scale, dtype=torch.int32) if x.zero_point is None else x.zero_point
+    return (x.data ^ 128).view(torch.int8), zero - 128

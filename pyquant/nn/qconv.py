@@ -1,0 +1,286 @@
+"""QConv2d: a convolution in integers: quantise once, gather codes into patches, one product for all output pixels."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core.presets import W8A8Dynamic
+from pyquant.core.qtensor import QTensor
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.nn import reference, state, straight_through, weights
+from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_grad, signed
+from pyquant.nn.linear_state import check_scheme
+from pyquant.nn.patches import Patches, is_channels_last, unsupported
+from pyquant.ops.check import describe
+
+_quantize = torch.ops.pyquant.quantize.default
+_quantize_dynamic = torch.ops.pyquant.quantize_dynamic.default
+
+
+class QConv2d(LinearCall):
+    """y = activation(conv2d(x, W) + bias) + residual, with W quantised as `scheme` says; groups = 1, zero padding.
+
+    in_channels, out_channels, kernel_size, stride, padding, dilation, bias, device   as in torch.nn.Conv2d; padding
+                also as (top, bottom, left, right).
+    scheme      QScheme. Weight scales are per output channel over K = kernel height * kernel width * in_channels, or
+                per group along K in that order. Static inputs have one scale; dynamic inputs one scale for each image.
+    activation, clamp, dtype   as in QLinear.
+
+    The state is that of a QLinear with in_features = K: `weight` int8 [out_channels, K] (4 bits: `weight_packed`),
+    `weight_scale`, `bias`, `input_scale`, ... Raises SchemeError, ArgumentError. Source: docs/numerics.md 11.
+
+    Example:
+        >>> layer = QConv2d.from_float(nn.Conv2d(3, 8, 3, padding=1), W8A8Dynamic())
+        >>> layer(torch.zeros(2, 3, 6, 6)).shape
+        torch.Size([2, 8, 6, 6])
+    """
+
+    in_channels: int
+    out_channels: int
+    patches: Patches
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, ...] | str = 0,
+        dilation: int | tuple[int, int] = 1,
+        bias: bool = True,
+        scheme: QScheme | None = None,
+        activation: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        clamp: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        patches = Patches.make(kernel_size, stride, padding, dilation)
+        if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 0:
+            raise ArgumentError("in_channels", repr(in_channels), "a whole number >= 0")
+        features = in_channels * patches.pixels
+        self._describe(features, out_channels, bool(bias), scheme or W8A8Dynamic(), activation, clamp, dtype)
+        self._shape(in_channels, patches)
+        self._fill(state.fresh(self.state_slots, state.device_of(device)))
+
+    def _shape(self, in_channels: int, patches: Patches) -> None:
+        self.in_channels, self.out_channels, self.patches = in_channels, self.out_features, patches
+
+    def _packs(self) -> bool:
+        return self.scheme.is_static  # the fused op quantises rows; here a scale belongs to an image
+
+    @classmethod
+    def from_float(
+        cls,
+        conv: nn.Conv2d,
+        scheme: QScheme,
+        *,
+        input_scale: float | Tensor | None = None,
+        input_zero_point: int | Tensor | None = None,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        activation: str | None = None,
+        clamp: tuple[float, float] | None = None,
+    ) -> QConv2d:
+        """A QConv2d with the weights of a float Conv2d, max-calibrated per output channel or group.
+
+        conv   nn.Conv2d, groups 1, padding mode 'zeros', finite; not changed.   Others as in QLinear.from_float.
+        Raises SchemeError for a group size that does not divide K, ArgumentError naming what is wrong.
+
+        Example:
+            >>> QConv2d.from_float(nn.Conv2d(4, 2, 1), W8A8Dynamic()).weight.shape
+            torch.Size([2, 4])
+        """
+        if not isinstance(conv, nn.Conv2d):
+            raise ArgumentError("conv", type(conv).__name__, "a torch.nn.Conv2d")
+        why_not = unsupported(conv)
+        if why_not is not None:
+            raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
+        check_scheme(scheme)
+        patches = Patches.of(conv)
+        codes, scale, zero_point = float_weights(patches.matrix(conv.weight.detach()), scheme)
+        bias = None if conv.bias is None else conv.bias.detach().to(torch.float32, copy=True)
+        return cls.from_codes(
+            codes, scale, patches=patches, scheme=scheme, bias=bias, weight_zero_point=zero_point,
+            input_scale=input_scale, input_zero_point=input_zero_point, output_scale=output_scale,
+            output_zero_point=output_zero_point, activation=activation, clamp=clamp, dtype=conv.weight.dtype,
+        )  # fmt: skip
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: Tensor,
+        weight_scale: Tensor | None,
+        *,
+        patches: Patches,
+        scheme: QScheme,
+        bias: Tensor | None = None,
+        weight_zero_point: Tensor | None = None,
+        input_scale: float | Tensor | None = None,
+        input_zero_point: int | Tensor | None = None,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        activation: str | None = None,
+        clamp: tuple[float, float] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> QConv2d:
+        """A QConv2d from ready codes [out_channels, K], K in the order (kernel row, kernel column, channel).
+
+        patches   the geometry; it divides K into channels.   Others as in QLinear.from_codes.
+        Raises ArgumentError, NonFiniteError or SchemeError naming what is wrong.
+        """
+        check_scheme(scheme)
+        if not isinstance(codes, Tensor) or codes.dim() != 2 or codes.shape[1] % patches.pixels:
+            got = f"{type(codes).__name__} {list(codes.shape) if isinstance(codes, Tensor) else repr(codes)}"
+            raise ArgumentError("codes", got[:120], f"a tensor [out_channels, {patches.pixels} * in_channels]")
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._describe(codes.shape[1], codes.shape[0], bias is not None, scheme, activation, clamp, dtype)
+        layer._shape(codes.shape[1] // patches.pixels, patches)
+        return layer._take(codes, {
+            "weight_scale": weight_scale, "weight_zero_point": weight_zero_point, "bias": bias,
+            "input_scale": input_scale, "input_zero_point": input_zero_point,
+            "output_scale": output_scale, "output_zero_point": output_zero_point,
+        })  # fmt: skip
+
+    def to_float(self, dtype: torch.dtype | None = None) -> nn.Conv2d:
+        """A torch.nn.Conv2d with the dequantised weights and the bias; the activation is not part of it."""
+        dtype, p = dtype or self.dtype, self.patches
+        conv = nn.Conv2d(
+            self.in_channels, self.out_channels, p.kernel_size, p.stride, p.float_padding(), p.dilation,
+            bias=self.bias is not None, device="meta",
+        )  # fmt: skip
+        conv.weight = nn.Parameter(p.image(self.dequantised_weight(), self.in_channels).to(dtype))
+        if self.bias is not None:
+            conv.bias = nn.Parameter(self.bias.to(dtype, copy=True))
+        return conv.train(self.training)
+
+    # ---- running
+
+    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+        """The convolution.
+
+        x         float32, float16 or bfloat16 [B, in_channels, H, W] (or without B), or a QTensor of codes: of its own
+                  input scale for a static layer, with one scale or one an image for a dynamic layer.
+        residual  float [B, out_channels, H', W'], added after the activation; or None.
+        ->        [B, out_channels, H', W'] in x's type (`dtype` for codes), or a QTensor where the scheme has outputs;
+                  channels_last where x is, which spares two transpositions.
+        Gradients flow to float x and residual as in QLinear. Raises ArgumentError, UnsupportedError.
+        """
+        is_integer_float = isinstance(x, Tensor) and self.scheme.is_integer and not self._gives_codes
+        if is_integer_float and torch.is_grad_enabled() and needs_grad(x, residual):  # type: ignore[arg-type]
+            return straight_through.apply_convolution(self, x, residual)  # type: ignore[arg-type]
+        return self._convolve(x, residual)
+
+    def _convolve(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
+        self._check_ready(x, residual)
+        if isinstance(x, QTensor):
+            if not self.scheme.is_integer:
+                raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
+            self._check_parts(x)
+            data = x.data
+            self._check_image(data, (torch.int8, torch.uint8))
+        else:
+            data = x
+            self._check_image(data, weights.FLOAT_TYPES)
+        images = data if data.dim() == 4 else data.unsqueeze(0)
+        size = (images.shape[0], *self.patches.out_size(images.shape[2], images.shape[3]))
+        rows = self._residual_rows(residual, size, data.dim() == 4)
+        try:
+            y = self._integer(x, images, size, rows) if self.scheme.is_integer else self._float(images, rows)
+        except PyquantError:
+            raise
+        except OP_ERRORS as error:
+            self._explain(error, x)
+        y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
+        if not is_channels_last(data):
+            y = y.contiguous()
+        return self._result(y if data.dim() == 4 else y.squeeze(0))
+
+    def _float(self, images: Tensor, residual: Tensor | None) -> Tensor:
+        return self._forward_float(self.patches.gather(images.permute(0, 2, 3, 1)), residual)
+
+    def _integer(
+        self, x: Tensor | QTensor, images: Tensor, size: tuple[int, int, int], residual: Tensor | None
+    ) -> Tensor:
+        codes, scale, zero_point = self._codes(x, images)
+        rows = self.patches.gather(codes, zero_point)
+        if not self.scheme.is_static:  # one scale an image: one a row, as the kernels know it
+            scale = _per_row(scale, size)
+            zero_point = None if zero_point is None else _per_row(zero_point, size)
+        dtype = x.dtype if isinstance(x, Tensor) else self.dtype
+        return self._product(rows, scale, zero_point, residual, dtype)
+
+    def _codes(self, x: Tensor | QTensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """int8 codes [B, H, W, C] with their scale and zero point, [1] or [B].
+
+        Codes lie as the image does: what must be transposed later is one byte a number, and nothing in channels_last.
+        """
+        inputs = cast(TensorScheme, self.scheme.inputs)
+        if isinstance(x, QTensor):
+            codes, zero_point = signed(QTensor(images, x.scale, x.zero_point))
+            if self.scheme.is_static:
+                self._check_linked(x, zero_point)
+            elif x.scale.numel() not in (1, images.shape[0]):
+                raise ArgumentError("x.scale", list(x.scale.shape), f"one number, or one an image: [{images.shape[0]}]")
+            return codes.permute(0, 2, 3, 1), x.scale, zero_point
+        last = is_channels_last(images)
+        lying = images.permute(0, 2, 3, 1) if last else images
+        if self.scheme.is_static:
+            scale = cast(Tensor, self.input_scale)
+            codes = _quantize(lying, scale, self.input_zero_point, "per_tensor", 0, *inputs.code_range)
+            return codes if last else codes.permute(0, 2, 3, 1), scale, self.input_zero_point
+        # an image is one row; a range knows no order
+        batch, channels, height, width = images.shape
+        flat = lying.reshape(batch, channels * height * width)
+        codes, scale, zero_point = _quantize_dynamic(flat, "per_token", 0, inputs.symmetric, *inputs.code_range)
+        codes = codes.reshape(lying.shape)
+        return codes if last else codes.permute(0, 2, 3, 1), scale, None if inputs.symmetric else zero_point
+
+    def _check_image(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+        is_image = x.dim() in (3, 4) and x.shape[-3] == self.in_channels
+        if not is_image or x.dtype not in dtypes or x.layout != torch.strided:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ArgumentError("x", describe(x), f"{names} [B, {self.in_channels}, H, W], dense")
+        self._check_device(x)
+
+    def _residual_rows(self, residual: Tensor | None, size: tuple[int, int, int], is_batch: bool) -> Tensor | None:
+        if residual is None:
+            return None
+        shape = [size[0], self.out_channels, *size[1:]][0 if is_batch else 1 :]
+        if list(residual.shape) != shape:
+            raise ArgumentError("residual", describe(residual), f"float {shape}")
+        rows = residual if is_batch else residual.unsqueeze(0)
+        return rows.permute(0, 2, 3, 1).reshape(size[0] * size[1] * size[2], self.out_channels)
+
+    def reference(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+        """What forward must give, from pyquant.numerics alone: equal bits for integer schemes. Slow.
+
+        Example:
+            >>> layer, x = QConv2d.from_float(nn.Conv2d(2, 3, 2), W8A8Dynamic()), torch.randn(1, 2, 4, 4)
+            >>> torch.equal(layer(x), layer.reference(x))
+            True
+        """
+        return reference.convolution(self, x, residual)
+
+    def extra_repr(self) -> str:
+        """The layer in one line, as print(model) shows it."""
+        p = self.patches
+        words = [f"{self.in_channels}, {self.out_channels}, kernel_size={p.kernel_size}, stride={p.stride}"]
+        words += [f"padding={p.padding}"] if any(p.padding) else []
+        words += [f"dilation={p.dilation}"] if p.dilation != (1, 1) else []
+        words += [f"bias={'bias' in self.state_slots}", f"scheme={self.scheme}"]
+        if self.activation != "none":
+            words.append(f"activation={self.activation}{self.clamp if self.activation == 'clamp' else ''}")
+        return ", ".join(words) + (f", without {self.missing}" if self.missing else "")
+
+
+def _per_row(qparam: Tensor, size: tuple[int, int, int]) -> Tensor:
+    """One number an image (or one for all) as one number a row."""
+    batch, height, width = size
+    return qparam.reshape(-1, 1).expand(batch, height * width).reshape(-1)

@@ -1,0 +1,1 @@
+"""Float models that compute what their integer twins will: fake-quantising layers, for calibration and training."""

@@ -1,0 +1,90 @@
+"""calibrate_: ranges for the static tensors of a model with fake quantisation, from batches of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from pyquant.calibrate import Range, compute_range, run_calibration
+from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.kinds import is_simulated
+
+SchemeRule = Callable[[str, str, TensorScheme], TensorScheme]
+
+
+def calibrate_(
+    model: nn.Module,
+    data: Iterable[Any],
+    num_batches: int = 16,
+    *,
+    batch_to_inputs: Callable[[Any], Any] | None = None,
+    method: str | None = None,
+    percentile: float | None = None,
+    **run_options: Any,
+) -> nn.Module:
+    """Find the range of every static input and output of the simulating layers, in place.
+
+    model            after insert_fake_quantize_ (or SelectiveQuantizer, prepare_qat_).
+    data, num_batches, batch_to_inputs, run_options   as in pyquant.calibrate.run_calibration: exactly so many batches.
+    method           None: the calibrator of each tensor's scheme; else this one for all.
+    percentile       of method 'percentile'; None: the scheme's.
+    ->               the model, calibrated. Models whose ranges all follow their data are not run at all.
+    Transactional: on any exception every range is as before. Raises CalibrationError naming layers that saw no data,
+    NonFiniteError naming layer and batch, ArgumentError.
+
+    Example:
+        >>> import torch
+        >>> from pyquant.core.presets import W8A8
+        >>> from pyquant.simulate.insert import insert_fake_quantize_
+        >>> model = insert_fake_quantize_(nn.Sequential(nn.Linear(4, 2)), W8A8())
+        >>> model = calibrate_(model, [torch.full((3, 4), 1.27)], 1)
+        >>> round(model[0].input_fake_quant.scale.item(), 4)
+        0.01
+    """
+    layers = {name: module for name, module in model.named_modules() if is_simulated(module)}
+    if not layers:
+        raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
+    fakes = {name: layer.fake_quantizers() for name, layer in layers.items()}  # type: ignore[operator]
+    before = _set_calibrator(fakes, method, percentile)
+    try:
+        static = {name: layers[name] for name in layers if _static(fakes[name])}
+        if static:
+            run_options["batch_to_inputs"] = batch_to_inputs
+            collected = run_calibration(model, static, data, num_batches, **run_options)
+            found: list[tuple[FakeQuantize, Range]] = [
+                (fakes[name][role], compute_range(statistics, fakes[name][role].scheme))
+                for name, roles in collected.items()
+                for role, statistics in roles.items()
+            ]
+            for fake, chosen in found:
+                fake.set_range(chosen)
+    except BaseException:
+        for fake, scheme in before:
+            fake.scheme = scheme
+        raise
+    return model
+
+
+def _static(fakes: dict[str, FakeQuantize]) -> bool:
+    return any(role != "weight" and not fake.follows for role, fake in fakes.items())
+
+
+def _set_calibrator(
+    fakes: dict[str, dict[str, FakeQuantize]], method: str | None, percentile: float | None
+) -> list[tuple[FakeQuantize, TensorScheme]]:
+    """The method and percentile of a call over those of the schemes; -> what they were."""
+    before = []
+    for roles in fakes.values():
+        for role, fake in roles.items():
+            if role == "weight" or fake.follows:
+                continue
+            before.append((fake, fake.scheme))
+            changes: dict[str, Any] = {} if method is None else {"calibrator": method}
+            changes |= {} if percentile is None else {"percentile": percentile}
+            fake.scheme = replace(fake.scheme, **changes)
+    return before

@@ -1,0 +1,126 @@
+"""FakeQuantConv2d: a float convolution that rounds weights and inputs as its integer twin will."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate import RangeStatistics
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.patches import Patches, unsupported
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.weights import check_group_size
+from pyquant.simulate.fake_quantize import FakeQuantize, start_calibration
+from pyquant.simulate.linear import codes_of, fake_quantize_of_weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SHAPE = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed", "output_padding",
+    "groups", "padding_mode", "_reversed_padding_repeated_twice",
+)  # fmt: skip
+
+
+class FakeQuantConv2d(nn.Conv2d):
+    """y = conv2d(fake_quantize(x), fake_quantize(W)) + bias, in floating point.
+
+    Made by from_float; holds the float layer's own parameters. Weight scales are per output channel over K = kernel
+    height * kernel width * in_channels (or per group along K in that order); a dynamic input has one range an image.
+    weight_fake_quant, input_fake_quant, output_fake_quant   as in FakeQuantLinear; the weights as the matrix [N, K].
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> layer = FakeQuantConv2d.from_float(nn.Conv2d(3, 4, 3), W8A8Dynamic())
+        >>> layer.to_quantized().scheme == layer.scheme
+        True
+    """
+
+    scheme: QScheme
+    patches: Patches
+    weight_fake_quant: FakeQuantize
+    input_fake_quant: FakeQuantize | None
+    output_fake_quant: FakeQuantize | None
+
+    @classmethod
+    def from_float(cls, conv: nn.Conv2d, scheme: QScheme) -> Self:
+        """A simulating layer around the parameters of a Conv2d (shared, not copied).
+
+        conv    nn.Conv2d, groups 1, padding mode 'zeros', finite weights.
+        scheme  integer or weight-only; 16-bit layers have nothing to simulate: ArgumentError.
+        """
+        if scheme.is_float:
+            raise ArgumentError("scheme", str(scheme), "a scheme with 4- or 8-bit weights")
+        why_not = unsupported(conv)
+        if why_not is not None:
+            raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        for name in _SHAPE:
+            setattr(layer, name, getattr(conv, name))
+        layer.weight, layer.bias, layer.patches = conv.weight, conv.bias, Patches.of(conv)
+        layer._set_scheme(scheme)
+        return layer.train(conv.training)
+
+    def _set_scheme(self, scheme: QScheme) -> None:
+        device, matrix = self.weight.device, self.patches.matrix(self.weight.detach())
+        check_group_size(scheme.weights, matrix.shape[1])
+        self.scheme = scheme
+        self.weight_fake_quant = fake_quantize_of_weight(matrix, scheme.weights)
+        self.input_fake_quant = None if scheme.inputs is None else FakeQuantize(scheme.inputs, device=device)
+        self.output_fake_quant = None if scheme.outputs is None else FakeQuantize(scheme.outputs, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
+        if self.input_fake_quant is not None:
+            x = self._rounded(self.input_fake_quant, x)
+        matrix = self.weight_fake_quant(self.patches.matrix(self.weight))
+        y = self._conv_forward(x, self.patches.image(matrix, self.in_channels), self.bias)
+        return y if self.output_fake_quant is None else self.output_fake_quant(y)
+
+    def _rounded(self, fake: FakeQuantize, x: Tensor) -> Tensor:
+        if not fake.scheme.dynamic:
+            y: Tensor = fake(x)
+            return y
+        rows = x.shape[0] if x.dim() == 4 else 1
+        flat: Tensor = fake(x.reshape(rows, x.shape[-3] * x.shape[-2] * x.shape[-1]))
+        return flat.reshape(x.shape)
+
+    def fake_quantizers(self) -> dict[str, FakeQuantize]:
+        """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
+        found = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
+        return {name: fake for name, fake in found.items() if fake is not None}
+
+    def start_calibration(self) -> dict[str, RangeStatistics]:
+        """From here on forward observes its static inputs and outputs; -> their statistics by the tensor's name."""
+        return start_calibration(self.fake_quantizers())
+
+    def stop_calibration(self) -> None:
+        """From here on forward quantises again."""
+        for fake in self.fake_quantizers().values():
+            fake.stop_calibration()
+
+    @torch.no_grad()
+    def to_quantized(self) -> QConv2d:
+        """The integer layer: codes of the weights as forward rounds them, calibrated ranges of input and output.
+
+        Raises ArgumentError where a static range was never calibrated.
+        """
+        layer = QConv2d.from_codes(**codes_of(self, self.patches.matrix(self.weight)), patches=self.patches)
+        return layer.train(self.training)
+
+    def to_float(self) -> nn.Conv2d:
+        """The plain Conv2d again, around the same parameters."""
+        conv = nn.Conv2d.__new__(nn.Conv2d)
+        nn.Module.__init__(conv)
+        for name in _SHAPE:
+            setattr(conv, name, getattr(self, name))
+        conv.weight, conv.bias = self.weight, self.bias
+        return conv.train(self.training)
+
+    def extra_repr(self) -> str:
+        """The layer in one line, as print(model) shows it."""
+        return f"{super().extra_repr()}, scheme={self.scheme}"

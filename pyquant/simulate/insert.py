@@ -1,0 +1,90 @@
+"""Put fake quantisation into a model, take it out again, or turn it into integer layers; all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.nn import obstacles
+from pyquant.nn.sites import Config, Filter, check_keys, find_sites, rules_of, scheme_of
+from pyquant.nn.swap import swap_modules
+from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
+
+
+def insert_fake_quantize_(model: nn.Module, config: Config, filter_fn: Filter | None = None) -> nn.Module:
+    """Replace float layers by layers that simulate their quantised twins, in place.
+
+    model, config, filter_fn   as in quantize_; layers whose scheme is 16-bit are left alone.
+    ->   the model; parameters are shared with the float layers, names in the state dict unchanged.
+    Transactional: on any exception the model is as before. Layers that are simulated already are refused: convert_ or
+    remove_fake_quantize_ first. Raises ArgumentError or SchemeError naming the layer.
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> type(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic())[0]).__name__
+        'FakeQuantLinear'
+    """
+    if not isinstance(model, nn.Module) or is_simulated(model) or isinstance(model, tuple(SIMULATED)):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
+    if any(is_simulated(module) for module in model.modules()):
+        raise ArgumentError(
+            "model", "a model with fake quantisation", "a float model (remove_fake_quantize_ takes it out)"
+        )
+    sites = list(find_sites(model, tuple(SIMULATED)))
+    if not sites:
+        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
+    rules = rules_of(config)
+    check_keys(rules, model, sites)
+    new = []
+    for site in sites:
+        scheme = scheme_of(rules, site, filter_fn)
+        if scheme is not None and not scheme.is_float:
+            new.append((site.names, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme))))
+    swap_modules(model, new)
+    return model
+
+
+def convert_(model: nn.Module) -> nn.Module:
+    """Replace every simulating layer by the layer that runs in integers, in place.
+
+    model  after calibration (SelectiveQuantizer and QuantizationCalibrator) or training (prepare_qat_).
+    ->     the model. Codes are those that the simulation rounded to, bit for bit; no calibration is needed.
+    Transactional. Raises ArgumentError naming the first layer whose static range was never calibrated, and for a model
+    without simulating layers.
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> type(convert_(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic()))[0]).__name__
+        'QLinear'
+    """
+    return _replace(model, lambda module: module.to_quantized())  # type: ignore[attr-defined,operator,no-any-return]
+
+
+def remove_fake_quantize_(model: nn.Module) -> nn.Module:
+    """Take fake quantisation out again: the float layers, around the parameters as they are now, in place."""
+    return _replace(model, lambda module: module.to_float())  # type: ignore[attr-defined,operator,no-any-return]
+
+
+def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    if not isinstance(model, nn.Module) or is_simulated(model):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains simulating layers")
+    sites = list(find_sites(model, tuple(SIMULATED.values())))
+    if not sites:
+        raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
+    swap_modules(model, [(site.names, twin_of(site.module, site.names[0], make)) for site in sites])
+    return model
+
+
+def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """make(old), a replacement that runs the old module's hooks; errors name the layer."""
+    try:
+        new = make(old)
+    except PyquantError as error:
+        if isinstance(error, ArgumentError):
+            raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
+        raise
+    obstacles.carry_hooks(old, new)
+    return new
