@@ -1,0 +1,168 @@
+"""QuantizationCalibrator: data through a prepared model, ranges out of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from pyquant.calibrate import Comparison, Range, compare, compute_range, run_calibration
+from pyquant.errors import ArgumentError
+from pyquant.ptq.targets import Target, calibrate_weight, restored, targets_of, unchanged_on_error
+
+METHODS: Final = ("max", "percentile", "entropy", "mse")
+log = logging.getLogger("pyquant.ptq")
+
+Ranges = dict[str, Range]
+
+
+class QuantizationCalibrator:
+    """Finds the ranges of static tensors from data.
+
+    torch_hist, verbose  accepted for old calls; the histogram is always the one of pyquant.calibrate. verbose=True
+                         logs (INFO, logger 'pyquant.ptq') every range.
+
+    Example:
+        >>> from pyquant.ptq import SelectiveQuantizer
+        >>> from pyquant.simulate.insert import convert_
+        >>> model = SelectiveQuantizer().quantize_module(nn.Sequential(nn.Linear(4, 2)))
+        >>> batches = [torch.linspace(-1, 1, 8).view(2, 4)] * 16
+        >>> ranges = QuantizationCalibrator().calibrate_model(model, batches, method="max")
+        >>> {name: found.high.item() for name, found in ranges.items()}
+        {'0.input': 1.0}
+        >>> type(convert_(model)[0]).__name__
+        'QLinear'
+    """
+
+    def __init__(self, torch_hist: bool = True, verbose: bool = False) -> None:
+        self.verbose = verbose
+
+    def calibrate_model(
+        self,
+        model: nn.Module,
+        calib_data_loader: Iterable[Any],
+        method: str = "percentile",
+        num_calib_batches: int = 16,
+        percentile: float = 99.99,
+        batch_to_inputs: Callable[[Any], Any] | None = None,
+        verbose: bool = False,
+        *,
+        save_every: int | None = None,
+        save_to: str | None = None,
+        reduce: bool = False,
+    ) -> Ranges:
+        """Run exactly `num_calib_batches` batches and set every static range.
+
+        model              after SelectiveQuantizer.quantize_module (or insert_fake_quantize_).
+        calib_data_loader  yields batches: tensors, tuples (the first item is used), mappings (keyword arguments of
+                           forward, labels left out).
+        method             'max', 'percentile', 'entropy' or 'mse': for tensors with the calibrator 'histogram'; those
+                           that name a calibrator of their own, 'max' included, keep it.
+        percentile         in (0, 100], for method 'percentile'.
+        batch_to_inputs    batch -> tensor, tuple of arguments, or mapping of keyword arguments.
+        save_every, save_to, reduce   as in pyquant.calibrate.run_calibration: resume after an interruption; add up
+                           the processes of torch.distributed.
+        ->                 {'layer.input': Range} of everything that was calibrated.
+        The model runs in eval mode without gradients and is otherwise unchanged; on any exception it is as before.
+        Raises ArgumentError; CalibrationError naming layers that saw no data or how many batches there were;
+        NonFiniteError naming layer and batch.
+        """
+        _check(method, percentile)
+        targets = targets_of(model)
+        with unchanged_on_error(targets):
+            for target in targets:
+                if target.fake.method_is_open:
+                    target.set_method(method, percentile if method == "percentile" else 99.99)
+            ranges = self._from_data(
+                model, [t for t in targets if t.tensor != "weight"], calib_data_loader, num_calib_batches,
+                batch_to_inputs=batch_to_inputs, save_every=save_every, save_to=save_to, reduce=reduce,
+            )  # fmt: skip
+            for target in targets:
+                if target.tensor == "weight" and target.fake.method_is_open:
+                    calibrate_weight(target)
+        if verbose or self.verbose:
+            for name, found in ranges.items():
+                log.info("%s: [%g, %g]", name, found.low.min().item(), found.high.max().item())
+        return ranges
+
+    def _from_data(self, model: nn.Module, targets: list[Target], data: Any, batches: int, **options: Any) -> Ranges:
+        if not targets:  # nothing is static: any data would do, and none is needed
+            return {}
+        found = run_calibration(model, {t.name: t.fake for t in targets}, data, batches, **options)
+        ranges: Ranges = {}
+        for target in targets:
+            (statistics,) = found[target.name].values()
+            ranges[target.name] = compute_range(statistics, target.fake.scheme)
+            target.fake.set_range(ranges[target.name])
+        return ranges
+
+    def compare(
+        self,
+        model: nn.Module,
+        calib_data_loader: Iterable[Any],
+        methods: Iterable[str] = METHODS,
+        num_calib_batches: int = 16,
+        percentile: float = 99.99,
+        batch_to_inputs: Callable[[Any], Any] | None = None,
+    ) -> dict[str, dict[str, Comparison]]:
+        """What every method makes of the same data, and what it costs; the model is not changed.
+
+        -> {'layer.input': {method: Comparison}} for every static tensor: the range, and the errors of clipping and of
+        rounding apart. Other arguments as in calibrate_model.
+
+        Example:
+            >>> from pyquant.ptq import SelectiveQuantizer
+            >>> model = SelectiveQuantizer().quantize_module(nn.Sequential(nn.Linear(4, 2)))
+            >>> found = QuantizationCalibrator().compare(model, [torch.linspace(-2, 2, 400).view(100, 4)] * 16)
+            >>> sorted(found["0.input"])
+            ['entropy', 'max', 'mse', 'percentile']
+        """
+        wanted = list(methods)
+        for method in wanted:
+            _check(method, percentile)
+        targets = [t for t in targets_of(model) if t.tensor != "weight"]
+        if not targets:
+            return {}
+        with restored(targets):
+            for target in targets:
+                target.set_method("percentile", percentile)  # a histogram serves every method
+            found = run_calibration(
+                model, {t.name: t.fake for t in targets}, calib_data_loader, num_calib_batches,
+                batch_to_inputs=batch_to_inputs,
+            )  # fmt: skip
+        result = {}
+        for target in targets:
+            (statistics,) = found[target.name].values()
+            scheme = replace(target.fake.scheme, percentile=percentile)
+            records = compare(statistics, scheme, wanted)  # type: ignore[arg-type]
+            result[target.name] = dict(zip(wanted, records, strict=True))
+        return result
+
+
+def _check(method: object, percentile: object) -> None:
+    if not isinstance(method, str) or method not in METHODS:
+        raise ArgumentError("method", repr(method), ", ".join(map(repr, METHODS)))
+    if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
+        raise ArgumentError("percentile", repr(percentile), "a number in (0, 100]")
+
+
+def apply_ranges_(model: nn.Module, ranges: Mapping[str, Range]) -> nn.Module:
+    """Set ranges that an earlier calibration of the same model and recipe found.
+
+    ranges  {'layer.input': Range}, one for every static tensor of the model, none for anything else.
+    Raises ArgumentError naming missing and unknown tensors; then nothing is changed.
+    """
+    targets = {t.name: t for t in targets_of(model) if t.tensor != "weight"}
+    missing, unknown = sorted(set(targets) - set(ranges)), sorted(set(ranges) - set(targets))
+    if missing or unknown:
+        told = [f"no range for {', '.join(missing[:6])}"] if missing else []
+        told += [f"ranges of {', '.join(unknown[:6])}, which the model does not have"] if unknown else []
+        raise ArgumentError("ranges", "; ".join(told), "one range for every static tensor of the model")
+    with unchanged_on_error(list(targets.values())), torch.no_grad():
+        for name, target in targets.items():
+            target.fake.set_range(ranges[name])
+    return model

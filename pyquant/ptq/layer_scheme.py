@@ -1,0 +1,82 @@
+"""The scheme of one place, and which of its calibrators wait for the method that the calibration call names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError
+
+OPEN: Final = "histogram"
+CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", OPEN)
+FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}
+
+
+@dataclass(frozen=True)
+class LayerScheme:
+    """scheme: QScheme whose open calibrators read 'percentile'. open: 'weight', 'input', 'output' of those."""
+
+    scheme: QScheme
+    open: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What SelectiveQuantizer's default_* arguments say."""
+
+    calibrator_weights: str
+    calibrator_inputs: str
+    per_channel: bool
+
+    def apply(
+        self, scheme: QScheme, calibrator_weights: str | None = None, calibrator_inputs: str | None = None
+    ) -> LayerScheme:
+        """A scheme with calibrators: those given, else the scheme's own where it is not 'max', else the defaults.
+
+        16-bit schemes are as they are. Dynamic inputs have no calibrator.
+        """
+        if scheme.is_float:
+            return LayerScheme(scheme)
+        named = {"weight": calibrator_weights, "input": calibrator_inputs, "output": calibrator_inputs}
+        default = {"weight": self.calibrator_weights, "input": self.calibrator_inputs, "output": self.calibrator_inputs}
+        still_open = set()
+        for tensor, field in FIELDS.items():
+            old: TensorScheme | None = getattr(scheme, field)
+            if old is None or old.dynamic:
+                continue
+            name = named[tensor] or (old.calibrator if old.calibrator != "max" else default[tensor])
+            if name == OPEN:
+                still_open.add(tensor)
+            new = replace(old, calibrator="percentile" if name == OPEN else name)
+            changed: dict[str, Any] = {field: new}
+            scheme = replace(scheme, **changed)
+        if not self.per_channel and scheme.weights.granularity == "per_channel":
+            scheme = replace(scheme, weights=replace(scheme.weights, granularity="per_tensor"))
+        return LayerScheme(scheme, frozenset(still_open))
+
+
+def with_descriptors(base: LayerScheme, inputs: Any, weights: Any) -> LayerScheme:
+    """A place's scheme with the tensors of two descriptors: TensorScheme, QuantDescriptor, or None for unchanged."""
+    changed: dict[str, Any] = {}
+    still_open = set(base.open)
+    for tensor, given in (("input", inputs), ("weight", weights)):
+        if given is not None:
+            changed[FIELDS[tensor]], is_open = _tensor_scheme(f"{tensor}_quant_descriptor", given)
+            still_open = still_open - {tensor} | ({tensor} if is_open else set())
+    return LayerScheme(replace(base.scheme, **changed), frozenset(still_open))
+
+
+def check_calibrator(argument: str, value: object) -> None:
+    """Raise ArgumentError unless the value is one of CALIBRATORS."""
+    if not isinstance(value, str) or value not in CALIBRATORS:
+        raise ArgumentError(argument, repr(value), ", ".join(map(repr, CALIBRATORS)))
+
+
+def _tensor_scheme(argument: str, given: Any) -> tuple[TensorScheme, bool]:
+    if isinstance(given, TensorScheme):
+        return given, False
+    if hasattr(given, "tensor_scheme"):  # compat.pytorch_quantization.QuantDescriptor
+        found: tuple[TensorScheme, bool] = given.tensor_scheme()
+        return found
+    raise ArgumentError(argument, type(given).__name__, "a TensorScheme, a QuantDescriptor, or None")

@@ -1,0 +1,269 @@
+"""One run of SelectiveQuantizer over a model: block by block, layer by layer, and back to the start where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.nn import obstacles
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.swap import Undo, swap_modules
+from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
+from pyquant.ptq.mapping import (
+    REGISTERED,
+    QuantizedMapping,
+    QuantizedMetadata,
+    ReplacementAction,
+    SkipQuantization,
+)
+from pyquant.ptq.rules import Chain, Rule, check_used, strongest
+from pyquant.simulate.insert import twin_of
+from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
+
+_WRAPPERS: Final = (SkipQuantization, QuantizedMapping)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one layer or block: name, class before, and the scheme or what else happened."""
+
+    name: str
+    kind: str
+    what: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}): {self.what}" + (f", {self.why}" if self.why else "")
+
+
+class Replacement:
+    """The walk over one model. rules: registered keys. mappings: classes with a counterpart, for this quantizer."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        default: LayerScheme | None,
+        rules: Sequence[Rule],
+        mappings: Mapping[type[nn.Module], QuantizedMetadata],
+        left_alone: Sequence[type[nn.Module]] = (),
+    ) -> None:
+        self.model, self.default, self.rules = model, default, rules
+        self.mappings = {**REGISTERED, **mappings}
+        self.left_alone = tuple(left_alone)
+        self.undo: list[Undo] = []
+        self.outcomes: list[Outcome] = []
+        self.mapped: set[int] = set()  # modules that a counterpart is being made of
+        self.done: dict[int, tuple[nn.Module, nn.Module]] = {}  # id -> (old, kept alive; new)
+
+    def run(self, skip_last: int) -> list[Outcome]:
+        """Replace everything. -> what became of every layer. On any exception the model is as before."""
+        leaves = tuple(SIMULATED)
+        model = self.model
+        if not isinstance(model, nn.Module) or isinstance(model, leaves) or is_simulated(model):
+            raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
+        check_used(self.rules, model, leaves)
+        self.chains = _chains(model)
+        self.last = _last_layers(model, leaves, skip_last)
+        try:
+            self._visit_children(model, (), self.default)
+            swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
+            if not any(_is_quantised(module) for module in model.modules()):
+                got = f"a {type(model).__name__} of which no layer would be quantised"
+                raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
+        except BaseException:
+            for step in reversed(self.undo):
+                step()
+            raise
+        return self.outcomes
+
+    def _visit_children(self, parent: nn.Module, above: Chain, default: LayerScheme | None) -> None:
+        for child_name, child in list(parent.named_children()) + _shared_children(parent):
+            name = f"{above[-1][0]}.{child_name}" if above else child_name
+            new = self._visit(child, [*above, (name, child)], default)
+            if new is not child:
+                # a change at a time: what fails later is taken back with the rest
+                swap_modules(parent, [([child_name], new)], undo=self.undo)
+
+    def _visit(self, module: nn.Module, chain: Chain, default: LayerScheme | None) -> nn.Module:
+        """What takes the place of a module (itself: nothing), its inside already done."""
+        chains = self.chains.get(id(module), [chain])
+        decision = self._decide(module, chains)
+        if id(module) in self.done:  # a module with several names has one fate
+            return self.done[id(module)][1]
+        new = self._made(module, chain, decision, default)
+        self.done[id(module)] = (module, new)
+        return new
+
+    def _made(self, module: nn.Module, chain: Chain, decision: Decision, default: LayerScheme | None) -> nn.Module:
+        name, what = chain[-1][0], decision.what
+        if isinstance(what, QuantizedMetadata) and id(module) not in self.mapped:
+            return self._mapped(module, chain, what, default)
+        if isinstance(module, _WRAPPERS):  # a skip by name, or SkipQuantization itself
+            self._tell(name, module.float_module, "floating point", "unwrapped")
+            return module.float_module
+        if isinstance(module, tuple(SIMULATED)):
+            return self._leaf(module, chain, decision, default)
+        self._visit_children(module, chain, default)
+        return module
+
+    def _mapped(
+        self, module: nn.Module, chain: Chain, mapping: QuantizedMetadata, default: LayerScheme | None
+    ) -> nn.Module:
+        name, action = chain[-1][0], mapping.action
+        inner = module.float_module if isinstance(module, _WRAPPERS) else module
+        if action is ReplacementAction.SKIP:
+            self._tell(name, inner, "floating point", "action SKIP")
+            return inner
+        if action is ReplacementAction.UNWRAP:
+            unwrapped = getattr(module, "float_module", None)
+            if not isinstance(unwrapped, nn.Module):
+                got = f"UNWRAP of a {type(module).__name__}"
+                raise ArgumentError(f"{name}: action", got, "a module with float_module")
+            self._tell(name, unwrapped, "floating point", "unwrapped")
+            return unwrapped
+        if default is not None:
+            default = with_descriptors(default, mapping.input_quant_descriptor, mapping.weights_quant_descriptor)
+        place = self._scheme_at(chain, default)
+        self.mapped.add(id(inner))  # a counterpart may hold the module that it was made of
+        if action is ReplacementAction.RECURE_AND_REPLACE:
+            self._visit_children(inner, chain, default)
+        new = mapping.build(inner, None if place is None else place.scheme, name)
+        self._tell(name, inner, type(new).__name__, action.name)
+        if action is ReplacementAction.REPLACE_AND_RECURE:
+            if isinstance(new, tuple(SIMULATED)):  # the target is a layer itself
+                if is_simulated(new) or place is None:
+                    return new
+                return twin_of(new, name, lambda made: _simulated(made, place))
+            self._visit_children(new, [*chain[:-1], (name, new)], default)
+        return new
+
+    def _leaf(self, module: nn.Module, chain: Chain, decision: Decision, default: LayerScheme | None) -> nn.Module:
+        name = chain[-1][0]
+        before = _float(module)
+        if module in self.last and decision.kind == "default":
+            return self._kept(before, name, "one of the last layers")
+        if decision.what is None and decision.kind != "default":
+            return self._kept(before, name, f"skipped by {decision.key}")
+        if isinstance(before, self.left_alone) and decision.kind == "default":
+            return self._kept(before, name, "left alone by the recipe")
+        layer = decision.what if isinstance(decision.what, LayerScheme) else default
+        if layer is None:
+            return self._kept(before, name, "named by no rule")
+        parents = [self._parent(c) for c in self.chains.get(id(module), [chain])]
+        why_not = obstacles.why_not(before, parents)
+        if why_not is not None:
+            if why_not.is_usual and decision.kind != "name":
+                return self._kept(before, name, why_not.reason)
+            raise ArgumentError("model", f"layer '{name}' {why_not.reason}", why_not.remedy)
+        new = twin_of(module, name, lambda _: _simulated(before, layer))
+        waits = f"its {_words(layer.open)} by the method of the calibration" if layer.open else ""
+        self._tell(name, before, str(layer.scheme), waits)
+        return new
+
+    def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> Decision:
+        """The rule for a module under all its names. Raises ArgumentError where the names disagree."""
+        found = [self._decide_at(module, chain) for chain in chains]
+        named = [d for d in found if d.kind not in ("default", "class")]
+        if len({d.what for d in named}) > 1:
+            told = ", ".join(f"{chain[-1][0]}: {d.key}" for chain, d in zip(chains, found, strict=True))
+            got = f"one shared module under several names ({told})"
+            raise ArgumentError("layer_names", got, "one rule for all its names")
+        return named[0] if named else found[0]
+
+    def _decide_at(self, module: nn.Module, chain: Chain) -> Decision:
+        best = strongest(self.rules, chain)
+        own: QuantizedMetadata | None = None
+        if isinstance(module, QuantizedMapping):
+            own = module.mapping
+        elif not isinstance(module, SkipQuantization):
+            own = self.mappings.get(type(module))
+        if best is not None and (own is None or best[1] != "type" or best[0].kind_at(*chain[-1]) is not None):
+            rule, kind = best
+            # schemes and skips of a block mean the layers in it; a block that has a counterpart still gets that
+            if own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata):
+                return Decision(rule.what, kind, rule.key)
+            if isinstance(module, tuple(SIMULATED)):
+                return Decision(rule.what, kind, rule.key)
+        if own is not None:
+            return Decision(own, "class", type(module))
+        return Decision(None, "default", None)
+
+    def _scheme_at(self, chain: Chain, default: LayerScheme | None) -> LayerScheme | None:
+        schemes = [rule for rule in self.rules if isinstance(rule.what, LayerScheme)]
+        best = strongest(schemes, chain)
+        return best[0].what if best is not None else default  # type: ignore[return-value]
+
+    def _parent(self, chain: Chain) -> nn.Module:
+        return chain[-2][1] if len(chain) > 1 else self.model
+
+    def _kept(self, module: nn.Module, name: str, why: str) -> nn.Module:
+        self._tell(name, module, "floating point", why)
+        return module
+
+    def _tell(self, name: str, module: nn.Module, what: str, why: str = "") -> None:
+        self.outcomes.append(Outcome(name, type(module).__name__, what, why))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: which rule said so."""
+
+    what: LayerScheme | QuantizedMetadata | None
+    kind: str
+    key: object
+
+
+def _chains(model: nn.Module) -> dict[int, list[Chain]]:
+    """For every module, under each of its names, the modules from the model down to it."""
+    found: dict[int, list[Chain]] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        if name:
+            parts = name.split(".")
+            names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+            found.setdefault(id(module), []).append([(n, modules[n]) for n in names])
+    return found
+
+
+def _last_layers(model: nn.Module, leaves: tuple[type[nn.Module], ...], count: int) -> set[nn.Module]:
+    layers = [module for module in model.modules() if isinstance(module, leaves)]
+    if count > len(layers):
+        raise ArgumentError("skip_last", count, f"at most {len(layers)}, the number of layers")
+    return set(layers[len(layers) - count :])
+
+
+def _shared_children(parent: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Children that named_children leaves out, as they are there under another name."""
+    first = {name for name, _ in parent.named_children()}
+    return [(name, child) for name, child in parent._modules.items() if child is not None and name not in first]
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    return is_simulated(module) or hasattr(module, "fake_quantizers") or isinstance(module, QLinear)
+
+
+def _float(module: nn.Module) -> Any:
+    return module.to_float() if is_simulated(module) else module  # type: ignore[operator]
+
+
+def _words(words: frozenset[str]) -> str:
+    return " and ".join(sorted(words))
+
+
+def _simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
+    """The simulating twin of a float layer; for a 16-bit scheme the 16-bit layer itself, as it rounds nothing."""
+    if layer.scheme.is_float:
+        if isinstance(module, nn.Linear):
+            return QLinear.from_float(module, layer.scheme).train(module.training)
+        if isinstance(module, nn.Conv2d):
+            return QConv2d.from_float(module, layer.scheme).train(module.training)
+        return module  # a marker computes nothing
+    new = simulate(module, layer.scheme)
+    for tensor, fake in new.fake_quantizers().items():  # type: ignore[operator]
+        fake.method_is_open = tensor in layer.open
+    return new

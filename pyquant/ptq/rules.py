@@ -1,0 +1,97 @@
+"""What a SelectiveQuantizer was told about layers and blocks, and what wins at one place of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import DEFAULT, FqnConfig, Key
+from pyquant.ptq.layer_scheme import LayerScheme
+from pyquant.ptq.mapping import QuantizedMetadata
+
+# Name before type; among equals the innermost module that is named, then the rule that was registered first.
+_RANK: Final = {"name": 0, "re": 1, "glob": 2, "type": 3}
+
+Chain = Sequence[tuple[str, nn.Module]]  # (name, module) from the model's child down to the place itself
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One registered key. what: None (skip), a LayerScheme, or a QuantizedMetadata."""
+
+    key: Key
+    what: LayerScheme | QuantizedMetadata | None
+    matcher: FqnConfig
+
+    @staticmethod
+    def of(key: object, what: LayerScheme | QuantizedMetadata | None) -> Rule:
+        """Raises ArgumentError for a key that is no name, glob, 're:...' or module class."""
+        if key == DEFAULT:
+            raise ArgumentError("layer_names", repr(key), "names of layers; the default is the quantizer's scheme")
+        matcher = FqnConfig({key: None})  # type: ignore[dict-item]
+        return Rule(next(iter(matcher.entries)), what, matcher)
+
+    def kind_at(self, name: str, module: nn.Module) -> str | None:
+        """How the key names a module: 'name', 're', 'glob', 'type', or None."""
+        decision = self.matcher.decide(name, module)
+        return None if decision is None else decision.kind
+
+    def covers(self, place: nn.Module, depth: int) -> bool:
+        """Whether the rule, matched `depth` modules above a place, is meant for the place.
+
+        Skips and schemes hold for all that is inside; a mapping of a container holds for the blocks in it that are of
+        its float source, and otherwise only for the module itself.
+        """
+        if not isinstance(self.what, QuantizedMetadata):
+            return True
+        source = self.what.float_source
+        return (depth == 0 and not _is_container_of(place, source)) if source is None else type(place) is source
+
+
+def strongest(rules: Iterable[Rule], chain: Chain) -> tuple[Rule, str] | None:
+    """The rule that wins at the end of a chain, and how it matched; None where no rule is meant for it."""
+    place = chain[-1][1]
+    best: tuple[tuple[int, int, int], Rule, str] | None = None
+    for order, rule in enumerate(rules):
+        for depth, (name, module) in enumerate(reversed(chain)):
+            kind = rule.kind_at(name, module)
+            if kind is None or not rule.covers(place, depth):
+                continue
+            weight = (_RANK[kind], depth, order)
+            if best is None or weight < best[0]:
+                best = (weight, rule, kind)
+    return None if best is None else best[1:]
+
+
+def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> None:
+    """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen."""
+    modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+    useless = []
+    for rule in rules:
+        hits = [(name, module) for name, module in modules if rule.kind_at(name, module)]
+        text = repr(rule.key) if isinstance(rule.key, str) else rule.key.__name__
+        if not hits:
+            useless.append(f"{text} (no such module)")
+        elif isinstance(rule.what, QuantizedMetadata):
+            source, wanted = rule.what.float_source, _with_target(rule.what)
+            if source is not None and not any(type(m) in wanted for _, hit in hits for m in hit.modules()):
+                useless.append(f"{text} (no {source.__name__} in it)")
+        elif rule.what is not None and not any(isinstance(m, leaves) for _, hit in hits for m in hit.modules()):
+            useless.append(f"{text} (no layer that is quantised in it)")
+    if useless:
+        names = [name for name, module in modules if isinstance(module, leaves)]
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ArgumentError("layer_names", "; ".join(useless), f"keys that match: {shown or 'there is no layer'}")
+
+
+def _with_target(mapping: QuantizedMetadata) -> tuple[type | None, ...]:
+    # a second quantize_module finds the target where the source was
+    return mapping.float_source, mapping.quantized_target_class
+
+
+def _is_container_of(place: nn.Module, source: type[nn.Module] | None) -> bool:
+    return source is not None and type(place) is not source

@@ -1,0 +1,139 @@
+"""A recipe, run: prepare, calibrate, convert, each on its own and all together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pyquant.core.presets import W8A8
+from pyquant.errors import ArgumentError
+from pyquant.nn.fuse import fuse_
+from pyquant.nn.link import link_
+from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
+from pyquant.ptq.layer_scheme import LayerScheme
+from pyquant.ptq.rules import Rule
+from pyquant.ptq.selective import SelectiveQuantizer
+from pyquant.ptq.targets import targets_of
+from pyquant.recipe import Recipe
+from pyquant.simulate.insert import convert_
+from pyquant.simulate.kinds import is_simulated
+
+RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
+
+
+def recipe_of(recipe: RecipeLike) -> Recipe:
+    """A recipe as it is, from its file, or from plain data."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, (str, os.PathLike)):
+        return Recipe.load(recipe)
+    if isinstance(recipe, Mapping):
+        return Recipe.from_dict(recipe)
+    raise ArgumentError("recipe", type(recipe).__name__, "a Recipe, the path of its file, or a mapping")
+
+
+def quantizer_of(recipe: RecipeLike, verbose: bool | None = None) -> SelectiveQuantizer:
+    """The SelectiveQuantizer that a recipe describes."""
+    recipe = recipe_of(recipe)
+    params, calibration = recipe.selective_quantizer_params, recipe.calib_params
+    quantizer = SelectiveQuantizer(
+        params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,
+        calibration.verbose if verbose is None else verbose, scheme=W8A8(),
+    )  # fmt: skip
+    default = recipe.default_scheme()
+    quantizer.default = None if default is None else LayerScheme(default)
+    quantizer.rules = {
+        key: Rule.of(key, None if scheme is None else LayerScheme(scheme)) for key, scheme in recipe.rules().items()
+    }
+    if recipe.residuals == "float":
+        quantizer.skip_residuals = True
+    return quantizer
+
+
+def prepare_(model: nn.Module, recipe: RecipeLike) -> nn.Module:
+    """Put simulated quantisation into a model as a recipe says, in place.
+
+    recipe  Recipe, path of a .yaml, .toml or .json file, or plain data.
+    ->      the model; next calibrate_recipe_ or training, then convert_.
+    Transactional. Raises ArgumentError naming keys that do nothing.
+
+    Example:
+        >>> model = prepare_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), {"layers": {"1": None}})
+        >>> [type(layer).__name__ for layer in model]
+        ['FakeQuantLinear', 'Linear']
+    """
+    return quantizer_of(recipe).quantize_module(model)
+
+
+def calibrate_recipe_(model: nn.Module, recipe: RecipeLike, data: Iterable[Any], **options: Any) -> Ranges:
+    """Calibrate a prepared model with the recipe's calib_params.
+
+    data, options  as calib_data_loader and the keywords of QuantizationCalibrator.calibrate_model.
+    ->             {'layer.input': Range}.
+
+    Example:
+        >>> import torch
+        >>> recipe = {"calib_params": {"num_calib_batches": 2, "histogram_calib_method": "max"}}
+        >>> model = prepare_(nn.Sequential(nn.Linear(4, 2)), recipe)
+        >>> calibrate_recipe_(model, recipe, [torch.ones(3, 4)] * 2)["0.input"].high.item()
+        1.0
+    """
+    params = recipe_of(recipe).calib_params
+    return QuantizationCalibrator(verbose=params.verbose).calibrate_model(
+        model, data, params.histogram_calib_method, params.num_calib_batches, params.percentile, **options
+    )
+
+
+def quantize_recipe_(
+    model: nn.Module,
+    recipe: RecipeLike,
+    data: Iterable[Any] | None = None,
+    *,
+    ranges: Ranges | None = None,
+    **options: Any,
+) -> nn.Module:
+    """From a float model to an integer one by a recipe, in place: prepare, calibrate, convert, link.
+
+    data     batches for calibration; None where nothing is static, or with
+    ranges   that calibrate_recipe_ found before.
+    options  as in calibrate_recipe_.
+    ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
+             hand over codes (link_); it must be in evaluation mode then. Transactional: on any exception it is as
+             before.
+    Raises ArgumentError where static tensors have neither data nor ranges.
+
+    Example:
+        >>> type(quantize_recipe_(nn.Sequential(nn.Linear(4, 2)), {"default": "W8A8Dynamic"})[0]).__name__
+        'QLinear'
+    """
+    recipe = recipe_of(recipe)
+    if not isinstance(recipe.chains, str):
+        raise ArgumentError("recipe.chains", "a list", "auto or off: link_ finds chains itself, or with register_link")
+    if data is not None and ranges is not None:
+        raise ArgumentError("ranges", "both data and ranges", "one of the two")
+    children = [(module, dict(module._modules)) for module in model.modules()] if isinstance(model, nn.Module) else []
+    undo = quantizer_of(recipe).quantize_reversibly(model)
+    try:
+        simulated = any(is_simulated(module) for module in model.modules())
+        static = [t.name for t in targets_of(model) if t.tensor != "weight"] if simulated else []
+        if ranges is not None:
+            apply_ranges_(model, ranges)
+        elif static and data is None:
+            more = f" and {len(static) - 6} more" if len(static) > 6 else ""
+            raise ArgumentError("data", f"None, for {', '.join(static[:6])}{more}", "batches, or a dynamic scheme")
+        elif static:
+            calibrate_recipe_(model, recipe, data, **options)  # type: ignore[arg-type]
+        if simulated:
+            convert_(model)
+        if recipe.chains == "auto" and static:
+            link_(fuse_(model))
+    except BaseException:
+        for module, named in children:  # fuse_ and convert_ are steps of their own, taken back here
+            module._modules.update(named)
+        for step in reversed(undo):
+            step()
+        raise
+    return model

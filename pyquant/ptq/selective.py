@@ -1,0 +1,230 @@
+"""SelectiveQuantizer: which layers are simulated in integers, how, which blocks are replaced; then all at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+
+from pyquant.core.presets import W8A8
+from pyquant.core.scheme import FLOAT_DTYPES, QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.chain import Residual
+from pyquant.nn.match import Key
+from pyquant.nn.swap import Undo
+from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
+from pyquant.ptq.mapping import QuantizedMetadata, ReplacementAction
+from pyquant.ptq.replace import Outcome, Replacement
+from pyquant.ptq.rules import Rule
+
+if TYPE_CHECKING:
+    from pyquant.recipe import Recipe
+
+MODES: Final = ("naive", "hybrid", "selective")
+_ALLOWED: Final = {"naive": (), "hybrid": ("skip",), "selective": ("skip", "mapping", "layer scheme")}
+log = logging.getLogger("pyquant.ptq")
+
+Keys = Iterable[Key] | Key
+
+
+class SelectiveQuantizer:
+    """Says what becomes of every layer of a model, then puts simulated quantisation into it.
+
+    default_quant_modules_calibrator_weights  'max', 'percentile', 'entropy', 'mse', or 'histogram': the method that
+                     QuantizationCalibrator.calibrate_model names.
+    default_quant_modules_calibrator_inputs   the same for the inputs of layers.
+    default_per_channel_quant_weights   one scale an output channel; False: one for all weights of a layer.
+    default_learn_amax   prepare_qat_ is to train the ranges; this class only keeps the wish.
+    verbose          log (INFO, logger 'pyquant.ptq') what became of every layer.
+    scheme           QScheme of layers that nothing else names; None: W8A8().
+    mode             'naive': every layer, one calibrator (that of the weights) for everything, no exceptions.
+                     'hybrid': as the defaults say, but layers may be skipped. 'selective': everything below.
+    custom_mappings  {float class: quantised class or QuantizedMetadata}, as register_quantized_module, for this
+                     quantizer only. skip_last: so many layers at the end of the model stay in floating point.
+
+    Keys of layers and blocks are exact names, 're:...', globs, module classes; a name wins over a pattern, a pattern
+    over a class, then the innermost module that is named, then the first registration. A key of a block holds for all
+    layers in it. A key that does nothing in the model is an error.
+    Raises ArgumentError naming argument, value and what is allowed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> quantizer = SelectiveQuantizer()
+        >>> quantizer.register_skip_quantization(layer_names={"2"})
+        >>> [type(layer).__name__ for layer in quantizer.quantize_module(model)]
+        ['FakeQuantLinear', 'ReLU', 'Linear']
+    """
+
+    def __init__(
+        self,
+        default_quant_modules_calibrator_weights: str = "max",
+        default_quant_modules_calibrator_inputs: str = "histogram",
+        default_per_channel_quant_weights: bool = True,
+        default_learn_amax: bool = False,
+        verbose: bool = True,
+        *,
+        scheme: QScheme | None = None,
+        mode: str = "selective",
+        custom_mappings: Mapping[type[nn.Module], type[nn.Module] | QuantizedMetadata] | None = None,
+        skip_last: int = 0,
+    ) -> None:
+        weights, inputs = default_quant_modules_calibrator_weights, default_quant_modules_calibrator_inputs
+        check_calibrator("default_quant_modules_calibrator_weights", weights)
+        check_calibrator("default_quant_modules_calibrator_inputs", inputs)
+        flags = {"default_per_channel_quant_weights": default_per_channel_quant_weights,
+                 "default_learn_amax": default_learn_amax, "verbose": verbose}  # fmt: skip
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ArgumentError(name, repr(value), "True or False")
+        if mode not in MODES:
+            raise ArgumentError("mode", repr(mode), ", ".join(map(repr, MODES)))
+        if scheme is not None and not isinstance(scheme, QScheme):
+            raise ArgumentError("scheme", type(scheme).__name__, "a QScheme such as W8A8(), or None")
+        if isinstance(skip_last, bool) or not isinstance(skip_last, int) or skip_last < 0:
+            raise ArgumentError("skip_last", repr(skip_last), "a number of layers")
+        if mode == "naive":
+            if inputs not in ("histogram", weights):
+                allowed = f"{weights!r}: naive quantisation has one calibrator, that of the weights"
+                raise ArgumentError("default_quant_modules_calibrator_inputs", repr(inputs), allowed)
+            if skip_last or custom_mappings:
+                raise ArgumentError("skip_last" if skip_last else "custom_mappings", "exceptions", _hint("naive"))
+            inputs = weights
+        if mode == "hybrid" and custom_mappings:
+            raise ArgumentError("custom_mappings", "mappings", _hint("hybrid"))
+        self.mode, self.verbose, self.learn_amax, self.skip_last = mode, verbose, default_learn_amax, skip_last
+        self.scheme = scheme or W8A8()
+        self.defaults = Defaults(weights, inputs, default_per_channel_quant_weights)
+        self.default: LayerScheme | None = self.defaults.apply(self.scheme)
+        self.rules: dict[Key, Rule] = {}
+        self.custom_mappings = {
+            source: given if isinstance(given, QuantizedMetadata) else QuantizedMetadata(source, given)
+            for source, given in (custom_mappings or {}).items()
+        }
+        self.skip_residuals = False
+        self.report: list[Outcome] = []
+
+    @staticmethod
+    def from_recipe(recipe: Recipe, *, verbose: bool | None = None) -> SelectiveQuantizer:
+        """The quantizer that a recipe describes: its defaults, skip_modules, and the rules of `layers`.
+
+        verbose  None: as calib_params says.
+        """
+        from pyquant.ptq.run import quantizer_of
+
+        return quantizer_of(recipe, verbose)
+
+    def register_skip_quantization(self, layer_names: Keys, *, float_dtype: str | None = None) -> None:
+        """Leave layers, and all layers inside of blocks, in floating point.
+
+        layer_names  a set of keys: names, globs, 're:...', module classes.
+        float_dtype  None: as they are. 'float16' or 'bfloat16': Linear layers become 16-bit layers (FP16), which
+                     cannot be trained further.
+        """
+        self._allow("skip")
+        if float_dtype is None:
+            self._register(layer_names, None)
+            return
+        if float_dtype not in FLOAT_DTYPES:
+            raise ArgumentError("float_dtype", repr(float_dtype), f"None, {', '.join(map(repr, FLOAT_DTYPES))}")
+        from pyquant.core.presets import FP16
+
+        self._register(layer_names, self.defaults.apply(FP16(float_dtype)))
+
+    def register_quantization_mapping(
+        self,
+        layer_names: Keys,
+        quantized_target_class: type[nn.Module],
+        input_quant_descriptor: Any = None,
+        weights_quant_descriptor: Any = None,
+        *,
+        action: ReplacementAction = ReplacementAction.REPLACE_AND_RECURE,
+        float_source: type[nn.Module] | None = None,
+    ) -> None:
+        """Replace blocks by a quantised class, such as BasicBlock by QuantBasicBlock.
+
+        layer_names             keys of the blocks, or of containers of them.
+        quantized_target_class  made by its from_float(block) (or constructor); see QuantizedMetadata.
+        input_quant_descriptor, weights_quant_descriptor   TensorScheme or QuantDescriptor of the layers inside.
+        action                  ReplacementAction.
+        float_source            class of the blocks that are meant inside of a container; None: the class that
+                                @register_quantized_module names for the target, or its attribute `float_source`.
+                                Without either, the keys name the blocks themselves.
+        """
+        self._allow("mapping")
+        source = float_source or _source_of(quantized_target_class)
+        mapping = QuantizedMetadata(
+            source, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor
+        )
+        self._register(layer_names, mapping)
+
+    def register_layer_scheme(
+        self,
+        layer_names: Keys,
+        scheme: QScheme | None = None,
+        *,
+        calibrator_weights: str | None = None,
+        calibrator_inputs: str | None = None,
+    ) -> None:
+        """Another scheme, or only other calibrators, for some layers.
+
+        layer_names  keys of layers, or of blocks for all layers in them.
+        scheme       QScheme; None: the default scheme. A calibrator in it other than 'max' counts.
+        calibrator_weights, calibrator_inputs   'max', 'percentile', 'entropy', 'mse', 'histogram'; None: the scheme's,
+                     or the quantizer's default.
+        """
+        self._allow("layer scheme")
+        if scheme is not None and not isinstance(scheme, QScheme):
+            raise ArgumentError("scheme", type(scheme).__name__, "a QScheme such as W4A8(), or None")
+        for name, value in (("calibrator_weights", calibrator_weights), ("calibrator_inputs", calibrator_inputs)):
+            if value is not None:
+                check_calibrator(name, value)
+        self._register(layer_names, self.defaults.apply(scheme or self.scheme, calibrator_weights, calibrator_inputs))
+
+    def quantize_module(self, model: nn.Module) -> nn.Module:
+        """Put simulated quantisation into a model, in place, as everything registered says.
+
+        model  nn.Module with layers that can be quantised. One that has simulated layers already is done anew from
+               its float weights (their ranges are lost; calibrate again).
+        ->     the model; `report` tells what became of every layer. Next: QuantizationCalibrator, then convert_.
+        Transactional: on any exception the model is as before. Raises ArgumentError naming keys that do nothing, and
+        layers that cannot be converted.
+        """
+        self.quantize_reversibly(model)
+        return model
+
+    def quantize_reversibly(self, model: nn.Module) -> list[Undo]:
+        """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
+        kinds = [Residual] if self.skip_residuals else []
+        done = Replacement(model, self.default, list(self.rules.values()), self.custom_mappings, kinds)
+        self.report = done.run(self.skip_last)
+        if self.verbose:
+            for outcome in self.report:
+                log.info("%s", outcome)
+        return done.undo
+
+    def _register(self, layer_names: Keys, what: Any) -> None:
+        keys = [layer_names] if isinstance(layer_names, (str, type)) else list(layer_names)
+        if not keys:
+            raise ArgumentError("layer_names", repr(layer_names), "at least one name, glob, 're:...' or module class")
+        new = {key: Rule.of(key, what) for key in (keys if len(keys) == 1 else sorted(keys, key=str))}
+        self.rules.update(new)
+
+    def _allow(self, what: str) -> None:
+        if what not in _ALLOWED[self.mode]:
+            raise ArgumentError("mode", f"{self.mode!r} with a {what}", _hint(self.mode))
+
+
+def _hint(mode: str) -> str:
+    return {"naive": "mode='hybrid' to skip layers, mode='selective' for everything"}.get(mode, "mode='selective'")
+
+
+def _source_of(target: Any) -> type[nn.Module] | None:
+    from pyquant.ptq.mapping import REGISTERED
+
+    for source, mapping in REGISTERED.items():
+        if mapping.quantized_target_class is target:
+            return source
+    found = getattr(target, "float_source", None)
+    return found if isinstance(found, type) else None

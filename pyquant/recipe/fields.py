@@ -1,0 +1,135 @@
+"""Strict reading of plain data into frozen records: a field carries its own check, an unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, fields
+from typing import Any, NoReturn, TypeVar
+
+from pyquant.errors import ArgumentError
+
+Check = Callable[[object, str], Any]
+Record = TypeVar("Record")
+
+
+def refuse(where: str, got: object, allowed: str) -> NoReturn:
+    """Raise the error of a recipe: the key, what stood there, what may stand there."""
+    raise ArgumentError("recipe", f"{where}: {got}"[:240], allowed)
+
+
+def checked(default: Any, check: Check, **options: Any) -> Any:
+    """A dataclass field with a default and the check that reads its value."""
+    return field(default=default, metadata={"check": check}, **options)
+
+
+def read(record: type[Record], data: object, where: str) -> Record:
+    """The record in plain data. Raises ArgumentError naming the key that is unknown or wrong.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Size:
+        ...     width: int = checked(1, integer(1))
+        >>> read(Size, {"width": 3}, "size")
+        Size(width=3)
+    """
+    known = {f.name: f.metadata["check"] for f in fields(record) if "check" in f.metadata}  # type: ignore[arg-type]
+    entries = mapping(data, where)
+    check_keys(entries, known, where)
+    return record(**{key: known[key](value, f"{where}.{key}") for key, value in entries.items()})
+
+
+def written(record: Any) -> dict[str, Any]:
+    """The plain data of a record of plain values, every field."""
+    found = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+
+
+def check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise ArgumentError naming a key that is not one of the known ones, and the one that was perhaps meant."""
+    known = list(known)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; is {near[0]!r} meant?" if near else ""
+            refuse(where, f"unknown key {key!r}", ", ".join(known) + hint)
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """A mapping with text keys."""
+    if not isinstance(value, Mapping):
+        refuse(where, f"{type(value).__name__} {value!r}", "a mapping")
+    for key in value:
+        if not isinstance(key, str):
+            refuse(where, f"key {key!r}", "text as keys")
+    return value
+
+
+def flag(value: object, where: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        refuse(where, repr(value), "true or false")
+    return value
+
+
+def text(value: object, where: str) -> str:
+    """Text on one line."""
+    if not isinstance(value, str) or not value.isprintable():
+        refuse(where, repr(value), "text on one line")
+    return value
+
+
+def integer(low: int) -> Check:
+    """A whole number of at least `low`."""
+
+    def check(value: object, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+            refuse(where, repr(value), f"a whole number of at least {low}")
+        return value
+
+    return check
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
+    """A finite number in [low, high]; above=True: in (low, high]."""
+
+    def check(value: object, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            refuse(where, repr(value), "a number")
+        if not low <= value <= high or (above and value == low):
+            upper = "" if high == math.inf else f" and at most {high:g}"
+            refuse(where, repr(value), f"a number {'above' if above else 'of at least'} {low:g}{upper}")
+        return float(value)
+
+    return check
+
+
+def choice(*allowed: str) -> Check:
+    """One of some words; YAML reads a bare `off` as false, so false is taken for it."""
+
+    def check(value: object, where: str) -> str:
+        if value is False and "off" in allowed:
+            return "off"
+        if not isinstance(value, str) or value not in allowed:
+            refuse(where, repr(value), ", ".join(allowed))
+        return value
+
+    return check
+
+
+def optional(inner: Check) -> Check:
+    """Nothing, or what the inner check allows."""
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def listed(inner: Check) -> Check:
+    """A list, read into a tuple."""
+
+    def check(value: object, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            refuse(where, f"{type(value).__name__} {value!r}", "a list")
+        return tuple(inner(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+    return check

@@ -1,0 +1,140 @@
+"""What a recipe says about one layer, and the scheme that follows from it and the recipe's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyquant.core.presets import scheme_from_name
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError
+from pyquant.recipe.fields import Check, check_keys, choice, flag, mapping, number, refuse, text
+from pyquant.recipe.sections import OPEN, TENSOR_CALIBRATORS, CalibrationParams, SelectiveParams
+
+FLOAT: Final = "float"  # the word for "leave this layer alone" where a format has no null
+_TENSOR: Final[dict[str, Check]] = {
+    "calibrator": choice(*TENSOR_CALIBRATORS), "percentile": number(0, 100, above=True), "symmetric": flag,
+    "narrow_range": flag, "granularity": choice("per_tensor", "per_channel"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """One line of a recipe's `layers`, or its `default`.
+
+    scheme   text of a preset ('W4A8(group_size=64)'); '' takes the recipe's default; 'float' leaves the layer alone.
+    weights, inputs   fields of that tensor that differ: calibrator ('histogram' stands for the recipe's method),
+             percentile, symmetric, narrow_range, granularity.
+    reason   why; for people.
+
+    Example:
+        >>> LayerRule.from_plain({"scheme": "W4A8", "group_size": 64, "inputs": {"calibrator": "entropy"}}, "here")
+        LayerRule(scheme='W4A8(group_size=64)', weights={}, inputs={'calibrator': 'entropy'}, reason='')
+    """
+
+    scheme: str = ""
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @staticmethod
+    def from_plain(data: object, where: str) -> LayerRule:
+        """A rule from a recipe's data: null, a preset's text, or a mapping {scheme, options, weights, inputs, reason}.
+
+        Raises ArgumentError naming the key.
+        """
+        if data is None:
+            return LayerRule(FLOAT)
+        if isinstance(data, str):
+            data = {"scheme": data}
+        entries = dict(mapping(data, where))
+        reason = text(entries.pop("reason", ""), f"{where}.reason")
+        tensors = {name: _tensor(entries.pop(name, {}), f"{where}.{name}") for name in ("weights", "inputs")}
+        name = entries.pop("scheme", "")
+        if not isinstance(name, str):
+            refuse(f"{where}.scheme", repr(name), "a preset such as W8A8, or 'float'")
+        if name in ("", FLOAT):
+            check_keys(entries, ["scheme", "weights", "inputs", "reason"], where)
+            if name == FLOAT and (tensors["weights"] or tensors["inputs"]):
+                refuse(where, "weights or inputs of a layer that stays in floating point", "a reason only")
+            return LayerRule(name, reason=reason, **tensors)
+        if entries:
+            name += "(" + ", ".join(f"{key}={value}" for key, value in entries.items()) + ")"
+        rule = LayerRule(_normal(name, list(entries), where), reason=reason, **tensors)
+        try:
+            rule.resolve(None, SelectiveParams(), CalibrationParams())
+        except ArgumentError as error:
+            refuse(where, f"{error.argument}: {error.got}", error.allowed)
+        return rule
+
+    def to_plain(self) -> Any:
+        """The shortest data that from_plain reads back into an equal rule."""
+        tensors = {"weights": dict(self.weights), "inputs": dict(self.inputs)}
+        data = {k: v for k, v in {"scheme": self.scheme, **tensors, "reason": self.reason}.items() if v}
+        return self.scheme if list(data) == ["scheme"] else data
+
+    def resolve(
+        self, default: QScheme | None, selective: SelectiveParams, calibration: CalibrationParams
+    ) -> QScheme | None:
+        """The scheme of a layer under this rule; None: it stays in floating point.
+
+        default   the recipe's default scheme, for a rule that names none.
+        Calibrators and granularity of the defaults apply where neither rule nor preset says otherwise.
+        """
+        if self.scheme == FLOAT:
+            return None
+        base = scheme_from_name(self.scheme) if self.scheme else default
+        if base is None or base.is_float:
+            return base
+        if self.scheme:
+            base = with_defaults(base, selective, calibration)
+        weights = _changed(base.weights, self.weights, calibration)
+        inputs = base.inputs
+        if self.inputs:
+            if inputs is None:
+                raise ArgumentError(
+                    "inputs", dict(self.inputs), f"nothing: inputs of {self.scheme} stay in floating point"
+                )
+            inputs = _changed(inputs, self.inputs, calibration)
+        return replace(base, weights=weights, inputs=inputs)
+
+
+def with_defaults(scheme: QScheme, selective: SelectiveParams, calibration: CalibrationParams) -> QScheme:
+    """A scheme with the default calibrators, and weights per tensor where per_channel is false."""
+    weights = _calibrated(scheme.weights, selective.calibrator_w, calibration)
+    if not selective.per_channel and weights.granularity == "per_channel":
+        weights = replace(weights, granularity="per_tensor")
+    found = replace(scheme, weights=weights)
+    for name in ("inputs", "outputs"):
+        tensor: TensorScheme | None = getattr(scheme, name)
+        if tensor is not None and not tensor.dynamic:
+            changed: dict[str, Any] = {name: _calibrated(tensor, selective.calibrator_i, calibration)}
+            found = replace(found, **changed)
+    return found
+
+
+def _calibrated(tensor: TensorScheme, calibrator: str, calibration: CalibrationParams) -> TensorScheme:
+    name = calibration.histogram_calib_method if calibrator == OPEN else calibrator
+    return replace(tensor, calibrator=name, percentile=calibration.percentile if name == "percentile" else 99.99)
+
+
+def _changed(tensor: TensorScheme, changes: Mapping[str, Any], calibration: CalibrationParams) -> TensorScheme:
+    changes = dict(changes)
+    if changes.get("calibrator") == OPEN:
+        changes["calibrator"] = calibration.histogram_calib_method
+    return replace(tensor, **changes)
+
+
+def _tensor(data: object, where: str) -> dict[str, Any]:
+    entries = mapping(data, where)
+    check_keys(entries, _TENSOR, where)
+    return {key: _TENSOR[key](value, f"{where}.{key}") for key, value in entries.items()}
+
+
+def _normal(name: str, options: list[str], where: str) -> str:
+    """The text that the scheme itself prints, so that equal rules compare equal."""
+    try:
+        return str(scheme_from_name(name))
+    except ArgumentError as error:
+        refuse(where, f"{error.got}" + (f" (keys {', '.join(options)})" if options else ""), error.allowed)

@@ -1,0 +1,254 @@
+"""Recipe: one file for calibration, selective quantisation, training and search; what it says about every layer."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from torch import nn
+
+from pyquant.core.presets import scheme_from_name
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import DEFAULT, FqnConfig, Key
+from pyquant.recipe import documents
+from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, text, written
+from pyquant.recipe.layer_rule import FLOAT, LayerRule, with_defaults
+from pyquant.recipe.sections import (
+    CalibrationParams,
+    Provenance,
+    QatModification,
+    QatParams,
+    RecipeNotice,
+    SearchParams,
+    SelectiveParams,
+)
+
+VERSION: Final = 1
+CALLBACK: Final = "QATRecipeModificationCallback"
+_TYPE: Final = "type:"
+_SECTIONS: Final[dict[str, type]] = {
+    "selective_quantizer_params": SelectiveParams, "calib_params": CalibrationParams, "search": SearchParams,
+    "qat": QatParams, "provenance": Provenance,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is quantised, as plain data that YAML, TOML and JSON hold; two recipes compare by value.
+
+    ptq_only, selective_quantizer_params, calib_params   the block that SuperGradients' recipes have.
+    callback  parameters of QATRecipeModificationCallback (pre_launch_callbacks_list), or None.
+    default   LayerRule of every layer that nothing else names; scheme W8A8.
+    layers    {key: LayerRule}: exact names before 're:...' before globs before 'type:Linear' (classes of torch.nn);
+              among equals the first one wins.
+    chains    'auto' (fuse_ and link_ after conversion), 'off', or pairs (producer, consumer) of layers, for programs
+              that link by themselves.
+    residuals 'quantize' or 'float': whether branches that pyquant.Residual marks are quantised.
+    search, qat, provenance   further sections, or None.
+
+    Unknown keys are errors that name the key. load, dump, load is the identity.
+
+    Example:
+        >>> recipe = Recipe.from_dict({"layers": {"head": None}, "default": "W8A8Dynamic"})
+        >>> {key: str(scheme) for key, scheme in recipe.config().entries.items()}
+        {'head': 'None', '_default': 'W8A8Dynamic'}
+    """
+
+    ptq_only: bool = False
+    selective_quantizer_params: SelectiveParams = field(default_factory=SelectiveParams)
+    calib_params: CalibrationParams = field(default_factory=CalibrationParams)
+    callback: QatModification | None = None
+    default: LayerRule = field(default_factory=lambda: LayerRule("W8A8"))
+    layers: Mapping[str, LayerRule] = field(default_factory=dict)
+    chains: str | tuple[tuple[str, str], ...] = "off"
+    residuals: str = "quantize"
+    search: SearchParams | None = None
+    qat: QatParams | None = None
+    provenance: Provenance | None = None
+
+    # ---- files
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Recipe:
+        """The recipe in a .yaml, .yml, .toml or .json file.
+
+        Raises ArgumentError naming the file, the key and what is allowed; warns (RecipeNotice) where a shape is
+        accepted that should be written otherwise.
+        """
+        path = Path(path)
+        kind = documents.format_of(path)
+        if not path.is_file():
+            refuse(str(path), "no such file", "a recipe")
+        if path.stat().st_size > documents.MAX_BYTES:
+            refuse(str(path), f"{path.stat().st_size} bytes", f"at most {documents.MAX_BYTES} bytes")
+        try:
+            content = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            refuse(str(path), f"byte {error.start} is not UTF-8", "UTF-8")
+        return Recipe.loads(content, kind, str(path))
+
+    @staticmethod
+    def loads(content: str, format: str = "yaml", where: str = "recipe") -> Recipe:
+        """The recipe in a text of format 'yaml', 'toml' or 'json'. Raises as load.
+
+        Example:
+            >>> Recipe.loads('{"calib_params": {"num_calib_batches": 4}}', "json").calib_params.num_calib_batches
+            4
+        """
+        return Recipe.from_dict(documents.parse(content, format, where), where)
+
+    def dumps(self, format: str = "yaml") -> str:
+        """The recipe as text; loads gives an equal recipe back."""
+        return documents.dump(self.to_dict(), format)
+
+    # ---- plain data
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], where: str = "recipe") -> Recipe:
+        """The recipe in plain data. Raises ArgumentError naming the key that is unknown or wrong."""
+        entries = dict(mapping(data, where))
+        known = [
+            "pyquant_recipe", "ptq_only", "pre_launch_callbacks_list", "default", "layers", "chains", "residuals",
+            *_SECTIONS,
+        ]  # fmt: skip
+        check_keys(entries, known, where)
+        version = entries.pop("pyquant_recipe", VERSION)
+        if isinstance(version, bool) or version != VERSION:
+            refuse(f"{where}.pyquant_recipe", repr(version), f"{VERSION} (a newer recipe needs a newer pyquant)")
+        found: dict[str, Any] = {}
+        for key, record in _SECTIONS.items():
+            if entries.get(key) is not None:
+                found[key] = read(record, entries[key], f"{where}.{key}")
+        if "ptq_only" in entries:
+            found["ptq_only"] = flag(entries["ptq_only"], f"{where}.ptq_only")
+        if entries.get("pre_launch_callbacks_list") is not None:
+            found["callback"] = _callback(entries["pre_launch_callbacks_list"], f"{where}.pre_launch_callbacks_list")
+        if "default" in entries:
+            found["default"] = LayerRule.from_plain(entries["default"], f"{where}.default")
+            if not found["default"].scheme:
+                refuse(f"{where}.default", "no scheme", "a scheme, or null")
+        if entries.get("layers") is not None:
+            layers = mapping(entries["layers"], f"{where}.layers")
+            found["layers"] = {
+                _key_text(k, where): LayerRule.from_plain(v, f"{where}.layers[{k!r}]") for k, v in layers.items()
+            }
+        if "chains" in entries:
+            found["chains"] = _chains(entries["chains"], f"{where}.chains")
+        if "residuals" in entries:
+            found["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
+        recipe = Recipe(**found)
+        recipe.rules()
+        return recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that from_dict reads back into an equal recipe."""
+        found: dict[str, Any] = {"pyquant_recipe": VERSION, "ptq_only": self.ptq_only}
+        for key in _SECTIONS:
+            section = getattr(self, key)
+            if section is not None:
+                found[key] = written(section)
+        if self.callback is not None:
+            found["pre_launch_callbacks_list"] = [{CALLBACK: written(self.callback)}]
+        found["default"] = self.default.to_plain()
+        if self.layers:
+            found["layers"] = {key: rule.to_plain() for key, rule in self.layers.items()}
+        found["chains"] = self.chains if isinstance(self.chains, str) else [list(pair) for pair in self.chains]
+        found["residuals"] = self.residuals
+        return found
+
+    # ---- what follows for layers
+
+    def default_scheme(self) -> QScheme | None:
+        """The scheme of layers that no rule names, calibrators included; None: they stay in floating point."""
+        if self.default.scheme == FLOAT:
+            return None
+        base = with_defaults(scheme_from_name(self.default.scheme), self.selective_quantizer_params, self.calib_params)
+        return self.default.resolve(base, self.selective_quantizer_params, self.calib_params)
+
+    def rules(self) -> dict[Key, QScheme | None]:
+        """Every key with its scheme (None: floating point): skip_modules first, then layers in their order."""
+        default = self.default_scheme()
+        skipped = self.selective_quantizer_params.skip_modules or ()
+        found: dict[Key, QScheme | None] = {_key(name): None for name in skipped}
+        for name, rule in self.layers.items():
+            if name in skipped:
+                refuse(f"recipe.layers[{name!r}]", "a rule for a name in skip_modules", "one of the two")
+            if default is None and not rule.scheme:
+                refuse(f"recipe.layers[{name!r}]", "no scheme, and the default is null", "a scheme")
+            try:
+                found[_key(name)] = rule.resolve(default, self.selective_quantizer_params, self.calib_params)
+            except ValueError as error:
+                refuse(f"recipe.layers[{name!r}]", str(error), "a combination of fields that is defined")
+        return found
+
+    def config(self) -> FqnConfig:
+        """The recipe as a config for quantize_, insert_fake_quantize_ or prepare_qat_.
+
+        Names in it are those of layers; SelectiveQuantizer.from_recipe also takes names of whole blocks.
+        """
+        default = self.default_scheme()
+        return FqnConfig({**self.rules(), **({} if default is None else {DEFAULT: default})} or {DEFAULT: None})
+
+
+def _callback(data: object, where: str) -> QatModification | None:
+    """The parameters of the callback: below its name, or beside it as a printed recipe has them."""
+    if not isinstance(data, (list, tuple)):
+        refuse(where, f"{type(data).__name__} {data!r}", f"a list with one entry: {CALLBACK}")
+    if not data:
+        return None
+    if len(data) != 1:
+        refuse(where, f"{len(data)} entries", f"one entry: {CALLBACK}")
+    entries = dict(mapping(data[0], f"{where}[0]"))
+    if CALLBACK not in entries:
+        refuse(f"{where}[0]", f"keys {', '.join(map(repr, entries))}", CALLBACK)
+    below = entries.pop(CALLBACK)
+    if below is not None and entries:
+        refuse(f"{where}[0]", f"parameters both below and beside {CALLBACK}", "below its name")
+    found = read(QatModification, entries or below or {}, f"{where}[0].{CALLBACK}")
+    if entries:
+        warnings.warn(
+            f"{where}[0]: the parameters stand beside {CALLBACK}, where YAML reads them as keys of their own; they "
+            "are taken as its parameters. Indent them further to write what is meant",
+            RecipeNotice,
+            stacklevel=2,
+        )
+    return found
+
+
+def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:
+    if isinstance(data, str) or data is False:
+        return cast(str, choice("auto", "off")(data, where))
+    if not isinstance(data, (list, tuple)):
+        refuse(where, repr(data), "auto, off, or a list of [producer, consumer]")
+    pairs = []
+    for i, pair in enumerate(data):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            refuse(f"{where}[{i}]", repr(pair), "[producer, consumer]")
+        pairs.append((text(pair[0], f"{where}[{i}]"), text(pair[1], f"{where}[{i}]")))
+    return tuple(pairs)
+
+
+def _key_text(key: str, where: str) -> str:
+    _key(key, f"{where}.layers")
+    return key
+
+
+def _key(name: str, where: str = "recipe") -> Key:
+    """A key of FqnConfig; 'type:Linear' is the class of torch.nn, and nothing else is looked up by name."""
+    if name.startswith(_TYPE):
+        found = getattr(nn, name.removeprefix(_TYPE).removeprefix("nn."), None)
+        if not isinstance(found, type) or not issubclass(found, nn.Module):
+            refuse(where, repr(name), "'type:' and a class of torch.nn, such as type:Linear")
+        return found
+    if name in ("", DEFAULT):
+        refuse(where, f"key {name!r}", "names of layers (the default has a key of its own)")
+    try:
+        FqnConfig({name: None})
+    except ArgumentError as error:  # a pattern that does not compile
+        refuse(where, error.got, error.allowed)
+    return name

@@ -1,0 +1,127 @@
+"""The sections of a recipe as frozen records; names and defaults of the first three are those of SuperGradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyquant.core.scheme import CALIBRATORS
+from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, text
+
+OPEN = "histogram"  # a calibrator whose method is named when the data is seen (histogram_calib_method)
+METHODS = ("max", "percentile", "entropy", "mse")
+
+
+class RecipeNotice(UserWarning):
+    """A recipe was read in a shape that is accepted but is not how it should be written."""
+
+
+@dataclass(frozen=True)
+class SelectiveParams:
+    """selective_quantizer_params: what layers get that no rule names.
+
+    calibrator_w, calibrator_i  of weights and inputs: 'max', 'percentile', 'entropy', 'mse', or 'histogram', which
+                                stands for histogram_calib_method.
+    per_channel   weights have one scale an output channel; False: one for all.
+    learn_amax    ranges are trained in quantisation-aware training.
+    skip_modules  names, globs, 're:...' of layers or blocks that stay in floating point; None: no layer.
+
+    Example:
+        >>> SelectiveParams().calibrator_i
+        'histogram'
+    """
+
+    calibrator_w: str = checked("max", choice(*METHODS, OPEN))
+    calibrator_i: str = checked(OPEN, choice(*METHODS, OPEN))
+    per_channel: bool = checked(True, flag)
+    learn_amax: bool = checked(False, flag)
+    skip_modules: tuple[str, ...] | None = checked(None, optional(listed(text)))
+
+
+@dataclass(frozen=True)
+class CalibrationParams:
+    """calib_params: how ranges are found.
+
+    histogram_calib_method  governs every 'histogram' calibrator; others ignore it.
+    percentile              in (0, 100], of 'percentile'.
+    num_calib_batches       exactly so many batches are run.
+    verbose                 tell what was found.
+
+    Example:
+        >>> CalibrationParams().num_calib_batches
+        16
+    """
+
+    histogram_calib_method: str = checked("percentile", choice(*METHODS))
+    percentile: float = checked(99.99, number(0, 100, above=True))
+    num_calib_batches: int = checked(16, integer(1))
+    verbose: bool = checked(False, flag)
+
+
+@dataclass(frozen=True)
+class QatModification:
+    """Parameters of QATRecipeModificationCallback: the rules of thumb that turn a training recipe into one for QAT.
+
+    Example:
+        >>> QatModification().lr_decay_factor
+        0.01
+    """
+
+    batch_size_divisor: int = checked(2, integer(1))
+    max_epochs_divisor: int = checked(10, integer(1))
+    lr_decay_factor: float = checked(0.01, number(0, above=True))
+    warmup_epochs_divisor: int = checked(10, integer(1))
+    cosine_final_lr_ratio: float = checked(0.01, number(0, 1))
+    disable_phase_callbacks: bool = checked(True, flag)
+    disable_augmentations: bool = checked(False, flag)
+
+
+@dataclass(frozen=True)
+class SearchParams:
+    """search: how a mixed-precision search is to be run; pyquant keeps it with the recipe.
+
+    Example:
+        >>> SearchParams().formats
+        ('fp16', 'int8', 'int4')
+    """
+
+    formats: tuple[str, ...] = checked(("fp16", "int8", "int4"), listed(choice("fp16", "bf16", "int8", "int4")))
+    metric: str = checked("kl", choice("sqnr", "kl", "noise", "hessian", "eval"))
+    algorithm: str = checked("bisection", choice("exhaustive", "greedy", "bisection", "ilp"))
+    max_drop: float = checked(0.01, number(0, 1))
+    never_slower_margin: float = checked(0.01, number(0, 1))
+
+
+@dataclass(frozen=True)
+class QatParams:
+    """qat: how quantisation-aware training is to be run; grad_clip 0 clips nothing.
+
+    Example:
+        >>> QatParams().start_from
+        'ptq'
+    """
+
+    optimizer: str = checked("sgd", choice("sgd", "adam", "adamw"))
+    momentum: float = checked(0.9, number(0, 1))
+    grad_clip: float = checked(1.0, number(0))
+    amp: str = checked("off", choice("off", "bf16", "fp16"))
+    start_from: str = checked("ptq", choice("ptq", "float"))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """provenance: where the decisions of a recipe were made; free text, empty where unknown.
+
+    Example:
+        >>> Provenance(gpu="none").gpu
+        'none'
+    """
+
+    gpu: str = checked("", text)
+    driver: str = checked("", text)
+    torch: str = checked("", text)
+    pyquant: str = checked("", text)
+    latency_table_sha256: str = checked("", text)
+    model_sha256: str = checked("", text)
+
+
+TENSOR_CALIBRATORS = (*CALIBRATORS, OPEN)

@@ -1,0 +1,126 @@
+"""Runs the blocks of documents: Python in one namespace a page, YAML into files, commands as commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fences import Fence, fences
+
+from pyquant.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "docs" / "from-the-tutorials.md", ROOT / "docs" / "selective.md"]
+PAGE = DOCUMENTS[0]
+
+
+class Reader:
+    """One document: a namespace that its Python blocks share, in a scratch directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.module = types.ModuleType("tutorial")
+        self.module.__spec__ = ModuleSpec("tutorial", None)  # importable, as the command line asks for
+        self.failed = ""
+
+    def run(self, block: Fence, path: Path) -> None:
+        if block.language == "python":
+            # the lines keep their numbers, so that an error points into the document
+            exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), self.module.__dict__)
+        elif block.language == "yaml":
+            name = re.match(r"# (\S+\.yaml)\n", block.text)
+            assert name, f"{path}:{block.line}: a YAML block begins with '# name.yaml'"
+            Path(name[1]).write_text(block.text)
+        elif block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["pyquant"]:
+                    assert main(words[1:]) == 0, line
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Reader]]:
+    yield {path: Reader(tmp_path_factory.mktemp(path.stem)) for path in DOCUMENTS}
+    sys.modules.pop("tutorial", None)
+
+
+CASES = [
+    pytest.param(path, block, id=f"{path.stem}:{block.line}")
+    for path in DOCUMENTS
+    if path.is_file()
+    for block in fences(path)
+    if block.language in ("python", "yaml", "bash")
+]
+
+
+@pytest.mark.parametrize(("path", "block"), CASES)
+def test_the_block_runs(path: Path, block: Fence, readers: dict[Path, Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    reader = readers[path]
+    if reader.failed:
+        pytest.skip(f"the block at line {reader.failed} failed")
+    reader.failed = str(block.line)
+    monkeypatch.chdir(reader.folder)
+    monkeypatch.setitem(sys.modules, "tutorial", reader.module)  # for commands that name tutorial:function
+    monkeypatch.syspath_prepend(str(ROOT))  # the page imports from examples/
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reader.run(block, path)
+    reader.failed = ""
+
+
+def test_every_snippet_of_the_documents_has_its_counterpart() -> None:
+    headings = {block.heading for block in fences(PAGE) if block.language == "python"}
+    wanted = [f"{n}.{i}" for n, count in ((1, 3), (2, 3), (3, 3), (4, 5)) for i in range(1, count + 1)]
+    assert sorted({h.split(" ")[0] for h in headings if re.match(r"\d\.\d ", h)}) == wanted
+
+
+def test_every_row_of_what_they_get_wrong_names_a_test_that_exists() -> None:
+    table = PAGE.read_text(encoding="utf-8").split("## What the tutorials get wrong")[1]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith(("| Where", "|--"))]
+    assert len(rows) >= 21
+    for row in rows:
+        named = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", row)
+        assert named, row
+        for file, name in named:
+            text = (ROOT / (file or "tests/ptq/test_tutorial_defects.py")).read_text(encoding="utf-8")
+            assert f"def {name}(" in text, name
+    defects = re.findall(r"^def (test_\w+)", (ROOT / "tests/ptq/test_tutorial_defects.py").read_text(), re.M)
+    assert not [name for name in defects if f"`{name}`" not in table], "a test that no row names"
+
+
+def test_the_example_of_the_three_modes_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples import selective
+
+    rows = {name: rest for name, *rest in selective.main(epochs=1)}
+    assert {name: tuple(rest[2:]) for name, rest in rows.items()} == {
+        "float32": (0, 3), "naive": (8, 3), "hybrid": (6, 3), "selective": (8, 0)
+    }  # fmt: skip
+    assert rows["selective"][1] > rows["naive"][1]
+    header = capsys.readouterr().out.splitlines()[0]
+    assert header in DOCUMENTS[1].read_text(encoding="utf-8")
+
+
+def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# t\n\ntext\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
+    (block,) = fences(page)
+    assert (block.line, block.heading) == (6, "t")
+    with pytest.raises(ValueError, match="1") as error:
+        Reader(tmp_path).run(block, page)
+    assert error.traceback[-1].lineno == 6  # counted from 0: line 7 of the page
+    page.write_text("```python\nx")
+    with pytest.raises(ValueError, match="not closed"):
+        fences(page)

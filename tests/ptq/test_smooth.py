@@ -1,0 +1,212 @@
+"""smooth_: the float function stays, the factors are those of the paper, wrong pairs are found out and undone."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyquant import ArgumentError, W8A8Dynamic
+from pyquant.ptq.improve.smooth import smooth_
+from pyquant.ptq.improve.smooth_rules import TRANSFORMERS_RULES, register_smoothing
+from pyquant.simulate.insert import insert_fake_quantize_
+
+has_transformers = importlib.util.find_spec("transformers") is not None
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Norms of fresh models are ones and zeros, which would hide a bias that was not divided."""
+    g = torch.Generator().manual_seed(9)
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.1 * torch.randn(parameter.shape, generator=g).to(parameter.dtype)
+    return model.eval()
+
+
+def encoder(norm_first: bool, activation: str = "relu") -> nn.Module:
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, activation, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(("model", "shape", "producers"), [
+    (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)), (20, 8), ["0"]),
+    (nn.Sequential(nn.RMSNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)), (20, 8), ["0"]),
+    (nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6), nn.GELU(), nn.Linear(6, 2)), (20, 8), ["0"]),
+    (nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2)), (3, 5, 8), ["0", "1"]),
+    (encoder(True), (3, 5, 16), [f"layers.{i}.{p}" for i in (0, 1) for p in ("norm2", "linear1")]),
+    (encoder(True, "gelu"), (3, 5, 16), ["layers.0.norm2", "layers.1.norm2"]),
+    (encoder(False), (3, 5, 16), ["layers.0.linear1", "layers.1.linear1"]),
+])  # fmt: skip
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_the_float_function_stays(model, shape, producers, alpha) -> None:
+    model = randomise(copy.deepcopy(model))
+    g = torch.Generator().manual_seed(5)
+    batches = [torch.randn(*shape, generator=g) * torch.linspace(0.1, 9, shape[-1]) for _ in range(3)]
+    before, want = copy.deepcopy(model.state_dict()), model(batches[2])
+    found = smooth_(model, iter(batches), 2, alpha)
+    assert list(found) == producers
+    assert min(found.values()) > 1.2
+    torch.testing.assert_close(model(batches[2]), want, rtol=1e-4, atol=1e-5)
+    assert all(not torch.equal(before[f"{p}.weight"], model.get_parameter(f"{p}.weight")) for p in producers)
+
+
+def test_the_factors_are_the_papers() -> None:
+    norm, fc1, fc2 = nn.LayerNorm(3), nn.Linear(3, 2), nn.Linear(3, 4)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc1, self.fc2 = norm, fc1, fc2
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc1(self.norm(x)), self.fc2(self.norm(x))
+
+    model = randomise(Pair())
+    batches = [torch.randn(6, 3, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    x = norm(torch.cat(batches)).detach().abs().amax(0)
+    w = torch.cat([fc1.weight, fc2.weight]).detach().abs().amax(0)
+    old = [t.detach().clone() for t in (norm.weight, norm.bias, fc1.weight, fc2.weight)]
+    factor = x**0.7 / w**0.3
+    found = smooth_(model, batches, 2, 0.7, pairs=[("norm", ["fc1", "fc2"])])
+    for new, want in zip((norm.weight, norm.bias, fc1.weight, fc2.weight),
+                         (old[0] / factor, old[1] / factor, old[2] * factor, old[3] * factor)):  # fmt: skip
+        torch.testing.assert_close(new.detach(), want, rtol=1e-6, atol=1e-7)
+    assert found["norm"] == pytest.approx(float(factor.max() / factor.min()))
+
+
+def test_channels_that_are_never_used_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[0].weight[1], model[0].bias[1] = 0, -1  # always off
+        model[2].weight[:, 2] = 0
+    old = model[0].weight.clone()
+    smooth_(model, [torch.rand(9, 2)], 1)
+    assert torch.equal(model[0].weight[1:], old[1:])
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+class Residual(nn.Module):
+    """A post-norm block: the norm also feeds the residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x + self.fc(x)
+
+
+class Branch(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc(self.norm(x))
+
+
+def test_a_wrong_pair_is_found_out_and_undone() -> None:
+    model = randomise(Residual())
+    before = copy.deepcopy(model.state_dict())
+    batches = [torch.randn(10, 8) * torch.linspace(0.1, 5, 8)]
+    with pytest.raises(ArgumentError, match=r"moved by.*undone: norm"):
+        smooth_(model, batches, 1, pairs=[("norm", ["fc"])])
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    with pytest.raises(ArgumentError, match="no rule finds a pair"):
+        smooth_(model, batches, 1)
+
+
+def test_registered_classes() -> None:
+    register_smoothing(Branch, "norm", ["fc"])
+    register_smoothing(Branch, "norm", ["fc"])
+    model = nn.Sequential(Branch(), Branch())
+    x = torch.randn(10, 8)
+    want = randomise(model)(x)
+    assert list(smooth_(model, [x], 1)) == ["0.norm", "1.norm"]
+    torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError, match="not registered yet"):
+        register_smoothing(Branch, "norm", ["other"])
+    with pytest.raises(ArgumentError, match="attribute"):
+        register_smoothing(Branch, "norm!", ["fc"])
+    broken = Branch()
+    del broken.fc
+    with pytest.raises(ArgumentError, match="without 'fc'"):
+        smooth_(broken, [x], 1)
+
+
+def test_outliers_cost_less_after_it() -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh())
+    with torch.no_grad():  # three channels fifty times as large, and columns as much smaller: the same function
+        model[0].weight[[3, 17, 40]] *= 50
+        model[1].weight[:, [3, 17, 40]] /= 50
+    batches = [torch.randn(50, 64) for _ in range(3)]
+    x = torch.randn(200, 64)
+    want = model(x)
+
+    def error(m: nn.Module) -> float:
+        return float((insert_fake_quantize_(copy.deepcopy(m), W8A8Dynamic())(x) - want).norm() / want.norm())
+
+    naive = error(model)
+    smooth_(model, batches, 3)
+    assert error(model) < naive / 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_types(dtype) -> None:
+    model = randomise(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).to(dtype))
+    smooth_(model, [torch.randn(30, 8).to(dtype)], 1)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def tiny(family: str) -> nn.Module:
+    import transformers as t
+
+    torch.manual_seed(0)
+    if family == "bert":
+        config = t.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                              vocab_size=50)  # fmt: skip
+        return t.BertModel(config)
+    kind = {"llama": "Llama", "llama_gqa": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+    config = getattr(t, f"{kind}Config")(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50,
+        num_key_value_heads=2 if family == "llama_gqa" else 4, head_dim=8, max_position_embeddings=64,
+    )  # fmt: skip
+    return getattr(t, f"{kind}Model")(config)
+
+
+@pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")
+@pytest.mark.parametrize(("family", "pairs"), [
+    ("bert", 1), ("llama", 4), ("llama_gqa", 3), ("mistral", 4), ("qwen2", 4), ("qwen3", 4),
+])  # fmt: skip
+def test_models_of_transformers(family, pairs) -> None:
+    model = randomise(tiny(family))
+    batches = [{"input_ids": torch.randint(50, (2, 9))} for _ in range(2)]
+    want = model(**batches[1]).last_hidden_state
+    found = smooth_(model, batches, 2)
+    assert len(found) == 2 * pairs
+    assert min(found.values()) > 1.1
+    torch.testing.assert_close(model(**batches[1]).last_hidden_state, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")
+def test_the_classes_that_rules_name_exist() -> None:
+    import transformers as t
+
+    found = {type(m).__name__ for f in ("bert", "llama", "mistral", "qwen2", "qwen3") for m in tiny(f).modules()}
+    for name in TRANSFORMERS_RULES:
+        family = name.removesuffix("DecoderLayer").removesuffix("Layer")
+        assert name in found or hasattr(t, f"{family}Model")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"alpha": 1.5}, "alpha"), ({"num_batches": 3}, "num_batches"), ({"pairs": [("0", ["9"])]}, "names of modules"),
+    ({"pairs": [("1", ["0"])]}, "Linears of 4 inputs"), ({"pairs": ["0"]}, "name of the producer"),
+    ({"pairs": [("2", ["1"])]}, "LayerNorm or RMSNorm"), ({"pairs": [("0", ["1"]), ("0", ["1"])]}, "several producers"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(arguments, message) -> None:
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.Tanh())
+    with pytest.raises(Exception, match=message):
+        smooth_(model, [torch.randn(3, 8)], **({"num_batches": 1} | arguments))
+    with pytest.raises(ArgumentError, match="smooth before quantising"):
+        smooth_(insert_fake_quantize_(model, W8A8Dynamic()), [torch.randn(3, 8)], 1)
