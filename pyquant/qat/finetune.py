@@ -1,0 +1,123 @@
+"""A plain training loop for those who have none: quantisation-aware fine-tuning with the rules of QATRecipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.errors import ArgumentError
+from pyquant.qat.learned import LearnedFakeQuantize
+from pyquant.qat.recipe import QATRecipe
+
+
+def param_groups(model: nn.Module, weight_decay: float = 0.0, range_lr: float = 1.0) -> list[dict[str, Any]]:
+    """Parameter groups for an optimiser: weights with decay; learned ranges, biases and norms without.
+
+    weight_decay  of parameters with two or more dimensions.
+    range_lr      learning rate of learned scales as a share of that of the weights (kept as 'lr_share' of the group).
+    ->            two groups, or three where ranges are learned.
+
+    Example:
+        >>> [len(group["params"]) for group in param_groups(nn.Linear(2, 2), 0.1)]
+        [1, 1]
+    """
+    ranges = [m.scale for m in model.modules() if isinstance(m, LearnedFakeQuantize) and m.scale.requires_grad]
+    known = {id(p) for p in ranges}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.dim() > 1], "weight_decay": weight_decay, "lr_share": 1.0},
+        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "lr_share": 1.0},
+    ]
+    if ranges:
+        groups.append({"params": ranges, "weight_decay": 0.0, "lr_share": range_lr})
+    return groups
+
+
+def finetune(
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    loader: Iterable[Any],
+    *,
+    lr: float,
+    steps: int | None = None,
+    epochs: int = 1,
+    recipe: QATRecipe | None = None,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    range_lr: float = 1.0,
+    autocast: torch.dtype | None = None,
+    on_step: Callable[[int, float], Any] | None = None,
+) -> list[float]:
+    """Train a prepared model: momentum SGD or AdamW, warm-up and half cosine, gradient clipping, autocast.
+
+    loss_fn   fn(model, batch) -> scalar loss; moves the batch to the model's device.
+    loader    batches; gone through again until the steps are done.
+    lr        peak learning rate (QATRecipe.peak_lr tells it from that of the training).
+    steps     optimiser steps; None: epochs * len(loader).
+    recipe    warm-up, final rate, clipping and optimiser; None: QATRecipe(). Its `optimizer` None means SGD here.
+    autocast  None, torch.bfloat16 or torch.float16 (which scales the loss); parameters and scales stay float32.
+    range_lr  learning rate of learned ranges, as a share of `lr`.
+    on_step   fn(step, loss), called with unclipped gradients in place, before the update: QATMonitor is one.
+    ->        the loss of every step. The model is in training mode afterwards.
+    Raises ArgumentError for wrong arguments, an empty loader, and a loss that is not finite (naming the step).
+
+    Example:
+        >>> from pyquant import W8A8Dynamic, prepare_qat_
+        >>> model = prepare_qat_(nn.Sequential(nn.Linear(4, 1)), W8A8Dynamic())
+        >>> batches = [torch.ones(8, 4)]
+        >>> losses = finetune(model, lambda m, x: (m(x) - 2).square().mean(), batches, lr=0.05, steps=20)
+        >>> losses[-1] < losses[0]
+        True
+    """
+    recipe = recipe or QATRecipe()
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ArgumentError("autocast", autocast, "None, torch.bfloat16 or torch.float16")
+    if steps is None:
+        try:
+            steps = epochs * len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            raise ArgumentError("steps", "None", "a number of steps, as the loader has no length") from None
+    device = next(model.parameters()).device.type
+    groups = param_groups(model, weight_decay, range_lr)
+    optimizer: torch.optim.Optimizer
+    if recipe.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=lr)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    scaler = torch.amp.GradScaler(device, enabled=autocast is torch.float16)
+    model.train()
+    losses: list[float] = []
+    for step, batch in enumerate(_repeat(loader, steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_share"] * recipe.lr_factor(step, steps)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, autocast or torch.bfloat16, enabled=autocast is not None):
+            loss = loss_fn(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise ArgumentError("loss_fn", f"a loss of {losses[-1]} in step {step}", "finite losses: try a smaller lr")
+        if on_step is not None:
+            on_step(step, losses[-1])
+        nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], recipe.grad_clip)
+        scaler.step(optimizer)
+        scaler.update()
+    return losses
+
+
+def _repeat(loader: Iterable[Any], steps: int) -> Iterable[Any]:
+    done = 0
+    while done < steps:
+        before = done
+        for batch in loader:
+            yield batch
+            done += 1
+            if done == steps:
+                return
+        if done == before:
+            raise ArgumentError("loader", f"no batch after {done} steps", "batches, every time it is gone through")

@@ -1,0 +1,76 @@
+"""Starts that train badly, told before the first step instead of after the last."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from pyquant.simulate.fake_quantize import FakeQuantize
+
+NAMES_SHOWN = 5
+
+
+class QATWarning(UserWarning):
+    """Training will run, but from a start that is known to be a bad one."""
+
+
+def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """One QATWarning for static ranges that were never calibrated, one for 4-bit layers with untrained weights."""
+    uncalibrated: list[str] = []
+    untrained: list[str] = []
+    few_bits = False
+    for name, layer in layers:
+        fakes: dict[str, FakeQuantize] = layer.fake_quantizers()  # type: ignore[operator]
+        missing = [f"{name}.{tensor}" for tensor, fake in fakes.items() if not fake.is_calibrated]
+        uncalibrated += missing
+        has_four = any(fake.scheme.bits == 4 for fake in fakes.values())
+        few_bits |= has_four and bool(missing)
+        weight = getattr(layer, "weight", None)
+        if has_four and isinstance(weight, Tensor) and looks_untrained(weight.detach()):
+            untrained.append(name)
+    if uncalibrated:
+        advice = "calibrate first (QuantizationCalibrator), as forward refuses a static layer without a range"
+        if few_bits:
+            advice += "; with 4 bits the range decides where training begins, so take its best calibration"
+        _warn(f"static ranges without calibration: {_some(uncalibrated)}; {advice}")
+    if untrained:
+        _warn(
+            f"4-bit layers whose weights look untrained (still as PyTorch draws them): {_some(untrained)}; 4 bits "
+            "train badly from random weights: start from a trained model, calibrated after training"
+        )
+
+
+def looks_untrained(weight: Tensor) -> bool:
+    """Whether a weight [N, K, ...] is distributed as nn.Linear and nn.Conv2d draw it: uniform in +-1 / sqrt(K).
+
+    Tensors below 256 elements say too little: False.
+
+    Example:
+        >>> looks_untrained(nn.Linear(64, 64).weight.detach())
+        True
+    """
+    if weight.dim() < 2 or weight.numel() < 256 or weight.is_meta:
+        return False
+    limit = 1.0 / math.sqrt(weight[0].numel())
+    flat = weight.float().flatten()
+    inside = flat.abs() / limit
+    # of a uniform |w| / limit: mean 1/2, mean square 1/3, none above 1; the margins are several standard errors wide
+    margin = 3.0 / math.sqrt(flat.numel())
+    return bool(
+        inside.max() <= 1.0 + 2**-6
+        and abs(inside.mean() - 0.5) < 0.29 * margin
+        and abs(inside.square().mean() - 1 / 3) < 0.3 * margin
+        and abs(flat.mean() / limit) < 0.58 * margin
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, QATWarning, stacklevel=4)

@@ -1,0 +1,84 @@
+"""What is computed from a weight once and used until the weight changes.
+
+Weights change once a step, but are read in every micro-batch, in every call of a layer that is used twice, and in every
+batch of an evaluation. Whoever changes a tensor in place raises its version, so one comparison tells whether the result
+is still good. Two ways round that exist, `.data` and FSDP's shards, hence a second check: on a CPU some elements of the
+weight are compared, elsewhere (where looking at values would wait for the device) nothing outlives a backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+SAMPLES: Final = 64
+
+
+class Kept(Generic[T]):
+    """A value made from tensors, made again when one of them has changed.
+
+    A copy (deepcopy, pickle) is empty: the value belongs to the tensors of the original.
+
+    Example:
+        >>> kept, weight = Kept(), torch.ones(3)
+        >>> [kept.get(lambda old: weight.sum().item(), weight) for _ in range(2)], kept.made
+        ([3.0, 3.0], 1)
+        >>> _ = weight.mul_(2)
+        >>> kept.get(lambda old: weight.sum().item(), weight), kept.made
+        (6.0, 2)
+    """
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self.made = 0  # how often the value was made: what tests and curious people look at
+        self._key: Any = None
+        self._samples: list[Tensor] = []
+
+    def get(self, make: Callable[[T | None], T], *of: Tensor) -> T:
+        """The value for the tensors `of`; make(old value) gives a new one where they have changed."""
+        key = [(t._version, t.data_ptr(), t.dtype, t.device, t.shape) for t in of]
+        samples = [_samples(t) for t in of if t.device.type == "cpu"]
+        if self.value is None or key != self._key or not all(map(torch.equal, samples, self._samples)):
+            self._key = None  # an exception in between must not leave half a value behind
+            self.value = make(self.value)
+            self._key, self._samples = key, samples
+            self.made += 1
+        elif len(samples) < len(of) and not torch.is_grad_enabled():  # no backward will tell when it is stale
+            self.value = make(self.value)
+            self.made += 1
+        return self.value
+
+    def after_backward(self) -> None:
+        """A gradient has passed: the step that changes the weights may follow, unseen on a GPU."""
+        if self._key is not None and any(device.type != "cpu" for _, _, _, device, _ in self._key):
+            self._key = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Kept, ())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept[T]:
+        return Kept()
+
+
+def can_keep(weight: Tensor) -> bool:
+    """Whether results of this tensor may be kept: a parameter itself, outside of tracing and inference mode.
+
+    What is computed from a parameter in every forward (the matrix of a convolution) is another tensor each time.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.is_inference_mode_enabled()
+        and type(weight) is torch.nn.Parameter
+        and not weight.is_inference()
+        and not weight.is_meta
+        and weight.is_contiguous()
+    )
+
+
+def _samples(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: (flat.numel() // SAMPLES) | 1].clone()

@@ -1,0 +1,264 @@
+"""LearnedPrecision: bit widths that training chooses, layer by layer, under a limit of size or latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core.presets import W4A4, W4A8, W8A8, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.sites import Filter, find_sites, scheme_of
+from pyquant.nn.swap import swap_modules
+from pyquant.qat.learned_bits import LEVELS, LearnedBitsLinear
+from pyquant.qat.prepare import prepare_qat_
+from pyquant.simulate.insert import twin_of
+from pyquant.simulate.kinds import is_simulated
+
+PHASES: Final = ("warm-up", "bits", "fine-tune")
+Costs = Mapping[str, Mapping[int, float]]
+
+
+class LearnedPrecision:
+    """Learns how many bits each Linear of a model needs while it trains, and leaves 4, 8 or 16 of them.
+
+    Weights (and, with learn_inputs, activations) are rounded with a learned step d within a learned limit x_max; the
+    bits follow: b = ceil(log2(x_max / d + 1)) + 1, with a straight-through ceil. A penalty on the cost that the bits
+    imply pushes them down until the target is met; the loss of the task holds them up where they matter.
+
+    model         float model; its nn.Linear layers are replaced in place, around the same parameters.
+    target        cost to reach, as a share of the cost with 16 bits everywhere, in (0, 1).
+    cost          'size' (bytes of the weights; of the activations of one sample too, where they are learned), or
+                  latencies {layer name: {4: time, 8: time, 16: time}} as measured: of the layer with that many bits (of
+                  weights and learned inputs, the larger). In between, time is taken as linear in the bits.
+    steps         optimiser steps of the whole run; `phases` are the shares of 'warm-up' (bits stay at start_bits) and
+                  of 'bits' (they move). Then they are frozen, and the rest is fine-tuning of the final schemes.
+    filter_fn     fn(module, name) -> bool, which layers take part.
+    start_bits    where the bits begin, 4 to 16.
+    learn_inputs  learn the bits of activations too; otherwise inputs have 8 bits.
+    dynamic       final schemes with inputs quantised per token; False: static ones, whose inputs need a calibration, so
+                  at the freeze the model is left in floating point, with `config()` to prepare it by.
+    strength      of the penalty: strength * max(cost / target - 1, 0) at the end of the phase; it rises to this.
+    bit_lr        how many bits a step may move them, about; d and x_max have an optimiser of their own (Adam).
+
+    Make the optimiser of the weights before: afterwards model.parameters() holds d and x_max too.
+    In the loop: `loss = task + learned.penalty(); loss.backward(); optimizer.step(); learned.step()`. `phase` is
+    'warm-up', 'bits' or 'fine-tune'; from then on the model is prepared by prepare_qat_ with the schemes of config().
+    Raises ArgumentError, also where even 4 bits everywhere do not meet the target.
+    Source: Schaefer et al. 2024, arXiv:2206.07741; Uhlich et al. 2020, arXiv:1905.11452.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> learned = LearnedPrecision(model, target=0.5, steps=10)
+        >>> learned.phase, learned.bits()
+        ('warm-up', {'0': (8, 8), '2': (8, 8)})
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        target: float,
+        steps: int,
+        cost: str | Costs = "size",
+        phases: tuple[float, float] = (0.1, 0.6),
+        filter_fn: Filter | None = None,
+        start_bits: int = 8,
+        learn_inputs: bool = False,
+        dynamic: bool = True,
+        strength: float = 1.0,
+        bit_lr: float = 0.05,
+    ) -> None:
+        self.model, self.target, self.strength = model, float(target), float(strength)
+        self._learn_inputs, self._dynamic = learn_inputs, dynamic
+        self._check(steps, phases, start_bits)
+        self._ends = (round(steps * phases[0]), round(steps * (phases[0] + phases[1])))
+        self._done = 0
+        self.layers = self._insert(filter_fn, start_bits)
+        self._costs = _cost_tables(cost, self.layers, learn_inputs)
+        self._full = sum(table[16] for table in self._costs.values())
+        if sum(table[4] for table in self._costs.values()) > self.target * self._full:
+            least = sum(table[4] for table in self._costs.values()) / self._full
+            raise ArgumentError("target", target, f"above {least:.3f}, the cost with 4 bits everywhere")
+        swap_modules(model, self._sites)
+        parameters = [p for layer in self.layers.values() for p in layer.bit_parameters()]
+        self._optimizer = torch.optim.Adam(parameters, lr=bit_lr)
+        self._final: dict[str, tuple[int, int]] | None = None
+        self._enter("warm-up" if self._ends[0] else "bits")
+
+    def _check(self, steps: int, phases: tuple[float, float], start_bits: int) -> None:
+        if is_simulated(self.model) or any(is_simulated(m) for m in self.model.modules()):
+            raise ArgumentError("model", "a model with fake quantisation", "a float model")
+        if not 0 < self.target < 1:
+            raise ArgumentError("target", self.target, "a number in (0, 1): a share of the cost with 16 bits")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ArgumentError("steps", repr(steps), "a whole number >= 1")
+        if len(phases) != 2 or min(phases) < 0 or phases[1] == 0 or sum(phases) > 1:
+            raise ArgumentError("phases", phases, "(share of warm-up, share of bits > 0), together at most 1")
+        if isinstance(start_bits, bool) or not 4 <= start_bits <= 16:
+            raise ArgumentError("start_bits", start_bits, "4 to 16")
+
+    def _insert(self, filter_fn: Filter | None, start_bits: int) -> dict[str, LearnedBitsLinear]:
+        rules = FqnConfig({"_default": W8A8Dynamic()})
+        self._sites: list[tuple[list[str], nn.Module]] = []
+        layers: dict[str, LearnedBitsLinear] = {}
+        for site in find_sites(self.model, (nn.Linear,)):
+            if scheme_of(rules, site, filter_fn) is None:
+                continue
+            name = site.names[0]
+
+            def make(linear: nn.Module) -> nn.Module:
+                return LearnedBitsLinear.of(linear, start_bits, self._learn_inputs, self._dynamic)  # type: ignore[arg-type]
+
+            layer = twin_of(site.module, name, make)
+            layers[name] = layer  # type: ignore[assignment]
+            self._sites.append((site.names, layer))
+        if not layers:
+            raise ArgumentError(
+                "model", f"a {type(self.model).__name__} without layers that take part", "nn.Linear layers"
+            )
+        return layers
+
+    # ---- the loop
+
+    def cost(self) -> Tensor:
+        """What the bits cost now, as a share of 16 bits everywhere; differentiable."""
+        parts = [_interpolate(layer.layer_bits(), self._costs[name]) for name, layer in self.layers.items()]
+        return torch.stack([part.to(parts[0].device) for part in parts]).sum() / self._full
+
+    def penalty(self) -> Tensor:
+        """To be added to the loss of the task; 0 outside of the phase 'bits'."""
+        if self.phase != "bits":
+            return torch.zeros(())
+        # It rises: a weak penalty moves those layers only whose bits the task hardly misses; the others come later.
+        rise = (self._done - self._ends[0] + 1) / (self._ends[1] - self._ends[0])
+        return self.strength * rise * (self.cost() / self.target - 1).clamp_min(0)
+
+    def step(self) -> None:
+        """After the optimiser's step: move the bits, and go on to the next phase when it is time."""
+        if self.phase == "bits":
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._done += 1
+        if self.phase == "warm-up" and self._done >= self._ends[0]:
+            self._enter("bits")
+        if self.phase == "bits" and self._done >= self._ends[1]:
+            self.freeze()
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        for parameter in (p for layer in self.layers.values() for p in layer.bit_parameters()):
+            parameter.requires_grad_(phase == "bits")
+
+    # ---- the result
+
+    def bits(self) -> dict[str, tuple[int, int]]:
+        """(bits of weights, bits of inputs) of every layer: as learned so far, final ones after the freeze."""
+        if self._final is not None:
+            return dict(self._final)
+        return {name: layer.bits_now() for name, layer in self.layers.items()}
+
+    def freeze(self) -> None:
+        """End the phase 'bits': 4, 8 or 16 for every layer within the target, and the model prepared with them.
+
+        Every layer begins with 4 bits; those that want more most get more, as long as the cost allows.
+        """
+        if self.phase == "fine-tune":
+            return
+        self._final = self._snapped()
+        swap_modules(self.model, [(names, twin_of(layer, names[0], _to_float)) for names, layer in self._sites])
+        self.phase = "fine-tune"
+        if self._dynamic and any(scheme is not None for scheme in self.config().entries.values()):
+            prepare_qat_(self.model, self.config())
+
+    def _snapped(self) -> dict[str, tuple[int, int]]:
+        wanted = {name: layer.wanted_bits() for name, layer in self.layers.items()}
+        level = dict.fromkeys(wanted, 4)
+        budget = self.target * self._full * (1 + 1e-9)
+        while True:
+            spent = sum(self._costs[name][bits] for name, bits in level.items())
+            upgrades = [
+                (wanted[name] - bits, name, 2 * bits)
+                for name, bits in level.items()
+                if wanted[name] > bits and spent - self._costs[name][bits] + self._costs[name][2 * bits] <= budget
+            ]
+            if not upgrades:
+                break
+            _, name, bits = max(upgrades)
+            level[name] = bits
+        final = {}
+        for name, layer in self.layers.items():
+            weight, inputs = layer.bits_now()
+            if self._learn_inputs:
+                final[name] = _pair(min(_up(weight), level[name]), min(_up(inputs), level[name]))
+            else:
+                final[name] = (level[name], 16 if level[name] == 16 else 8)
+        return final
+
+    def config(self) -> FqnConfig:
+        """The schemes, for quantize_ and prepare_qat_; layers that keep 16 bits stay in floating point (None).
+
+        Raises ArgumentError before the freeze.
+        """
+        if self._final is None:
+            raise ArgumentError("phase", repr(self.phase), "'fine-tune': bits are final after freeze()")
+        return FqnConfig({name: _scheme(*bits, dynamic=self._dynamic) for name, bits in self._final.items()})
+
+
+def _to_float(layer: nn.Module) -> nn.Module:
+    return layer.to_float()  # type: ignore[operator,no-any-return]
+
+
+def _scheme(weight: int, inputs: int, *, dynamic: bool) -> QScheme | None:
+    if weight == 16:
+        return None
+    if weight == 8:
+        return W8A8Dynamic() if dynamic else W8A8()
+    if inputs == 4:
+        return W4A4Dynamic() if dynamic else W4A4()
+    return W4A8Dynamic(None) if dynamic else W4A8(None)
+
+
+def _pair(weight: int, inputs: int) -> tuple[int, int]:
+    """The nearest pair that has a scheme: 16 bits of either are 16 of both, 4-bit inputs need 4-bit weights."""
+    if 16 in (weight, inputs):
+        return 16, 16
+    return weight, max(inputs, weight)
+
+
+def _up(bits: int) -> int:
+    return next((level for level in LEVELS if bits <= level), LEVELS[-1])
+
+
+def _cost_tables(
+    cost: str | Costs, layers: Mapping[str, LearnedBitsLinear], inputs: bool
+) -> dict[str, dict[int, float]]:
+    tables: dict[str, dict[int, float]] = {}
+    if cost == "size":
+        for name, layer in layers.items():
+            elements = layer.weight.numel() + (layer.in_features if inputs else 0)
+            tables[name] = {bits: elements * bits / 8 for bits in LEVELS}
+        return tables
+    if not isinstance(cost, Mapping):
+        raise ArgumentError("cost", repr(cost)[:80], "'size', or {layer name: {4: time, 8: time, 16: time}}")
+    for name in layers:
+        table = cost.get(name)
+        good = isinstance(table, Mapping) and all(
+            isinstance(table.get(bits), (int, float)) and 0 < table[bits] < math.inf for bits in LEVELS
+        )
+        if not good or table is None:
+            raise ArgumentError("cost", f"{table!r} for layer '{name}'"[:120], "times above 0 for 4, 8 and 16 bits")
+        tables[name] = {bits: float(table[bits]) for bits in LEVELS}
+    return tables
+
+
+def _interpolate(bits: Tensor, table: Mapping[int, float]) -> Tensor:
+    """Cost at a real number of bits, linear between 4, 8 and 16; outside as at the ends."""
+    low, middle, high = (table[level] for level in LEVELS)
+    bits = bits.clamp(4.0, 16.0)
+    return torch.where(bits <= 8, low + (bits - 4) / 4 * (middle - low), middle + (bits - 8) / 8 * (high - middle))

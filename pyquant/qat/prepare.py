@@ -1,0 +1,215 @@
+"""prepare_qat_: a model that trains under the rounding of its integer twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch  # noqa: F401  (the example)
+from torch import Tensor, nn
+
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.patches import Patches
+from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of
+from pyquant.nn.swap import swap_modules
+from pyquant.qat.guards import warn_of_bad_starts
+from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
+from pyquant.qat.learned import LearnedFakeQuantize
+from pyquant.qat.weight import WeightFakeQuantize, copied
+from pyquant.recipe import Recipe
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.insert import twin_of
+from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
+from pyquant.simulate.linear import FakeQuantLinear
+
+FORWARDS = ("simulated", "int8")
+
+# True, False; names, globs and 're:' patterns of layers or of tensors ('fc1', '*.input'); or fn(name, layer) -> bool.
+Learn = bool | Iterable[str] | Callable[[str, nn.Module], bool]
+# One word for all layers, or fn(name, layer) -> word.
+Forward = str | Callable[[str, nn.Module], str]
+
+
+def prepare_qat_(
+    model: nn.Module,
+    config: Config | Recipe | str | os.PathLike[str] | None = None,
+    filter_fn: Filter | None = None,
+    *,
+    learn_amax: Learn | None = None,
+    forward: Forward = "simulated",
+) -> nn.Module:
+    """Make a model ready for quantisation-aware training, in place.
+
+    model      a float model, or one that simulates already, calibrated by SelectiveQuantizer and
+               QuantizationCalibrator: the better start. Its schemes and calibrated ranges stay as they are.
+    config     QScheme, FqnConfig or mapping {key: QScheme or None}, as in quantize_; a Recipe or the path of its file;
+               None for a simulating model.
+    filter_fn  fn(module, name) -> bool; of a float model: which layers the config is meant for.
+    learn_amax  which ranges are learned (LSQ), of weights and of static inputs and outputs: True for all of them, False
+               for none, patterns of layer names ('blocks.*.fc1') or of tensors ('*.weight', 'fc1.input'), or
+               fn(layer name, layer) -> bool. Per tensor, per channel and per group. None: as the recipe says, or False.
+    forward    'simulated' (float products of rounded operands), 'int8' (integer products, see docs/qat.md 4), or
+               fn(layer name, layer) -> one of them.
+    ->         the model, its parameters shared with the float layers: an optimiser that exists goes on working, except
+               for learned scales, which are new parameters. convert_ afterwards needs no calibration.
+    Transactional: on any exception the model is as before. Warns (QATWarning) of static ranges that are not calibrated
+    yet, and of 4-bit layers with untrained weights. Raises ArgumentError or SchemeError naming the layer.
+    Source: docs/qat.md.
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> model = prepare_qat_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic())
+        >>> model(torch.ones(1, 8)).sum().backward()
+        >>> model[0].weight.grad.shape
+        torch.Size([8, 8])
+    """
+    if not isinstance(model, nn.Module) or is_simulated(model) or isinstance(model, tuple(SIMULATED)):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains layers")
+    if isinstance(config, (str, os.PathLike)):
+        config = Recipe.load(config)
+    if isinstance(config, Recipe):
+        learn_amax = config.selective_quantizer_params.learn_amax if learn_amax is None else learn_amax
+        config = config.config()
+    simulating = list(find_sites(model, tuple(SIMULATED.values())))
+    wanted = _simulated(model, simulating, config, filter_fn) if simulating else _floats(model, config, filter_fn)
+    learns = _Learning(learn_amax or False)
+    new = []
+    for site, layer in wanted:
+        name = site.names[0]
+        make = partial(_train, name=name, layer=layer, learns=learns, forward=forward)
+        new.append((site.names, twin_of(site.module, name, make)))
+    learns.check_used()
+    swap_modules(model, new)
+    warn_of_bad_starts((names[0], layer) for names, layer in new)
+    return model
+
+
+def _floats(model: nn.Module, config: Config | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
+    """Every layer that the config means, and its simulating twin."""
+    sites = list(find_sites(model, tuple(SIMULATED)))
+    if not sites:
+        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
+    if config is None:
+        raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
+    rules = rules_of(config)
+    check_keys(rules, model, sites)
+    found = []
+    for site in sites:
+        scheme = scheme_of(rules, site, filter_fn)
+        if scheme is not None and not scheme.is_float:
+            found.append((site, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme))))
+    if not found:
+        raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
+    return found
+
+
+def _simulated(
+    model: nn.Module, sites: list[Site], config: Config | None, filter_fn: Filter | None
+) -> list[tuple[Site, nn.Module]]:
+    """The simulating layers; a config that is given as well must not say anything else than they do."""
+    if filter_fn is not None:
+        raise ArgumentError("filter_fn", "a function", "None for a model that simulates already")
+    if config is not None:
+        rules = rules_of(config)
+        for site in sites:
+            _check_same(rules, site)
+    return [(site, site.module) for site in sites]
+
+
+def _check_same(rules: FqnConfig, site: Site) -> None:
+    decision = rules.decide(site.names[0], site.module)
+    scheme: QScheme = site.module.scheme  # type: ignore[assignment]
+    if decision is None or decision.scheme != scheme:
+        said = "nothing" if decision is None else str(decision.scheme)
+        raise ArgumentError(
+            "config", f"{said} for '{site.names[0]}', which simulates {scheme}",
+            "None (the schemes are those of the calibrated layers), or the same schemes",
+        )  # fmt: skip
+
+
+def _train(_: nn.Module, name: str, layer: nn.Module, learns: _Learning, forward: Forward) -> nn.Module:
+    """A simulating layer as training wants it, made from `layer`, which is not changed."""
+    how = forward(name, layer) if callable(forward) else forward
+    if how not in FORWARDS:
+        raise ArgumentError("forward", repr(how), " or ".join(map(repr, FORWARDS)))
+    twin = copied(layer, type(layer))
+    if how == "int8":
+        twin = _integer(name, layer)
+    fakes: dict[str, FakeQuantize] = layer.fake_quantizers()  # type: ignore[operator]
+    for tensor, fake in fakes.items():
+        place = next(child for child, module in layer._modules.items() if module is fake)
+        twin._modules[place] = _trained(f"{name}.{tensor}", layer, tensor, fake, learns)
+    return twin
+
+
+def _integer(name: str, layer: nn.Module) -> nn.Module:
+    scheme: QScheme = layer.scheme  # type: ignore[assignment]
+    reason = why_not_integer(scheme)
+    if type(layer) not in (FakeQuantLinear, IntegerForwardLinear):
+        reason = f"it is a {type(layer).__name__}, and only Linear layers have an integer forward"
+    if reason is not None:
+        raise ArgumentError("forward", f"'int8' for '{name}' ({scheme})", f"'simulated' there: {reason}")
+    return IntegerForwardLinear.of(layer)  # type: ignore[arg-type]
+
+
+def _trained(name: str, layer: nn.Module, tensor: str, fake: FakeQuantize, learns: _Learning) -> FakeQuantize:
+    weight = weight_matrix(layer) if tensor == "weight" else None
+    can_learn = weight is not None or not fake.follows
+    if learns.means(name.rpartition(".")[0], name, layer, can_learn) and not isinstance(fake, LearnedFakeQuantize):
+        return LearnedFakeQuantize.of(fake, weight)
+    return WeightFakeQuantize.of(fake) if weight is not None and type(fake) is FakeQuantize else fake
+
+
+def weight_matrix(layer: nn.Module) -> Tensor:
+    """The weights of a simulating layer as the matrix [N, K] that its quantiser sees, detached."""
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator,union-attr,assignment]
+    return weight if weight.dim() == 2 else Patches.of(layer).matrix(weight)  # type: ignore[arg-type]
+
+
+class _Learning:
+    """Which tensors have a learned range. A wish that no tensor can fulfil is an error, not silence."""
+
+    def __init__(self, wish: Learn) -> None:
+        self._wish = wish
+        self._rules: dict[str, FqnConfig] = {}
+        self._used: set[str] = set()
+        self._met = False
+        if isinstance(wish, bool) or callable(wish):
+            return
+        patterns = [wish] if isinstance(wish, str) else list(wish)
+        if not all(isinstance(pattern, str) and pattern for pattern in patterns):
+            raise ArgumentError("learn_amax", repr(wish)[:120], "True, False, patterns of names, or fn(name, layer)")
+        self._rules = {pattern: FqnConfig({pattern: None}) for pattern in patterns}
+
+    def means(self, layer_name: str, tensor_name: str, layer: nn.Module, can_learn: bool) -> bool:
+        if isinstance(self._wish, bool):
+            wanted = self._wish
+        elif callable(self._wish):
+            wanted = bool(self._wish(layer_name, layer))
+        else:
+            hits = [
+                pattern
+                for pattern, rule in self._rules.items()
+                if rule.matches(pattern, layer_name, layer) or rule.matches(pattern, tensor_name, layer)
+            ]
+            wanted = bool(hits)
+            if can_learn:
+                self._used.update(hits)
+        self._met |= wanted and can_learn
+        return wanted and can_learn
+
+    def check_used(self) -> None:
+        unused = [pattern for pattern in self._rules if pattern not in self._used]
+        if unused or (self._wish is True and not self._met):
+            raise ArgumentError(
+                "learn_amax", f"no range to learn for {', '.join(map(repr, unused)) or 'any layer'}",
+                "names of layers, or of tensors such as 'fc1.weight' and 'fc1.input'; dynamic ranges follow their data",
+            )  # fmt: skip
+
+
+def range_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The learned scales of a model: leave them out of weight decay, and out of FSDP's mixed precision."""
+    return [m.scale for m in model.modules() if isinstance(m, LearnedFakeQuantize)]  # type: ignore[misc]

@@ -1,0 +1,220 @@
+"""From a training recipe to one for quantisation-aware training: the tutorials' rules, and better ones beside them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import nn
+
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.match import FqnConfig
+from pyquant.simulate.fake_quantize import FakeQuantize
+
+OPTIMIZERS: Final = ("sgd", "adamw")
+
+
+@dataclass(frozen=True)
+class QATRecipeModification:
+    """The rules of thumb of the PTQ and QAT guides, applied to a training recipe: what SuperGradients does, as coded.
+
+    batch_size_divisor     batch sizes of training and validation are divided by it, but only where ranges are learned
+                           (learn_amax): the recipe's text does not say so, the code that it describes does.
+    max_epochs_divisor     epochs are divided by it, at least 1 remains.
+    lr_decay_factor        learning rate, warm-up learning rate and weight decay are multiplied by it. A recipe without
+                           a warm-up learning rate gets 1 % of the new learning rate.
+    warmup_epochs_divisor  warm-up: the new number of epochs divided by it, at least 1.
+    cosine_final_lr_ratio  the schedule becomes a cosine that ends at this share of the new learning rate.
+    disable_phase_callbacks, disable_augmentations   empty the list of phase callbacks; take the transforms of
+                           validation for training too.
+    Averages of weights (ema) and synchronised batch norm (sync_bn) are switched off where they are on. The number of
+    GPUs stays as it is: one GPU only was a limit of that framework, not a rule. Alias: QATRecipeModificationCallback.
+    Raises ArgumentError for a divisor below 1 or a factor that is not above 0, and (called) for a missing key.
+    Source: docs/qat.md 6.
+
+    Example:
+        >>> cfg = {"training_hyperparams": {"max_epochs": 100, "initial_lr": 0.1, "optimizer_params":
+        ...        {"weight_decay": 1e-4}}, "dataset_params": {}}
+        >>> new = QATRecipeModification()(cfg)["training_hyperparams"]
+        >>> new["max_epochs"], new["initial_lr"], new["lr_mode"], new["lr_warmup_epochs"]
+        (10, 0.001, 'cosine', 1)
+    """
+
+    batch_size_divisor: int = 2
+    max_epochs_divisor: int = 10
+    lr_decay_factor: float = 0.01
+    warmup_epochs_divisor: int = 10
+    cosine_final_lr_ratio: float = 0.01
+    disable_phase_callbacks: bool = True
+    disable_augmentations: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size_divisor", "max_epochs_divisor", "warmup_epochs_divisor"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(name, repr(value), "a whole number >= 1")
+        for name in ("lr_decay_factor", "cosine_final_lr_ratio"):
+            _number(name, getattr(self, name))
+
+    def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
+        """A changed copy of a recipe.
+
+        cfg  {"training_hyperparams": {"max_epochs", "initial_lr", "optimizer_params": {"weight_decay"}, ...},
+             "dataset_params": {"train_dataloader_params": {"batch_size"}, ...}, "quantization_params":
+             {"selective_quantizer_params": {"learn_amax"}, ...}}; the last also at the top level, as the YAML block of
+             the guide has it.
+        """
+        new = copy.deepcopy(dict(cfg))
+        hyper = _section(new, "training_hyperparams")
+        optimizer = _section(hyper, "optimizer_params", "training_hyperparams.")
+        epochs = _value(hyper, "max_epochs", "training_hyperparams.")
+        decay = _value(optimizer, "weight_decay", "training_hyperparams.optimizer_params.")
+        lr = _value(hyper, "initial_lr", "training_hyperparams.") * self.lr_decay_factor
+        warmup_lr = hyper.get("warmup_initial_lr")
+        data = new.get("dataset_params") or {}
+        if learns_amax(new):
+            for loader in ("train_dataloader_params", "val_dataloader_params"):
+                if "batch_size" in (data.get(loader) or {}):
+                    data[loader]["batch_size"] = max(data[loader]["batch_size"] // self.batch_size_divisor, 1)
+        hyper["max_epochs"] = max(int(epochs) // self.max_epochs_divisor, 1)
+        hyper["initial_lr"] = lr
+        hyper["warmup_initial_lr"] = lr * 0.01 if warmup_lr is None else warmup_lr * self.lr_decay_factor
+        optimizer["weight_decay"] = decay * self.lr_decay_factor
+        hyper["lr_mode"] = "cosine"
+        hyper["cosine_final_lr_ratio"] = self.cosine_final_lr_ratio
+        hyper["lr_warmup_epochs"] = max(hyper["max_epochs"] // self.warmup_epochs_divisor, 1)
+        for name in ("ema", "sync_bn"):
+            if hyper.get(name):
+                hyper[name] = False
+        if self.disable_phase_callbacks and hyper.get("phase_callbacks"):
+            hyper["phase_callbacks"] = []
+        validation = data.get("val_dataset_params") or {}
+        if self.disable_augmentations and "transforms" in validation:
+            data.setdefault("train_dataset_params", {})["transforms"] = copy.deepcopy(validation["transforms"])
+        return new
+
+
+QATRecipeModificationCallback = QATRecipeModification
+
+
+@dataclass(frozen=True)
+class QATRecipe:
+    """Better rules: the learning rate depends on the bits, the optimiser and the batch stay as they are.
+
+    bits        fewest bits of any quantised tensor, 4 or 8 (fewest_bits(model or config) tells).
+    schedule    share of the training schedule: 10 %; 30 % closes some more of the gap.
+    peak        peak learning rate as a share of the training's; None: 1 % from 8 bits on, 30 % with 4-bit tensors.
+    warmup      share of the steps (or epochs) with a rising learning rate.
+    final       the half cosine ends at this share of the peak.
+    grad_clip   largest norm of all gradients together.
+    optimizer   None: the training's own; 'sgd' (momentum 0.9) or 'adamw'.
+    Raises ArgumentError. Source: docs/qat.md 6.
+
+    Example:
+        >>> recipe = QATRecipe(bits=4)
+        >>> recipe.peak_lr(0.1), recipe.lr_factor(0, 100), recipe.lr_factor(9, 100), round(recipe.lr_factor(99, 100), 4)
+        (0.03, 0.1, 1.0, 0.0103)
+    """
+
+    bits: int = 8
+    schedule: float = 0.1
+    peak: float | None = None
+    warmup: float = 0.1
+    final: float = 0.01
+    grad_clip: float = 1.0
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ArgumentError("bits", repr(self.bits), "4 or 8")
+        for name in ("schedule", "final", "grad_clip"):
+            _number(name, getattr(self, name))
+        if self.peak is not None:
+            _number("peak", self.peak)
+        if not 0 <= self.warmup < 1:
+            raise ArgumentError("warmup", repr(self.warmup), "a number in [0, 1)")
+        if self.optimizer not in (None, *OPTIMIZERS):
+            raise ArgumentError("optimizer", repr(self.optimizer), "None, 'sgd' or 'adamw'")
+
+    def peak_lr(self, training_lr: float) -> float:
+        """Peak learning rate for a model that was trained with `training_lr`."""
+        share = self.peak if self.peak is not None else 0.3 if self.bits == 4 else 0.01
+        return training_lr * share
+
+    def lr_factor(self, step: int, steps: int) -> float:
+        """Learning rate of a step (0 to steps - 1) as a share of the peak: linear warm-up, then half a cosine."""
+        rising = int(steps * self.warmup)
+        if step < rising:
+            return (step + 1) / rising
+        at = min((step - rising) / max(steps - rising, 1), 1.0)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * at))
+
+    def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
+        """A changed copy of a recipe of the form that QATRecipeModification takes."""
+        new = copy.deepcopy(dict(cfg))
+        hyper = _section(new, "training_hyperparams")
+        epochs = _value(hyper, "max_epochs", "training_hyperparams.")
+        hyper["initial_lr"] = self.peak_lr(_value(hyper, "initial_lr", "training_hyperparams."))
+        hyper["max_epochs"] = max(round(epochs * self.schedule), 1)
+        hyper["warmup_initial_lr"] = hyper["initial_lr"] * 0.01
+        hyper["lr_warmup_epochs"] = max(round(hyper["max_epochs"] * self.warmup), 1) if self.warmup else 0
+        hyper["lr_mode"] = "cosine"
+        hyper["cosine_final_lr_ratio"] = self.final
+        hyper["clip_grad_norm"] = self.grad_clip
+        if self.optimizer is not None:
+            hyper["optimizer"] = {"sgd": "SGD", "adamw": "AdamW"}[self.optimizer]
+            parameters = dict(hyper.get("optimizer_params") or {})
+            parameters.pop("momentum", None)
+            hyper["optimizer_params"] = parameters | ({"momentum": 0.9} if self.optimizer == "sgd" else {})
+        return new
+
+
+def fewest_bits(of: nn.Module | FqnConfig | QScheme | Mapping[Any, QScheme | None]) -> int:
+    """The fewest bits of any quantised tensor of a prepared model or of a config: 4 or 8.
+
+    Raises ArgumentError where nothing is quantised.
+
+    Example:
+        >>> from pyquant.core.presets import W4A8, W8A8
+        >>> fewest_bits({"fc1": W4A8(), "_default": W8A8()})
+        4
+    """
+    if isinstance(of, nn.Module):
+        bits = [m.scheme.bits for m in of.modules() if isinstance(m, FakeQuantize)]
+    else:
+        schemes = [of] if isinstance(of, QScheme) else (of.entries if isinstance(of, FqnConfig) else of).values()
+        tensors = [t for s in schemes if s is not None for t in (s.weights, s.inputs, s.outputs) if t is not None]
+        bits = [t.bits for t in tensors if t.bits != 16]
+    if not bits:
+        raise ArgumentError("of", type(of).__name__, "a prepared model, or a config with 4- or 8-bit layers")
+    return min(bits)
+
+
+def learns_amax(cfg: Mapping[str, Any]) -> bool:
+    """Whether a recipe learns its ranges (selective_quantizer_params.learn_amax, at either place)."""
+    places = (cfg.get("quantization_params") or {}, cfg)
+    return any((place.get("selective_quantizer_params") or {}).get("learn_amax") for place in places)
+
+
+def _section(cfg: dict[str, Any], name: str, where: str = "") -> dict[str, Any]:
+    if not isinstance(cfg.get(name), Mapping):
+        raise ArgumentError("cfg", f"no mapping '{where}{name}'", "a recipe with that section")
+    cfg[name] = dict(cfg[name])
+    section: dict[str, Any] = cfg[name]
+    return section
+
+
+def _value(section: Mapping[str, Any], name: str, where: str) -> float:
+    value = section.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentError("cfg", f"{where}{name} = {value!r}", "a recipe that has this number")
+    return value
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ArgumentError(name, repr(value), "a finite number above 0")

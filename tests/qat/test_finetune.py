@@ -1,0 +1,122 @@
+"""The loop: schedule, clipping, autocast, scaling, callbacks, and QAT that recovers what 4 bits cost."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from qat_models import calibrate, draw, linear, mlp, prepared
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pyquant import ArgumentError, QATRecipe, convert_, finetune
+from pyquant.core.presets import W4A4, W8A8, W4A8Dynamic, W8A8Dynamic
+from pyquant.qat.finetune import param_groups
+
+
+def data(*path: object, n: int = 4) -> list[tuple[Tensor, Tensor]]:
+    d = draw("finetune", *path)
+    teacher = mlp("teacher")
+    with torch.no_grad():
+        return [(x, teacher(x)) for x in (d.normal(16, 32) for _ in range(n))]
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch[0]).float(), batch[1])
+
+
+def test_four_bits_recover() -> None:
+    """R121: training brings back most of what rounding to 4 bits cost, and the deployed layer keeps it."""
+    batches = data("recover", n=8)
+    model = mlp("teacher")  # trained as well as can be: it is the teacher
+    x = torch.cat([b[0] for b in batches])
+    target = torch.cat([b[1] for b in batches])
+    calibrate(prepared(model, W4A4(symmetric_inputs=False)), x, share=0.9)
+    with torch.no_grad():
+        before = F.mse_loss(convert_(copy.deepcopy(model))(x), target).item()
+    finetune(model, loss, batches, lr=0.1, steps=150, recipe=QATRecipe(bits=4))
+    convert_(model)
+    after = F.mse_loss(model(x), target).item()
+    assert after < 0.5 * before
+
+
+def test_schedule_momentum_and_clipping() -> None:
+    batches = data("schedule")
+    model = prepared(mlp(), W8A8Dynamic())
+    manual = copy.deepcopy(model)
+    losses = finetune(model, loss, batches, lr=0.05, epochs=3, weight_decay=0.01)
+    recipe = QATRecipe()
+    ordered = sorted(manual.parameters(), key=lambda p: -p.dim())
+    optimizer = torch.optim.SGD(
+        [{"params": [p for p in manual.parameters() if p.dim() == k], "weight_decay": 0.01 * (k - 1)} for k in (2, 1)],
+        lr=0.05,
+        momentum=0.9,
+    )
+    expected = []
+    for step in range(12):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * recipe.lr_factor(step, 12)
+        optimizer.zero_grad()
+        value = loss(manual, batches[step % 4])
+        value.backward()
+        assert nn.utils.clip_grad_norm_(ordered, 1.0) > 0
+        optimizer.step()
+        expected.append(value.item())
+    assert losses == expected
+    for p, q in zip(model.parameters(), manual.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert model.training
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("forward", ["simulated", "int8"])
+def test_autocast_and_learned_ranges(autocast: torch.dtype, forward: str) -> None:
+    batches = data("autocast")
+    model = prepared(mlp("s"), W8A8(), batches[0][0], learn_amax=True, forward=forward)
+    losses = finetune(
+        model, loss, batches, lr=0.1, steps=30, autocast=autocast, recipe=QATRecipe(optimizer="sgd"), range_lr=0.1
+    )
+    assert losses[-1] < losses[0]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_adamw_and_callbacks() -> None:
+    seen: list[tuple[int, float, bool]] = []
+    batches = data("adam")
+    model = prepared(mlp("s"), W4A8Dynamic(16), learn_amax=True)
+
+    def look(step: int, value: float) -> None:
+        seen.append((step, value, model[0].weight.grad is not None))
+
+    losses = finetune(model, loss, batches, lr=0.01, steps=20, recipe=QATRecipe(optimizer="adamw"), on_step=look)
+    assert [s[0] for s in seen] == list(range(20))
+    assert [s[1] for s in seen] == losses
+    assert all(s[2] for s in seen)
+    assert losses[-1] < losses[0]
+
+
+def test_groups() -> None:
+    model = prepared(mlp(), W8A8Dynamic(), learn_amax=True)
+    weights, rest, ranges = param_groups(model, 0.1, 0.5)
+    assert [p.dim() for p in weights["params"]] == [2, 2]
+    assert (weights["weight_decay"], rest["weight_decay"], ranges["weight_decay"]) == (0.1, 0.0, 0.0)
+    assert len(ranges["params"]) == 2
+    assert ranges["lr_share"] == 0.5
+    model[0].weight.requires_grad_(False)
+    assert len(param_groups(model)[0]["params"]) == 1
+
+
+def test_what_goes_wrong_is_named() -> None:
+    model = prepared(nn.Sequential(linear(32, 16)), W8A8Dynamic())
+    batches = data("wrong")
+    with pytest.raises(ArgumentError, match="steps"):
+        finetune(model, loss, iter(batches), lr=0.1)
+    with pytest.raises(ArgumentError, match="loader"):
+        finetune(model, loss, [], lr=0.1, steps=3)
+    with pytest.raises(ArgumentError, match="loader"):
+        finetune(model, loss, iter(batches), lr=0.1, steps=9)  # a generator runs out
+    with pytest.raises(ArgumentError, match="autocast"):
+        finetune(model, loss, batches, lr=0.1, autocast=torch.float32)
+    with pytest.raises(ArgumentError, match="in step 0"):
+        finetune(model, lambda m, b: m(b[0]).sum() * torch.inf, batches, lr=0.1)

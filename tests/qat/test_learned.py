@@ -1,0 +1,177 @@
+"""Learned ranges: gradients against float64, every granularity, positive scales, nothing silently off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from qat_models import SCHEMES, calibrate, draw, linear, mlp, prepared, train
+from torch import Tensor, nn
+
+from pyquant import ArgumentError, convert_
+from pyquant.core.presets import W4A4, W4A8, W8A8, W8A8Dynamic
+from pyquant.core.scheme import TensorScheme
+from pyquant.qat.learned import FLOOR, LearnedFakeQuantize
+from pyquant.qat.prepare import range_parameters
+from pyquant.simulate.fake_quantize import FakeQuantize
+
+TENSORS = {
+    "per tensor": (TensorScheme(), (6, 32)),
+    "per tensor affine": (TensorScheme(bits=4, symmetric=False), (6, 32)),
+    "per channel": (TensorScheme(bits=4, granularity="per_channel"), (6, 32)),
+    "per group": (TensorScheme(bits=4, granularity="per_group", group_size=8), (6, 32)),
+    "per group affine": (TensorScheme(bits=4, symmetric=False, granularity="per_group", group_size=8), (6, 32)),
+}
+
+
+def lsq(x: Tensor, scale: Tensor, zero: Tensor, scheme: TensorScheme, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients by the formulas of the paper, element by element in float64."""
+    qmin, qmax = scheme.code_range
+    rows = x.double().reshape(scale.numel(), -1)
+    g = grad.double().reshape(scale.numel(), -1)
+    s, z = scale.double().reshape(-1, 1), zero.double().reshape(-1, 1)
+    v = rows / s
+    r = torch.round(v)
+    low, high = qmin - z, qmax - z
+    inside = (r >= low) & (r <= high)
+    slope = torch.where(inside, r - v, torch.where(r < low, low.expand_as(r), high.expand_as(r)))
+    factor = 1 / math.sqrt(rows.shape[1] * qmax)
+    return (g * inside).reshape(x.shape), (g * slope).sum(1).reshape(scale.shape) * factor
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_gradients_of_weights(name: str) -> None:
+    scheme, shape = TENSORS[name]
+    d = draw("lsq", name)
+    follows = FakeQuantize(scheme, follows=True)
+    weight = nn.Parameter(d.normal(*shape))
+    fake = LearnedFakeQuantize.of(follows, weight)
+    with torch.no_grad():
+        fake.scale.mul_(0.6)  # so that a part is clipped
+    grad = d.normal(*shape)
+    fake(weight).backward(grad)
+    zero = torch.zeros_like(fake.scale) if fake.zero_point is None else fake.zero_point
+    expected_x, expected_scale = lsq(weight.detach(), fake.scale.detach(), zero, scheme, grad)
+    assert (expected_x == 0).any()
+    torch.testing.assert_close(weight.grad.double(), expected_x)
+    torch.testing.assert_close(fake.scale.grad.double(), expected_scale, rtol=1e-4, atol=1e-6)
+    assert fake.scale.grad.shape == fake.scale.shape
+    assert fake.scale.numel() == {"per_tensor": 1, "per_channel": 6, "per_group": 24}[scheme.granularity]
+
+
+@pytest.mark.parametrize("shape", [(5, 32), (3, 5, 32), (32,)])
+def test_gradient_scale_of_inputs_counts_one_sample(shape: tuple[int, ...]) -> None:
+    d = draw("inputs", shape)
+    plain = FakeQuantize(TensorScheme())
+    plain.set_qparams(torch.tensor([0.011]))
+    fake, x, grad = LearnedFakeQuantize.of(plain), d.normal(*shape), d.normal(*shape)
+    fake(x).backward(grad)
+    whole = lsq(x, fake.scale.detach(), torch.zeros(1), fake.scheme, grad)[1] * math.sqrt(x.numel() * 127)
+    n = 32 if len(shape) < 3 else 5 * 32
+    torch.testing.assert_close(fake.scale.grad.double(), whole / math.sqrt(n * 127), rtol=1e-4, atol=1e-7)
+
+
+def test_a_wrong_slope_would_be_seen() -> None:
+    scheme, shape = TENSORS["per channel"]
+    x, scale, grad = draw("slope").normal(*shape), torch.full((6,), 0.1), torch.ones(shape)
+    right = lsq(x, scale, torch.zeros(6), scheme, grad)[1]
+    wrong = lsq(x * 1.001, scale, torch.zeros(6), scheme, grad)[1]
+    assert not torch.allclose(right, wrong, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEMES if n != "W8A8Dynamic"])
+def test_every_scheme_learns_and_converts(name: str) -> None:
+    d = draw("learn", name)
+    x, t = d.normal(8, 32), d.normal(8, 16) * 0.3
+    model = prepared(mlp(name), SCHEMES[name], x, learn_amax=True)
+    learned = [m for m in model.modules() if isinstance(m, LearnedFakeQuantize)]
+    assert len(learned) >= 2
+    before = [m.scale.detach().clone() for m in learned]
+    losses = train(model, x, t, 12, lr=0.05)
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(m.scale, b) for m, b in zip(learned, before, strict=True)), "a range did not learn"
+    scales = [fake.qparams()[0] for fake in (model[0].weight_fake_quant, model[2].weight_fake_quant)]
+    y = model(x).detach()
+    convert_(model)  # no calibration
+    torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-4)
+    for layer, scale in zip((model[0], model[2]), scales, strict=True):
+        got = layer.weight_scale.reshape(-1)[:: layer.weight_scale.numel() // scale.numel()]
+        assert torch.equal(got, scale.reshape(-1))
+
+
+def test_scales_stay_positive() -> None:
+    model = prepared(nn.Sequential(linear(32, 24)), W8A8(), draw("pos").normal(4, 32), learn_amax=True)
+    fake = model[0].weight_fake_quant
+    start = fake.scale.detach().clone()
+    assert torch.equal(fake.floor, start * FLOOR)
+    with torch.no_grad():
+        fake.scale[0], fake.scale[1] = -1.0, 0.0  # a step that was far too large
+    x = draw("pos").normal(4, 32)
+    y = model(x)
+    assert y.isfinite().all()
+    y.square().sum().backward()
+    assert fake.scale.grad.isfinite().all()
+    assert fake.scale.grad[:2].ne(0).all()  # the way back is open
+    assert torch.equal(fake.scale.detach()[:2], start[:2] * FLOOR)  # and begins at the floor, not far below
+    with torch.no_grad():
+        fake.scale[2] = -1.0  # the last step before the checkpoint
+    twin = prepared(nn.Sequential(linear(32, 24, "twin")), W8A8(), x, learn_amax=True)
+    state = model.state_dict()
+    assert (state["0.weight_fake_quant.scale"] > 0).all()
+    assert set(state) == set(twin.state_dict())
+    twin.load_state_dict(state)
+    assert torch.equal(twin(x), model(x))
+    assert torch.equal(twin[0].weight_fake_quant.floor, model[0].weight_fake_quant.scale.detach() * FLOOR)
+    convert_(model)
+    assert (model[0].weight_scale > 0).all()
+    assert torch.isfinite(model(x)).all()
+
+
+def test_which_ranges_learn() -> None:
+    def learned(wish: object, scheme: object = None) -> set[str]:
+        model = prepared(mlp(), scheme or W8A8(), learn_amax=wish)
+        return {n for n, m in model.named_modules() if isinstance(m, LearnedFakeQuantize)}
+
+    both = {"0.weight_fake_quant", "0.input_fake_quant", "2.weight_fake_quant", "2.input_fake_quant"}
+    assert learned(False) == set()
+    assert learned(True) == both
+    assert learned(["0"]) == {"0.weight_fake_quant", "0.input_fake_quant"}
+    assert learned(["*.input"]) == {"0.input_fake_quant", "2.input_fake_quant"}
+    assert learned("re:.*weight") == {"0.weight_fake_quant", "2.weight_fake_quant"}
+    assert learned(lambda name, layer: layer.out_features == 16) == {"2.weight_fake_quant", "2.input_fake_quant"}
+    assert learned(True, W8A8Dynamic()) == {"0.weight_fake_quant", "2.weight_fake_quant"}
+    for wish, scheme in ((["1"], W8A8()), (["nothing.*"], W8A8()), (["*.input"], W8A8Dynamic()), ([3], W8A8())):
+        with pytest.raises(ArgumentError, match="learn_amax"):
+            learned(wish, scheme)
+
+
+def test_parameters_states_and_optimisers() -> None:
+    x = draw("state").normal(8, 32)
+    model = prepared(mlp(), W4A8(16), learn_amax=True)
+    ranges = range_parameters(model)
+    assert len(ranges) == 4
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)  # before the calibration, which must keep the parameters
+    calibrate(model, x)
+    assert all(p.requires_grad for p in ranges)
+    model(x).square().mean().backward()
+    optimizer.step()
+    state = model.state_dict()
+    assert state["0.weight_fake_quant.scale"].shape == (48, 2)
+    fresh = prepared(mlp("other"), W4A8(16), learn_amax=True)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh(x), model(x))
+    plain = prepared(mlp("plain"), W4A8(16))  # ranges that follow have no scale in their state
+    assert "0.weight_fake_quant.scale" not in plain.state_dict()
+    assert state["0.input_fake_quant.scale"].shape == plain.state_dict()["0.input_fake_quant.scale"].shape
+
+
+def test_preparing_twice_keeps_what_was_learned() -> None:
+    x = draw("twice").normal(8, 32)
+    model = prepared(mlp(), W4A4(), x, learn_amax=["*.weight"])
+    train(model, x, draw("twice").normal(8, 16), 3)
+    y, scale = model(x).detach(), model[0].weight_fake_quant.scale.detach().clone()
+    prepared(model, None, learn_amax=True)
+    assert torch.equal(model(x).detach(), y)
+    assert torch.equal(model[0].weight_fake_quant.scale, scale)
+    assert isinstance(model[0].input_fake_quant, LearnedFakeQuantize)
