@@ -1,0 +1,111 @@
+"""Trains small models, quantises them in many ways, prints what that costs against the stated goals, writes results."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.accuracy.goals import verdicts
+from bench.accuracy.measure import QUICK, SeedResult, Size, gathered, measure
+from bench.accuracy.models import TASKS
+from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, rows_table
+from bench.markers import put
+from pyquant.cli.progress import Progress
+from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.report.render import to_json, write_text
+
+_SEEDS = {"digits": 5, "bytemlp": 3, "gpt3": 3}
+_NOTES = [
+    (
+        "rise and accuracy are against the float model of the same seed, on the same held-out data; the interval is "
+        "that of the mean over the seeds (Student's t)"
+    ),
+    "digits: 64-16-16-10 on scikit-learn's images with fresh noise; bytemlp, gpt3: the standard library's sources",
+    "W4: weights alone, per channel; A4, A8: inputs alone, per tensor; scales by MSE where nothing is said; W8 by max",
+    (
+        "QAT: a tenth of the float schedule, from the calibrated model; the share recovered is that of the rise over "
+        "the float control, which was trained as long in the same way"
+    ),
+]
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    parser.add_argument("--out", metavar="DIR", help="where results go (default: bench/results/<cpu>)")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS), help="default: all")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds a task (default: 5 of digits, 3 of the others)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
+    parser.add_argument("--docs", metavar="FILE", help="also put the tables between the markers of this Markdown file")
+    parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the training, lower goals: a check")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    tasks, notes = list(args.tasks), list(_NOTES)
+    if "digits" in tasks and importlib.util.find_spec("sklearn") is None:
+        tasks.remove("digits")
+        notes.append("digits: not measured, scikit-learn is not installed")
+        print(notes[-1], file=sys.stderr)
+    started = time.perf_counter()
+    seeds = {task: args.seeds or (1 if args.quick else _SEEDS[task]) for task in tasks}
+    # The longest first, so that the processes end together.
+    jobs = [(task, seed) for task in sorted(tasks, key=list(TASKS).index, reverse=True) for seed in range(seeds[task])]
+    results = sorted(
+        _run(jobs, QUICK if args.quick else Size(), args.jobs), key=lambda r: (tasks.index(r.task), r.seed)
+    )
+    by_task = gathered(results)
+    report = AccuracyReport(
+        environment=describe_environment("cpu", clock="none: nothing is timed"),
+        seconds=time.perf_counter() - started,
+        floats={task: [r.base for r in results if r.task == task] for task in tasks},
+        goals=verdicts(by_task, args.quick),
+        rows=[
+            AccuracyRow(task, what, [f[what].rise for f in figures], [f[what].accuracy for f in figures])
+            for task, figures in by_task.items()
+            for what in figures[0]
+        ],
+        notes=notes,
+    )
+    print(goals_table(report.goals))
+    out = Path(args.out) if args.out else Path("bench/results") / folder_name(report.environment)
+    if args.out or not args.quick:
+        write_text(out / "accuracy.md", markdown(report))
+        write_text(out / "accuracy.json", to_json(report))
+        print(f"{report.seconds:.0f} s; wrote {out / 'accuracy.md'}, {out / 'accuracy.json'}")
+    if args.docs:
+        put_tables(Path(args.docs), report)
+    return 1 if any(goal.verdict == "MISS" for goal in report.goals) else 0
+
+
+def put_tables(path: Path, report: AccuracyReport) -> None:
+    """Goals, and the rows of every task that was measured, between the markers of a document."""
+    put(path, "goals", f"{report.environment.line()}\n\n{goals_table(report.goals)}")
+    for task in report.floats:
+        put(path, task, rows_table([row for row in report.rows if row.task == task]))
+
+
+def _run(jobs: list[tuple[str, int]], size: Size, processes: int) -> list[SeedResult]:
+    with Progress("accuracy", len(jobs)) as shown:
+        if processes <= 1 or len(jobs) == 1:
+            found = []
+            for task, seed in jobs:
+                shown.step(f"{task}, seed {seed}")
+                found.append(measure(task, seed, size))
+            return found
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            waiting = [(job, pool.submit(measure, *job, size)) for job in jobs]
+            found = []
+            for (task, seed), future in waiting:
+                shown.step(f"{task}, seed {seed}")
+                found.append(future.result())
+            return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""What quantisation costs one model: everything that is done to the model of one task and seed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import nn
+
+from bench.accuracy.models import TASKS, Batch, Block, Task, loss_of
+from bench.accuracy.train import Schedule, train, train_float
+from pyquant import (
+    W4A4,
+    W4A8,
+    W4A16,
+    W8A8,
+    QScheme,
+    bias_correction_,
+    gptq_,
+    insert_fake_quantize_,
+    prepare_qat_,
+    register_smoothing,
+    smooth_,
+)
+from pyquant.simulate.calibrate import calibrate_
+from pyquant.simulate.kinds import is_simulated
+
+CALIBRATION = 8  # batches
+OUTLIERS, GAIN = (3, 17, 40), 50.0
+# The tutorials' rule is 1 % of the initial learning rate, with SGD; the initial one of SGD on these models is 0.2.
+RECIPES: Final[dict[str, Callable[[Task], Schedule]]] = {
+    "SGD 1 %": lambda task: Schedule("sgd", 0.002),
+    "AdamW 30 %": lambda task: Schedule("adamw", 0.3 * task.learning_rate),
+}
+
+register_smoothing(Block, "norm1", ["qkv"])
+register_smoothing(Block, "norm2", ["fc1"])
+
+
+@dataclass(frozen=True)
+class Figures:
+    """rise: cross-entropy minus the float model's, nats. accuracy: minus the float model's, points."""
+
+    rise: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Everything of one task and seed. base: (cross-entropy, accuracy in %) of the float model."""
+
+    task: str
+    seed: int
+    base: tuple[float, float]
+    figures: dict[str, Figures]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done. share: of the float schedule; test: of the held-out batches; qat: of the float schedule."""
+
+    share: float = 1.0
+    test: float = 1.0
+    qat: float = 0.1
+
+
+QUICK = Size(share=0.1, test=0.25, qat=0.02)
+
+
+def measure(name: str, seed: int, size: Size) -> SeedResult:
+    """Train the float model of a task and quantise it in every way."""
+    torch.set_num_threads(1)
+    task = TASKS[name]
+    return Rig(task, seed, size, train_float(task, seed, size.share)).run()
+
+
+class Rig:
+    """A float model, the held-out data it is judged on, and what is done to copies of it."""
+
+    def __init__(self, task: Task, seed: int, size: Size, model: nn.Module) -> None:
+        self.task, self.seed, self.size, self.model = task, seed, size, model
+        self.test = list(
+            task.batches("test", max(1, round(task.test_batches * size.test)), task.batch_size, 1000 + seed)
+        )
+        self.calibration = list(task.batches("train", CALIBRATION, task.batch_size, 2000 + seed))
+        self.base = self.judge(model)
+        self.figures: dict[str, Figures] = {}
+
+    def run(self) -> SeedResult:
+        """All rows. -> the result, plain numbers only."""
+        self.rounding()
+        self.activations()
+        if self.task.name == "gpt3":
+            self.outliers()
+        if self.task.name != "digits":
+            self.training()
+        return SeedResult(self.task.name, self.seed, self.base, self.figures)
+
+    # ---- what is measured
+
+    def rounding(self) -> None:
+        """8 bits; 4-bit weights alone, with scales by max and MSE, and with what makes up for the rounding."""
+        self.note("W8A8", self.simulated(W8A8(), "max"))
+        self.note("W4 max", self.simulated(W4A16(None), "max"))
+        by_mse = self.simulated(W4A16(None))
+        self.note("W4 MSE", by_mse)
+        corrected = copy.deepcopy(by_mse)
+        bias_correction_(corrected, self.calibration, CALIBRATION)
+        self.note("W4 MSE, bias correction", corrected)
+        gptq_(by_mse, self.calibration, CALIBRATION, error="kl")
+        self.note("W4 GPTQ", by_mse)
+        bias_correction_(by_mse, self.calibration, CALIBRATION)
+        self.note("W4 GPTQ, bias correction", by_mse)
+
+    def activations(self) -> None:
+        """Rounded inputs, weights in floating point: 4 bits with and without a zero point; 8 bits by entropy."""
+        for name, scheme in (("A4 signed", W4A4()), ("A4 affine", W4A4(symmetric_inputs=False))):
+            both = self.simulated(scheme)
+            self.note(f"W4{name}", both)
+            self.note(name, weights_off(both))
+        self.note("A8 entropy", weights_off(self.simulated(W8A8(), "max", "entropy")))
+        self.note("W4A8", self.simulated(W4A8(None)))
+        both = self.simulated(W4A4(symmetric_inputs=False))
+        gptq_(both, self.calibration, CALIBRATION, error="kl")
+        self.note("W4A4 affine, GPTQ", both)
+
+    def outliers(self) -> None:
+        """The same function with outliers in its activations, as it is and after smoothing."""
+        model = inject_outliers(copy.deepcopy(self.model))
+        self.note("outliers, W8A8", self.simulated(W8A8(), "max", of=model))
+        smooth_(model, self.calibration, CALIBRATION)
+        self.note("outliers, W8A8 smoothed", self.simulated(W8A8(), "max", of=model))
+
+    def training(self) -> None:
+        """Quantisation-aware training for a tenth of the schedule, from the calibrated model, and a float control."""
+        for name, recipe in RECIPES.items():
+            self.note(f"float control, {name}", self.trained(copy.deepcopy(self.model), recipe(self.task)))
+            for label, scheme in (("W4A8", W4A8(None)), ("W4A4 affine", W4A4(symmetric_inputs=False))):
+                prepared = prepare_qat_(self.simulated(scheme))
+                self.note(f"{label}, QAT {name}", self.trained(prepared, recipe(self.task)))
+        learns = prepare_qat_(self.simulated(W4A4(symmetric_inputs=False)), learn_amax=True)
+        learned = self.trained(learns, RECIPES["AdamW 30 %"](self.task))
+        self.note("W4A4 affine, QAT AdamW 30 %, learned ranges", learned)
+
+    # ---- how
+
+    def simulated(
+        self, scheme: QScheme, weights: str = "mse", inputs: str = "mse", of: nn.Module | None = None
+    ) -> nn.Module:
+        """A copy of the model with simulated layers, calibrated."""
+        given = None if scheme.inputs is None else replace(scheme.inputs, calibrator=inputs)
+        scheme = replace(scheme, weights=replace(scheme.weights, calibrator=weights), inputs=given)
+        model = copy.deepcopy(self.model if of is None else of)
+        insert_fake_quantize_(model, {"_default": scheme, **dict.fromkeys(self.task.left_alone)})
+        return calibrate_(model, self.calibration, CALIBRATION)
+
+    def trained(self, model: nn.Module, schedule: Schedule) -> nn.Module:
+        steps = max(1, round(self.task.steps * self.size.qat))
+        return train(model, self.task.batches("train", steps, self.task.batch_size, 3000 + self.seed), steps, schedule)
+
+    def note(self, what: str, model: nn.Module) -> None:
+        loss, accuracy = self.judge(model)
+        self.figures[what] = Figures(loss - self.base[0], accuracy - self.base[1])
+
+    @torch.no_grad()
+    def judge(self, model: nn.Module) -> tuple[float, float]:
+        """(cross-entropy in nats, accuracy in %) on the held-out batches."""
+        model.eval()
+        loss = sum(float(loss_of(model, batch)) for batch in self.test)
+        right = sum(_right(model, batch) for batch in self.test)
+        return loss / len(self.test), 100 * right / len(self.test)
+
+
+@torch.no_grad()
+def inject_outliers(model: nn.Module) -> nn.Module:
+    """Three channels of every norm fifty times as large, the columns that read them as much smaller: the same function,
+    in the form that large language models grow by themselves."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        for norm, linear in ((block.norm1, block.qkv), (block.norm2, block.fc1)):
+            for channel in OUTLIERS:
+                norm.weight[channel] *= GAIN
+                norm.bias[channel] *= GAIN
+                linear.weight[:, channel] /= GAIN
+    return model
+
+
+def weights_off(model: nn.Module) -> nn.Module:
+    """Weights in floating point again, inputs as they are."""
+    for layer in _layers(model):
+        layer.weight_fake_quant.mode = "off"  # type: ignore[union-attr]
+    return model
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if is_simulated(module))
+
+
+def _right(model: nn.Module, batch: Batch) -> float:
+    return float((model(batch[0]).argmax(-1) == batch[1]).double().mean())
+
+
+def gathered(results: list[SeedResult]) -> Mapping[str, list[Mapping[str, Figures]]]:
+    """{task: the figures of each seed}."""
+    found: dict[str, list[Mapping[str, Figures]]] = {}
+    for result in results:
+        found.setdefault(result.task, []).append(result.figures)
+    return found

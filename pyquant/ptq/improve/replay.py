@@ -1,0 +1,140 @@
+"""The same calibration batches through a model several times, watched at single layers; the model is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate.run import inputs_of
+from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.simulate.kinds import is_simulated
+from pyquant.simulate.linear import FakeQuantLinear
+
+BatchToInputs = Callable[[Any], Any]
+
+
+class _Enough(Exception):
+    """Ends a forward pass whose rest nobody looks at."""
+
+
+class Replay:
+    """num_batches batches of `data`, kept, and the passes that the improvers make over them.
+
+    model            nn.Module; runs in eval mode and without gradients, in the modes that its layers are in.
+    batch_to_inputs  as in pyquant.calibrate.run_calibration.
+    Raises ArgumentError; CalibrationError where data holds fewer than num_batches batches.
+    """
+
+    def __init__(
+        self, model: nn.Module, data: Iterable[Any], num_batches: int, batch_to_inputs: BatchToInputs | None = None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+        if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
+            raise ArgumentError("num_batches", repr(num_batches), "an integer of at least 1")
+        self.model = model
+        self.batches = list(islice(data, num_batches))
+        if len(self.batches) < num_batches:
+            raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {len(self.batches)}")
+        self._to_inputs = inputs_of(model, batch_to_inputs)
+
+    def run(self, batch: Any) -> Any:
+        """The model's output for one batch, as in inference."""
+        args, kwargs = self._to_inputs(batch)
+        with torch.no_grad(), evaluating(self.model):
+            return self.model(*args, **kwargs)
+
+    def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
+        """{layer: calls in the first batch}, in the order of the first calls; layers it never reaches are missing."""
+        counts: dict[str, int] = {}
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hooks.enter_context(_hooked(layer, partial(_count, counts, name)))
+            self.run(self.batches[0])
+        return counts
+
+    def watch(self, layer: nn.Module, calls: int, see: Callable[[Tensor, Tensor], None], first: int, last: int) -> None:
+        """see(input, output) of every call of a layer, for batches first <= i < last; a pass ends with the call after
+        which the layer is not needed any more."""
+        left = 0
+
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            nonlocal left
+            see(inputs[0].detach(), output.detach())
+            left -= 1
+            if left == 0:
+                raise _Enough
+
+        with _hooked(layer, hook):
+            for batch in self.batches[first:last]:
+                left = calls
+                with suppress(_Enough):
+                    self.run(batch)
+
+
+def simulated_layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
+    """Every FakeQuantLinear by its first name. Raises ArgumentError where there is none."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
+    if not layers:
+        raise ArgumentError(
+            "model",
+            f"a {type(model).__name__} without fake quantisation of Linears",
+            "a model after insert_fake_quantize_",
+        )
+    return layers
+
+
+@contextmanager
+def floating(model: nn.Module) -> Iterator[None]:
+    """All simulating layers of a model pass their tensors on unrounded."""
+    fakes = [fake for m in model.modules() if is_simulated(m) for fake in m.fake_quantizers().values()]  # type: ignore[operator,union-attr]
+    modes = [fake.mode for fake in fakes]
+    try:
+        for fake in fakes:
+            fake.mode = "off"
+        yield
+    finally:
+        for fake, mode in zip(fakes, modes, strict=True):
+            fake.mode = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and every module's own mode again afterwards."""
+    flags = [(m, m.training) for m in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The floating-point tensors of a model's output: a tensor, or a tuple, list or mapping of outputs."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        return [t for item in output.values() for t in tensors_of(item)]
+    if isinstance(output, (tuple, list)):
+        return [t for item in output for t in tensors_of(item)]
+    return []
+
+
+def _count(counts: dict[str, int], name: str, *_: Any) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+@contextmanager
+def _hooked(layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    handle = layer.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

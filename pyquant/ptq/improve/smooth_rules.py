@@ -1,0 +1,141 @@
+"""What smooth_ knows: in which module classes a norm or Linear feeds nothing but certain Linears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pyquant.errors import ArgumentError
+
+Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
+
+_LLAMA: Final[tuple[Rule, ...]] = (
+    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+    ("self_attn.v_proj", ("self_attn.o_proj",)),  # attention mixes tokens, not channels
+    ("mlp.up_proj", ("mlp.down_proj",)),  # act(gate) * up is linear in up
+)
+# The norms of post-norm encoders also feed the residual stream; their values may move into the output projection.
+_BERT: Final[tuple[Rule, ...]] = (("attention.self.value", ("attention.output.dense",)),)
+
+# Classes of transformers 5.23 by name; tests/ptq/test_smooth.py holds one small model of each family to its function.
+TRANSFORMERS_RULES: Final[dict[str, tuple[Rule, ...]]] = {
+    **dict.fromkeys(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"), _LLAMA),
+    **dict.fromkeys(("BertLayer", "RobertaLayer", "ElectraLayer", "CamembertLayer"), _BERT),
+}
+_BY_CLASS: dict[type[nn.Module], list[Rule]] = {}
+_RMS_NORMS: Final = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_PASSES: Final = (nn.ReLU, nn.Identity, nn.Dropout)  # positively homogeneous: f(x / s) = f(x) / s
+
+
+def register_smoothing(parent_class: type[nn.Module], producer: str, consumers: Sequence[str]) -> type[nn.Module]:
+    """Tell smooth_ that a module class feeds the result of one layer to some Linears and to nothing else.
+
+    parent_class  subclass of nn.Module; instances of exactly this class are meant.
+    producer      path of an attribute, such as 'norm1' or 'mlp.up': a LayerNorm, RMSNorm or Linear.
+    consumers     paths of the Linears that read its result; between the two there may be what commutes with a positive
+                  factor for each channel (nothing, ReLU, dropout, attention's mixing of tokens).
+    ->            parent_class. Registering the same again changes nothing.
+    Raises ArgumentError for names that are none and for a producer that is registered with other consumers.
+
+    Example:
+        >>> class Feed(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 8)
+        ...     def forward(self, x):
+        ...         return x + self.fc(self.norm(x))
+        >>> _ = register_smoothing(Feed, "norm", ["fc"])
+    """
+    if not isinstance(parent_class, type) or not issubclass(parent_class, nn.Module):
+        raise ArgumentError("parent_class", repr(parent_class)[:120], "a subclass of torch.nn.Module")
+    if isinstance(consumers, str) or not consumers:
+        raise ArgumentError("consumers", repr(consumers)[:120], "a sequence of attribute paths, such as ['fc1']")
+    for argument, path in (("producer", producer), *(("consumers", c) for c in consumers)):
+        if not isinstance(path, str) or not all(part.isidentifier() or part.isdigit() for part in path.split(".")):
+            raise ArgumentError(argument, repr(path)[:120], "the path of an attribute of the class's instances")
+    rule = (producer, tuple(consumers))
+    known = _BY_CLASS.setdefault(parent_class, [])
+    if any(old[0] == producer and old != rule for old in known):
+        raise ArgumentError("producer", producer, "a producer that is not registered yet for this class")
+    if rule not in known:
+        known.append(rule)
+    return parent_class
+
+
+def pairs_of(parent: nn.Module) -> Iterator[Rule]:
+    """(producer, consumers) below one module that its class is known for, as paths.
+
+    Raises ArgumentError where a class that the user registered lacks one of its attributes.
+    """
+    if "forward" in parent.__dict__:
+        return
+    kind = type(parent)
+    for producer, consumers in _BY_CLASS.get(kind, ()):
+        for path in (producer, *consumers):
+            if find(parent, path) is None:
+                raise ArgumentError("model", f"a {kind.__name__} without '{path}'", "what register_smoothing was told")
+        yield producer, consumers
+    if kind.forward is nn.Sequential.forward:
+        yield from _neighbours(parent)
+    elif kind is nn.TransformerEncoderLayer:
+        if parent.norm_first:
+            yield "norm2", ("linear1",)
+        if parent.activation in (F.relu, torch.relu) or isinstance(parent.activation, nn.ReLU):
+            yield "linear1", ("linear2",)
+    elif kind.__module__.startswith("transformers.models."):
+        rules = TRANSFORMERS_RULES.get(kind.__name__, ())
+        yield from (
+            r for r in rules if all(find(parent, path) is not None for path in (r[0], *r[1])) and _fits(parent, r)
+        )
+
+
+def is_producer(module: nn.Module) -> bool:
+    """Whether dividing a module's weight (and bias) by a factor divides its result by it, channel by channel."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__ in _RMS_NORMS:
+        return isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.dim() == 1  # type: ignore[union-attr,operator]
+    return type(module) is nn.Linear
+
+
+def find(parent: nn.Module, path: str) -> Any:
+    """The submodule at a path, or None."""
+    for part in path.split("."):
+        child = parent._modules.get(part)
+        if child is None:
+            return None
+        parent = child
+    return parent
+
+
+def flatten(pairs: Iterable[Any]) -> Iterator[Rule]:
+    """What a user gave as pairs; ArgumentError for anything but (name, names)."""
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ArgumentError("pairs", repr(pair)[:120], "('name of the producer', ['names', 'of its consumers'])")
+        yield pair[0], (pair[1],) if isinstance(pair[1], str) else tuple(pair[1])
+
+
+def _neighbours(parent: nn.Module) -> Iterator[Rule]:
+    """In an nn.Sequential: a norm or Linear, things that a positive factor passes through, and the next Linear."""
+    producer: str | None = None
+    for name, module in parent._modules.items():
+        if producer is not None and type(module) is nn.Linear:
+            yield producer, (name,)
+        if module is not None and is_producer(module):
+            producer = name
+        elif type(module) not in _PASSES:
+            producer = None
+
+
+def _fits(parent: nn.Module, rule: Rule) -> bool:
+    """Whether all are there; a Linear that feeds others of another width does so through grouped-query attention."""
+    if any(find(parent, path) is None for path in (rule[0], *rule[1])):
+        return False
+    producer = find(parent, rule[0])
+    return not isinstance(producer, nn.Linear) or all(
+        find(parent, path).in_features == producer.out_features for path in rule[1]
+    )

@@ -1,0 +1,135 @@
+"""The accuracy driver: its data, its goals and verdicts, and a run of everything on very little."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.accuracy import __main__ as driver  # noqa: E402
+from bench.accuracy import goals, text  # noqa: E402
+from bench.accuracy.measure import Figures, SeedResult, Size, inject_outliers, measure  # noqa: E402
+from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
+from bench.accuracy.records import goals_table, judge, rows_table  # noqa: E402
+from bench.accuracy.train import Schedule  # noqa: E402
+from bench.markers import put  # noqa: E402
+from pyquant.errors import ArgumentError  # noqa: E402
+
+has_sklearn = importlib.util.find_spec("sklearn") is not None
+TINY = Size(share=0.01, test=0.1, qat=0.004)
+
+
+def test_verdicts() -> None:
+    assert judge("", "<=", 0.5, None, [0.1, 0.11, 0.12]).verdict == "PASS"
+    assert judge("", "<=", 0.5, None, [0.1, 0.4, 0.8]).verdict == "pass"  # only the mean
+    assert judge("", "<=", 0.5, None, [0.6, 0.6, 0.6]).verdict == "MISS"
+    assert judge("", ">=", 0.5, None, [0.8, 0.81, 0.82]).verdict == "PASS"
+    assert judge("", ">=", 0.5, None, [0.2, 0.3]).verdict == "MISS"
+    assert judge("", ">=", 0.5, None, [0.7]).verdict == "pass"  # one seed has no interval
+    assert judge("", "<=", 0.5, None, [math.nan, 0.1]).verdict == "MISS"
+    found = judge("", "<=", 0.5, None, [1.0, 2.0, 3.0])
+    assert (found.mean, found.half_width) == (2.0, pytest.approx(4.303 / 3**0.5))
+
+
+def test_the_share_recovered_is_against_the_float_control() -> None:
+    qat, control = "W4A8, QAT AdamW 30 %", "float control, AdamW 30 %"
+    figures = {"W4A8": Figures(0.10, 0), qat: Figures(0.02, 0), control: Figures(-0.02, 0)}
+    goal = next(g for g in goals.GOALS if g.name.startswith("W4A8"))
+    assert goal.of(figures) == pytest.approx(0.08 / 0.12)
+    assert goal.quick < goal.goal
+
+
+def test_every_goal_is_judged_where_its_task_was_measured() -> None:
+    figures = dict.fromkeys(
+        ("W8A8", "W4 GPTQ", "W4 MSE", "A4 affine", "A4 signed", "A8 entropy", "W4A8", "W4A4 affine",
+         "W4A8, QAT AdamW 30 %", "W4A4 affine, QAT AdamW 30 %", "float control, AdamW 30 %"), Figures(0.001, 0.0),
+    )  # fmt: skip
+    found = goals.verdicts({"bytemlp": [figures] * 3}, quick=False)
+    assert len(found) == sum("bytemlp" in goal.tasks for goal in goals.GOALS)
+    assert {goal.verdict for goal in found} == {"PASS", "MISS"}
+    assert all("byte MLP" in goal.name for goal in found)
+
+
+def test_the_limits_are_those_of_the_documentation() -> None:
+    document = (ROOT / "docs" / "accuracy.md").read_text()
+    for goal in goals.GOALS:
+        assert f"{goal.direction} {goal.goal:g}" in document, goal.name
+        assert goal.name in document
+
+
+def test_data_repeats_itself_and_held_out_text_is_not_trained_on() -> None:
+    train, held_out = text.corpus()
+    assert int(train.max()) < text.VOCABULARY
+    shared = bytes(held_out[:4000].tolist())[1000:3000]
+    assert shared not in bytes(train.tolist())
+    for name in ("bytemlp", "gpt3"):
+        first, again = (list(TASKS[name].batches("train", 2, 3, 7)) for _ in range(2))
+        other = next(TASKS[name].batches("train", 1, 3, 8))
+        assert all(torch.equal(a, b) for x, y in zip(first, again) for a, b in zip(x, y))
+        assert not torch.equal(first[0][0], other[0])
+    ids, following = next(TASKS["gpt3"].batches("test", 1, 2, 0))
+    assert torch.equal(ids[:, 1:], following[:, :-1])
+
+
+def test_outliers_leave_the_function_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = ByteTransformer()
+    ids = torch.randint(text.VOCABULARY, (2, 20))
+    changed = inject_outliers(copy.deepcopy(model))
+    torch.testing.assert_close(changed(ids), model(ids), rtol=1e-4, atol=1e-4)
+    assert changed.blocks[0].norm1.weight.max() == 50
+
+
+def test_the_schedule_rises_and_falls() -> None:
+    factors = [Schedule("sgd", 1.0).factor(step, 100) for step in range(100)]
+    assert factors[0] == 0.1
+    assert max(factors) == factors[9] == factors[10] == 1.0
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[-1] == pytest.approx(0.0103, abs=1e-3)
+
+
+def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(driver, "QUICK", TINY)
+    threads = torch.get_num_threads()
+    code = driver.main(["--quick", "--tasks", "bytemlp", "--jobs", "1", "--out", str(tmp_path)])
+    torch.set_num_threads(threads)
+    assert code in (0, 1)  # a model of twenty steps says nothing about the goals
+    report = json.loads((tmp_path / "accuracy.json").read_text())
+    assert {row["what"] for row in report["rows"]} >= {"W8A8", "W4 GPTQ", "W4A4 affine, QAT SGD 1 %"}
+    assert all(math.isfinite(row["rise"][0]) and abs(row["rise"][0]) < 1 for row in report["rows"])
+    shown = (tmp_path / "accuracy.md").read_text()
+    assert "W4A8: share that QAT recovers (byte MLP)" in shown
+    assert "W4A8: share that QAT recovers (byte MLP)" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not has_sklearn, reason="scikit-learn is an extra and not installed")
+def test_eight_bits_cost_nothing_on_digits() -> None:
+    threads = torch.get_num_threads()
+    result = measure("digits", 0, Size(share=0.3, test=0.5))
+    torch.set_num_threads(threads)
+    assert isinstance(result, SeedResult)
+    assert result.base[1] > 80
+    assert abs(result.figures["W8A8"].rise) < 0.02
+    assert abs(result.figures["A8 entropy"].rise) < 0.02
+    assert result.figures["W4A4 signed"].rise > result.figures["W8A8"].rise
+
+
+def test_tables_go_between_the_markers(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("x\n<!-- goals -->\nold\n<!-- end of goals -->\ny\n")
+    put(path, "goals", goals_table([judge("g", "<=", 1, 0.5, [0.2, 0.3])]))
+    put(path, "goals", goals_table([judge("g", "<=", 1, 0.5, [0.2, 0.3])]) + rows_table([]))
+    assert path.read_text().startswith("x\n<!-- goals -->\n\n| goal")
+    assert path.read_text().endswith("<!-- end of goals -->\ny\n")
+    assert "old" not in path.read_text()
+    with pytest.raises(ArgumentError, match="both markers"):
+        put(path, "rows", "")
