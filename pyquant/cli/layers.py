@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
 from pyquant.core.scheme import QScheme
 from pyquant.io.record import LayerRecord
+from pyquant.nn.patches import Patches
+from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 
 
-def layer_of(record: LayerRecord) -> QLinear:
-    """The QLinear that a record of kind 'linear' describes, on the CPU."""
-    return QLinear.from_codes(
+def layer_of(record: LayerRecord) -> QLinear | QConv2d:
+    """The layer that a record of kind 'linear' or 'conv2d' describes, on the CPU."""
+    make: Any = QLinear.from_codes
+    if record.geometry is not None:
+        make = partial(QConv2d.from_codes, patches=Patches(**record.geometry))
+    layer: QLinear | QConv2d = make(
         record.codes, record.weight_scale, scheme=QScheme.from_dict(record.scheme),
         bias=None if record.bias is None else record.bias.float(),
         weight_zero_point=record.weight_zero_point, input_scale=record.input_scale,
         input_zero_point=record.input_zero_point, output_scale=record.output_scale,
         output_zero_point=record.output_zero_point, activation=record.activation, clamp=record.clamp,
     )  # fmt: skip
+    return layer
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pyquant.cli import bench, doctor, inspect, quantize, tune, verify
+from pyquant.cli import bench, calibrate, doctor, inspect, quantize, tune, verify
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -19,6 +19,7 @@ _EXAMPLES = """\
 examples:
   pyquant doctor
   pyquant quantize mypackage.models:build --scheme W8A8Dynamic --out quantised
+  pyquant calibrate mypackage.models:build --data mypackage.data:batches --recipe recipe.yaml
   pyquant inspect quantised
   pyquant verify quantised --against mypackage.models:build
   pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (doctor, quantize, inspect, verify, bench, tune):
+    for command in (doctor, calibrate, quantize, inspect, verify, bench, tune):
         command.add_parser(commands)
     return parser
 

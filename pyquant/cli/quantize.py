@@ -1,15 +1,17 @@
-"""`pyquant quantize MODEL --scheme S --out DIR`: build a model, quantise it, save it."""
+"""`pyquant quantize MODEL --scheme S --out DIR`: build a model, quantise it (with data, by a recipe), save it."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.config import QuantizeConfig, read_config
-from pyquant.cli.models import MODEL_HELP, model_factory
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
@@ -22,6 +24,8 @@ examples:
   pyquant quantize mypackage.models:build --scheme "W4A8Dynamic(group_size=64)" --skip "*.head" --out quantised
   pyquant quantize ./hugging-face-folder --scheme W8A8Dynamic --embeddings --out quantised
   pyquant quantize mypackage.models:build --config quantise.yaml --out quantised
+  pyquant quantize mypackage.models:build --recipe recipe.yaml --data mypackage.data:calibration --out quantised
+  pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
 
 a configuration file:
   default: W8A8Dynamic
@@ -37,15 +41,20 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "quantize",
         help="quantise a model and save it",
-        description="Builds a model, replaces its Linear layers by quantised ones, and saves it with a manifest of "
-        "digests. Schemes that need calibration data (W8A8, W4A8, W4A4) are for the Python interface.",
+        description="Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
+        "manifest of digests. Schemes that need calibration data (W8A8, W4A8, W4A4) come in a recipe, with --data or "
+        "--calibration.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--scheme", metavar="SCHEME", help="for every Linear: " + ", ".join(PRESETS))
+    how.add_argument("--scheme", metavar="SCHEME", help="for every Linear and Conv2d: " + ", ".join(PRESETS))
     how.add_argument("--config", metavar="FILE", help="YAML or JSON: schemes by layer name or pattern")
+    how.add_argument("--recipe", metavar="FILE", help="YAML, TOML or JSON: schemes, calibrators, what is skipped")
+    ranges = parser.add_mutually_exclusive_group()
+    ranges.add_argument("--data", metavar="FN", help=f"with --recipe: {DATA_HELP}")
+    ranges.add_argument("--calibration", metavar="FILE", help="with --recipe: ranges that `pyquant calibrate` wrote")
     parser.add_argument(
         "--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:..."
     )
@@ -58,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Quantises and saves. -> 0. Raises ArgumentError, or what building the model raises."""
     import pyquant
 
-    config = _config(args)
+    quantise = _quantiser(args)
     factory = model_factory(args.model)
     if Path(args.out).exists() and not Path(args.out).is_dir():
         raise ArgumentError("--out", f"{args.out}: a file", "a folder, new or existing")
@@ -67,11 +76,43 @@ def run(args: argparse.Namespace) -> int:
         model = factory()
         before = _state_bytes(model)
         shown.step("quantising")
-        model = pyquant.quantize_(model, config.schemes, embeddings=config.embeddings)
+        model = quantise(model)
         shown.step("saving")
         pyquant.save_pretrained(model, args.out)
     _print_summary(model, before, args.out)
     return 0
+
+
+def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
+    """What is to be done to the model; all that can be wrong in the arguments is found here, before it is built."""
+    import pyquant
+
+    if not args.recipe:
+        for name in ("data", "calibration"):
+            if getattr(args, name):
+                raise ArgumentError(f"--{name}", getattr(args, name), "together with --recipe")
+        config = _config(args)
+        return lambda model: pyquant.quantize_(model, config.schemes, embeddings=config.embeddings)
+    for name in ("skip", "embeddings"):
+        if getattr(args, name):
+            raise ArgumentError(f"--{name}", "given together with --recipe", "skip_modules of the recipe")
+    from pyquant.ptq import quantize_recipe_
+    from pyquant.ptq.ranges_file import load_ranges
+    from pyquant.recipe import Recipe
+
+    recipe = Recipe.load(args.recipe)
+    data = load_callable(args.data, "--data") if args.data else None
+    ranges = None
+    if args.calibration:
+        ranges, calibrated_with = load_ranges(args.calibration)
+        if calibrated_with != recipe:
+            got = f"{args.calibration}, made with another recipe than {args.recipe}"
+            raise ArgumentError("--calibration", got, "the ranges of this recipe: run pyquant calibrate again")
+
+    def quantise(model: nn.Module) -> nn.Module:
+        return quantize_recipe_(model, recipe, None if data is None else data(), ranges=ranges)
+
+    return quantise
 
 
 def _config(args: argparse.Namespace) -> QuantizeConfig:
@@ -96,14 +137,15 @@ def _print_summary(model: nn.Module, before: int, out: str) -> None:
 
 
 def _kind(module: nn.Module) -> str | None:
+    from pyquant.nn.linear_state import LinearState
+    from pyquant.nn.qconv import QConv2d
     from pyquant.nn.qembedding import QEmbedding
-    from pyquant.nn.qlinear import QLinear
 
-    if isinstance(module, QLinear):
-        return str(module.scheme)
+    if isinstance(module, LinearState):
+        return f"convolution, {module.scheme}" if isinstance(module, QConv2d) else str(module.scheme)
     if isinstance(module, QEmbedding):
         return "embedding, int8 rows"
-    return "float Linear" if isinstance(module, nn.Linear) else None
+    return f"float {type(module).__name__}" if isinstance(module, (nn.Linear, nn.Conv2d)) else None
 
 
 def _state_bytes(model: nn.Module) -> int:

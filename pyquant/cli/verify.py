@@ -18,6 +18,8 @@ from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.io.checkpoint import load_checkpoint
 from pyquant.io.record import LayerRecord
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qlinear import QLinear
 from pyquant.report.render import table
 
 _ROWS = (1, 5)  # batch sizes that each layer is tried with
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = load_checkpoint(args.directory)
     factory = model_factory(args.against, "--against") if args.against else None
     float_model = factory() if factory else None
-    layers = [record for record in checkpoint.layers if record.kind == "linear"]
+    layers = [record for record in checkpoint.layers if record.kind != "embedding"]
     verdicts = []
     with Progress("verify", max(len(layers), 1)) as shown:
         for record in layers:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def verify_layer(record: LayerRecord, float_layer: nn.Linear | None) -> LayerVerdict:
+def verify_layer(record: LayerRecord, float_layer: nn.Linear | nn.Conv2d | None) -> LayerVerdict:
     """The verdict on one layer, with Gaussian inputs of a fixed seed."""
     layer = layer_of(record)
     generator = torch.Generator().manual_seed(0)
@@ -93,13 +95,21 @@ def verify_layer(record: LayerRecord, float_layer: nn.Linear | None) -> LayerVer
     errors: dict[str, float] = {}
     with torch.inference_mode():
         for rows in _ROWS:
-            x = torch.randn(rows, record.in_features, generator=generator)
+            x = _inputs(layer, rows, generator)
             y = _data(layer(x))
             if layer.scheme.is_integer:
                 exact = torch.equal(y, _data(layer.reference(x))) and exact is not False
             if float_layer is not None and layer.scheme.outputs is None and record.activation == "none":
                 errors = compare(y, float_layer.float()(x))
     return LayerVerdict(record.name, str(layer.scheme), exact, **errors)
+
+
+def _inputs(layer: QLinear | QConv2d, rows: int, generator: torch.Generator) -> Tensor:
+    """Gaussian rows, or for a convolution as many (at most four) images a little larger than its kernel."""
+    if isinstance(layer, QLinear):
+        return torch.randn(rows, layer.in_features, generator=generator)
+    height, width = (d * (k - 1) + 4 for d, k in zip(layer.patches.dilation, layer.patches.kernel_size, strict=True))
+    return torch.randn(min(rows, 4), layer.in_channels, height, width, generator=generator)
 
 
 def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
@@ -111,15 +121,16 @@ def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
     return {"sqnr_db": sqnr, "cosine": cosine, "max_error": float((a - b).abs().max()) if len(a) else 0.0}
 
 
-def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | None:
+def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | nn.Conv2d | None:
     if model is None:
         return None
     try:
         module = model.get_submodule(name)
     except AttributeError:
         raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised") from None
-    if not isinstance(module, nn.Linear):
-        raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", "a torch.nn.Linear there")
+    if not isinstance(module, (nn.Linear, nn.Conv2d)):
+        allowed = "a torch.nn.Linear or Conv2d there"
+        raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", allowed)
     return module
 
 

@@ -18,6 +18,7 @@ from pyquant.measure.records import Environment
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 _PACKAGES = (
     "numpy", "transformers", "torchao", "safetensors", "triton", "gemlite", "humming-kernels", "bitsandbytes",
+    "scikit-learn",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ machine does hits numerator and denominator alike.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import time
@@ -123,6 +124,7 @@ def time_interleaved(
     budget_s: float | None = None,
     flush: Callable[[], None] | None = None,
     seed: int = 0,
+    gradients: bool = False,
 ) -> Timings:
     """Time every candidate once a round, in shuffled order.
 
@@ -132,6 +134,7 @@ def time_interleaved(
     budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
     flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: a sample of
                   few calls is led by one untimed call, so that no candidate pays for what its predecessor evicted.
+    gradients     the candidates call backward(): no torch.inference_mode().
     ->            Timings with one sample a candidate and round, in seconds a call.
     Raises ArgumentError when there is no candidate or no round.
 
@@ -148,7 +151,7 @@ def time_interleaved(
     order = list(candidates)
     shuffle = random.Random(seed).shuffle
     timings = Timings(clock.name, {name: [] for name in order})
-    with torch.inference_mode():
+    with contextlib.nullcontext() if gradients else torch.inference_mode():
         calls = {
             name: _calls_per_sample(clock, run, warm_calls, min_sample_s, 1 if flush else max_calls)
             for name, run in candidates.items()

@@ -14,7 +14,7 @@ from pyquant.cli import main as command
 from pyquant.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["doctor"], ["quantize"], ["inspect"], ["verify"], ["bench"], ["bench", "gemm"], ["tune"])
+COMMANDS = (["doctor"], ["quantize"], ["calibrate"], ["inspect"], ["verify"], ["bench"], ["bench", "gemm"], ["tune"])
 
 
 @pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)

@@ -161,3 +161,21 @@ def test_nested_callables_and_missing_folders(capsys: pytest.CaptureFixture[str]
     for words in (["inspect", "gone"], ["verify", "gone"]):
         assert main(words) == 1
     assert "gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", "W4A16(group_size=None)"])
+def test_convolutions(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "toy_models:build_images", "--scheme", scheme, "--out", "q"]) == 0
+    assert "convolution" in capsys.readouterr().out
+    layers = summary(capsys)["layers"]
+    assert [(layer["kind"], layer["in_features"], layer["gives"]) for layer in layers] == [
+        ("conv2d", 27, "real numbers"),
+        ("conv2d", 16, "real numbers"),
+    ]
+    assert layers[1]["geometry"]["kernel_size"] == [2, 1]
+    assert main(["inspect", "q"]) == 0
+    assert "conv2d 3x3" in capsys.readouterr().out
+    found = verdict(capsys, "--against", "toy_models:build_images", "--inputs", "toy_models:example_images")
+    assert found["ok"]
+    assert [layer["exact"] for layer in found["layers"]] == [True if "A8" in scheme else None] * 2
+    assert all(layer["sqnr_db"] > 12 for layer in found["layers"])

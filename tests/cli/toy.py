@@ -10,6 +10,13 @@ def build():
     torch.manual_seed(3)
     return nn.Sequential(nn.Embedding(20, 64), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32))
 
+def build_images():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, (2, 1), stride=2))
+
+def example_images():
+    return torch.randn(2, 3, 8, 8)
+
 def other_architecture():
     return nn.Sequential(nn.Embedding(20, 64), nn.ReLU())
 

@@ -17,6 +17,7 @@ ALLOWED = 4.0  # bytes a call; the smallest block of the allocator has 24
 
 X, W = torch.randn(8, 32), torch.ones(8, 32, dtype=torch.int8)
 ONE, ROWS = torch.ones(1), torch.ones(8)
+Y, MASK, LEAF = torch.empty(8, 32), torch.empty(32, dtype=torch.uint8), torch.randn(8, 32, requires_grad=True)
 LINEAR = layer(pyquant.W8A8Dynamic(), 32, 24)
 OPS = torch.ops.pyquant
 
@@ -31,6 +32,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "quantize_dynamic": lambda: OPS.quantize_dynamic(X, "per_group", 16),
     "add_rms_norm_quantize": lambda: OPS.add_rms_norm_quantize(X, X, X[0]),
     "silu_mul_quantize": lambda: OPS.silu_mul_quantize(X),
+    "fake_quantize": lambda: OPS.fake_quantize_backward(X, OPS.fake_quantize(X, ROWS, None, "per_channel")[1]),
+    "fake_quantize_out": lambda: OPS.fake_quantize_out(X, ONE, None, "per_tensor", 0, -127, 127, Y, MASK),
+    "fake_quantize_dynamic": lambda: OPS.fake_quantize_dynamic(X, "per_group", 16),
+    "fake_quantize_lsq_backward": lambda: OPS.fake_quantize_lsq_backward(X, X, ROWS, None, "per_channel"),
     "dequantize": lambda: OPS.dequantize(W, ROWS, None, "per_token"),
     "gemm_s8s8": lambda: OPS.gemm_s8s8(W, W, ROWS, activation="relu"),
     "weight_only_linear": lambda: OPS.weight_only_linear(X, W, ROWS),
@@ -39,6 +44,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "state_dict": lambda: LINEAR.load_state_dict(LINEAR.state_dict()),
     "from_float": lambda: layer(pyquant.W4A8Dynamic(16)),
     "refusal": refused,
+    "fake_quantize and its gradient": lambda: torch.autograd.grad(pyquant.ops.fake_quantize(LEAF, ONE)[0], LEAF, X),
 }
 
 

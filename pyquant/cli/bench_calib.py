@@ -1,0 +1,79 @@
+"""`pyquant bench calib`: what calibration costs, and the ranges that every method finds on known data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.measure.calib import DATA, METHODS, calib_data, run_calib_bench
+from pyquant.report.render import to_json, write_text
+from pyquant.report.render_calib import calib_markdown
+
+_EXAMPLES = """\
+examples:
+  pyquant bench calib
+  pyquant bench calib --out bench/results/cpu-mine
+  pyquant bench calib --plot laplace.png --data laplace --bits 4
+"""
+
+
+def add_parser(kinds: Any) -> None:
+    """Adds `calib` to the sub-commands of `bench`."""
+    calib = kinds.add_parser(
+        "calib",
+        help="collecting statistics and searching ranges",
+        description="Times histogram collection beside its rivals and every search, on one CPU thread, and prints the "
+        "amax and SQNR of every method on five known distributions.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    calib.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
+    calib.add_argument("--out", metavar="DIR", help="write calib.md and calib.json there")
+    calib.add_argument("--plot", metavar="FILE.png", help="only draw a histogram with every method's amax")
+    calib.add_argument("--data", choices=DATA, default="laplace", help="of --plot (default: laplace)")
+    calib.add_argument("--bits", type=int, choices=(4, 8), default=8, help="of --plot (default: 8)")
+    calib.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """-> 0, or 1 when a bar was missed."""
+    if args.rounds < 1:
+        raise ArgumentError("--rounds", args.rounds, ">= 1")
+    if args.plot:
+        return _plot(args)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Progress("bench calib", 3 + 2 * len(METHODS)) as shown:
+            report = run_calib_bench(args.rounds, on_step=shown.step)
+    finally:
+        torch.set_num_threads(threads_before)
+    markdown = calib_markdown(report)
+    print(markdown, end="")
+    if args.out:
+        for ending, text in (("md", markdown), ("json", to_json(report))):
+            write_text(Path(args.out) / f"calib.{ending}", text)
+    return 0 if all(bar.passed for bar in report.bars) else 1
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from pyquant.calibrate import HistogramStatistics, compare, linear_histogram
+    from pyquant.core.scheme import TensorScheme
+    from pyquant.measure.environment import describe_environment
+    from pyquant.report.plot_calibration import plot_calibration
+
+    statistics = HistogramStatistics()
+    for batch in calib_data(args.data):
+        statistics.observe(batch)
+    records = compare(statistics, TensorScheme(bits=args.bits))
+    title = f"{args.data}, {statistics.count} numbers, int{args.bits} symmetric"
+    plot_calibration(
+        *linear_histogram(statistics), records, args.plot, title=title, caption=describe_environment().line()
+    )
+    print(f"wrote {args.plot}")
+    return 0

@@ -1,0 +1,99 @@
+"""`pyquant bench qat`: fake quantisers and training steps next to their rivals."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import Any, Final
+
+import torch
+
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.measure.qat import GRANULARITIES, QatBench, markdown, run_qat_bench
+from pyquant.measure.qat_steps import MODELS
+from pyquant.report.render import to_json, write_text
+
+# With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
+# These keep the heap's pages, as training with kept buffers or another allocator does.
+KEPT: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_TOP_PAD_": str(1 << 30),
+}  # fmt: skip
+_MARK: Final = "PYQUANT_BENCH_CHILD"
+
+_EXAMPLES = """\
+examples:
+  pyquant bench qat
+  pyquant bench qat --elements 300000 --granularity per_tensor --rounds 15
+  pyquant bench qat --step mlp transformer --json steps.json
+  pyquant bench qat --allocator default
+
+every candidate's result is checked before it is timed. one thread and CPU time are the default, as for bench gemm.
+"""
+
+
+def add_parser(kinds: Any) -> None:
+    """Adds `qat` to the kinds of `pyquant bench`."""
+    qat = kinds.add_parser(
+        "qat",
+        help="fake quantisation, forward and backward, all candidates side by side",
+        description="Times fake quantisers (or, with --step, whole training steps) in interleaved rounds of one run "
+        "and prints the time, and its ratio to a clone (to the plain fp32 step).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    qat.add_argument("--elements", type=int, nargs="+", metavar="N", help="sizes (default: 262144 16777216)")
+    qat.add_argument("--granularity", nargs="+", choices=GRANULARITIES, help="default: both")
+    qat.add_argument("--step", nargs="+", choices=tuple(MODELS), help="training steps instead of single passes")
+    qat.add_argument("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
+    qat.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
+    qat.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="default: cpu")
+    qat.add_argument("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
+    qat.add_argument("--allocator", choices=("kept", "default"), default="kept",
+                     help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
+    qat.add_argument("--json", metavar="FILE", help="write the records as JSON")
+    qat.add_argument("--markdown", metavar="FILE", help="write the tables")
+    qat.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark, in a child where the allocator's environment must be set. -> 0, or the child's exit code."""
+    for option, values in (("--elements", args.elements or [1]), ("--threads", [args.threads]),
+                           ("--rounds", [args.rounds])):  # fmt: skip
+        if bad := [value for value in values if value < 1]:
+            raise ArgumentError(option, bad[0], ">= 1")
+    bench = QatBench(
+        elements=args.elements or QatBench.elements, granularities=args.granularity or GRANULARITIES,
+        candidates=args.candidates, steps=args.step or (), clock=args.clock, rounds=args.rounds,
+        allocator=args.allocator,
+    )  # fmt: skip
+    if args.allocator == "kept" and os.environ.get(_MARK) != "1":
+        command = [sys.executable, "-m", "pyquant", "bench", "qat", *_words(args)]
+        return subprocess.run(command, env={**os.environ, **KEPT, _MARK: "1"}, check=False).returncode
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        cases = len(bench.steps) or len(bench.elements) * len(bench.granularities)
+        with Progress("bench qat", cases) as shown:
+            report = run_qat_bench(bench, on_case=shown.step)
+    finally:
+        torch.set_num_threads(before)
+    print(markdown(report), end="")
+    if args.json:
+        write_text(args.json, to_json(report))
+    if args.markdown:
+        write_text(args.markdown, markdown(report))
+    return 0
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """The options of a parsed command, for the child process."""
+    words = []
+    for name in ("elements", "granularity", "step", "candidates", "threads", "clock", "rounds", "allocator", "json",
+                 "markdown"):  # fmt: skip
+        value = getattr(args, name)
+        if value is not None:
+            words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return words

@@ -1,0 +1,81 @@
+"""`pyquant calibrate MODEL --data FN --recipe R`: run data through a model, write the ranges that its recipe needs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.report.render import table
+
+DATA_HELP = (
+    "package.module:callable without arguments that returns an iterable of batches: tensors, tuples whose first item "
+    "is the input, or mappings of keyword arguments"
+)
+_EXAMPLES = """\
+examples:
+  pyquant calibrate mypackage.models:build --data mypackage.data:calibration --recipe recipe.yaml
+  pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `calibrate` to the command line."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="find the ranges of static schemes from data",
+        description="Builds a model, prepares it as the recipe says, runs exactly num_calib_batches batches, and "
+        "writes the range of every static tensor.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
+    parser.add_argument("--recipe", required=True, metavar="FILE", help="recipe: YAML, TOML or JSON")
+    parser.add_argument(
+        "--out", default="calibration.json", metavar="PATH",
+        help="file that ends in .json, or a folder for calibration.json; default %(default)s",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calibrates and writes. -> 0. Raises ArgumentError, CalibrationError, or what building the model raises."""
+    from pyquant.ptq import prepare_
+    from pyquant.ptq.ranges_file import save_ranges
+    from pyquant.ptq.targets import targets_of
+    from pyquant.recipe import Recipe
+
+    recipe = Recipe.load(args.recipe)
+    factory, data = model_factory(args.model), load_callable(args.data, "--data")
+    with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
+        shown.step("building the model")
+        model = prepare_(factory(), recipe)
+        ranges = calibrated(model, recipe, data, shown)
+    if not ranges:
+        raise ArgumentError("--recipe", f"{args.recipe}: no static tensor", "a scheme that needs ranges, such as W8A8")
+    file = save_ranges(args.out, ranges, recipe)
+    methods = {t.name: t.fake.scheme.calibrator for t in targets_of(model)}
+    rows = [[n, methods[n], f"{r.low.min().item():.6g}", f"{r.high.max().item():.6g}"] for n, r in ranges.items()]
+    print(table(["tensor", "method", "low", "high"], rows))
+    print(f"saved in {file}")
+    return 0
+
+
+def calibrated(model: Any, recipe: Any, data: Any, shown: Progress) -> Any:
+    """Ranges of a prepared model, with a step of progress for every batch."""
+    from pyquant.ptq import calibrate_recipe_
+
+    batches = data()
+    if not isinstance(batches, Iterable):
+        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
+    return calibrate_recipe_(model, recipe, _counted(batches, shown))
+
+
+def _counted(batches: Iterable[Any], shown: Progress) -> Iterable[Any]:
+    for batch in batches:
+        shown.step("running batches")
+        yield batch

@@ -1,0 +1,32 @@
+"""The calibration benchmark as Markdown."""
+
+from __future__ import annotations
+
+from pyquant.measure.calib import DATA, CalibReport, amax_rows
+from pyquant.report.render import _environment, bars_table, table
+
+
+def calib_markdown(report: CalibReport) -> str:
+    """Bars, cost of collecting and searching, and the table of amax for each width."""
+    parts = ["# Calibration", _environment(report.environment), "## Bars", bars_table(report.bars)]
+    parts += [
+        "## Collecting 65 536 numbers",
+        table(
+            ["candidate", "ms", "x torch.histc"],
+            [[row.candidate, f"{row.median_ms:.3f}", f"{row.ratio:.2f}"] for row in report.collect],
+        ),
+        "## Searching a range, the slowest of the data sets",
+        table(
+            ["method", "bits", "ms", "data"],
+            [[row.method, row.bits, f"{row.slowest_ms:.2f}", row.slowest_on] for row in report.search],
+        ),
+    ]
+    for bits in (8, 4):
+        rows = [
+            [row.method, *(f"{a:.4f} ({db:.2f} dB)" for a, db in zip(row.amax, row.sqnr_db, strict=True))]
+            for row in amax_rows(report.amax, bits)
+        ]
+        parts += [f"## amax and SQNR, int{bits}", table(["method", *DATA], rows)]
+    parts += [f"Did not run: {u.candidate} ({u.reason})." for u in report.unavailable]
+    parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,111 @@
+"""pyquant calibrate, and quantize with a recipe: the same model as in Python, and errors that name the argument."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy
+
+import pyquant
+from pyquant.cli.main import main
+
+MODEL = "toy_models:build"
+DATA = """
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        yield torch.randint(0, 20, (2, 6), generator=generator)
+
+def labelled():
+    return [{"input": x, "labels": 1} for x in batches()]
+"""
+RECIPE = {"calib_params": {"num_calib_batches": 5}, "layers": {"3": {"scheme": "W4A8", "group_size": 32}}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy_models.py").write_text(toy.SOURCE + DATA)
+    (tmp_path / "r.json").write_text(json.dumps(RECIPE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "toy_models", raising=False)
+    return tmp_path
+
+
+def test_calibrate_then_quantize_equals_one_command_and_python(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "r.json"]) == 0
+    shown = capsys.readouterr()
+    assert "1.input" in shown.out
+    assert "percentile" in shown.out
+    assert "calibrate: 6/6" in shown.err
+    document = json.loads(Path("calibration.json").read_text())
+    assert set(document["ranges"]) == {"1.input", "3.input"}
+    words = ["quantize", MODEL, "--recipe", "r.json"]
+    assert main([*words, "--calibration", "calibration.json", "--out", "a"]) == 0
+    assert main([*words, "--data", "toy_models:batches", "--out", "b"]) == 0
+    import toy_models
+
+    expected = pyquant.quantize_recipe_(toy_models.build(), RECIPE, toy_models.batches())
+    x = toy_models.example_inputs()
+    for out in "ab":
+        assert torch.equal(pyquant.load_pretrained(out, toy_models.build)(x), expected(x))
+    assert main(["verify", "a"]) == 0
+
+
+def test_a_folder_and_a_recipe_in_yaml(folder: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (folder / "r.yaml").write_text(yaml.safe_dump(RECIPE))
+    assert main(["calibrate", MODEL, "--data", "toy_models:labelled", "--recipe", "r.yaml", "--out", "ranges"]) == 0
+    assert [p.name for p in (folder / "ranges").iterdir()] == ["calibration.json"]
+    # the same recipe in another format is the same recipe
+    assert main(["quantize", MODEL, "--recipe", "r.json", "--calibration", "ranges", "--out", "q"]) == 0
+
+
+def test_a_recipe_without_static_tensors_needs_no_data() -> None:
+    Path("d.json").write_text('{"default": "W8A8Dynamic"}')
+    assert main(["quantize", MODEL, "--recipe", "d.json", "--out", "q"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "gone.json"], 2, "no such file"),
+        (["calibrate", MODEL, "--data", "toy_models:gone", "--recipe", "r.json"], 2, "has no 'gone'"),
+        (["calibrate", MODEL, "--data", "toy_models:not_a_model", "--recipe", "r.json"], 2, "returned a int"),
+        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "d.json"], 2, "no static tensor"),
+        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "many.json"], 1, "9 were asked for"),
+        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "key.json"], 2, "'nothing'"),
+        (["quantize", MODEL, "--recipe", "r.json", "--out", "q"], 2, "1.input"),
+        (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),
+        (["quantize", MODEL, "--recipe", "r.json", "--calibration", "gone", "--out", "q"], 2, "no such file"),
+        (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--data", "toy_models:batches", "--out", "q"], 2, "--recipe"),
+        (["quantize", MODEL, "--recipe", "r.json", "--skip", "3", "--out", "q"], 2, "skip_modules"),
+        (["quantize", MODEL, "--recipe", "r.json", "--embeddings", "--out", "q"], 2, "--embeddings"),
+    ],
+)
+def test_errors_name_the_argument(
+    words: list[str], code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("d.json").write_text('{"default": "W8A8Dynamic"}')
+    Path("many.json").write_text('{"calib_params": {"num_calib_batches": 9}}')
+    Path("key.json").write_text('{"layers": {"nothing": null}}')
+    Path("c.json").write_text(
+        json.dumps({"pyquant_calibration": 1, "recipe": pyquant.Recipe().to_dict(), "ranges": {}})
+    )
+    before = sorted(p.name for p in folder.iterdir())
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.rstrip().splitlines()[-1].startswith("pyquant: error: ")
+    assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == before
+
+
+def test_data_and_calibration_exclude_each_other() -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["quantize", MODEL, "--recipe", "r.json", "--data", "a:b", "--calibration", "c.json", "--out", "q"])
+    assert stop.value.code == 2
