@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate import RangeStatistics
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.patches import Patches, unsupported
 from pyquant.nn.qconv import QConv2d
-from pyquant.nn.weights import check_group_size
-from pyquant.simulate.fake_quantize import FakeQuantize, start_calibration
-from pyquant.simulate.linear import codes_of, fake_quantize_of_weight
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.layer import SimulatedLayer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +23,7 @@ _SHAPE = (
 )  # fmt: skip
 
 
-class FakeQuantConv2d(nn.Conv2d):
+class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
     """y = conv2d(fake_quantize(x), fake_quantize(W)) + bias, in floating point.
 
     Made by from_float; holds the float layer's own parameters. Weight scales are per output channel over K = kernel
@@ -39,11 +37,7 @@ class FakeQuantConv2d(nn.Conv2d):
         True
     """
 
-    scheme: QScheme
     patches: Patches
-    weight_fake_quant: FakeQuantize
-    input_fake_quant: FakeQuantize | None
-    output_fake_quant: FakeQuantize | None
 
     @classmethod
     def from_float(cls, conv: nn.Conv2d, scheme: QScheme) -> Self:
@@ -62,16 +56,8 @@ class FakeQuantConv2d(nn.Conv2d):
         for name in _SHAPE:
             setattr(layer, name, getattr(conv, name))
         layer.weight, layer.bias, layer.patches = conv.weight, conv.bias, Patches.of(conv)
-        layer._set_scheme(scheme)
+        layer._simulate(scheme, layer.patches.matrix(layer.weight.detach()))
         return layer.train(conv.training)
-
-    def _set_scheme(self, scheme: QScheme) -> None:
-        device, matrix = self.weight.device, self.patches.matrix(self.weight.detach())
-        check_group_size(scheme.weights, matrix.shape[1])
-        self.scheme = scheme
-        self.weight_fake_quant = fake_quantize_of_weight(matrix, scheme.weights)
-        self.input_fake_quant = None if scheme.inputs is None else FakeQuantize(scheme.inputs, device=device)
-        self.output_fake_quant = None if scheme.outputs is None else FakeQuantize(scheme.outputs, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """x float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
@@ -89,27 +75,13 @@ class FakeQuantConv2d(nn.Conv2d):
         flat: Tensor = fake(x.reshape(rows, x.shape[-3] * x.shape[-2] * x.shape[-1]))
         return flat.reshape(x.shape)
 
-    def fake_quantizers(self) -> dict[str, FakeQuantize]:
-        """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
-        found = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
-        return {name: fake for name, fake in found.items() if fake is not None}
-
-    def start_calibration(self) -> dict[str, RangeStatistics]:
-        """From here on forward observes its static inputs and outputs; -> their statistics by the tensor's name."""
-        return start_calibration(self.fake_quantizers())
-
-    def stop_calibration(self) -> None:
-        """From here on forward quantises again."""
-        for fake in self.fake_quantizers().values():
-            fake.stop_calibration()
-
     @torch.no_grad()
     def to_quantized(self) -> QConv2d:
         """The integer layer: codes of the weights as forward rounds them, calibrated ranges of input and output.
 
         Raises ArgumentError where a static range was never calibrated.
         """
-        layer = QConv2d.from_codes(**codes_of(self, self.patches.matrix(self.weight)), patches=self.patches)
+        layer = QConv2d.from_codes(**self.codes_of(self.patches.matrix(self.weight)), patches=self.patches)
         return layer.train(self.training)
 
     def to_float(self) -> nn.Conv2d:
@@ -120,7 +92,3 @@ class FakeQuantConv2d(nn.Conv2d):
             setattr(conv, name, getattr(self, name))
         conv.weight, conv.bias = self.weight, self.bias
         return conv.train(self.training)
-
-    def extra_repr(self) -> str:
-        """The layer in one line, as print(model) shows it."""
-        return f"{super().extra_repr()}, scheme={self.scheme}"

@@ -1,0 +1,78 @@
+"""What every simulating layer with weights has: fake quantisers, their calibration, the codes that they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant import ops
+from pyquant.calibrate import RangeStatistics, weight_range
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.nn.weights import check_group_size, scale_shape
+from pyquant.simulate.fake_quantize import FakeQuantize, start_calibration
+
+
+class SimulatedLayer(nn.Module):
+    """Mixed into a float layer class; from_float calls _simulate once the float parameters are there."""
+
+    scheme: QScheme
+    weight: Any  # Tensor and Tensor or None: each float class declares its own
+    bias: Any
+    weight_fake_quant: FakeQuantize
+    input_fake_quant: FakeQuantize | None
+    output_fake_quant: FakeQuantize | None
+
+    def _simulate(self, scheme: QScheme, matrix: Tensor) -> None:
+        """Fake quantisers for a scheme; `matrix` is the weights as [N, K]."""
+        check_group_size(scheme.weights, matrix.shape[1])
+        self.scheme = scheme
+        self.weight_fake_quant = fake_quantize_of_weight(matrix, scheme.weights)
+        self.input_fake_quant = None if scheme.inputs is None else FakeQuantize(scheme.inputs, device=matrix.device)
+        self.output_fake_quant = None if scheme.outputs is None else FakeQuantize(scheme.outputs, device=matrix.device)
+
+    def fake_quantizers(self) -> dict[str, FakeQuantize]:
+        """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
+        found = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
+        return {name: fake for name, fake in found.items() if fake is not None}
+
+    def start_calibration(self) -> dict[str, RangeStatistics]:
+        """From here on forward observes its static inputs and outputs; -> their statistics by the tensor's name."""
+        return start_calibration(self.fake_quantizers())
+
+    def stop_calibration(self) -> None:
+        """From here on forward quantises again."""
+        for fake in self.fake_quantizers().values():
+            fake.stop_calibration()
+
+    @torch.no_grad()
+    def codes_of(self, matrix: Tensor) -> dict[str, Any]:
+        """What from_codes takes, where the weights are the matrix [N, K]: codes as in forward, calibrated ranges."""
+        s, rows = self.scheme.weights, matrix.shape[0]
+        scale, zero_point = self.weight_fake_quant.qparams(matrix)
+        granularity = "per_group" if s.group_size else "per_channel"
+        if s.granularity == "per_tensor":
+            scale = scale.expand(rows).contiguous()
+            zero_point = None if zero_point is None else zero_point.expand(rows).contiguous()
+        codes = ops.quantize(matrix.detach().float(), scale, zero_point, granularity, s.group_size or 0, *s.code_range)
+        ranges: dict[str, Any] = {}
+        for name, fake in (("input", self.input_fake_quant), ("output", self.output_fake_quant)):
+            if fake is not None and not fake.follows:
+                ranges[f"{name}_scale"], ranges[f"{name}_zero_point"] = fake.qparams()
+        bias = None if self.bias is None else self.bias.detach().to(torch.float32, copy=True)
+        numbers = {"codes": codes, "weight_scale": scale, "weight_zero_point": zero_point, "bias": bias, **ranges}
+        return {**numbers, "scheme": self.scheme, "dtype": self.weight.dtype}
+
+    def extra_repr(self) -> str:
+        """The layer in one line, as print(model) shows it."""
+        return f"{super().extra_repr()}, scheme={self.scheme}"
+
+
+def fake_quantize_of_weight(weight: Tensor, scheme: TensorScheme) -> FakeQuantize:
+    """Max-calibrated weights follow themselves; every other calibrator finds a range now, from the weights alone."""
+    shape = (1,) if scheme.granularity == "per_tensor" else tuple(scale_shape(scheme, *weight.shape))
+    fake = FakeQuantize(scheme, shape, follows=scheme.calibrator == "max", device=weight.device)
+    if not fake.follows and scheme.calibrator != "fixed" and not weight.is_meta:
+        fake.set_range(weight_range(weight.detach(), scheme))
+    return fake
