@@ -52,6 +52,7 @@ class Progress:
                    for name, tensor in statistics.state_dict().items()}  # fmt: skip
         facts = {"version": VERSION, "key": self._key, "batches": str(batches), "digest": _digest(tensors)}
         with SaveDirectory(self._folder) as out:
+            out.sweep(lambda name: False)  # what killed runs left half written
             out.publish(out.stage(safetensors.torch.save(tensors, facts)), FILE)
             out.sync()
         self.batches = batches

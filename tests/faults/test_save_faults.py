@@ -21,13 +21,12 @@ import checkpoints
 import problems
 import pytest
 import torch
+from children import Interrupter, die, die_half_way, fork, wait
 
 from pyquant.errors import CheckpointError
 from pyquant.io import load_checkpoint, read_manifest, save_checkpoint
 
 KILLS = 200
-# every way in which a save changes the disk goes through one of these
-CALLS = ("open", "write", "fsync", "rename", "unlink")
 MODELS = [checkpoints.sample(seed) for seed in (0, 1)]
 WHOLE = [checkpoints.contents(*model) for model in MODELS]
 
@@ -44,21 +43,6 @@ def one_thread() -> Iterator[None]:
 def _save(directory: Path, which: int) -> None:
     layers, tensors, extra = MODELS[which]
     save_checkpoint(directory, layers, tensors, extra=extra, max_shard_bytes=300, model_config={"model": which})
-
-
-def _fork(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return pid
-
-
-def _wait(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _state(directory: Path) -> int:
@@ -91,14 +75,14 @@ def test_killed_at_random_instants_while_overwriting(tmp_path: Path) -> None:
     rng = random.Random(problems.BASE_SEED)
     _save(tmp_path, 0)
     start = time.monotonic()
-    accept.t0(_wait(_fork(lambda: _save(tmp_path, 0))), 0)
+    accept.t0(wait(fork(lambda: _save(tmp_path, 0))), 0)
     longest = time.monotonic() - start
     state, found = 0, {"old": 0, "new": 0, "too late": 0, "with leftovers": 0}
     while found["old"] + found["new"] < KILLS:
-        pid = _fork(lambda which=1 - state: _save(tmp_path, which))  # type: ignore[misc]
+        pid = fork(lambda which=1 - state: _save(tmp_path, which))  # type: ignore[misc]
         time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)
-        was_killed = _wait(pid) == -signal.SIGKILL
+        was_killed = wait(pid) == -signal.SIGKILL
         # the time a save takes follows the load of the machine: aim at its whole length, a little beyond
         longest *= 1.02 if was_killed else 0.9
         found["with leftovers"] += any(p.name.endswith(".tmp") for p in tmp_path.iterdir())
@@ -120,45 +104,7 @@ def _count_calls(directory: Path, which: int) -> int:
     return counter.calls
 
 
-class Interrupter:
-    """Puts `act` in the place of the k-th call (from 0) of the operating system that changes the disk."""
-
-    def __init__(self, k: int | None, act: Callable[..., Any]) -> None:
-        self.k, self.act, self.calls, self.name = k, act, 0, ""
-        self.real = {name: getattr(os, name) for name in CALLS}
-
-    def __enter__(self) -> Interrupter:
-        for name in CALLS:
-            setattr(os, name, self._wrap(name))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, real in self.real.items():
-            setattr(os, name, real)
-
-    def _wrap(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            number, self.calls = self.calls, self.calls + 1
-            if number == self.k:
-                self.name = name
-                return self.act(name, self.real[name], args, kwargs)
-            return self.real[name](*args, **kwargs)
-
-        return call
-
-
-def _die(name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die_half_way(name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        real(*((args[0], bytes(args[1])[: len(args[1]) // 2]) if name == "write" else args), **kwargs)
-    finally:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("act", [_die, _die_half_way], ids=["before", "half way"])
+@pytest.mark.parametrize("act", [die, die_half_way], ids=["before", "half way"])
 def test_killed_at_each_call_while_overwriting(act: Callable[..., Any], tmp_path: Path) -> None:
     template = tmp_path / "template"
     _save(template, 0)
@@ -174,7 +120,7 @@ def test_killed_at_each_call_while_overwriting(act: Callable[..., Any], tmp_path
             with Interrupter(k, act):
                 _save(directory, 1)
 
-        accept.t0(_wait(_fork(work)), -signal.SIGKILL)
+        accept.t0(wait(fork(work)), -signal.SIGKILL)
         states.append(_state(directory))
         others.add(_check_for_other_readers(directory))
         _check_next_save(directory, k % 2)
@@ -190,10 +136,10 @@ def test_killed_at_each_call_of_the_first_save(tmp_path: Path) -> None:
         directory = tmp_path / f"at{k}"
 
         def work(directory: Path = directory, k: int = k) -> None:
-            with Interrupter(k, _die_half_way):
+            with Interrupter(k, die_half_way):
                 _save(directory, 1)
 
-        accept.t0(_wait(_fork(work)), -signal.SIGKILL)
+        accept.t0(wait(fork(work)), -signal.SIGKILL)
         if (directory / "manifest.json").exists():
             states.append(_state(directory))
         else:
@@ -280,7 +226,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="File too large"):
             _save(tmp_path, 1)
 
-    accept.t0(_wait(_fork(work)), 0)
+    accept.t0(wait(fork(work)), 0)
     accept.t0(_state(tmp_path), 0)
     assert not [p.name for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
 
@@ -298,7 +244,7 @@ def test_a_directory_that_may_not_be_written() -> None:
                 _save(directory, 1)
             accept.t0(_state(directory), 0)  # reading needs no permission to write
 
-        accept.t0(_wait(_fork(work)), 0)
+        accept.t0(wait(fork(work)), 0)
         directory.chmod(0o755)
         accept.t0(_state(directory), 0)
 
@@ -332,8 +278,8 @@ def test_several_savers_at_once_leave_one_of_their_models(tmp_path: Path) -> Non
                 if "another process is saving" not in str(error):
                     raise
 
-    pids = [_fork(lambda which=i % 2: work(which)) for i in range(4)]  # type: ignore[misc]
-    accept.t0([_wait(pid) for pid in pids], [0] * 4)
+    pids = [fork(lambda which=i % 2: work(which)) for i in range(4)]  # type: ignore[misc]
+    accept.t0([wait(pid) for pid in pids], [0] * 4)
     _check_next_save(tmp_path, 1 - _state(tmp_path))
 
 
@@ -344,7 +290,7 @@ def test_a_reader_beside_a_writer_always_gets_a_whole_model(tmp_path: Path) -> N
         for i in range(20):
             _save(tmp_path, (i + 1) % 2)
 
-    pid = _fork(work)
+    pid = fork(work)
     seen = set()
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         seen.add(_state(tmp_path))
