@@ -61,6 +61,7 @@ from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
+from pyquant.qat.distill import distillation
 from pyquant.qat.finetune import finetune
 from pyquant.qat.guards import QATWarning
 from pyquant.qat.monitor import QATMonitor
@@ -128,6 +129,7 @@ __all__ = [
     "calibrate_recipe_",
     "chain_report",
     "convert_",
+    "distillation",
     "finetune",
     "fold_batch_norm_",
     "fuse_",

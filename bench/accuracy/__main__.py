@@ -10,10 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench.accuracy.goals import verdicts
+from bench.accuracy.goals import recovered, verdicts
 from bench.accuracy.measure import QUICK, SeedResult, Size, gathered, measure
 from bench.accuracy.models import TASKS
-from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, rows_table
+from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, recovered_table, rows_table
 from bench.markers import put
 from pyquant.cli.progress import Progress
 from pyquant.measure.environment import describe_environment, folder_name
@@ -29,7 +29,7 @@ _NOTES = [
     "W4: weights alone, per channel; A4, A8: inputs alone, per tensor; scales by MSE where nothing is said; W8 by max",
     (
         "QAT: a tenth of the float schedule, from the calibrated model; the share recovered is that of the rise over "
-        "the float control, which was trained as long in the same way"
+        "the float control, which was trained as long in the same way, teacher and optimiser included"
     ),
 ]
 
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             for task, figures in by_task.items()
             for what in figures[0]
         ],
+        recovered=recovered(by_task),
         notes=notes,
     )
     print(goals_table(report.goals))
@@ -86,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
 def put_tables(path: Path, report: AccuracyReport) -> None:
     """Goals, and the rows of every task that was measured, between the markers of a document."""
     put(path, "goals", f"{report.environment.line()}\n\n{goals_table(report.goals)}")
+    if report.recovered:
+        put(path, "recovered", recovered_table(report.recovered))
     for task in report.floats:
         put(path, task, rows_table([row for row in report.rows if row.task == task]))
 

@@ -91,7 +91,11 @@ class Task:
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy in nats."""
-    logits = model(batch[0])
+    return loss_of_logits(model(batch[0]), batch)
+
+
+def loss_of_logits(logits: Tensor, batch: Batch) -> Tensor:
+    """The same, of a model's outputs."""
     return F.cross_entropy(logits.flatten(0, -2).float(), batch[1].flatten())
 
 

@@ -45,6 +45,21 @@ class AccuracyGoal:
 
 
 @dataclass(frozen=True)
+class Recovered:
+    """The share of a scheme's rise that training took back, for each seed.
+
+    of_control  of the rise over a float model that was trained as long with the same recipe.
+    of_start    of the rise over the float model that training began with; also counts what training longer gives.
+    """
+
+    task: str
+    scheme: str
+    recipe: str
+    of_control: list[float]
+    of_start: list[float]
+
+
+@dataclass(frozen=True)
 class AccuracyReport:
     """Everything of one run. floats: {task: (cross-entropy, accuracy) of the float model for each seed}."""
 
@@ -53,6 +68,7 @@ class AccuracyReport:
     floats: dict[str, list[tuple[float, float]]]
     goals: list[AccuracyGoal]
     rows: list[AccuracyRow]
+    recovered: list[Recovered] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -84,6 +100,8 @@ def markdown(report: AccuracyReport) -> str:
         f"Command: `{report.environment.command}`, {report.seconds:.0f} s",
     ]
     parts += ["## Float models", _floats(report.floats), "## Goals", goals_table(report.goals)]
+    if report.recovered:
+        parts += ["## Recovered by QAT", recovered_table(report.recovered)]
     for task in report.floats:
         parts += [f"## {task}", rows_table([row for row in report.rows if row.task == task])]
     if report.notes:
@@ -107,6 +125,14 @@ def rows_table(rows: Sequence[AccuracyRow]) -> str:
     """Rows of one task."""
     header = ["", "rise of the cross-entropy, nats", "accuracy, points"]
     return table(header, [[r.what, with_interval(r.rise), with_interval(r.accuracy, 2)] for r in rows])
+
+
+def recovered_table(found: Sequence[Recovered]) -> str:
+    """What every recipe recovers."""
+    header = ["", "recipe", "of the rise over the float control", "of the rise over the float model"]
+    return table(header, [
+        [f"{r.task}, {r.scheme}", r.recipe, with_interval(r.of_control, 2), with_interval(r.of_start, 2)] for r in found
+    ])  # fmt: skip
 
 
 def with_interval(values: Sequence[float], digits: int = 4) -> str:

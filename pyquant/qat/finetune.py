@@ -52,13 +52,15 @@ def finetune(
     autocast: torch.dtype | None = None,
     on_step: Callable[[int, float], Any] | None = None,
 ) -> list[float]:
-    """Train a prepared model: momentum SGD or AdamW, warm-up and half cosine, gradient clipping, autocast.
+    """Train a prepared model: momentum SGD, AdamW or Muon, warm-up and half cosine, gradient clipping, autocast.
 
-    loss_fn   fn(model, batch) -> scalar loss; moves the batch to the model's device.
+    loss_fn   fn(model, batch) -> scalar loss; moves the batch to the model's device. `distillation` makes one.
     loader    batches; gone through again until the steps are done.
     lr        peak learning rate (QATRecipe.peak_lr tells it from that of the training).
     steps     optimiser steps; None: epochs * len(loader).
-    recipe    warm-up, final rate, clipping and optimiser; None: QATRecipe(). Its `optimizer` None means SGD here.
+    recipe    warm-up, final rate, clipping and optimiser; None: QATRecipe(). Its `optimizer` None means SGD here;
+              'muon' is torch.optim.Muon for the weights of Linear layers and AdamW for the rest, both with rate `lr`.
+    momentum  of SGD and of Muon.
     autocast  None, torch.bfloat16 or torch.float16 (which scales the loss); parameters and scales stay float32.
     range_lr  learning rate of learned ranges, as a share of `lr`.
     on_step   fn(step, loss), called with unclipped gradients in place, before the update: QATMonitor is one.
@@ -83,31 +85,53 @@ def finetune(
             raise ArgumentError("steps", "None", "a number of steps, as the loader has no length") from None
     device = next(model.parameters()).device.type
     groups = param_groups(model, weight_decay, range_lr)
-    optimizer: torch.optim.Optimizer
-    if recipe.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=lr)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    optimizers = _optimizers(model, groups, recipe.optimizer, lr, momentum)
     scaler = torch.amp.GradScaler(device, enabled=autocast is torch.float16)
     model.train()
     losses: list[float] = []
     for step, batch in enumerate(_repeat(loader, steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group["lr_share"] * recipe.lr_factor(step, steps)
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["lr_share"] * recipe.lr_factor(step, steps)
+            optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, autocast or torch.bfloat16, enabled=autocast is not None):
             loss = loss_fn(model, batch)
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
         losses.append(float(loss.detach()))
         if not math.isfinite(losses[-1]):
             raise ArgumentError("loss_fn", f"a loss of {losses[-1]} in step {step}", "finite losses: try a smaller lr")
         if on_step is not None:
             on_step(step, losses[-1])
         nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], recipe.grad_clip)
-        scaler.step(optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         scaler.update()
     return losses
+
+
+def _optimizers(
+    model: nn.Module, groups: list[dict[str, Any]], name: str | None, lr: float, momentum: float
+) -> list[torch.optim.Optimizer]:
+    """The optimisers of a recipe over all groups; an empty list of parameters gets none."""
+    if name == "adamw":
+        return [torch.optim.AdamW(groups, lr=lr)]
+    if name != "muon":
+        return [torch.optim.SGD(groups, lr=lr, momentum=momentum)]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}  # tied heads: rows are looked up
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - tables
+    first, *rest = groups
+    matrices = [p for p in first["params"] if id(p) in linear]
+    others = [{**first, "params": [p for p in first["params"] if id(p) not in linear]}, *rest]
+    found: list[torch.optim.Optimizer] = []
+    if matrices:
+        # the adjusted rate moves a matrix about as far as AdamW's of the same learning rate
+        adjusted: dict[str, Any] = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+        found.append(torch.optim.Muon([{**first, "params": matrices}], lr, **adjusted))
+    if any(group["params"] for group in others):
+        found.append(torch.optim.AdamW(others, lr=lr))
+    return found
 
 
 def _repeat(loader: Iterable[Any], steps: int) -> Iterable[Any]:

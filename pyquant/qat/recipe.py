@@ -15,7 +15,10 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.match import FqnConfig
 from pyquant.simulate.fake_quantize import FakeQuantize
 
-OPTIMIZERS: Final = ("sgd", "adamw")
+OPTIMIZERS: Final = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+# Peak learning rates as shares of the training's, by the fewest bits. Muon's steps are bounded in every direction of a
+# matrix, so they may be larger; its share is that of AdamW's rate.
+PEAKS: Final[dict[str | None, dict[int, float]]] = {"muon": {8: 0.1, 4: 4.0}, None: {8: 0.01, 4: 0.3}}
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,13 @@ class QATRecipe:
 
     bits        fewest bits of any quantised tensor, 4 or 8 (fewest_bits(model or config) tells).
     schedule    share of the training schedule: 10 %; 30 % closes some more of the gap.
-    peak        peak learning rate as a share of the training's; None: 1 % from 8 bits on, 30 % with 4-bit tensors.
+    peak        peak learning rate as a share of the training's; None: 1 % from 8 bits on, 30 % with 4-bit tensors, and
+                10 % or four times that of AdamW for 'muon'.
     warmup      share of the steps (or epochs) with a rising learning rate.
     final       the half cosine ends at this share of the peak.
     grad_clip   largest norm of all gradients together.
-    optimizer   None: the training's own; 'sgd' (momentum 0.9) or 'adamw'.
+    optimizer   None: the training's own; 'sgd' (momentum 0.9), 'adamw' or 'muon', which with distillation recovers most
+                at 4 bits (docs/accuracy.md).
     Raises ArgumentError. Source: docs/qat.md 6.
 
     Example:
@@ -138,12 +143,12 @@ class QATRecipe:
         if not 0 <= self.warmup < 1:
             raise ArgumentError("warmup", repr(self.warmup), "a number in [0, 1)")
         if self.optimizer not in (None, *OPTIMIZERS):
-            raise ArgumentError("optimizer", repr(self.optimizer), "None, 'sgd' or 'adamw'")
+            raise ArgumentError("optimizer", repr(self.optimizer), "None, " + ", ".join(map(repr, OPTIMIZERS)))
 
     def peak_lr(self, training_lr: float) -> float:
         """Peak learning rate for a model that was trained with `training_lr`."""
-        share = self.peak if self.peak is not None else 0.3 if self.bits == 4 else 0.01
-        return training_lr * share
+        shares = PEAKS.get(self.optimizer, PEAKS[None])
+        return training_lr * (shares[self.bits] if self.peak is None else self.peak)
 
     def lr_factor(self, step: int, steps: int) -> float:
         """Learning rate of a step (0 to steps - 1) as a share of the peak: linear warm-up, then half a cosine."""
@@ -166,10 +171,10 @@ class QATRecipe:
         hyper["cosine_final_lr_ratio"] = self.final
         hyper["clip_grad_norm"] = self.grad_clip
         if self.optimizer is not None:
-            hyper["optimizer"] = {"sgd": "SGD", "adamw": "AdamW"}[self.optimizer]
+            hyper["optimizer"] = OPTIMIZERS[self.optimizer]
             parameters = dict(hyper.get("optimizer_params") or {})
             parameters.pop("momentum", None)
-            hyper["optimizer_params"] = parameters | ({"momentum": 0.9} if self.optimizer == "sgd" else {})
+            hyper["optimizer_params"] = parameters | ({} if self.optimizer == "adamw" else {"momentum": 0.9})
         return new
 
 

@@ -17,9 +17,9 @@ sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
 from bench.accuracy import goals, text  # noqa: E402
-from bench.accuracy.measure import Figures, SeedResult, Size, inject_outliers, measure  # noqa: E402
+from bench.accuracy.measure import BEST, Figures, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
-from bench.accuracy.records import goals_table, judge, rows_table  # noqa: E402
+from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
 from bench.accuracy.train import Schedule  # noqa: E402
 from bench.markers import put  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
@@ -41,17 +41,20 @@ def test_verdicts() -> None:
 
 
 def test_the_share_recovered_is_against_the_float_control() -> None:
-    qat, control = "W4A8, QAT AdamW 30 %", "float control, AdamW 30 %"
+    qat, control = f"W4A8, QAT {BEST}", f"float control, {BEST}"
     figures = {"W4A8": Figures(0.10, 0), qat: Figures(0.02, 0), control: Figures(-0.02, 0)}
     goal = next(g for g in goals.GOALS if g.name.startswith("W4A8"))
     assert goal.of(figures) == pytest.approx(0.08 / 0.12)
     assert goal.quick < goal.goal
+    (found,) = goals.recovered({"gpt3": [figures]})
+    assert (found.recipe, found.of_control, found.of_start) == (BEST, [goal.of(figures)], [pytest.approx(0.8)])
+    assert "0.67" in recovered_table([found])
 
 
 def test_every_goal_is_judged_where_its_task_was_measured() -> None:
     figures = dict.fromkeys(
         ("W8A8", "W4 GPTQ", "W4 MSE", "A4 affine", "A4 signed", "A8 entropy", "W4A8", "W4A4 affine",
-         "W4A8, QAT AdamW 30 %", "W4A4 affine, QAT AdamW 30 %", "float control, AdamW 30 %"), Figures(0.001, 0.0),
+         f"W4A8, QAT {BEST}", f"W4A4 affine, QAT {BEST}", f"float control, {BEST}"), Figures(0.001, 0.0),
     )  # fmt: skip
     found = goals.verdicts({"bytemlp": [figures] * 3}, quick=False)
     assert len(found) == sum("bytemlp" in goal.tasks for goal in goals.GOALS)
@@ -104,7 +107,12 @@ def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> N
     torch.set_num_threads(threads)
     assert code in (0, 1)  # a model of twenty steps says nothing about the goals
     report = json.loads((tmp_path / "accuracy.json").read_text())
-    assert {row["what"] for row in report["rows"]} >= {"W8A8", "W4 GPTQ", "W4A4 affine, QAT SGD 1 %"}
+    assert {row["what"] for row in report["rows"]} >= {
+        "W8A8",
+        "W4 GPTQ",
+        "W4A4 affine, QAT SGD 1 %",
+        f"W4A8, QAT {BEST}",
+    }
     assert all(math.isfinite(row["rise"][0]) and abs(row["rise"][0]) < 1 for row in report["rows"])
     shown = (tmp_path / "accuracy.md").read_text()
     assert "W4A8: share that QAT recovers (byte MLP)" in shown

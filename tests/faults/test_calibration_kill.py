@@ -1,4 +1,4 @@
-"""A calibration whose process is killed at any moment goes on where it was saved, and finds the same ranges, bit for bit."""
+"""A calibration whose process is killed at any moment goes on where it was saved, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def _calibrate(folder: Path | None, data: Iterator[Tensor]) -> tuple[dict[str, R
 def _bits(ranges: dict[str, Range]) -> dict[str, list[float]]:
     ends = {name: torch.cat([found.low.view(-1), found.high.view(-1)]) for name, found in ranges.items()}
     return {name: end.double().tolist() for name, end in ends.items()}
-#DEL.low.double().view(-1).tolist(), *found.high.double().view(-1).tolist()] for name, found in ranges.items()}
+
+
+# DEL.low.double().view(-1).tolist(), *found.high.double().view(-1).tolist()] for name, found in ranges.items()}
 
 
 def _check_goes_on(folder: Path, want: dict[str, list[float]]) -> int:
