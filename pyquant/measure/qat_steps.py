@@ -73,10 +73,10 @@ class _FakeLinear(nn.Module):
 
 @dataclass(frozen=True)
 class Variant:
-    """name; prepare(model) -> the model that is trained."""
+    """name; prepare(model, x) -> the model that is trained, on batches like x."""
 
     name: str
-    prepare: Callable[[nn.Module], nn.Module]
+    prepare: Callable[[nn.Module, Tensor], nn.Module]
 
 
 def _swap(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -119,25 +119,22 @@ def _torch_ao(linear: nn.Linear) -> nn.Module:
     return _FakeLinear(linear, config.activation(), config.weight())
 
 
-def _prepare_qat(model: nn.Module) -> nn.Module:
-    """pyquant.prepare_qat_ as a user calls it, with the static inputs that the others have."""
+def _prepare_qat(model: nn.Module, x: Tensor) -> nn.Module:
+    """pyquant.prepare_qat_ as a user calls it: W8A8, static inputs, after calibration."""
     pyquant = importlib.import_module("pyquant")  # measure does not stand above qat
-    model = nn.Sequential(model)
-    pyquant.prepare_qat_(model, pyquant.W8A8())
-    for module in model.modules():
-        fake = getattr(module, "input_fake_quant", None)
-        if fake is not None:
-            fake.set_qparams(torch.tensor([_STEP]))
-    return model
+    model = pyquant.insert_fake_quantize_(nn.Sequential(model), pyquant.W8A8())
+    pyquant.QuantizationCalibrator().calibrate_model(model, [x], num_calib_batches=1)
+    prepared: nn.Module = pyquant.prepare_qat_(model)
+    return prepared
 
 
 VARIANTS: Final = (
-    Variant(PLAIN, lambda model: model),
+    Variant(PLAIN, lambda model, _: model),
     Variant("pyquant.prepare_qat_", _prepare_qat),
-    Variant("pyquant ops, kept weight buffers", lambda model: _swap(model, _pyquant_ops)),
-    Variant("torch fake_quantize, static scales", lambda model: _swap(model, _torch_static)),
-    Variant("torch.ao default QAT", lambda model: _swap(model, _torch_ao)),
-    Variant("naive detach recipe + weight amax", lambda model: _swap(model, _naive_linear)),
+    Variant("pyquant ops, kept weight buffers", lambda model, _: _swap(model, _pyquant_ops)),
+    Variant("torch fake_quantize, static scales", lambda model, _: _swap(model, _torch_static)),
+    Variant("torch.ao default QAT", lambda model, _: _swap(model, _torch_ao)),
+    Variant("naive detach recipe + weight amax", lambda model, _: _swap(model, _naive_linear)),
 )
 
 
@@ -146,7 +143,7 @@ def step_of(model: str, variant: Variant) -> Callable[[], Tensor]:
     torch.manual_seed(0)
     plain, x = MODELS[model]()
     target = torch.randn(x.shape)
-    trained = variant.prepare(copy.deepcopy(plain)).train()
+    trained = variant.prepare(copy.deepcopy(plain), x).train()
     optimizer = torch.optim.SGD(trained.parameters(), lr=1e-5, momentum=0.9)
 
     def step() -> Tensor:

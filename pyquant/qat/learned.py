@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
 from pyquant.qat.kept import Kept, can_keep
-from pyquant.qat.weight import Rounded, copied, written
+from pyquant.qat.weight import Rounded, copied
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ class LearnedFakeQuantize(FakeQuantize):
             mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
             old = Rounded(torch.empty_like(x), mask)
         _ops.fake_quantize_out(x.detach(), self.positive_scale, self.zero_point, *how, old.y, old.mask)
-        written(old)
         return old
 
     def _after_backward(self) -> None:

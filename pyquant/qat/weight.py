@@ -79,7 +79,6 @@ class WeightFakeQuantize(FakeQuantize):
         _ops.fake_quantize_dynamic_out(
             x.detach(), s.granularity, s.group_size or 0, s.symmetric, *s.code_range, old.y, old.scale, old.zero_point
         )
-        written(old)
         return old
 
     def _clip(self, x: Tensor, old: Rounded | None) -> Rounded:
@@ -90,15 +89,7 @@ class WeightFakeQuantize(FakeQuantize):
         _ops.fake_quantize_out(
             x.detach(), self.scale, self.zero_point, s.granularity, s.group_size or 0, *s.code_range, old.y, old.mask
         )
-        written(old)
         return old
-
-
-def written(rounded: Rounded) -> None:
-    """Tell autograd that the buffers hold something else now: an op with its own kernel does not."""
-    for buffer in (rounded.y, rounded.mask):
-        if buffer is not None:
-            torch.autograd.graph.increment_version(buffer)
 
 
 class _StraightThrough(torch.autograd.Function):

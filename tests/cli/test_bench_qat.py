@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyquant.cli import bench_qat
 from pyquant.cli.main import main
 from pyquant.measure import fake_quantize, qat_steps
+from pyquant.qat.guards import QATWarning
 
 SMALL = ["bench", "qat", "--elements", "4096", "--rounds", "1", "--allocator", "default"]
 QUICK = ["--candidates", "pyquant", "torch.fake_quantize"]
@@ -82,7 +84,9 @@ def test_a_training_step_of_every_variant(monkeypatch: pytest.MonkeyPatch, capsy
         return torch.nn.Sequential(*layers), torch.randn(4, 8)
 
     monkeypatch.setitem(qat_steps.MODELS, "mlp", tiny)
-    assert main([*SMALL, "--step", "mlp"]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QATWarning)  # what is timed is calibrated
+        assert main([*SMALL, "--step", "mlp"]) == 0
     out = capsys.readouterr().out
     for variant in qat_steps.VARIANTS:
         assert variant.name in out
@@ -90,9 +94,19 @@ def test_a_training_step_of_every_variant(monkeypatch: pytest.MonkeyPatch, capsy
     assert "**pyquant ops, kept weight buffers**" in out
     plain = qat_steps.step_of("mlp", qat_steps.VARIANTS[0])
     losses = [float(plain()) for _ in range(3)]
-    ours = qat_steps.step_of("mlp", next(v for v in qat_steps.VARIANTS if v.name.startswith("pyquant ops")))
-    assert abs(float(ours()) - losses[0]) < 0.05
-    assert float(ours()) != losses[1]
+    for variant in qat_steps.VARIANTS:
+        if variant.name.startswith("pyquant"):
+            ours = qat_steps.step_of("mlp", variant)
+            assert abs(float(ours()) - losses[0]) < 0.05
+            assert float(ours()) != losses[1]
+
+
+def test_the_prepared_step_has_the_ranges_of_its_data() -> None:
+    x = torch.linspace(-2.54, 1, 32).view(4, 8)
+    variant = next(v for v in qat_steps.VARIANTS if v.name == "pyquant.prepare_qat_")
+    model = variant.prepare(torch.nn.Sequential(torch.nn.Linear(8, 16)), x)
+    (layer,) = (m for m in model.modules() if hasattr(m, "input_fake_quant"))
+    assert layer.input_fake_quant.scale.item() == pytest.approx(0.02)  # 2.54 / 127
 
 
 def test_the_allocator_is_set_in_a_child_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,56 @@ def test_adamw_and_callbacks() -> None:
     assert losses[-1] < losses[0]
 
 
+def test_muon_for_the_weights_of_linears_and_adamw_for_the_rest() -> None:
+    """The same steps as torch's optimisers by hand; a table that is tied to a head counts as a table."""
+    recipe = QATRecipe(bits=4, optimizer="muon", grad_clip=1e9)
+    embedding, head = nn.Embedding(11, 8), nn.Linear(8, 11)
+    head.weight = embedding.weight
+    model = prepared(nn.Sequential(embedding, nn.Linear(8, 8), nn.LayerNorm(8), head), W4A8Dynamic(8))
+    manual = copy.deepcopy(model)
+    ids = torch.arange(11).view(1, 11)
+
+    def ce(m: nn.Module, x: Tensor) -> Tensor:
+        return F.cross_entropy(m(x).flatten(0, 1), x.flatten())
+
+    losses = finetune(model, ce, [ids], lr=0.02, steps=12, recipe=recipe, weight_decay=0.1)
+    table, weight = manual[0].weight, manual[1].weight
+    others = [manual[1].bias, manual[2].weight, manual[2].bias, manual[3].bias]
+    muon = torch.optim.Muon([weight], 0.02, 0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW([{"params": [table], "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    expected = []
+    for step in range(12):
+        for group in (*muon.param_groups, *adamw.param_groups):
+            group["lr"] = 0.02 * recipe.lr_factor(step, 12)
+        manual.zero_grad()
+        value = ce(manual, ids)
+        value.backward()
+        muon.step()
+        adamw.step()
+        expected.append(value.item())
+    assert losses == expected
+    assert losses[-1] < 0.7 * losses[0]
+    for p, q in zip(model.parameters(), manual.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.float16])
+def test_muon_with_learned_ranges_and_a_scaled_loss(autocast: torch.dtype | None) -> None:
+    batches = data("muon")
+    model = prepared(mlp("s"), W4A8Dynamic(16), learn_amax=True)
+    recipe = QATRecipe(bits=4, optimizer="muon")
+    losses = finetune(model, loss, batches, lr=0.02, steps=30, autocast=autocast, recipe=recipe, range_lr=0.1)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_muon_without_a_linear_or_with_nothing_else() -> None:
+    recipe = QATRecipe(bits=4, optimizer="muon")
+    for model in (nn.Sequential(nn.Linear(4, 4, bias=False)), nn.Sequential(nn.LayerNorm(4))):
+        before = copy.deepcopy(model)
+        finetune(model, lambda m, x: m(x).square().mean(), [torch.randn(3, 4)], lr=0.1, steps=3, recipe=recipe)
+        assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()) if p.dim() > 0)
+
+
 def test_groups() -> None:
     model = prepared(mlp(), W8A8Dynamic(), learn_amax=True)
     weights, rest, ranges = param_groups(model, 0.1, 0.5)

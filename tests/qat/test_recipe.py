@@ -106,12 +106,18 @@ def test_the_better_rule() -> None:
     assert QATRecipe().peak_lr(0.1) == pytest.approx(0.001)
     assert QATRecipe(bits=4).peak_lr(0.1) == pytest.approx(0.03)
     assert QATRecipe(peak=0.1).peak_lr(0.1) == pytest.approx(0.01)
+    assert QATRecipe(bits=4, optimizer="muon").peak_lr(0.001) == pytest.approx(0.004)
+    assert QATRecipe(optimizer="muon").peak_lr(0.001) == pytest.approx(0.0001)
+    assert QATRecipe(peak=0.1, optimizer="muon").peak_lr(0.001) == pytest.approx(0.0001)
     new = QATRecipe(bits=4, optimizer="adamw")(recipe())["training_hyperparams"]
     assert (new["max_epochs"], new["initial_lr"], new["lr_warmup_epochs"]) == (25, pytest.approx(0.03), 2)
     assert (new["lr_mode"], new["cosine_final_lr_ratio"], new["clip_grad_norm"]) == ("cosine", 0.01, 1.0)
     assert new["optimizer"] == "AdamW"
     assert new["optimizer_params"] == {"weight_decay": 1e-4}
     assert QATRecipe(optimizer="sgd")(recipe())["training_hyperparams"]["optimizer_params"]["momentum"] == 0.9
+    muon = QATRecipe(bits=4, optimizer="muon")(recipe())["training_hyperparams"]
+    assert (muon["optimizer"], muon["initial_lr"]) == ("Muon", pytest.approx(0.4))
+    assert muon["optimizer_params"] == {"weight_decay": 1e-4, "momentum": 0.9}
     assert QATRecipe()(recipe())["dataset_params"] == recipe()["dataset_params"]
     for wrong in ({"bits": 16}, {"warmup": 1.0}, {"optimizer": "rmsprop"}, {"schedule": 0}, {"peak": -1}):
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
