@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import goals, text  # noqa: E402
+from bench.accuracy import goals, text, tried  # noqa: E402
 from bench.accuracy.measure import BEST, Figures, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
@@ -117,6 +117,22 @@ def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> N
     shown = (tmp_path / "accuracy.md").read_text()
     assert "W4A8: share that QAT recovers (byte MLP)" in shown
     assert "W4A8: share that QAT recovers (byte MLP)" in capsys.readouterr().out
+
+
+def test_what_was_tried_is_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("<!-- tried -->\n<!-- end of tried -->\n")
+    chosen = (tried.TRIALS[0], tried.Trial("muon", 4.0, 1.0, start="GPTQ", learns=("*.input",), longer=2, batch=2))
+    monkeypatch.setattr(tried, "TRIALS", chosen)
+    threads = torch.get_num_threads()
+    assert tried.main(["--task", "bytemlp", "--docs", str(path)], TINY) == 0
+    torch.set_num_threads(threads)
+    shown = path.read_text()
+    assert "AdamW 30 %, labels " in shown
+    assert "Muon 400 %, teacher alone, from GPTQ, learned *.input, 2 x the steps, 2 x the batch " in shown
+    last = [cell.strip() for cell in shown.strip().splitlines()[-3].strip("|").split("|")]
+    assert all(math.isfinite(float(cell)) for cell in last[1:])
+    assert abs(float(last[3])) < 1e-3  # a float model that learns from itself stays what it is
 
 
 @pytest.mark.skipif(not has_sklearn, reason="scikit-learn is an extra and not installed")
