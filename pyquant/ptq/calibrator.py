@@ -10,9 +10,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from pyquant.calibrate import Comparison, Range, compare, compute_range, run_calibration
+from pyquant.calibrate import Comparison, Range, compare, run_calibration
 from pyquant.errors import ArgumentError
-from pyquant.ptq.targets import Target, calibrate_weight, restored, targets_of, unchanged_on_error
+from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
+from pyquant.simulate.calibrate import set_ranges_from_data
 
 METHODS: Final = ("max", "percentile", "entropy", "mse")
 log = logging.getLogger("pyquant.ptq")
@@ -77,8 +78,9 @@ class QuantizationCalibrator:
             for target in targets:
                 if target.fake.method_is_open:
                     target.set_method(method, percentile if method == "percentile" else 99.99)
-            ranges = self._from_data(
-                model, [t for t in targets if t.tensor != "weight"], calib_data_loader, num_calib_batches,
+            static = {t.name: t.fake for t in targets if t.tensor != "weight"}
+            ranges = set_ranges_from_data(
+                static, model, calib_data_loader, num_calib_batches,
                 batch_to_inputs=batch_to_inputs, save_every=save_every, save_to=save_to, reduce=reduce,
             )  # fmt: skip
             for target in targets:
@@ -87,17 +89,6 @@ class QuantizationCalibrator:
         if verbose or self.verbose:
             for name, found in ranges.items():
                 log.info("%s: [%g, %g]", name, found.low.min().item(), found.high.max().item())
-        return ranges
-
-    def _from_data(self, model: nn.Module, targets: list[Target], data: Any, batches: int, **options: Any) -> Ranges:
-        if not targets:  # nothing is static: any data would do, and none is needed
-            return {}
-        found = run_calibration(model, {t.name: t.fake for t in targets}, data, batches, **options)
-        ranges: Ranges = {}
-        for target in targets:
-            (statistics,) = found[target.name].values()
-            ranges[target.name] = compute_range(statistics, target.fake.scheme)
-            target.fake.set_range(ranges[target.name])
         return ranges
 
     def compare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -52,17 +52,13 @@ def calibrate_(
     fakes = {name: layer.fake_quantizers() for name, layer in layers.items()}  # type: ignore[operator]
     before = _set_calibrator(fakes, method, percentile)
     try:
-        static = {name: layers[name] for name in layers if _static(fakes[name])}
-        if static:
-            run_options["batch_to_inputs"] = batch_to_inputs
-            collected = run_calibration(model, static, data, num_batches, **run_options)
-            found: list[tuple[FakeQuantize, Range]] = [
-                (fakes[name][role], compute_range(statistics, fakes[name][role].scheme))
-                for name, roles in collected.items()
-                for role, statistics in roles.items()
-            ]
-            for fake, chosen in found:
-                fake.set_range(chosen)
+        static = {
+            f"{name}.{role}": fake
+            for name, roles in fakes.items()
+            for role, fake in roles.items()
+            if role != "weight" and not fake.follows
+        }
+        set_ranges_from_data(static, model, data, num_batches, batch_to_inputs=batch_to_inputs, **run_options)
     except BaseException:
         for fake, scheme in before:
             fake.scheme = scheme
@@ -70,8 +66,20 @@ def calibrate_(
     return model
 
 
-def _static(fakes: dict[str, FakeQuantize]) -> bool:
-    return any(role != "weight" and not fake.follows for role, fake in fakes.items())
+def set_ranges_from_data(
+    fakes: Mapping[str, FakeQuantize], model: nn.Module, data: Iterable[Any], num_batches: int, **run_options: Any
+) -> dict[str, Range]:
+    """Run batches and set the range of each of these by the calibrator of its scheme; -> the ranges, by their names.
+
+    Without any fake quantiser nothing is run: any data would do, and none is needed.
+    """
+    if not fakes:
+        return {}
+    collected = run_calibration(model, fakes, data, num_batches, **run_options)
+    found = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in fakes.items()}
+    for name, fake in fakes.items():  # all are known before the first is set
+        fake.set_range(found[name])
+    return found
 
 
 def _set_calibrator(
