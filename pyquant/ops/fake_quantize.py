@@ -110,7 +110,8 @@ def fake_quantize_out(
     """fake_quantize into buffers that the caller keeps: a fresh large buffer costs more than the arithmetic.
 
     y      dtype and shape of x, contiguous.     mask   uint8 [ceil(numel / 8)], contiguous. Neither may overlap an
-           operand, unless y is x itself.        Other arguments as fake_quantize. Not differentiable.
+           operand, unless y is x itself.        Other arguments as fake_quantize. Not differentiable; the versions of
+           both rise, so that backward through a graph that saved their old content raises.
     Raises ArgumentError naming the argument; NonFiniteError for a scale that is not finite and positive.
     Source: docs/numerics.md 10.1.
 
