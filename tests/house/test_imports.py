@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
     "pretrained": {"errors", "core", "nn", "io"},
-    "measure": {
+    "results": {"errors", "io"},  # of io: files that are whole at any moment
+    "measure": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "_native"},
+    "analyse": {
         "errors",
         "core",
         "numerics",
@@ -33,9 +35,15 @@ MAY_IMPORT = {
         "nn",
         "io",
         "calibrate",
-        "_native",
-    },  # of io: files that are whole at any moment
-    "report": {"errors", "core", "measure"},  # of measure: records and means
+        "simulate",
+        "recipe",
+        "ptq",
+        "measure",
+        "results",
+    },
+    "search": {"errors", "core", "io", "results"},  # pure: it sees tables and callables, no module and no tensor
+    "report": {"errors", "core", "io", "measure", "results"},  # of measure: records and means
+    "mixed_precision": {"*"},  # search() as users call it: analyse, search and report together
     "cli": {"*"},
     "compat": {"*"},
     "__init__": {"*"},

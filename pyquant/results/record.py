@@ -1,0 +1,166 @@
+"""@record: a frozen dataclass that goes to a JSON file and comes back equal; one table of all kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pyquant.errors import CheckpointError
+from pyquant.io import strict_json
+from pyquant.io.atomic import SaveDirectory, read_file
+
+T = TypeVar("T")
+KINDS: Final[dict[str, tuple[type, int]]] = {}
+_WORDS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
+    """Give a frozen dataclass a kind and a version in files.
+
+    Fields may be str, bool, int, float, None, other dataclasses, and lists, tuples and dicts (keys str) of those.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @record("example-of-a-record")
+        ... @dataclass(frozen=True)
+        ... class Example:
+        ...     value: float
+        >>> from_plain(to_plain(Example(0.5)))
+        Example(value=0.5)
+    """
+
+    def register(cls: type[T]) -> type[T]:
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"{cls.__name__} is not a dataclass")
+        if kind in KINDS and KINDS[kind][0].__qualname__ != cls.__qualname__:
+            raise TypeError(f"record kind {kind!r} is taken by {KINDS[kind][0].__qualname__}")
+        KINDS[kind] = (cls, version)
+        return cls
+
+    return register
+
+
+def to_plain(value: Any) -> dict[str, Any]:
+    """A record as dictionaries and lists; numbers that JSON lacks become 'inf', '-inf', 'nan'. from_plain reads it."""
+    kind = next((k for k, (cls, _) in KINDS.items() if type(value) is cls), None)
+    if kind is None:
+        raise TypeError(f"{type(value).__name__} is not a @record")
+    return {"kind": kind, "version": KINDS[kind][1], **_plain(value)}
+
+
+def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
+    """The record in plain data. Raises CheckpointError naming the field that is missing, unknown or of another type."""
+    entries = dict(data)
+    kind, version = entries.pop("kind", None), entries.pop("version", None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
+    cls, known = KINDS[kind]
+    if version != known:
+        raise CheckpointError(f"{where}: version {version!r} of {kind}; allowed: {known}")
+    return _read(cls, entries, where)
+
+
+def save_record(path: str | os.PathLike[str], value: Any) -> Path:
+    """Write a record as JSON, whole or not at all. -> the path."""
+    path = Path(path)
+    data = strict_json.pretty(to_plain(value))
+    with SaveDirectory(path.parent) as out:
+        out.publish(out.stage(data), path.name)
+        out.sync()
+    return path
+
+
+def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
+    """The record in a file; of another class than `kind`: CheckpointError. So for a damaged or missing file."""
+    path = Path(path)
+    try:
+        data = read_file(path, check=lambda size: None if size <= strict_json.MAX_BYTES else _too_large(path, size))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    found = from_plain(strict_json.loads(data, str(path)), str(path))
+    if kind is not None and not isinstance(found, kind):
+        raise CheckpointError(f"{path}: a {type(found).__name__}; allowed: a {kind.__name__}")
+    return typing.cast(T, found)
+
+
+def _too_large(path: Path, size: int) -> None:
+    raise CheckpointError(f"{path}: {size} bytes; allowed: at most {strict_json.MAX_BYTES}")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return next(word for word, number in _WORDS.items() if number == value or number != number)
+    return value
+
+
+def _read(wanted: Any, data: Any, where: str) -> Any:
+    """Plain data as a value of the wanted type."""
+    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any:
+        return data
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        rest = [a for a in args if a is not type(None)]
+        for i, option in enumerate(rest):
+            try:
+                return _read(option, data, where)
+            except CheckpointError:
+                if i == len(rest) - 1:
+                    raise
+    if dataclasses.is_dataclass(wanted):
+        return _read_fields(wanted, data, where)
+    if origin in (list, tuple):
+        if not isinstance(data, list):
+            raise _wrong(where, data, "a list")
+        if origin is tuple and args[-1] is not Ellipsis:
+            if len(data) != len(args):
+                raise _wrong(where, data, f"{len(args)} entries")
+            return tuple(_read(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, data, strict=True)))
+        return origin(_read(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+    if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(data, dict):
+            raise _wrong(where, data, "an object")
+        return {key: _read(args[1], v, f"{where}[{key!r}]") for key, v in data.items()}
+    if wanted is float:
+        if isinstance(data, str) and data in _WORDS:
+            return _WORDS[data]
+        if isinstance(data, (int, float)) and not isinstance(data, bool):
+            return float(data)
+        raise _wrong(where, data, "a number")
+    if not isinstance(data, wanted) or (wanted is int and isinstance(data, bool)):
+        raise _wrong(where, data, f"{wanted.__name__}")
+    return data
+
+
+def _read_fields(cls: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise _wrong(where, data, f"an object ({cls.__name__})")
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(fields))
+    if unknown:
+        raise CheckpointError(f"{where}: unknown field {unknown[0]!r}; allowed: {', '.join(fields)}")
+    missing = [
+        n for n, f in fields.items()
+        if n not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise CheckpointError(f"{where}: no field {missing[0]!r}; allowed: {', '.join(fields)}")
+    return cls(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _wrong(where: str, data: Any, allowed: str) -> CheckpointError:
+    return CheckpointError(f"{where}: {type(data).__name__} {data!r}"[:200] + f"; allowed: {allowed}")
