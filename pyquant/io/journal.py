@@ -1,0 +1,169 @@
+"""A journal: one line for each finished piece of work, on the disk before the next one begins; a killed run goes on.
+
+Lines are JSON with a checksum over themselves and everything before them. The first one says of what the journal is; a
+line that was being written when the process died is dropped, any other damage is an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io import strict_json
+
+VERSION: Final = 1
+
+
+class Journal:
+    """Keys and values that survive SIGKILL and power loss, in the order in which they were added.
+
+    path         the file; made with its folder where it is missing.
+    kind         what the entries are, such as 'evaluations'.
+    facts        what the values depend on, {'model': digest, ...}, or one text, their fingerprint: only journals of
+                 equal facts go together.
+    Raises CheckpointError: another kind or version, a fact that differs, damage before the last line, a file that is
+    no journal or that another process is writing; the file is left as it is then. OSError from the file system.
+
+    Attributes: path; entries, {key: value}, those of earlier runs included.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with Journal(f"{folder.name}/a.jsonl", "squares", "of integers") as journal:
+        ...     journal.add("3", 9)
+        >>> with Journal(f"{folder.name}/a.jsonl", "squares", "of integers") as journal:
+        ...     journal.entries
+        {'3': 9}
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, facts: str | Mapping[str, str]) -> None:
+        self.path = Path(path)
+        self.entries: dict[str, Any] = {}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise CheckpointError(f"{self.path}: not a regular file; allowed: a regular file")
+            self._lock()
+            told = {"fingerprint": facts} if isinstance(facts, str) else {str(k): str(v) for k, v in facts.items()}
+            self._check = 0  # of the lines so far
+            self._begin({"journal": VERSION, "kind": kind, **{f"of {name}": value for name, value in told.items()}})
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def add(self, key: str, value: Any) -> None:
+        """A finished piece; the disk has it when this returns.
+
+        value  what JSON holds: finite numbers (floats come back exactly), text, bool, None, lists, {text: value}.
+        Raises ArgumentError for a key that is there already and for values that JSON cannot hold.
+        """
+        if not isinstance(key, str) or key in self.entries:
+            raise ArgumentError("key", repr(key), "a text that is not in the journal yet")
+        try:
+            line = _line({"key": key, "value": value}, self._check)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                "value", f"{key}: {error}", "finite numbers, text, bool, None, lists, {text: value}"
+            ) from None
+        self._append(line)
+        self.entries[key] = json.loads(line)["value"]  # as a later run will read it
+
+    def close(self) -> None:
+        """Gives the file back; a killed process gives it back too."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"{self.path}: another process is writing it; allowed: one at a time") from None
+
+    def _begin(self, told: dict[str, Any]) -> None:
+        data = self._read()
+        whole = data.rfind(b"\n") + 1
+        lines = data[:whole].split(b"\n")[:-1]
+        first = _line(told, 0)
+        if lines:
+            self._check_header(lines[0], told)
+        elif not first.startswith(data):
+            raise CheckpointError(f"{self.path}: not a journal; allowed: a journal, or a new file")
+        for number, line in enumerate(lines[1:], 2):
+            where = f"{self.path}: line {number}"
+            entry = self._parsed(line, where)
+            if set(entry) != {"key", "value"} or not isinstance(entry["key"], str) or entry["key"] in self.entries:
+                raise CheckpointError(f"{where}: not an entry with a new key; allowed: a journal as it was written")
+            self.entries[entry["key"]] = entry["value"]
+        if whole < len(data):  # the line that was being written when the process died
+            os.ftruncate(self._fd, whole)
+            os.fsync(self._fd)
+        if not lines:
+            self._append(first)
+            _sync_folder(self.path.parent)
+
+    def _check_header(self, line: bytes, told: dict[str, Any]) -> None:
+        header = self._parsed(line, f"{self.path}: line 1")
+        if header.get("journal") != VERSION:
+            raise CheckpointError(f"{self.path}: journal version {header.get('journal')!r}; allowed: {VERSION}")
+        for name in sorted({*header, *told}, key=lambda name: (name != "kind", name)):
+            if header.get(name) != told.get(name):
+                found, wanted = (repr(d.get(name, "nothing"))[:200] for d in (header, told))
+                raise CheckpointError(
+                    f"{self.path}: a journal with {name.removeprefix('of ')} {found}; allowed: {wanted}. It belongs "
+                    "to another model, data or settings: name another file, or delete it"
+                )  # fmt: skip
+
+    def _parsed(self, line: bytes, where: str) -> dict[str, Any]:
+        content = strict_json.loads(line, where)
+        content.pop("crc32", None)
+        if _line(content, self._check) != line + b"\n":
+            raise CheckpointError(f"{where}: damaged; allowed: a journal as it was written (delete it to begin again)")
+        self._check = zlib.crc32(line + b"\n", self._check)
+        return content
+
+    def _read(self) -> bytes:
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            return file.read()
+
+    def _append(self, line: bytes) -> None:
+        self._check = zlib.crc32(line, self._check)
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        os.fsync(self._fd)
+
+
+def _line(content: dict[str, Any], before: int) -> bytes:
+    """The line of an object: its checksum comes first, over the lines before it and everything else in it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f'{{"crc32":"{zlib.crc32(text.encode("ascii"), before):08x}",{text[1:]}\n'.encode("ascii")
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
