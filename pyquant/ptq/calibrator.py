@@ -14,6 +14,7 @@ from pyquant.calibrate import Comparison, Range, compare, run_calibration
 from pyquant.errors import ArgumentError
 from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
 from pyquant.simulate.calibrate import set_ranges_from_data
+from pyquant.simulate.fake_quantize import floating_point
 
 METHODS: Final = ("max", "percentile", "entropy", "mse")
 log = logging.getLogger("pyquant.ptq")
@@ -118,7 +119,7 @@ class QuantizationCalibrator:
         targets = [t for t in targets_of(model) if t.tensor != "weight"]
         if not targets:
             return {}
-        with restored(targets):
+        with restored(targets), floating_point(model):
             for target in targets:
                 target.set_method("percentile", percentile)  # a histogram serves every method
             found = run_calibration(

@@ -11,7 +11,7 @@ from torch import nn
 from pyquant.calibrate import Range, compute_range, run_calibration
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
 from pyquant.simulate.kinds import is_simulated
 
 SchemeRule = Callable[[str, str, TensorScheme], TensorScheme]
@@ -71,11 +71,12 @@ def set_ranges_from_data(
 ) -> dict[str, Range]:
     """Run batches and set the range of each of these by the calibrator of its scheme; -> the ranges, by their names.
 
-    Without any fake quantiser nothing is run: any data would do, and none is needed.
+    Nothing is rounded meanwhile. Without any fake quantiser nothing is run: any data would do, and none is needed.
     """
     if not fakes:
         return {}
-    collected = run_calibration(model, fakes, data, num_batches, **run_options)
+    with floating_point(model):
+        collected = run_calibration(model, fakes, data, num_batches, **run_options)
     found = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in fakes.items()}
     for name, fake in fakes.items():  # all are known before the first is set
         fake.set_range(found[name])

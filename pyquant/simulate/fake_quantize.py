@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -166,3 +167,16 @@ def start_calibration(fakes: dict[str, FakeQuantize]) -> dict[str, RangeStatisti
     """
     found = {name: fake.start_calibration() for name, fake in fakes.items() if name != "weight"}
     return {name: statistics["x"] for name, statistics in found.items() if statistics}
+
+
+@contextmanager
+def floating_point(model: nn.Module) -> Iterator[None]:
+    """Every FakeQuantize of the model passes its tensor on as it is: no range may depend on what else is rounded."""
+    modes = [(fake, fake.mode) for fake in model.modules() if isinstance(fake, FakeQuantize)]
+    try:
+        for fake, _ in modes:
+            fake.mode = "off"
+        yield
+    finally:
+        for fake, mode in modes:
+            fake.mode = mode

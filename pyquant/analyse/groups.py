@@ -1,0 +1,107 @@
+"""Groups: the layers of a model that share one format, so that a configuration is a format for every group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.nn import obstacles
+from pyquant.nn.sites import Filter, Site, find_sites
+
+# Projections of one input: one kernel quantises it for all of them, and runtimes fuse them into one product.
+_TOGETHER: Final = (
+    r"(q|k|v)", r"(q_proj|k_proj|v_proj)", r"(query|key|value)", r"(wq|wk|wv)", r"(to_q|to_k|to_v)",
+    r"(q_lin|k_lin|v_lin)", r"(gate_proj|up_proj)", r"(w1|w3)", r"(wi_0|wi_1)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """name: of the group; layers: names of its layers, in the order of named_modules."""
+
+    name: str
+    layers: tuple[str, ...]
+
+
+Grouping = str | Mapping[str, str | Sequence[str]]
+
+
+def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter | None = None) -> tuple[Group, ...]:
+    """The groups of a model: every Linear and Conv2d that can be quantised is in exactly one.
+
+    grouping   'auto': projections of the same input (q/k/v, gate/up and their usual names) of one parent share a
+               group; 'none': every layer is alone; a mapping {group name: names or globs of layers}, all other layers
+               being alone.
+    filter_fn  filter_fn(module, name) -> bool: layers for which it is false are no choice: they stay as they are.
+    ->         groups in the order of their first layer. Layers that quantize_ would leave alone are in none.
+    Raises ArgumentError: a model without such layers, a key that matches nothing, a layer in two groups.
+
+    Example:
+        >>> block = nn.ModuleDict({n: nn.Linear(4, 4) for n in ("q_proj", "k_proj", "v_proj", "o_proj")})
+        >>> [group.name for group in find_groups(block)]
+        ['q_proj+k_proj+v_proj', 'o_proj']
+    """
+    names = [site.names[0] for site in quantisable(model, filter_fn)]
+    if not names:
+        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
+    if isinstance(grouping, Mapping):
+        owner = _given(names, grouping)
+    elif grouping == "auto":
+        owner = {name: family for name in names if (family := _family(name)) is not None}
+    elif grouping == "none":
+        owner = {}
+    else:
+        raise ArgumentError("grouping", repr(grouping), "'auto', 'none', or a mapping {group: names of layers}")
+    members: dict[str, list[str]] = {}
+    for name in names:
+        members.setdefault(owner.get(name) or name, []).append(name)
+    if isinstance(grouping, Mapping):
+        return tuple(Group(group, tuple(layers)) for group, layers in members.items())
+    return tuple(Group(_joined(layers), tuple(layers)) for layers in members.values())
+
+
+def quantisable(model: nn.Module, filter_fn: Filter | None = None) -> list[Site]:
+    """The layers among which there is a choice, in the order of named_modules."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    if isinstance(model, (nn.Linear, nn.Conv2d)):
+        raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers")
+    return [
+        site
+        for site in find_sites(model, (nn.Linear, nn.Conv2d))
+        if obstacles.why_not(site.module, site.parents) is None
+        and (filter_fn is None or all(filter_fn(site.module, name) for name in site.names))
+    ]
+
+
+def _family(name: str) -> str | None:
+    """A key that the layers share which belong together."""
+    parent, _, child = name.rpartition(".")
+    for i, pattern in enumerate(_TOGETHER):
+        if re.fullmatch(pattern, child):
+            return f"{parent}.*{i}"
+    return None
+
+
+def _joined(layers: Sequence[str]) -> str:
+    parent, dot, first = layers[0].rpartition(".")
+    return parent + dot + "+".join([first, *(name.rpartition(".")[2] for name in layers[1:])])
+
+
+def _given(names: Sequence[str], grouping: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
+    owner: dict[str, str] = {}
+    for group, keys in grouping.items():
+        for key in [keys] if isinstance(keys, str) else keys:
+            found = [name for name in names if fnmatchcase(name, key)]
+            if not found:
+                raise ArgumentError(f"grouping[{group!r}]", repr(key), f"names or globs of layers: {', '.join(names)}")
+            for name in found:
+                if owner.setdefault(name, group) != group:
+                    raise ArgumentError(f"grouping[{group!r}]", f"{name!r}, which is in {owner[name]!r}", "one group")
+    return owner
