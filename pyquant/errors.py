@@ -51,6 +51,17 @@ class UnsupportedError(PyquantError, RuntimeError):
         super().__init__("\n  ".join([message, *self.refusals]))
 
 
+class InfeasibleError(PyquantError, ValueError):
+    """Nothing that was found keeps every limit.
+
+    nearest  what comes nearest to it.
+    """
+
+    def __init__(self, message: str, nearest: object = None) -> None:
+        self.nearest = nearest
+        super().__init__(message)
+
+
 class CheckpointError(PyquantError, RuntimeError):
     """A saved model is damaged, incomplete, unsafe or from a newer version."""
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 # every way in which a save changes the disk goes through one of these
-CALLS = ("open", "write", "fsync", "rename", "unlink")
+CALLS = ("open", "write", "fsync", "rename", "unlink", "ftruncate")
 
 
-def fork(work: Callable[[], None]) -> int:
+def fork(work: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
