@@ -17,7 +17,7 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 
-.PHONY: demo test test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
+.PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -54,10 +54,18 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@$(PIP) install pytest hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
+# Pages are tested in a real browser where one is installed or, in CI, can be: otherwise those tests are skipped and say so.
+browser:
+	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "pyquant: installing chromium for the tests of pages"; \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+	  || echo "pyquant: chromium could not be installed; the tests of pages are skipped"; fi
+
 # The tools of others that read our files, and the demo's model: its drivers are tested too.
 $(STAMPS)/interop: $(STAMPS)/demo $(STAMPS)/examples
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PIP) install compressed-tensors==0.20.0; \
 	 else echo "pyquant: transformers needs Python 3.11; the tests against it are skipped"; fi
+	@$(PIP) install pymoo
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/tools pyproject.toml
@@ -78,7 +86,7 @@ $(STAMPS)/examples: $(STAMPS)/tools pyproject.toml
 demo: $(QUICK) $(STAMPS)/demo
 	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
-test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
+test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser
 	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(EVERY) $(STAMPS)/test
@@ -123,6 +131,7 @@ gpu-test:
 gpu-bench:
 	$(GPU_PY) -m bench.gemm $(GPU_BENCH)
 	$(GPU_PY) -m bench.qat_gpu
+	$(GPU_PY) -m bench.mlp
 
 gpu-check:
 	$(GPU_PY) tools/sanitize.py

@@ -125,9 +125,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file through a temporary neighbour and a rename; parent folders are made. -> the path."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> Path:
+    """As write_text, for anything."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode("utf-8")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)

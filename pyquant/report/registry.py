@@ -1,0 +1,81 @@
+"""Which record is drawn how: one table from the kind of a record to the module that renders it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyquant.errors import ArgumentError
+from pyquant.io import strict_json
+from pyquant.results.record import KINDS, load_record, to_plain
+
+# Kind of record -> the module that draws it: the one place that a new record touches. The module imports the record's
+# class and has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
+MODULES: Final[dict[str, str]] = {
+    "latency-table": "pyquant.report.latency",
+    "search": "pyquant.report.search",
+    "sensitivity": "pyquant.report.sensitivity",
+    "trade-off": "pyquant.report.trade_off",
+}
+Renderer = Callable[[Any], "str | bytes"]
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """The record in a file, of whichever kind. Raises CheckpointError as pyquant.results.record.load_record."""
+    for module in MODULES.values():
+        importlib.import_module(module)  # the class of a record is known once its module was imported
+    return load_record(path)
+
+
+def formats_of(record: Any) -> tuple[str, ...]:
+    """The formats that a record can be rendered to, 'json' first. Raises ArgumentError for what is no such record."""
+    return ("json", *_renderers(record))
+
+
+def render(record: Any, form: str) -> bytes:
+    """A record in one format, as the bytes of a file.
+
+    form  'json', 'md', 'csv', 'png', 'svg', 'html': what formats_of lists.
+    Raises ArgumentError for a format that this kind has not; UnsupportedError where pictures need matplotlib.
+
+    Example:
+        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
+        >>> made = trade_off([TradeOffPoint({"a": "fp16"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
+        ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp16",))
+        >>> render(made, "md").decode().splitlines()[0]
+        '# t'
+    """
+    renderers = _renderers(record)
+    if form == "json":
+        return strict_json.pretty(to_plain(record))
+    if form not in renderers:
+        raise ArgumentError("format", form, f"for a {_kind(record)}: " + ", ".join(formats_of(record)))
+    made = renderers[form](record)
+    return made.encode("utf-8") if isinstance(made, str) else made
+
+
+def write(record: Any, folder: str | os.PathLike[str], stem: str, forms: tuple[str, ...] | None = None) -> list[Path]:
+    """Files `stem`.md, `stem`.png ... of a record, each whole or not at all. -> their paths.
+
+    forms  None: every format that the record has. All are rendered before the first is written.
+    Raises as render; OSError where the folder cannot be written.
+    """
+    from pyquant.report.render import write_bytes
+
+    rendered = {form: render(record, form) for form in forms or formats_of(record)}
+    return [write_bytes(Path(folder) / f"{stem}.{form}", data) for form, data in rendered.items()]
+
+
+def _kind(record: Any) -> str:
+    kind = next((kind for kind, (cls, _) in KINDS.items() if type(record) is cls), None)
+    if kind is None or kind not in MODULES:
+        raise ArgumentError("record", kind or type(record).__name__, "one of: " + ", ".join(sorted(MODULES)))
+    return kind
+
+
+def _renderers(record: Any) -> Mapping[str, Renderer]:
+    formats: Mapping[str, Renderer] = importlib.import_module(MODULES[_kind(record)]).FORMATS
+    return formats

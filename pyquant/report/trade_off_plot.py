@@ -1,0 +1,167 @@
+"""The picture of a TradeOff: every configuration, the front, uniform lines, and the pair of equal quality."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from pyquant.report.plot import _figure
+from pyquant.results.trade_off import TradeOff, TradeOffPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FRONT, _PAIR, _TEXT = "#000000", "#D01C1C", "#444444"
+_SHAPES = ("o", "s", "^", "D", "v", "P")  # told apart without colours too
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7f7f7f")
+
+
+def to_png(record: TradeOff) -> bytes:
+    """The picture as PNG. Raises UnsupportedError where matplotlib is not installed."""
+    return _save(record, "png")
+
+
+def to_svg(record: TradeOff) -> bytes:
+    """The picture as SVG: equal records give equal bytes. Raises UnsupportedError where matplotlib is not installed."""
+    return _save(record, "svg")
+
+
+_LARGER: Final = {"us": ((1e6, "s"), (1e3, "ms")), "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))}
+
+
+def leading_group(record: TradeOff) -> str:
+    """The group whose format explains most of the differences in cost: the one to colour points by.
+
+    Example:
+        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
+        >>> points = [TradeOffPoint({"a": a, "b": b}, t, 1.0) for a, b, t in
+        ...           [("x", "x", 9.0), ("x", "y", 8.0), ("y", "x", 3.0), ("y", "y", 2.0)]]
+        >>> leading_group(trade_off(points, "", TradeOffAxis("t"), TradeOffAxis("q"), higher_is_better=True,
+        ...                         formats=("x", "y")))
+        'a'
+    """
+    return max(record.groups, key=lambda group: _between(record.points, group))
+
+
+def _between(points: Sequence[TradeOffPoint], group: str) -> float:
+    """Variance of cost between the formats of a group, times the number of points."""
+    mean = sum(p.cost for p in points) / len(points)
+    of_format: dict[str, list[float]] = {}
+    for p in points:
+        of_format.setdefault(p.configuration[group], []).append(p.cost)
+    return sum(len(ts) * (sum(ts) / len(ts) - mean) ** 2 for ts in of_format.values())
+
+
+def scale_of(record: TradeOff) -> tuple[float, str]:
+    """By what costs are divided so that the largest reads well, and the unit's name then.
+
+    Example:
+        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
+        >>> scale_of(trade_off([TradeOffPoint({"a": "x"}, 2e4, 1.0)], "", TradeOffAxis("t", "us"), TradeOffAxis("q"),
+        ...                    higher_is_better=True, formats=("x",)))
+        (1000.0, 'ms')
+    """
+    largest = max(p.cost for p in record.points)
+    for by, unit in _LARGER.get(record.cost.unit, ()):
+        if largest >= 10 * by:
+            return by, unit
+    return 1.0, record.cost.unit
+
+
+def _draw(record: TradeOff) -> Any:
+    figure, axes = _figure(10.2, 6.4)
+    by, unit = scale_of(record)
+    _scatter(record, axes, by)
+    front = record.front
+    axes.plot([p.cost / by for p in front], [p.quality for p in front], color=_FRONT, linewidth=1.3, marker="o",
+              markersize=4, markerfacecolor="white", zorder=4, label="Pareto front")  # fmt: skip
+    _lines(record, axes, by)
+    if record.pair is not None:
+        _pair(record, axes, by)
+    for p in record.points:
+        if p.chosen:
+            axes.scatter([p.cost / by], [p.quality], s=190, facecolors="none", edgecolors=_PAIR, linewidths=2.2,
+                         zorder=6, label="chosen")  # fmt: skip
+    name = record.cost.name + (f": {record.cost.definition}" if record.cost.definition else "")
+    axes.set_xlabel("\n".join(textwrap.wrap(f"{name}, in {unit}", 125)), fontsize=9.5)
+    axes.set_ylabel("\n".join(textwrap.wrap(record.quality.text(), 66)), fontsize=9.5)
+    axes.set_title(record.title, fontsize=12, pad=26)
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if max(abs(p.quality) for p in record.points) >= 1e4:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=9, loc="lower right" if record.higher_is_better else "upper right", framealpha=0.92)
+    caption = record.caption + (f"; {record.command}" if record.command else "")
+    figure.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=_TEXT)
+    return figure
+
+
+def _scatter(record: TradeOff, axes: Axes, by: float) -> None:
+    group = leading_group(record)
+    for i, name in enumerate(record.formats):
+        of_name = [p for p in record.points if p.configuration[group] == name]
+        for measured in (True, False):
+            points = [p for p in of_name if p.measured is measured]
+            if not points:
+                continue
+            colour = _COLOURS[i % len(_COLOURS)]
+            axes.scatter(
+                [p.cost / by for p in points], [p.quality for p in points], s=18, zorder=2, alpha=0.65,
+                marker=_SHAPES[i % len(_SHAPES)], facecolors=colour if measured else "none",
+                edgecolors="none" if measured else colour,
+                label=f"{group} in {name}" + ("" if measured else ", predicted"),
+            )  # fmt: skip
+
+
+def _lines(record: TradeOff, axes: Axes, by: float) -> None:
+    """Vertical lines with their names above the axes; names of close lines stand on the outer sides of theirs."""
+    if not record.lines:
+        return
+    base = record.lines[0].cost
+    left, right = axes.get_xlim()
+    lines = sorted(record.lines, key=lambda one: one.cost)
+    close = [(b.cost - a.cost) / by < 0.19 * (right - left) for a, b in pairwise(lines)]
+    for line, before, after in zip(lines, [False, *close], [*close, False], strict=True):
+        x = line.cost / by
+        place = (x - left) / (right - left)
+        side = "left" if place < 0.08 else "right" if place > 0.92 else "center"
+        if before != after:
+            side = "left" if before else "right"
+        axes.axvline(x, color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        share = "" if line is record.lines[0] else f" ({(line.cost / base - 1) * 100:+.0f} %)"
+        offset = ({"left": 2, "right": -2, "center": 0}[side], 15 if before and after else 4)
+        axes.annotate(line.name + share, (x, 1.0), xycoords=("data", "axes fraction"), xytext=offset,
+                      textcoords="offset points", ha=side, fontsize=9, color=_TEXT)  # fmt: skip
+        if line.quality is not None:
+            axes.scatter([x], [line.quality], s=70, marker="*", color="black", zorder=5)
+
+
+def _pair(record: TradeOff, axes: Axes, by: float) -> None:
+    pair = record.pair
+    if pair is None:
+        return
+    slow, fast = record.points[pair.slow], record.points[pair.fast]
+    ends = (fast.cost / by, slow.cost / by)
+    axes.annotate("", (ends[0], slow.quality), xytext=(ends[1], slow.quality),
+                  arrowprops={"arrowstyle": "<->", "color": _PAIR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0},
+                  zorder=6)  # fmt: skip
+    from matplotlib.patheffects import withStroke
+
+    axes.annotate(f"{pair.reduction * 100:.0f} % less {record.cost.name} at equal {record.quality.name}",
+                  (sum(ends) / 2, slow.quality), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=10,
+                  color=_PAIR, zorder=7, path_effects=[withStroke(linewidth=3.5, foreground="white")])  # fmt: skip
+
+
+def _save(record: TradeOff, form: str) -> bytes:
+    figure = _draw(record)
+    import matplotlib
+
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "pyquant", "svg.fonttype": "none"}):
+        figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
+    return out.getvalue()

@@ -1,0 +1,43 @@
+"""`pyquant report` renders saved records, or says what is wrong and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trade_offs import seed_trade_off, small_trade_off
+
+from pyquant.cli.main import main
+from pyquant.results.record import save_record
+
+
+def test_named_formats_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (
+        save_record(tmp_path / "one.json", small_trade_off()),
+        save_record(tmp_path / "two.json", seed_trade_off()),
+    )
+    out = tmp_path / "out"
+    assert main(["report", str(one), str(two), "--out", str(out), "--format", "md", "html"]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["one.html", "one.md", "two.html", "two.md"]
+    assert capsys.readouterr().out.count("wrote ") == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "code", "told"),
+    [
+        (["one.json"], ["--format", "pdf"], 2, "json, md, csv, png, svg, html"),
+        (["one.json", "sub/one.json"], [], 2, "two files called one"),
+        (["missing.json"], [], 1, "missing.json"),
+        (["bad.json"], [], 1, "allowed: "),
+    ],
+)
+def test_refusals_write_nothing(
+    files: list[str], words: list[str], code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one.json", "sub/one.json"):
+        save_record(tmp_path / name, small_trade_off())
+    (tmp_path / "bad.json").write_text("{}")
+    out = tmp_path / "out"
+    assert main(["report", *[str(tmp_path / name) for name in files], "--out", str(out), *words]) == code
+    assert told in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,53 @@
+"""The table of what is rendered how: every kind, every format, and clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from trade_offs import small_trade_off
+
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.report import registry
+from pyquant.results.record import load_record, save_record
+
+
+def test_a_saved_record_is_rendered_in_every_format_that_it_has(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    record = small_trade_off()
+    loaded = registry.load(save_record(tmp_path / "one.json", record))
+    assert loaded == record
+    written = registry.write(loaded, tmp_path / "new" / "folder", "one")
+    assert [path.name for path in written] == ["one.json", "one.md", "one.csv", "one.png", "one.svg", "one.html"]
+    assert sorted(path.name for path in written) == sorted(p.name for p in (tmp_path / "new" / "folder").iterdir())
+    assert load_record(written[0]) == record
+
+
+def test_every_kind_in_the_table_names_a_module_with_formats() -> None:
+    from importlib import import_module
+
+    known = {"md", "csv", "png", "svg", "html"}
+    for kind, module in registry.MODULES.items():
+        formats = import_module(module).FORMATS
+        assert formats, kind
+        assert set(formats) <= known, kind
+
+
+def test_refusals_name_what_there_is(tmp_path: Path) -> None:
+    record = small_trade_off()
+    with pytest.raises(ArgumentError, match=r"'?pdf'?.*trade-off: json, md, csv, png, svg, html"):
+        registry.render(record, "pdf")
+    with pytest.raises(ArgumentError, match="pdf"):
+        registry.write(record, tmp_path / "new", "x", ("md", "pdf"))
+    assert not (tmp_path / "new").exists()  # nothing is written before everything is rendered
+
+    @dataclass(frozen=True)
+    class Other:
+        value: int
+
+    with pytest.raises(ArgumentError, match=r"Other.*one of: .*trade-off"):
+        registry.formats_of(Other(1))
+    (tmp_path / "bad.json").write_text('{"kind": "nonsense", "version": 1}')
+    with pytest.raises(CheckpointError, match=r"nonsense.*trade-off"):
+        registry.load(tmp_path / "bad.json")

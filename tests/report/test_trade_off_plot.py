@@ -1,0 +1,42 @@
+"""The picture of a trade-off draws what the record says."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from trade_offs import seed_trade_off, small_trade_off
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from pyquant.report import trade_off_plot as plot
+
+
+def test_png_and_svg_are_drawn_and_equal_records_give_equal_bytes() -> None:
+    made = small_trade_off()
+    assert plot.to_png(made)[:8] == b"\x89PNG\r\n\x1a\n"
+    svg = plot.to_svg(made)
+    assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert svg == plot.to_svg(made)
+
+
+def test_axes_lines_front_and_arrow_are_those_of_the_record() -> None:
+    made = seed_trade_off()
+    axes = plot._draw(made).axes[0]
+    assert axes.get_xlabel() == "latency: invented, in ms"
+    assert re.sub(r"\s+", " ", axes.get_ylabel()) == "capacity: sum of outputs x bits, in bits"
+    texts = [text.get_text() for text in axes.texts]
+    assert {"uniform fp16", "uniform int8 (-31 %)", "uniform int4 (-47 %)"} <= set(texts)
+    assert "42 % less latency at equal capacity" in texts
+    front = next(line for line in axes.lines if line.get_label() == "Pareto front")
+    assert list(front.get_xdata()) == [p.cost / 1e3 for p in made.front]
+    drawn = sum(len(c.get_offsets()) for c in axes.collections)
+    assert drawn == 729 + len(made.lines)
+
+
+def test_points_are_coloured_by_the_layer_that_decides() -> None:
+    assert plot.leading_group(seed_trade_off()) == "layer 1"
+    labels = [text.get_text() for text in plot._draw(small_trade_off()).axes[0].get_legend().get_texts()]
+    assert "c in <i>, predicted" in labels
+    assert "chosen" in labels
