@@ -126,7 +126,8 @@ class Worker {
   void copy_codes(const void* x, uint8_t* to) {
     const auto* from = static_cast<const uint8_t*>(x);
     const uint8_t flip = layer_.rows.type == DType::u8 ? 0 : 0x80;
-    for (int64_t i = 0; i < extent_.k; ++i) to[i] = from[i] ^ flip;
+    const int64_t k = extent_.k;  // a copy: for all the compiler knows `to`, made of bytes, points into extent_
+    for (int64_t i = 0; i < k; ++i) to[i] = from[i] ^ flip;
   }
 
   void scatter(const uint8_t* from, uint8_t* to) {

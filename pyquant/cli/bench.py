@@ -1,5 +1,5 @@
-"""`pyquant bench gemm`: a quantised Linear next to its rivals, with ratios and the physical floor. (`bench qat`:
-bench_qat.py.)"""
+"""`pyquant bench gemm`: a quantised Linear next to its rivals, with ratios and the physical floor. (The other kinds:
+bench_mlp.py, bench_qat.py, bench_calib.py.)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pyquant.cli import bench_calib, bench_gpu, bench_qat
+from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import measure_ceilings
@@ -36,7 +36,9 @@ _KN = ("384x1536", "1024x4096")
 
 def add_parser(commands: Any) -> None:
     """Adds `bench` with its sub-commands."""
-    bench = commands.add_parser("bench", help="measure: `pyquant bench gemm|qat|calib`", description="Measurements.")
+    bench = commands.add_parser(
+        "bench", help="measure: `pyquant bench gemm|mlp|qat|calib`", description="Measurements."
+    )
     kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     gemm = kinds.add_parser(
         "gemm",
@@ -66,6 +68,7 @@ def add_parser(commands: Any) -> None:
     gemm.add_argument("--plot", metavar="FILE.png", help="draw a picture (needs matplotlib)")
     bench_gpu.add_options(gemm)
     gemm.set_defaults(run=run)
+    bench_mlp.add_parser(kinds)
     bench_calib.add_parser(kinds)
     bench_qat.add_parser(kinds)
 

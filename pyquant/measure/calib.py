@@ -33,6 +33,7 @@ METHODS: Final = (
 HISTC: Final = "torch.histc of |x|, 2048 bins"
 OURS: Final = "pyquant HistogramStatistics"
 MODELOPT: Final = "modelopt HistogramCalibrator"
+MODELOPT_ENTROPY: Final = "modelopt entropy"
 ELEMENTS: Final = 65536
 COLLECT_MS: Final = 0.5  # per 65 536 elements
 ENTROPY_MS: Final = 24.0  # a hundredth of the 2.4 s that modelopt 0.47 needs for a tensor (one core)
@@ -135,7 +136,7 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     collect = _collect(count, unavailable)
     statistics = {kind: _observed(calib_data(kind)) for kind in DATA}
     search, rows = [], []
-    worst = 0.0
+    worst, faster = 0.0, []
     for bits in (8, 4):
         for method, percentile in METHODS:
             scheme = TensorScheme(bits=bits, calibrator=method, percentile=percentile)
@@ -144,7 +145,14 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
             found = [float(compute_range(statistics[kind], scheme).amax) for kind in DATA]
             rows.append(_amax_row(bits, name, found))
             if method != "percentile" or percentile == 99.99:
-                search.append(_search(name, scheme, statistics, max(count // 3, 3)))
+                times = _search(scheme, statistics, max(count // 3, 3))
+                search.append(_slowest(name, bits, times))
+                peer = _modelopt_entropy(bits, tell) if method == "entropy" else None
+                if peer is not None:
+                    amax, peer_times = peer
+                    rows.append(_amax_row(bits, MODELOPT_ENTROPY, amax))
+                    search.append(_slowest(MODELOPT_ENTROPY, bits, peer_times))
+                    faster += [peer_times[kind] / times[kind] for kind in DATA]
             if method == "mse":
                 tell(f"int{bits} optimum on the numbers")
                 exact = [mse_optimum(calib_data(kind), bits) for kind in DATA]
@@ -157,6 +165,8 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
         Bar("entropy search, slowest data set", ENTROPY_MS, entropy, "<=", "ms"),
         Bar("mse: amax from the optimum on the raw numbers", MSE_WITHIN, worst, "<=", ""),
     ]
+    if faster:
+        bars.append(Bar("entropy search against modelopt's in this run, least of all data sets", 100.0, min(faster)))
     notes = [
         "collect: a batch of 64 x 1024 float32 normals into warm statistics; ratio against torch.histc of the same run",
         "data: numpy default_rng(1234), 8 batches of 64 x 1024; symmetric codes, narrow range; SQNR over all numbers",
@@ -212,11 +222,38 @@ def _torch_ao(x: Tensor) -> dict[str, Callable[[], Any]]:
     return made
 
 
-def _search(name: str, scheme: TensorScheme, statistics: dict[str, HistogramStatistics], rounds: int) -> SearchRow:
+def _search(scheme: TensorScheme, statistics: dict[str, HistogramStatistics], rounds: int) -> dict[str, float]:
+    """Milliseconds of a range for each data set."""
     candidates = {kind: partial(compute_range, s, scheme) for kind, s in statistics.items()}
     timings = time_interleaved(candidates, clock=make_clock("cpu"), rounds=rounds, warm_calls=1)
-    slowest = max(statistics, key=timings.median_us)
-    return SearchRow(name, scheme.bits, timings.median_us(slowest) / 1e3, slowest)
+    return {kind: timings.median_us(kind) / 1e3 for kind in statistics}
+
+
+def _slowest(name: str, bits: int, times: dict[str, float]) -> SearchRow:
+    slowest = max(times, key=lambda kind: times[kind])
+    return SearchRow(name, bits, times[slowest], slowest)
+
+
+def _modelopt_entropy(bits: int, tell: Callable[[str], None]) -> tuple[list[float], dict[str, float]] | None:
+    """amax and milliseconds (one search each, they take seconds) for each data set; None where it is not installed."""
+    try:
+        from modelopt.torch.quantization.calib import HistogramCalibrator
+    except ImportError:
+        return None
+    clock, amax, times = make_clock("cpu"), [], {}
+    for kind in DATA:
+        tell(f"int{bits} {MODELOPT_ENTROPY}, {kind}")
+        calibrator = HistogramCalibrator(num_bits=bits, torch_hist=True)
+        for batch in calib_data(kind):
+            calibrator.collect(batch)
+        found: list[Tensor] = []
+        times[kind] = clock.seconds(partial(_kept, found, partial(calibrator.compute_amax, "entropy")), 1) * 1e3
+        amax.append(float(found[-1]))
+    return amax, times
+
+
+def _kept(found: list[Tensor], make: Callable[[], Tensor]) -> None:
+    found.append(make())
 
 
 def amax_rows(rows: Sequence[AmaxRow], bits: int) -> list[AmaxRow]:

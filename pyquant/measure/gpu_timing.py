@@ -95,7 +95,13 @@ class GraphDevice(Protocol):
 
 
 class TorchCuda:
-    """The current CUDA device through torch."""
+    """The current CUDA device through torch.
+
+    one_pool  all graphs share their memory: thousands of them fit, and the results of one are lost when another runs.
+    """
+
+    def __init__(self, *, one_pool: bool = False) -> None:
+        self._pool = torch.cuda.graph_pool_handle() if one_pool else None
 
     def warm(self, run: Candidate) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -106,7 +112,7 @@ class TorchCuda:
 
     def capture(self, run: Candidate) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             run()
         graph.replay()
         torch.cuda.synchronize()

@@ -39,6 +39,15 @@ class Environment:
             parts.append(f"clock: {self.clock}")
         return "; ".join(parts)
 
+    def plain(self) -> dict[str, str]:
+        """Name and text of each part of the line, as trade-offs and other plain records keep it."""
+        parts = {"": self.gpu or f"{self.cpu} ({', '.join(self.cpu_isa) or 'no known vector extensions'})"}
+        parts["cores used"] = f"{self.threads} of {self.cores}"
+        if self.gpu:
+            parts |= {"driver": self.driver or "unknown", "CUDA": self.cuda}
+        parts |= {"torch": self.torch, "Python": self.python, "pyquant": self.pyquant or "unknown"}
+        return parts | ({"clock": self.clock} if self.clock else {})
+
 
 @dataclass(frozen=True)
 class GemmRow:

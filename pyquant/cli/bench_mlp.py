@@ -1,0 +1,119 @@
+"""`pyquant bench mlp`: the founding experiment, every configuration of fp16, int8 and int4 in a perceptron."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyquant.cli.bench_gpu import select_device
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.measure.environment import describe_environment
+from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
+from pyquant.measure.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
+from pyquant.measure.mlp_records import goal_lines, trade_off_of
+from pyquant.measure.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
+from pyquant.measure.timing import Clock, make_clock
+from pyquant.report import registry
+from pyquant.report.trade_off import to_markdown
+
+STEMS = {KERNEL: "mlp", END_TO_END: "mlp_end_to_end"}
+CPU_SCALE, CPU_BATCH = 32, 128
+_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_EXAMPLES = """\
+examples:
+  pyquant bench mlp --out results
+  pyquant bench mlp --scale 16 --batch-size 64
+  pyquant bench mlp --nn-config fp16,s8,s4,int8,int4,fp16
+  pyquant bench mlp --device cuda --out results
+
+Writes mlp.* (the products alone, inputs ready) and mlp_end_to_end.* (floats in, floats out) to --out: JSON, Markdown,
+CSV, PNG, SVG and an interactive page. A run that is killed goes on with the rounds that its --out folder holds.
+"""
+
+
+def add_parser(kinds: Any) -> None:
+    """Adds `mlp` to the sub-commands of `bench`."""
+    mlp = kinds.add_parser(
+        "mlp",
+        help="the latency of all 729 configurations of a six-layer perceptron",
+        description="Builds every layer in every format, checks every configuration's results, times all of them in "
+        "interleaved rounds, and draws latency against representational capacity.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = mlp.add_mutually_exclusive_group()
+    which.add_argument("--all-configs", action="store_true", help="every configuration (the default)")
+    which.add_argument(
+        "--nn-config", metavar="F,F,..", help="one: a format for each layer, fp16, int8 (s8) or int4 (s4)"
+    )
+    mlp.add_argument("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
+                     help="activation dimensions (default: %(default)s)")  # fmt: skip
+    mlp.add_argument("--scale", type=int, metavar="S",
+                     help=f"divide the dimensions (default: {CPU_SCALE}; on a GPU 1)")  # fmt: skip
+    mlp.add_argument("--batch-size", type=int, metavar="M", help=f"rows (default: {CPU_BATCH}; on a GPU {BATCH})")
+    mlp.add_argument("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
+    mlp.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
+    mlp.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    mlp.add_argument("--float-type", choices=_TYPES, help="of fp16 layers (default: bfloat16; on a GPU float16)")
+    mlp.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
+    mlp.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
+                     help="default: cpu time; on a GPU a replayed graph")  # fmt: skip
+    mlp.add_argument("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
+    mlp.add_argument("--out", metavar="DIR", help="write the results there")
+    mlp.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, writes and prints Markdown. -> 0; a wrong result is an error before anything is timed."""
+    bench, clock = bench_from_args(args), clock_from_args(args)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        environment = describe_environment(bench.device, clock=clock.name)
+        journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
+        with Progress("bench mlp", steps_of(bench)) as shown:
+            result = run_mlp_bench(bench, clock, environment=environment, journal=journal, on_step=shown.step)
+    finally:
+        torch.set_num_threads(threads_before)
+    made = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
+    print("\n".join(to_markdown(record) for record in made.values()), end="")
+    for line in goal_lines(result, environment):
+        print(line)
+    if args.out:
+        for column, record in made.items():
+            registry.write(record, args.out, STEMS[column])
+    return 0
+
+
+def bench_from_args(args: argparse.Namespace) -> MlpBench:
+    """The experiment that the arguments describe. Raises ArgumentError naming the option that is wrong."""
+    on_gpu = args.device.startswith("cuda")
+    if not on_gpu and args.device != "cpu":
+        raise ArgumentError("--device", args.device, "cpu, cuda, cuda:1 ...")
+    for option, value in (("--batch-size", args.batch_size), ("--runs", args.runs), ("--threads", args.threads)):
+        if value is not None and value < 1:
+            raise ArgumentError(option, value, ">= 1")
+    scale = args.scale if args.scale is not None else 1 if on_gpu else CPU_SCALE
+    sizes = scaled(parse_sizes(args.nn_size), scale)
+    layers = len(sizes) - 1
+    configs = all_configs(layers) if args.nn_config is None else [parse_config(args.nn_config, layers)]
+    return MlpBench(
+        sizes, args.batch_size or (BATCH if on_gpu else CPU_BATCH), tuple(configs), args.runs,
+        select_device(args.device) if on_gpu else "cpu",
+        _TYPES[args.float_type or ("float16" if on_gpu else "bfloat16")], args.seed,
+    )  # fmt: skip
+
+
+def clock_from_args(args: argparse.Namespace) -> Clock:
+    """The clock. Raises ArgumentError for one of the other kind of device, or CPU time of several threads."""
+    on_gpu = args.device.startswith("cuda")
+    name = args.clock or ("cuda-graph" if on_gpu else "cpu")
+    if name.startswith("cuda") != on_gpu:
+        raise ArgumentError("--clock", name, "cuda-graph, cuda-events" if on_gpu else "cpu, wall")
+    if name == "cpu" and args.threads > 1:
+        raise ArgumentError("--threads", args.threads, "1 with --clock cpu, which adds up the time of all threads")
+    return CudaGraphClock(TorchCuda(one_pool=True)) if name == "cuda-graph" else make_clock(name)

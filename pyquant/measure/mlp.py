@@ -1,0 +1,225 @@
+"""The founding experiment: the latency of every configuration, kernels alone and end to end, in interleaved rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pyquant.errors import ArgumentError
+from pyquant.measure.environment import library_digest
+from pyquant.measure.mlp_check import check_net
+from pyquant.measure.mlp_net import Joint, MlpNet, all_joints, joints
+from pyquant.measure.mlp_rows import Rounds
+from pyquant.measure.mlp_space import BATCH, FLOAT, SIZES, Config, all_configs
+from pyquant.measure.records import Environment
+from pyquant.measure.timing import Clock
+
+KERNEL, END_TO_END = "kernel", "end to end"
+COLUMNS: Final = (KERNEL, END_TO_END)
+ADDITIVE_SAMPLE: Final = 40
+Candidate = tuple[str, Config | Joint]
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class MlpBench:
+    """What is measured.
+
+    sizes, batch   of the activations; the defaults are the original experiment's.
+    configs        which configurations.
+    runs           rounds; each times every configuration once in either column.
+    device, float_type, seed   as in MlpNet.
+    """
+
+    sizes: tuple[int, ...] = SIZES
+    batch: int = BATCH
+    configs: tuple[Config, ...] = tuple(all_configs())
+    runs: int = 30
+    device: str = "cpu"
+    float_type: torch.dtype = torch.bfloat16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch", self.batch), ("runs", self.runs), ("configs", len(self.configs))):
+            if value < 1:
+                raise ArgumentError(name, value, ">= 1")
+        for config in self.configs:
+            if len(config) != len(self.sizes) - 1:
+                raise ArgumentError("configs", ",".join(config), f"{len(self.sizes) - 1} formats, one a layer")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The runs of one candidate in microseconds."""
+
+    median: float
+    mean: float
+    std: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Samples:
+        """Median, mean, standard deviation, 10th and 90th percentile.
+
+        Example:
+            >>> Samples.of([1e-6, 2e-6, 3e-6]).median
+            2.0
+        """
+        us = [value * 1e6 for value in seconds]
+        if len(us) == 1:
+            return Samples(us[0], us[0], 0.0, us[0], us[0])
+        tenths = statistics.quantiles(us, n=10, method="inclusive")
+        return Samples(statistics.median(us), statistics.fmean(us), statistics.stdev(us), tenths[0], tenths[-1])
+
+
+@dataclass(frozen=True)
+class Additivity:
+    """How well the sum of single layers predicts whole configurations: relative errors of `configs` random ones.
+
+    bias  median of predicted / measured - 1.
+    """
+
+    configs: int
+    median: float
+    worst: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class MlpResult:
+    """times[column][configuration]; additivity[column]; checked: layer results that were compared before."""
+
+    bench: MlpBench
+    clock: str
+    times: Mapping[str, Mapping[Config, Samples]]
+    additivity: Mapping[str, Additivity]
+    checked: int
+
+
+def run_mlp_bench(
+    bench: MlpBench,
+    clock: Clock,
+    *,
+    environment: Environment,
+    journal: Path | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> MlpResult:
+    """Build, check, time.
+
+    journal   file of finished rounds; a run of the same setting goes on behind them.
+    on_step   told what comes next; steps_of tells how often.
+    Raises PyquantError where a layer's result is wrong; CheckpointError where the journal is of another setting.
+    """
+    candidates = _candidates(bench)
+    rounds = Rounds(journal, key_of(bench, clock.name, environment), len(candidates))
+    with contextlib.closing(rounds), torch.inference_mode():
+        on_step("every layer in every format")
+        net = MlpNet(bench.sizes, bench.batch, bench.device, bench.float_type, bench.seed)
+        on_step(f"the results of {len(bench.configs)} configurations against the exact ones")
+        checked = check_net(net, bench.configs)
+        runs = [_callables(net, bench.configs, *candidate) for candidate in candidates]
+        for done in range(bench.runs):
+            on_step(f"round {done + 1} of {bench.runs}")
+            if done >= len(rounds.done):
+                rounds.add(_round(runs, clock, bench.seed + done))
+    return _result(bench, clock.name, candidates, rounds.done[: bench.runs], checked)
+
+
+def steps_of(bench: MlpBench) -> int:
+    """How often on_step is called."""
+    return 2 + bench.runs
+
+
+def key_of(bench: MlpBench, clock: str, environment: Environment) -> dict[str, Any]:
+    """What rounds must share to be one measurement. The number of runs is not part of it: more may be added."""
+    return {
+        "sizes": list(bench.sizes), "batch": bench.batch, "seed": bench.seed, "float": str(bench.float_type),
+        "clock": clock, "device": environment.gpu or environment.cpu, "driver": environment.driver,
+        "threads": environment.threads, "torch": environment.torch, "libraries": library_digest(),
+        "configs": hashlib.sha256(repr(bench.configs).encode()).hexdigest()[:16],
+    }  # fmt: skip
+
+
+def _candidates(bench: MlpBench) -> list[Candidate]:
+    """Everything that a round times: configurations in both columns, and the single layers that they are made of."""
+    found: list[Candidate] = [(column, config) for column in COLUMNS for config in bench.configs]
+    used = {joint for config in bench.configs for joint in joints(config)}
+    kernels = {(joint.layer, joint.own, joint.after) for joint in used}
+    layers = len(bench.sizes) - 1
+    ready = [j for j in all_joints(layers, from_float=False) if (j.layer, j.own, j.after) in kernels]
+    found += [(KERNEL, joint) for joint in ready]
+    return found + [(END_TO_END, joint) for joint in all_joints(layers, from_float=True) if joint in used]
+
+
+def _callables(net: MlpNet, configs: Sequence[Config], column: str, what: Config | Joint) -> Pair:
+    """What leads a sample, untimed, and what is timed. A single layer is led by a whole network that it is part of:
+    then the caches hold of it what they hold when its turn comes there."""
+    whole = net.kernels if column == KERNEL else net.forward
+    if not isinstance(what, Joint):
+        return whole(what), whole(what)
+    home = next(c for c in configs if what in joints(c) or (column == KERNEL and what in map(_ready, joints(c))))
+    return whole(home), net.product(what) if column == KERNEL else net.one(what)
+
+
+def _round(runs: Sequence[Pair], clock: Clock, seed: int) -> list[float]:
+    """One sample of each, in random order: what the machine does meanwhile hits all alike."""
+    order = list(range(len(runs)))
+    random.Random(seed).shuffle(order)
+    seconds = [0.0] * len(runs)
+    for i in order:
+        lead, run = runs[i]
+        if clock.name in ("cpu", "wall"):
+            lead()  # nobody pays for what another candidate has evicted
+        seconds[i] = clock.seconds(run, 1)
+    return seconds
+
+
+def _result(
+    bench: MlpBench, clock: str, candidates: Sequence[Candidate], rounds: Sequence[Sequence[float]], checked: int
+) -> MlpResult:
+    samples = {candidate: Samples.of([one[i] for one in rounds]) for i, candidate in enumerate(candidates)}
+    times = {column: {config: samples[column, config] for config in bench.configs} for column in COLUMNS}
+    additivity = {
+        column: additivity_of(
+            {config: s.median for config, s in times[column].items()},
+            {what: s.median for (of, what), s in samples.items() if of == column and isinstance(what, Joint)},
+            seed=bench.seed,
+        )
+        for column in COLUMNS
+    }
+    return MlpResult(bench, clock, times, additivity, checked)
+
+
+def additivity_of(
+    measured: Mapping[Config, float], single: Mapping[Joint, float], *, count: int = ADDITIVE_SAMPLE, seed: int = 0
+) -> Additivity:
+    """Measured latency of random configurations against the sum of their layers, each timed between its neighbours.
+
+    measured, single  latencies in one unit. Layers that were timed on ready inputs count for both kinds of neighbour.
+
+    Example:
+        >>> layers = {Joint(0, "int8", "fp16", True): 2.0, Joint(1, "fp16", "fp16", True): 3.0}
+        >>> additivity_of({("int8", "fp16"): 4.0}, layers)
+        Additivity(configs=1, median=0.25, worst=0.25, bias=0.25)
+    """
+    chosen = random.Random(seed).sample(sorted(measured), min(count, len(measured)))
+    errors = []
+    for config in chosen:
+        parts = [single[joint] if joint in single else single[_ready(joint)] for joint in joints(config)]
+        errors.append(sum(parts) / measured[config] - 1)
+    sizes = [abs(error) for error in errors]
+    return Additivity(len(chosen), statistics.median(sizes), max(sizes), statistics.median(errors))
+
+
+def _ready(joint: Joint) -> Joint:
+    """The joint whose input lies ready in its own format."""
+    return Joint(joint.layer, joint.own, joint.after, joint.own == FLOAT)

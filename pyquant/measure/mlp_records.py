@@ -1,0 +1,103 @@
+"""The founding experiment as trade-offs, one a column, and what its goals say on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyquant.measure.mlp import END_TO_END, KERNEL, MlpResult
+from pyquant.measure.mlp_space import BITS, capacity
+from pyquant.measure.records import Bar, Environment
+from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, largest_spread, trade_off
+
+_WHAT = {
+    KERNEL: "the products alone, inputs ready in each layer's format",
+    END_TO_END: "floats in, floats out, quantising and converting included",
+}
+
+
+def trade_off_of(result: MlpResult, column: str, environment: Environment, of: str = "output") -> TradeOff:
+    """One column of a result against representational capacity.
+
+    column  KERNEL or END_TO_END: the two are never in one picture.
+    of      'output' or 'input' dimensions: what capacity counts.
+    """
+    bench, times = result.bench, result.times[column]
+    points = [
+        TradeOffPoint(
+            {f"layer {i + 1}": name for i, name in enumerate(config)},
+            _rounded(s.median), float(capacity(bench.sizes, config, of)), _rounded(s.low), _rounded(s.high),
+            figures={"mean_us": _rounded(s.mean), "std_us": _rounded(s.std)},
+        )
+        for config, s in times.items()
+    ]  # fmt: skip
+    float_name = str(bench.float_type).removeprefix("torch.")
+    told = "" if float_name == "float16" else f"; 'fp16' is {float_name}"
+    made = trade_off(
+        points,
+        f"{'-'.join(map(str, bench.sizes))}, batch {bench.batch}: {len(points)} configurations, {column} latency",
+        TradeOffAxis("latency", "us", f"{_WHAT[column]}; median of {bench.runs} runs{told}"),
+        TradeOffAxis("representational capacity", "bits", f"sum over layers of {of} dimension x bits of its format"),
+        higher_is_better=True,
+        formats=tuple(BITS),
+    )
+    return replace(
+        made, environment=environment.plain(), command=environment.command,
+        notes=(*_notes(result, column), *goal_lines(result, environment)),
+    )  # fmt: skip
+
+
+def _notes(result: MlpResult, column: str) -> list[str]:
+    added = result.additivity[column]
+    errors = f"median error {added.median:.1%}, worst {added.worst:.1%}, bias {added.bias:+.1%}"
+    against = f"{added.configs} random configurations"
+    how = "integer ones bit by bit, and every timed network against its checked layers"
+    return [
+        f"Column {column}: {_WHAT[column]}. The other column has a record of its own.",
+        f"Checked before timing: {result.checked} layer results in place against exact references, {how}.",
+        "Every round times every configuration once, in random order.",
+        f"Additivity: single layers, each timed between its neighbours' formats, summed, against {against}: {errors}.",
+    ]
+
+
+def goal_lines(result: MlpResult, environment: Environment) -> list[str]:
+    """PASS or MISS of every goal; nothing where the run was not on a GPU or lacks a uniform configuration."""
+    return [
+        f"{'PASS' if bar.passed else 'MISS'}: {bar.name}: {bar.measured:.3f} (goal {bar.direction} {bar.goal:g})"
+        for bar in goals(result, environment)
+    ]
+
+
+def goals(result: MlpResult, environment: Environment) -> list[Bar]:
+    """The goals for a GPU of this kind: the original experiment's reductions where there is int4 arithmetic (sm_80, 86,
+    89), int8's and an int4 that is not slower elsewhere; the spread at equal capacity; int8 end to end."""
+    if not environment.gpu:
+        return []
+    layers = len(result.bench.sizes) - 1
+    uniform = {name: (name,) * layers for name in BITS}
+    if any(config not in result.times[KERNEL] for config in uniform.values()):
+        return []
+    kernel, whole = ({n: result.times[c][uniform[n]].median for n in BITS} for c in (KERNEL, END_TO_END))
+    int8, int4 = kernel["int8"] / kernel["fp16"], kernel["int4"] / kernel["fp16"]
+    found = [Bar("int8 against fp16, kernels", 0.69, int8, "<=")]
+    if any(f"sm_{version}" in environment.gpu for version in (80, 86, 89)):
+        found += [Bar("int4 against fp16, kernels", 0.53, int4, "<="),
+                  Bar("int8 against fp16, kernels (stretch)", 0.58, int8, "<="),
+                  Bar("int4 against fp16, kernels (stretch)", 0.38, int4, "<=")]  # fmt: skip
+    else:
+        found += [Bar("int4 against int8, kernels", 1.0, kernel["int4"] / kernel["int8"], "<="),
+                  Bar("int8 against fp16, kernels (stretch)", 0.55, int8, "<=")]  # fmt: skip
+    found.append(Bar("int8 against fp16, end to end", 0.62, whole["int8"] / whole["fp16"], "<="))
+    found.append(Bar("spread at equal capacity, kernels", 0.55, kernel_spread(result), ">="))
+    return found
+
+
+def kernel_spread(result: MlpResult) -> float:
+    """The largest reduction at equal capacity in the kernel column."""
+    times = result.times[KERNEL]
+    pair = largest_spread([s.median for s in times.values()], [capacity(result.bench.sizes, c) for c in times])
+    return 0.0 if pair is None else pair.reduction
+
+
+def _rounded(value: float) -> float:
+    """Five digits: more would be noise in every file."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,186 @@
+"""The network of the founding experiment, and each defect of the original script as a test that it is not here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pyquant.core.qtensor import QTensor
+from pyquant.errors import PyquantError
+from pyquant.measure.mlp_check import check_net
+from pyquant.measure.mlp_net import Joint, MlpNet, all_joints, exponents, joints
+from pyquant.measure.mlp_space import BITS, SIZES, Config, all_configs, scaled
+
+TINY = (64, 40, 24, 48)  # three layers of odd shapes: 27 configurations
+
+
+@pytest.fixture(scope="module")
+def net() -> MlpNet:
+    return MlpNet(TINY, 5, "cpu", torch.bfloat16, 3)
+
+
+def values(net: MlpNet, config: Config) -> list[Any]:
+    """What each layer of a configuration is given, and the result."""
+    found: list[Any] = [net.x]
+    with torch.inference_mode():
+        for joint in joints(config):
+            found.append(net.layer(joint)(found[-1]))
+    return found
+
+
+def integer_chain(net: MlpNet, config: Config) -> torch.Tensor:
+    """A configuration without float layers in plain whole numbers, written down a second time."""
+    scales = [1.0] + [{"int8": 0.25, "int4": 2.0}[name] for name in config[1:]]
+    limits = [{"int8": 127, "int4": 7}[name] for name in config]
+    codes = net.x.double()
+    for i, weights in enumerate(net.weights):
+        real = (codes @ weights.double().T) * scales[i] * 2.0 ** -net.exponents[i]
+        if i + 1 == len(config):
+            return real.to(net.float_type)
+        codes = (real / scales[i + 1]).round().clamp(-limits[i + 1], limits[i + 1])
+    raise AssertionError
+
+
+def test_every_configuration_passes_its_check(net: MlpNet) -> None:
+    done: list[Config] = []
+    checked = check_net(net, all_configs(3), done.append)
+    assert sorted(done) == sorted(all_configs(3))
+    assert checked == 9 + 27 + 27 + 21  # nodes of the tree, and the products on ready inputs
+    for dtype in (torch.float16, torch.bfloat16):
+        check_net(MlpNet(scaled(SIZES, 256), 3, "cpu", dtype, 1), random.Random(0).sample(all_configs(), 40))
+
+
+def test_integer_configurations_equal_a_chain_of_whole_numbers(net: MlpNet) -> None:
+    for config in all_configs(3):
+        if "fp16" not in config:
+            assert torch.equal(values(net, config)[-1], integer_chain(net, config)), config
+
+
+def test_all_formats_agree_on_inputs_that_all_of_them_hold(net: MlpNet) -> None:
+    first = [net.layer(Joint(0, name, "fp16", True))(net.x) for name in BITS]
+    assert torch.equal(first[0], first[1])
+    assert torch.equal(first[0], first[2])
+    for whole in (net.x, *net.weights):  # the original drew 8 too, which is no int4 code
+        assert (int(whole.min()), int(whole.max())) == (-7, 7)
+
+
+def test_every_layer_runs_its_own_format_not_the_first_ones(net: MlpNet) -> None:
+    for config in all_configs(3):
+        for joint, name in zip(joints(config), config, strict=True):
+            scheme = net.layer(joint).scheme
+            assert (scheme.is_float, scheme.weights.bits) == (name == "fp16", BITS[name])
+
+
+def test_results_are_not_zero(net: MlpNet) -> None:
+    for config in all_configs(3):
+        last = values(net, config)[-1]
+        assert bool((last != 0).any(dim=1).all()), config
+
+
+def test_what_passes_between_layers_is_codes_of_the_next_format_or_floats(net: MlpNet) -> None:
+    for config in all_configs(3):
+        for before, value, name in zip(config, values(net, config)[1:-1], config[1:]):
+            if "fp16" in (before, name):
+                assert value.dtype == net.float_type
+                continue
+            assert isinstance(value, QTensor)
+            assert value.data.dtype == torch.int8  # not the int32 of the accumulator
+            assert int(value.data.abs().max()) <= {"int8": 127, "int4": 7}[name]
+
+
+def test_int4_weights_are_packed() -> None:
+    net = MlpNet((512, 256, 256), 2, "cpu", torch.bfloat16, 0)
+    held = {name: net.layer(Joint(0, name, "fp16", True)).state_dict() for name in ("int8", "int4")}
+    assert held["int8"]["weight"].nbytes == 512 * 256
+    assert held["int4"]["weight_packed"].nbytes == 512 * 256 // 2
+
+
+def test_conversions_are_part_of_the_whole_and_not_of_the_products(
+    net: MlpNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ("int8", "fp16", "int4")
+    products = [net.product(joint) for joint in joints(config)]
+    given = [product.args[0].dtype for product in products]  # type: ignore[attr-defined]
+    assert given == [torch.int8, torch.bfloat16, torch.int8]
+    seen: list[str] = []
+
+    def spy(joint: Joint) -> Callable[[Any], Any]:
+        real = MlpNet.layer(net, joint)
+
+        def call(x: Any) -> Any:
+            seen.append("codes" if isinstance(x, QTensor) else "floats")
+            return real(x)
+
+        return call
+
+    monkeypatch.setattr(net, "layer", spy)
+    net.forward(config)()
+    assert seen == ["floats", "floats", "floats"]
+    seen.clear()
+    net.forward(("int8", "int4", "int8"))()
+    assert seen == ["floats", "codes", "codes"]
+
+
+def test_linked_layers_share_the_memory_of_their_scales(net: MlpNet) -> None:
+    for config in all_configs(3):
+        for value, joint in zip(values(net, config)[1:-1], joints(config)[1:]):
+            if isinstance(value, QTensor):  # else every call would read numbers, on a GPU by waiting for it
+                assert value.scale.data_ptr() == net.layer(joint).input_scale.data_ptr()
+
+
+@pytest.mark.parametrize("wrong", ["first format", "zeros", "int32", "one code", "swapped layers", "ready", "unlinked"])
+def test_planted_defects_are_caught(net: MlpNet, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = net.layer
+
+    def layer(joint: Joint) -> Any:
+        real = right(joint)
+
+        def call(x: Any) -> Any:
+            y = real(x)
+            codes = isinstance(y, QTensor)
+            if wrong == "zeros":
+                return QTensor(torch.zeros_like(y.data), y.scale) if codes else torch.zeros_like(y)
+            if wrong == "int32" and codes:
+                return y.data.to(torch.int32)
+            if wrong == "one code" and codes and joint == Joint(1, "int4", "int8", False):
+                data = y.data.clone()
+                data[0, -1] += 1
+                return QTensor(data, y.scale)
+            return y
+
+        for name in ("input_scale", "output_scale", "storage", "scheme", "activation", "clamp", "_spec"):
+            setattr(call, name, getattr(real, name))
+        return call
+
+    monkeypatch.setattr(net, "layer", layer)
+    if wrong == "ready":
+        product = net.product
+        last = Joint(2, "int8", "fp16", False)
+        monkeypatch.setattr(net, "product", lambda j: (lambda: product(j)() * 2) if j == last else product(j))
+    if wrong == "first format":
+        monkeypatch.setattr(net, "forward", lambda config: MlpNet.forward(net, (config[0],) * 3))
+    if wrong == "swapped layers":
+        monkeypatch.setattr(net, "forward", lambda config: MlpNet.forward(net, (config[0], config[2], config[1])))
+    if wrong == "unlinked":
+        monkeypatch.setattr(net, "forward", lambda config: lambda: MlpNet.forward(net, config)().roll(1))
+    with pytest.raises(PyquantError):
+        check_net(net, all_configs(3))
+
+
+def test_activations_keep_their_size() -> None:
+    net = MlpNet(scaled(SIZES, 64), 16, "cpu", torch.bfloat16, 0)
+    for i in range(6):
+        spread = float(net.ready[i, "fp16"].float().std())
+        assert 1.5 < spread < 5.5, i
+    assert len(exponents(SIZES)) == 6
+
+
+def test_single_layers_cover_every_configuration() -> None:
+    ready, whole = all_joints(3, from_float=False), all_joints(3, from_float=True)
+    assert len(ready) == len(set(ready)) == 9 + 9 + 3
+    assert len(whole) == len(set(whole))
+    assert {joint for config in all_configs(3) for joint in joints(config)} == set(whole)
