@@ -1,0 +1,32 @@
+"""`--formats`: names apart, or between commas, alike in every command."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Final
+
+DEFAULT: Final = ("fp16", "int8", "int4")
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Adds --formats; `formats_of(args.formats)` reads it."""
+    parser.add_argument(
+        "--formats", nargs="+", metavar="FORMAT",
+        help="fp16 (the model as it is), int8, int4, or presets such as W8A8Dynamic; apart or between commas; default: "
+        + " ".join(DEFAULT),
+    )  # fmt: skip
+
+
+def formats_of(words: Sequence[str] | None) -> tuple[str, ...]:
+    """The names in what followed --formats; None: the default. Commas in brackets belong to a preset.
+
+    Example:
+        >>> formats_of(["fp16,W4A8Dynamic(group_size=64)", "W4A4(a=1,b=2)"])
+        ('fp16', 'W4A8Dynamic(group_size=64)', 'W4A4(a=1,b=2)')
+    """
+    if words is None:
+        return DEFAULT
+    names = [part.strip() for word in words for part in re.split(r",(?![^(]*\))", word)]
+    return tuple(name for name in names if name)

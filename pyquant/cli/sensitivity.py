@@ -1,0 +1,130 @@
+"""`pyquant sensitivity MODEL --data FN`: which layers suffer by which format, and which to keep in floating point."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+from pyquant.analyse.metrics import OUTPUT_METRICS
+from pyquant.analyse.scoring import METRICS
+from pyquant.cli.calibrate import DATA_HELP
+from pyquant.cli.formats import add_formats, formats_of
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+from pyquant.report import registry
+from pyquant.results.sensitivity import SensitivityReport
+
+_FILES = "sensitivity"
+_MODES = {"one-at-a-time": "one_at_a_time", "leave-one-out": "leave_one_out", "cumulative": "cumulative"}
+_EXAMPLES = """\
+examples:
+  pyquant sensitivity mypackage.models:build --data mypackage.data:batches
+  pyquant sensitivity mypackage.models:build --data mypackage.data:batches --metric fisher --max-drop 0.01
+  pyquant sensitivity mypackage.models:build --data mypackage.data:batches --eval mypackage.data:accuracy \\
+      --mode cumulative --by task --max-drop 0.01 --out sensitivity --journal sensitivity.jsonl
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `sensitivity` to the command line."""
+    parser = commands.add_parser(
+        "sensitivity",
+        help="find which layers suffer by which format",
+        description="Builds a model with every layer in every format, says what the analysis costs, measures what each "
+        "group of layers loses, and names the layers to keep in floating point.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("--data", required=True, metavar="FN", help=DATA_HELP)
+    add("--held-out", metavar="FN", help="as --data: batches to score on (default: those that calibrate)")
+    add("--eval", metavar="FN", help="package.module:callable of the model that returns a number, such as an accuracy")
+    add("--lower-is-better", action="store_true", help="of --eval: it is an error, not an accuracy")
+    add_formats(parser)
+    add("--metric", default="kl", choices=tuple(METRICS), help="default: %(default)s")
+    add("--mode", default="one-at-a-time", choices=_MODES, help="default: %(default)s")
+    add(
+        "--loss",
+        default="kl",
+        choices=tuple(OUTPUT_METRICS),
+        help="behind noise, fisher, hessian and cumulative steps (default: kl)",
+    )
+    add("--grouping", default="auto", choices=("auto", "none"), help="auto: q/k/v and gate/up share a format (default)")
+    add("--batches", type=int, default=16, metavar="N", help="batches of --data that are used (default: 16)")
+    add("--repeats", type=int, metavar="N", help="draws of noise, fisher and hessian (default: the metric's own)")
+    add("--seed", type=int, default=0, metavar="N", help="of those draws (default: 0)")
+    add("--max-drop", type=float, metavar="X", help="print the layers to skip so that the rest loses at most X")
+    add("--by", default="loss", choices=("loss", "task"), help="what --max-drop is about: the metric, or --eval")
+    add("--latency", metavar="FILE", help="a table that `pyquant latency` wrote, to be shown beside the losses")
+    add("--journal", metavar="FILE", help="keeps every evaluation; a killed run goes on with it")
+    add("--out", metavar="DIR", help=f"folder for {_FILES}.json, .md, .csv, .png, .svg")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Says the cost, measures, prints the table and the skip lists. -> 0. Raises ArgumentError, CheckpointError ..."""
+    from torch import nn
+
+    from pyquant.analyse import cost_of, sensitivity
+    from pyquant.analyse.latency import load_latency
+    from pyquant.analyse.switchable import SwitchableModel
+    from pyquant.report.sensitivity import groups_table
+
+    formats, mode = formats_of(args.formats), _MODES[args.mode]
+    factory, data = model_factory(args.model), _batches(args.data, "--data")
+    eval_fn = None if args.eval is None else load_callable(args.eval, "--eval")
+    if args.metric == "eval" and eval_fn is None:
+        raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")
+    if args.by == "task" and eval_fn is None:
+        raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
+    held_out = None if args.held_out is None else list(_batches(args.held_out, "--held-out"))
+    model = factory()
+    cost = cost_of(
+        model, formats, args.metric, mode, with_eval=eval_fn is not None, num_batches=args.batches,
+        batches=None if held_out is None else len(held_out), grouping=args.grouping, repeats=args.repeats,
+        loss=args.loss,
+    )  # fmt: skip
+    print(f"cost: {cost.line()}", flush=True)
+    subject: nn.Module | SwitchableModel = model
+    latency = None
+    if args.latency is not None:
+        subject = SwitchableModel(model, formats, data, num_batches=args.batches, grouping=args.grouping)
+        latency = load_latency(args.latency, subject)
+    with Progress("sensitivity", cost.evaluations) as shown:
+        report = sensitivity(
+            subject, data if subject is model else None, formats, args.metric, mode, eval_fn=eval_fn,
+            higher_is_better=not args.lower_is_better, batches=held_out, num_batches=args.batches,
+            grouping=args.grouping, loss=args.loss, repeats=args.repeats, seed=args.seed,
+            progress=lambda done, total, what: shown.step(what), journal=args.journal, latency=latency,
+        )  # fmt: skip
+    print(groups_table(report))
+    if args.max_drop is not None:
+        _print_skips(report, args.max_drop, args.by)
+    if args.out is not None:
+        forms = [f for f in registry.formats_of(report) if f not in ("png", "svg") or _can_draw()]
+        for path in registry.write(report, args.out, _FILES, tuple(forms)):
+            print(f"wrote {path}")
+    return 0
+
+
+def _print_skips(report: SensitivityReport, max_drop: float, by: str) -> None:
+    unit = (report.step_unit if report.mode == "cumulative" else report.unit) if by == "loss" else "metric"
+    how = "measured" if report.mode == "cumulative" else "predicted"
+    for format in report.formats[1:]:
+        layers = report.skip_list(max_drop, format, by)
+        print(f"skip for {format}, {how} drop of the rest <= {max_drop:g} ({unit}): {', '.join(layers) or 'nothing'}")
+
+
+def _batches(text: str, argument: str) -> Iterable[Any]:
+    found = load_callable(text, argument)()
+    if not isinstance(found, Iterable):
+        raise ArgumentError(argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches")
+    return found
+
+
+def _can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
