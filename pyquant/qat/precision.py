@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,12 @@ PHASES: Final = ("warm-up", "bits", "fine-tune")
 Costs = Mapping[str, Mapping[int, float]]
 
 
+class LayerCosts(Protocol):
+    """What a table of measured latencies gives: times of each layer by bits, of weights or of the larger of both."""
+
+    def layer_costs(self, *, inputs: bool) -> Costs: ...
+
+
 class LearnedPrecision:
     """Learns how many bits each Linear of a model needs while it trains, and leaves 4, 8 or 16 of them.
 
@@ -33,9 +39,10 @@ class LearnedPrecision:
 
     model         float model; its nn.Linear layers are replaced in place, around the same parameters.
     target        cost to reach, as a share of the cost with 16 bits everywhere, in (0, 1).
-    cost          'size' (bytes of the weights; of the activations of one sample too, where they are learned), or
-                  latencies {layer name: {4: time, 8: time, 16: time}} as measured: of the layer with that many bits (of
-                  weights and learned inputs, the larger). In between, time is taken as linear in the bits.
+    cost          'size' (bytes of the weights; of the activations of one sample too, where they are learned), a
+                  LatencyTable with formats of 4, 8 and 16 bits, or latencies {layer name: {4: time, 8: time, 16: time}}
+                  as measured: of the layer with that many bits (of weights and learned inputs, the larger). In between,
+                  time is taken as linear in the bits.
     steps         optimiser steps of the whole run; `phases` are the shares of 'warm-up' (bits stay at start_bits) and
                   of 'bits' (they move). Then they are frozen, and the rest is fine-tuning of the final schemes.
     filter_fn     fn(module, name) -> bool, which layers take part.
@@ -65,7 +72,7 @@ class LearnedPrecision:
         *,
         target: float,
         steps: int,
-        cost: str | Costs = "size",
+        cost: str | Costs | LayerCosts = "size",
         phases: tuple[float, float] = (0.1, 0.6),
         filter_fn: Filter | None = None,
         start_bits: int = 8,
@@ -236,7 +243,7 @@ def _up(bits: int) -> int:
 
 
 def _cost_tables(
-    cost: str | Costs, layers: Mapping[str, LearnedBitsLinear], inputs: bool
+    cost: str | Costs | LayerCosts, layers: Mapping[str, LearnedBitsLinear], inputs: bool
 ) -> dict[str, dict[int, float]]:
     tables: dict[str, dict[int, float]] = {}
     if cost == "size":
@@ -244,8 +251,11 @@ def _cost_tables(
             elements = layer.weight.numel() + (layer.in_features if inputs else 0)
             tables[name] = {bits: elements * bits / 8 for bits in LEVELS}
         return tables
+    if not isinstance(cost, (str, Mapping)) and hasattr(cost, "layer_costs"):
+        cost = cost.layer_costs(inputs=inputs)
     if not isinstance(cost, Mapping):
-        raise ArgumentError("cost", repr(cost)[:80], "'size', or {layer name: {4: time, 8: time, 16: time}}")
+        allowed = "'size', a LatencyTable, or {layer name: {4: time, 8: time, 16: time}}"
+        raise ArgumentError("cost", repr(cost)[:80], allowed)
     for name in layers:
         table = cost.get(name)
         good = isinstance(table, Mapping) and all(

@@ -1,0 +1,162 @@
+"""Readings of a model's latency: which configurations to run, what was read in each, and when that is enough."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyquant.errors import ArgumentError
+
+Config = tuple[int, ...]
+Mask = Sequence[Sequence[bool]]
+ProgressCall = Callable[[int, int, str], None]
+_MOST_DRAWS = 1000  # random configurations in a row that were known already: there are no more
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of the model with timers inside: its round, its configuration, and microseconds.
+
+    layers  {layer: of all its calls}; after: {group: what passed after calls of its layers, each until the next layer};
+    gap     {group: what passed before its first layer, since the layer before}.
+    """
+
+    round: int
+    config: Config
+    total: float
+    layers: dict[str, float]
+    after: dict[int, float]
+    gap: dict[int, float]
+
+    def over(self, speed: float) -> Forward:
+        """As if the round had run at another speed."""
+        layers = {name: us / speed for name, us in self.layers.items()}
+        after, gap = ({g: us / speed for g, us in part.items()} for part in (self.after, self.gap))
+        return replace(self, total=self.total / speed, layers=layers, after=after, gap=gap)
+
+
+@dataclass
+class Samples:
+    """Everything that was read.
+
+    totals    {configuration: [(round, us)]} of the whole model, without timers inside.
+    forwards  with timers inside; or, from layers that were timed alone, isolated: {(layer, format): [us]}.
+    """
+
+    totals: dict[Config, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    forwards: list[Forward] = field(default_factory=list)
+    isolated: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def steadied(self) -> Samples:
+        """The same as if every round had run at the speed of the median round: what slows all of a round is taken out.
+
+        The speed of a round is the median over its runs of time / median time of that configuration.
+        """
+        rows = [(("whole", config), round_, us) for config, found in self.totals.items() for round_, us in found]
+        rows += [(("timed", f.config), f.round, f.total) for f in self.forwards]
+        times: dict[object, list[float]] = defaultdict(list)
+        for key, _, us in rows:
+            times[key].append(us)
+        middle = {key: statistics.median(values) for key, values in times.items()}
+        ratios: dict[int, list[float]] = defaultdict(list)
+        for key, round_, us in rows:
+            ratios[round_].append(us / middle[key] if us > 0 and middle[key] > 0 else 1.0)
+        speed = {round_: statistics.median(values) for round_, values in ratios.items()}
+        totals = {config: [(n, us / speed[n]) for n, us in found] for config, found in self.totals.items()}
+        return Samples(totals, [f.over(speed[f.round]) for f in self.forwards], dict(self.isolated))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to go on. rounds: most; min_rounds: least, whatever the time; max_seconds: no new round after that;
+    tolerance: enough when every interval's half is within this share."""
+
+    rounds: int = 40
+    min_rounds: int = 8
+    max_seconds: float = 60.0
+    tolerance: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "min_rounds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(name, repr(value), "an integer >= 1")
+        if self.min_rounds > self.rounds:
+            raise ArgumentError("min_rounds", self.min_rounds, f"at most rounds, {self.rounds}")
+        for name in ("max_seconds", "tolerance"):
+            if not getattr(self, name) > 0:
+                raise ArgumentError(name, getattr(self, name), "a number above 0")
+
+    def is_enough(self, done: int, started: float, samples: Samples) -> bool:
+        """After so many rounds, begun at `started` of time.perf_counter."""
+        if done < self.min_rounds:
+            return False
+        late = time.perf_counter() - started > self.max_seconds
+        return done >= self.rounds or late or is_stable(samples, self.tolerance)
+
+
+def is_stable(samples: Samples, tolerance: float) -> bool:
+    """Every configuration's interval is narrow, and every layer's; of small layers, against the mean one."""
+    samples = samples.steadied()
+    times: dict[tuple[str, Config], list[float]] = defaultdict(list)
+    for forward in samples.forwards:
+        for name, us in forward.layers.items():
+            times[name, forward.config].append(us)
+    totals = [median_interval([us for _, us in rows]) for rows in samples.totals.values()]
+    if any((high - low) / 2 > tolerance * middle for middle, low, high in totals):
+        return False
+    cells = [median_interval(values) for values in times.values()]
+    mean = statistics.fmean(middle for middle, _, _ in cells) if cells else 0.0
+    # A layer is seen in several configurations of the design; their mean is known better than each.
+    return all((high - low) / 2 <= 2 * tolerance * max(middle, mean) for middle, low, high in cells)
+
+
+def design(allowed: Mask) -> list[Config]:
+    """Configurations in which every group has every format, beside every format of its neighbour, equally often.
+
+    Format of group g in configuration (i, j): (i + j * g) mod formats; j = 0 are the uniform ones. Refused formats
+    become the first one.
+
+    Example:
+        >>> design([[True, True], [True, True], [True, False]])
+        [(0, 0, 0), (0, 1, 0), (1, 1, 0), (1, 0, 0)]
+    """
+    count = len(allowed[0])
+    found = [
+        tuple((i + j * g) % count if row[(i + j * g) % count] else 0 for g, row in enumerate(allowed))
+        for i in range(count)
+        for j in range(count)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def held_out(allowed: Mask, known: Sequence[Config], count: int, seed: int) -> list[Config]:
+    """Random configurations, none of them known; as many as there are, at most `count`."""
+    rng, found = random.Random(seed), {*known}
+    drawn: list[Config] = []
+    draws = 0
+    while len(drawn) < count and draws < _MOST_DRAWS:
+        config = tuple(rng.choice([f for f, good in enumerate(row) if good]) for row in allowed)
+        draws += 1
+        if config not in found:
+            found.add(config)
+            drawn.append(config)
+            draws = 0
+    return drawn
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): the 95 % interval of the median by order statistics, whatever the distribution.
+
+    Example:
+        >>> median_interval([5.0, 1.0, 2.0, 3.0, 4.0])
+        (3.0, 1.0, 5.0)
+    """
+    ordered = sorted(values)
+    out = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return statistics.median(ordered), ordered[out], ordered[-1 - out]

@@ -1,0 +1,106 @@
+"""Clocks inside of a model: when each layer's forward began and ended, while the model runs as it always does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from pyquant.errors import ArgumentError
+
+Stamp = tuple[int, int, int]  # number of the layer, began, ended
+
+
+@runtime_checkable
+class StampClock(Protocol):
+    """A clock that can be read at any place, in nanoseconds."""
+
+    name: str
+
+    def now_ns(self) -> int: ...
+
+
+class CpuStamps:
+    """CPU time of the whole process: immune to preemption, meaningful with one thread."""
+
+    name = "cpu"
+    now_ns = staticmethod(time.process_time_ns)
+
+
+class WallStamps:
+    """Wall time: for several threads, on a quiet machine."""
+
+    name = "wall"
+    now_ns = staticmethod(time.perf_counter_ns)
+
+
+STAMPS: Final[Mapping[str, Callable[[], StampClock]]] = {"cpu": CpuStamps, "wall": WallStamps}
+
+
+class LayerTimers:
+    """Reads a clock before and after the forward of some layers.
+
+    layers  modules to be timed, each with the number that its stamps carry.
+    clock   StampClock.
+    stamps  of the calls since `begin`, in the order in which they ended.
+
+    A layer keeps its class and its place: only its `forward` is led round the clock, and only inside of `running`.
+    """
+
+    def __init__(self, layers: Mapping[nn.Module, int], clock: StampClock) -> None:
+        self._layers, self._now = dict(layers), clock.now_ns
+        self.stamps: list[Stamp] = []
+
+    @contextmanager
+    def running(self) -> Iterator[list[Stamp]]:
+        """The layers are timed for the length of the block; -> the stamps, to be cleared by the caller."""
+        before = {layer: layer.__dict__.get("forward") for layer in self._layers}
+        try:
+            for layer, number in self._layers.items():
+                layer.__dict__["forward"] = timed(layer.forward, number, self._now, self.stamps)
+            yield self.stamps
+        finally:
+            for layer, own in before.items():
+                layer.__dict__.pop("forward", None)
+                if own is not None:
+                    layer.__dict__["forward"] = own
+            self.stamps.clear()
+
+
+def timed(run: Callable[..., Any], number: int, now: Callable[[], int], stamps: list[Stamp]) -> Callable[..., Any]:
+    """The function, leaving a stamp at each call."""
+    leave = stamps.append
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        began = now()
+        result = run(*args, **kwargs)
+        leave((number, began, now()))
+        return result
+
+    return forward
+
+
+def overhead_ns(clock: StampClock, calls: int = 201) -> float:
+    """What a stamp reads for a call that does nothing: it is part of every reading."""
+    stamps: list[Stamp] = []
+    nothing = timed(lambda x: x, 0, clock.now_ns, stamps)
+    for _ in range(calls):
+        nothing(None)
+    return statistics.median(ended - began for _, began, ended in stamps)
+
+
+def make_stamps(name: str) -> StampClock:
+    """The clock called `name`. Raises ArgumentError: unknown, too coarse, or CPU time of several threads."""
+    if name not in STAMPS:
+        raise ArgumentError("clock", repr(name), ", ".join(map(repr, STAMPS)))
+    resolution = time.get_clock_info("process_time" if name == "cpu" else "perf_counter").resolution
+    if resolution > 1e-6:
+        raise ArgumentError("clock", f"{name!r}, which counts in steps of {resolution:g} s here", "steps of 1 us")
+    if name == "cpu" and torch.get_num_threads() > 1:
+        raise ArgumentError("clock", f"'cpu' with {torch.get_num_threads()} threads", "'wall', or threads=1")
+    return STAMPS[name]()

@@ -1,0 +1,74 @@
+"""`pyquant latency MODEL --data FN --formats ...`: measure what every layer costs in every format on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyquant.cli.calibrate import DATA_HELP
+from pyquant.cli.formats import add_formats, formats_of
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+
+_EXAMPLES = """\
+examples:
+  pyquant latency mypackage.models:build --data mypackage.data:batches --out latency.json
+  pyquant latency mypackage.models:build --data mypackage.data:batches --formats fp16 W8A8Dynamic --threads 1
+  pyquant report latency.json --out report
+
+The figures are for the shape of the first batch. `pyquant report` draws the saved table.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `latency` to the command line."""
+    parser = commands.add_parser(
+        "latency",
+        help="measure what every layer costs in every format",
+        description="Times every group of layers in every format, inside of the model as it runs, and says how well "
+        "their sum predicts random configurations of the whole model.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
+    add_formats(parser)
+    parser.add_argument("--batches", type=int, default=4, help="batches that calibrate; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=40, help="most rounds; default %(default)s")
+    parser.add_argument("--seconds", type=float, default=60.0, help="no new round after that; default %(default)s")
+    parser.add_argument("--held-out", type=int, default=8, help="random configurations that check; default %(default)s")
+    parser.add_argument("--clock", help="cpu, wall, cuda-graph, cuda-events; default: by device and threads")
+    parser.add_argument("--threads", type=int, help="torch threads; default: as they are")
+    parser.add_argument("--out", default="latency.json", metavar="FILE", help="default %(default)s")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints the table, saves it. -> 0. Raises ArgumentError, or what building the model raises."""
+    from pyquant.analyse.latency import measure_latency
+    from pyquant.report.latency import to_markdown
+
+    out = Path(args.out)
+    if out.suffix != ".json":
+        raise ArgumentError("--out", args.out, "a file that ends in .json")
+    factory, data = model_factory(args.model), load_callable(args.data, "--data")
+    batches = data()
+    if not isinstance(batches, Iterable):
+        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
+    with Progress("latency", args.rounds) as shown:
+
+        def tell(done: int, total: int, what: str) -> None:
+            shown.total = total
+            shown.step(what)
+
+        table = measure_latency(
+            factory(), formats=formats_of(args.formats), data=batches, num_batches=args.batches, rounds=args.rounds,
+            min_rounds=min(8, args.rounds), max_seconds=args.seconds, held_out=args.held_out, clock=args.clock,
+            threads=args.threads, progress=tell,
+        )  # fmt: skip
+    print(to_markdown(table))
+    print(f"saved in {table.save(out)}")
+    return 0
