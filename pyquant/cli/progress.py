@@ -65,3 +65,32 @@ def _tqdm(label: str, total: int) -> Any:
     except ImportError:
         return None
     return tqdm(total=total, desc=label, file=sys.stderr, leave=False, dynamic_ncols=True)
+
+
+class Stages:
+    """Progress of work in named stages whose totals become known as they begin: call it with (what, done, total)."""
+
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label, self._quiet, self._what = label, quiet, ""
+        self._shown: Progress | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what:
+            self.close()
+            self._what, self._shown = what, Progress(f"{self._label}: {what}", max(done, total), quiet=self._quiet)
+        if self._shown is not None and self._shown.done < done:
+            self._shown.step()
+
+    def close(self) -> None:
+        """Ends the stage that is shown."""
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown, self._what = None, ""
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

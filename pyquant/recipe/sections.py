@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import CALIBRATORS
-from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, text
+from pyquant.errors import ArgumentError
+from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, refuse, text
 
 OPEN = "histogram"  # a calibrator whose method is named when the data is seen (histogram_calib_method)
+FORMATS = ("fp16", "bf16", "fp32", "int8", "int4")
 METHODS = ("max", "percentile", "entropy", "mse")
 
 
@@ -75,18 +78,32 @@ class QatModification:
     disable_augmentations: bool = checked(False, flag)
 
 
+def _format(value: object, where: str) -> str:
+    """A format as pyquant.search names it: 'fp16', 'int8', 'int4', or the text of a preset."""
+    name = text(value, where)
+    if name not in FORMATS:
+        try:
+            scheme_from_name(name)
+        except ArgumentError:
+            refuse(where, repr(name), f"{', '.join(FORMATS)}, or a preset such as W8A8Dynamic")
+    return name
+
+
 @dataclass(frozen=True)
 class SearchParams:
-    """search: how a mixed-precision search is to be run; pyquant keeps it with the recipe.
+    """search: how a mixed-precision search is to be run, or was; pyquant keeps it with the recipe.
+
+    formats    names as pyquant.search takes them, presets included.
+    metric     label-free loss; algorithm: 'dp' solves the problem exactly and refits it to what was measured.
 
     Example:
         >>> SearchParams().formats
         ('fp16', 'int8', 'int4')
     """
 
-    formats: tuple[str, ...] = checked(("fp16", "int8", "int4"), listed(choice("fp16", "bf16", "int8", "int4")))
-    metric: str = checked("kl", choice("sqnr", "kl", "noise", "hessian", "eval"))
-    algorithm: str = checked("bisection", choice("exhaustive", "greedy", "bisection", "ilp"))
+    formats: tuple[str, ...] = checked(("fp16", "int8", "int4"), listed(_format))
+    metric: str = checked("kl", choice("kl", "sqnr", "mse", "cosine"))
+    algorithm: str = checked("dp", choice("dp", "exhaustive", "greedy", "bisection", "nsga2"))
     max_drop: float = checked(0.01, number(0, 1))
     never_slower_margin: float = checked(0.01, number(0, 1))
 

@@ -1,0 +1,128 @@
+"""`pyquant search MODEL --data FN`: a format for every layer, measured on this machine, as a recipe file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyquant.cli.calibrate import DATA_HELP
+from pyquant.cli.formats import add_formats, formats_of
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.progress import Stages
+from pyquant.errors import ArgumentError
+from pyquant.report.render import table
+
+_EVAL_HELP = (
+    "package.module:callable that takes the model and returns its task metric; without it the share of predictions "
+    "that stay the float model's counts"
+)
+_EXAMPLES = """\
+examples:
+  pyquant search mypackage.models:build --data mypackage.data:calibration --eval mypackage.data:accuracy
+  pyquant search mypackage.models:build --data mypackage.data:calibration --max-drop 0.02 --report pareto.html
+  pyquant search mypackage.models:build --data mypackage.data:calibration --objective size --formats fp16 W8A8Dynamic
+  pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `search` to the command line."""
+    parser = commands.add_parser(
+        "search",
+        help="find a format for every layer",
+        description="Measures what every format costs and loses in every layer, searches the front of both, times the "
+        "best candidates end to end, and writes the plan as a recipe.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
+    parser.add_argument("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
+    parser.add_argument("--eval", metavar="FN", help=_EVAL_HELP)
+    parser.add_argument("--lower-is-better", action="store_true", help="of the task metric")
+    parser.add_argument(
+        "--recipe",
+        metavar="FILE",
+        help="its `search` section gives defaults, its training sections go on into the plan",
+    )
+    add_formats(parser)
+    parser.add_argument(
+        "--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s"
+    )
+    parser.add_argument("--max-drop", type=float, metavar="X", help="of the task metric; default: 0.01")
+    parser.add_argument("--max-loss", type=float, metavar="X", help="of the label-free loss; then no task metric")
+    parser.add_argument("--max-latency-us", type=float, metavar="X", help="of the whole model, by the table")
+    parser.add_argument("--max-size-bytes", type=float, metavar="X", help="of the whole model")
+    parser.add_argument("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
+    parser.add_argument("--metric", help="label-free loss: kl, sqnr, mse, cosine; default: kl")
+    parser.add_argument("--sensitivity", default="", help="first tables by fisher, hessian ...; default: the metric")
+    parser.add_argument("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
+    parser.add_argument("--budget", type=int, default=40, help="configurations measured at most; default: 40")
+    parser.add_argument("--batches", type=int, default=16, metavar="N", help="batches that calibrate; default: 16")
+    parser.add_argument("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
+    parser.add_argument("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
+    parser.add_argument("--latency-seconds", type=float, default=60.0, metavar="S", help="default: 60")
+    parser.add_argument("--journal", metavar="FILE", help="goes on from what this file holds; default: none")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--out", default="recipe.yaml", metavar="FILE", help="the recipe; default: %(default)s")
+    parser.add_argument("--calibration", default="calibration.json", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--record", metavar="FILE", help="everything that was measured, as JSON for `pyquant report`")
+    parser.add_argument("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches and writes. -> 0. Raises ArgumentError, UnsupportedError, or what building the model raises."""
+    import pyquant
+    from pyquant.recipe import Recipe, SearchParams
+
+    factory, data = model_factory(args.model), load_callable(args.data, "--data")
+    score = load_callable(args.score_data, "--score-data") if args.score_data else None
+    eval_fn = load_callable(args.eval, "--eval") if args.eval else None
+    base = Recipe.load(args.recipe) if args.recipe else Recipe()
+    asked = base.search or SearchParams()
+    limits = (args.max_loss, args.max_latency_us, args.max_size_bytes, args.max_effective_bits)
+    max_drop = args.max_drop
+    if max_drop is None and (eval_fn is not None or all(limit is None for limit in limits)):
+        max_drop = asked.max_drop
+    for path in args.report:
+        if Path(path).suffix not in (".html", ".png", ".svg", ".csv", ".md", ".json"):
+            raise ArgumentError("--report", path, "files that end in .html, .png, .svg, .csv, .md or .json")
+    with Stages("search") as shown:
+        plan = pyquant.search(
+            factory(), None, data(), formats_of(args.formats or asked.formats), eval_fn, max_drop, args.objective,
+            higher_is_better=not args.lower_is_better, metric=args.metric or asked.metric,
+            sensitivity=args.sensitivity, algorithm=args.algorithm or asked.algorithm,
+            never_slower_margin=asked.never_slower_margin, budget=args.budget, num_batches=args.batches,
+            grouping=args.grouping, score_data=None if score is None else score(), max_loss=args.max_loss,
+            max_latency_us=args.max_latency_us, max_size_bytes=args.max_size_bytes,
+            max_effective_bits=args.max_effective_bits, latency=args.latency, latency_seconds=args.latency_seconds,
+            journal=args.journal, seed=args.seed, progress=shown,
+        )  # fmt: skip
+    plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
+    for line in summary(plan):
+        print(line)
+    written = [plan.save(args.out)]
+    if plan.ranges:
+        written.append(plan.save_ranges(args.calibration))
+    if args.record:
+        written.append(plan.report(args.record))
+    written += [plan.report(path) for path in args.report]
+    print("wrote " + ", ".join(map(str, written)))
+    return 0
+
+
+def summary(plan: Any) -> list[str]:
+    """The plan for people: formats of all groups, then the verdict."""
+    rows = []
+    for group in plan.record.groups:
+        format = plan.configuration[group.name]
+        cost = group.cost[format] / max(group.cost[plan.record.formats[0]], 1e-300)
+        dropped = "; ".join(f"{name}: {why}" for name, why in sorted(group.dropped.items()))
+        rows.append([group.name, format, f"{cost:.2f}", f"{group.loss[format]:.3g}", dropped])
+    unit = plan.record.cost_unit
+    header = ["group", "format", f"{unit} / float", f"loss alone [{plan.record.loss_unit}]", "no choice"]
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(plan.record.counts.items()))
+    return [table(header, rows), "", plan.record.verdict, counts, *plan.record.notes]

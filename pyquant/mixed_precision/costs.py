@@ -1,0 +1,74 @@
+"""What a configuration costs: microseconds, bytes or bits, as tables over groups and formats. @objective adds one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pyquant.analyse.switchable import SwitchableModel
+from pyquant.errors import ArgumentError
+from pyquant.results.latency import LatencyTable
+
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """table [groups][formats] (0 where a group cannot take a format), base: the rest of the model, pairs
+    [groups - 1][formats][formats] or None: what borders between formats add. unit: of all of them."""
+
+    unit: str
+    table: Rows
+    base: float = 0.0
+    pairs: list[Rows] | None = None
+
+
+OBJECTIVES: Final[dict[str, Callable[[SwitchableModel, LatencyTable | None], CostTable]]] = {}
+
+
+def objective(name: str) -> Callable[[Callable[..., CostTable]], Callable[..., CostTable]]:
+    """Register a function (switchable model, latency table or None) -> CostTable under a name."""
+
+    def register(function: Callable[..., CostTable]) -> Callable[..., CostTable]:
+        OBJECTIVES[name] = function
+        return function
+
+    return register
+
+
+def cost_table(name: str, model: SwitchableModel, latency: LatencyTable | None) -> CostTable:
+    """The table of an objective. Raises ArgumentError for an unknown one."""
+    if name not in OBJECTIVES:
+        raise ArgumentError("objective", repr(name), ", ".join(map(repr, OBJECTIVES)))
+    return OBJECTIVES[name](model, latency)
+
+
+@objective("latency")
+def latency_cost(model: SwitchableModel, latency: LatencyTable | None) -> CostTable:
+    """Measured microseconds of every group, the rest of the model, and conversions at borders."""
+    if latency is None:
+        raise ArgumentError("latency", "None", "a LatencyTable for objective 'latency'")
+    if latency.groups != tuple(g.name for g in model.groups) or latency.formats != tuple(f.name for f in model.formats):
+        raise ArgumentError("latency", "a table of other groups or formats", "one that measure_latency made of this "
+                            "model, these formats and this grouping")  # fmt: skip
+    pairs = None
+    if latency.border_us is not None:
+        pairs = [[[us or 0.0 for us in row] for row in border] for border in latency.border_us]
+    return CostTable("us", [[us or 0.0 for us in row] for row in latency.group_us], latency.base_us, pairs)
+
+
+@objective("size")
+def size_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> CostTable:
+    """Bytes of all weights, scales and zero points in a file, int4 two in a byte."""
+    table = [[float(n) for n in row] for row in model.group_bytes()]
+    return CostTable("bytes", table, float(model.other_bytes()))
+
+
+@objective("effective_bits")
+def bits_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> CostTable:
+    """Bits a weight on average over the quantisable weights (science: sum of numel x bits / sum of numel)."""
+    total = math.fsum(model.numel)
+    table = [[numel * f.weight_bits / total for f in model.formats] for numel in model.numel]
+    return CostTable("bits", table)

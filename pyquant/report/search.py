@@ -1,0 +1,106 @@
+"""A SearchReport as Markdown, CSV, pictures and a page; FORMATS is what the registry finds here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from pyquant.report.render import table
+from pyquant.report.trade_off import to_csv
+from pyquant.report.trade_off_html import to_html
+from pyquant.report.trade_off_plot import to_png, to_svg
+from pyquant.results.search import SearchedPoint, SearchReport
+from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
+
+_AXES: Final = {
+    "us": TradeOffAxis("latency", "us", "sum of measured layers"),
+    "bytes": TradeOffAxis("size", "bytes"),
+    "bits": TradeOffAxis("effective bits", "bits", "bits a weight, on average"),
+}
+_ROWS: Final = 25
+
+
+def to_trade_off(report: SearchReport) -> TradeOff:
+    """The measured configurations as points of cost against loss."""
+    points = [_point(report, i, p) for i, p in enumerate(report.points)]
+    loss = TradeOffAxis("loss", "", f"{report.loss_unit} against the float model")
+    made = trade_off(
+        points, f"{report.model}: formats of {len(report.groups)} groups of layers", _AXES[report.cost_unit], loss,
+        higher_is_better=False, formats=report.formats,
+    )  # fmt: skip
+    command = report.environment.get("command", "")
+    environment = {name: text for name, text in report.environment.items() if name != "command"}
+    notes = (report.verdict, *report.notes)
+    return replace(made, pair=None, notes=notes, environment=environment, command=command)
+
+
+def to_markdown(report: SearchReport) -> str:
+    """For people: the verdict, the plan layer by layer, the front, what was asked for and how much work it was."""
+    base = report.points[report.reference]
+    by, unit, digits = _scale(report.cost_unit)
+    parts = [f"# {report.model}: a format for every layer", report.verdict, "## Plan"]
+    rows = []
+    for group in report.groups:
+        format = report.plan.configuration[group.name]
+        share = group.cost[format] / max(group.cost[report.formats[0]], 1e-300)
+        dropped = "; ".join(f"{name}: {why}" for name, why in sorted(group.dropped.items()))
+        cost = f"{group.cost[format] / by:.{digits}f}"
+        rows.append([group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", dropped])
+    header = ["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "no choice"]
+    parts += [table(header, rows), "## What was measured"]
+    shown = report.front + [p for p in (base, report.plan) if not p.is_on_front]
+    shown = list({id(p): p for p in sorted(shown, key=lambda p: p.cost)}.values())
+    step = max(1, -(-len(shown) // _ROWS))
+    kept = [p for i, p in enumerate(shown) if i % step == 0 or p in (base, report.plan)]
+    quality = report.quality_name or "quality"
+    parts.append(table(
+        ["", f"{unit} by the tables", "of float", "ms measured", "MB", "bits", "loss", quality],
+        [_row(report, p, base) for p in kept],
+    ))  # fmt: skip
+    parts.append(
+        "Settings: " + ", ".join(f"{name} {value}" for name, value in sorted(report.settings.items()) if value) + "."
+    )
+    if report.counts:
+        parts.append("Work: " + ", ".join(f"{count} {what}" for what, count in sorted(report.counts.items())) + ".")
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    parts += [text if not name else f"{name}: `{text}`" for name, text in report.environment.items() if text]
+    return "\n\n".join(parts) + "\n"
+
+
+def _scale(unit: str) -> tuple[float, str, int]:
+    """By what costs are divided in tables, the unit's name then, and how many digits follow the point."""
+    return {"us": (1e3, "ms", 3), "bytes": (1e6, "MB", 3)}.get(unit, (1.0, unit, 3))
+
+
+def _row(report: SearchReport, p: SearchedPoint, base: SearchedPoint) -> list[str]:
+    mark = "plan" if p is report.plan else "float" if p is base else ""
+    by, _, digits = _scale(report.cost_unit)
+    return [
+        mark, f"{p.cost / by:.{digits}f}", f"{p.cost / max(base.cost, 1e-300):.2f}",
+        "-" if p.latency_us is None else f"{p.latency_us / 1e3:.3f}", f"{p.size_bytes / 1e6:.2f}",
+        f"{p.effective_bits:.2f}", f"{p.loss:.3g}", "-" if p.quality is None else f"{p.quality:.4f}",
+    ]  # fmt: skip
+
+
+def _point(report: SearchReport, index: int, p: SearchedPoint) -> TradeOffPoint:
+    figures = {
+        "size_bytes": float(p.size_bytes), "effective_bits": p.effective_bits, "predicted_loss": p.predicted_loss,
+        "quality": p.quality, "drop": p.drop, "end_to_end_us": p.latency_us,
+    }  # fmt: skip
+    known = {name: value for name, value in figures.items() if value is not None}
+    return TradeOffPoint(p.configuration, p.cost, p.loss, chosen=index == report.chosen, figures=known)
+
+
+def _drawn(draw: Callable[[TradeOff], str | bytes]) -> Callable[[SearchReport], str | bytes]:
+    return lambda report: draw(to_trade_off(report))
+
+
+FORMATS: Final[dict[str, Callable[[SearchReport], str | bytes]]] = {
+    "md": to_markdown,
+    "csv": _drawn(to_csv),
+    "png": _drawn(to_png),
+    "svg": _drawn(to_svg),
+    "html": _drawn(to_html),
+}

@@ -1,0 +1,92 @@
+"""pyquant search: writes the plan of the Python call, and what it writes is what quantize takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pyquant
+from pyquant.cli.main import main
+from pyquant.results.record import load_record
+from pyquant.results.search import SearchReport
+
+SOURCE = """
+import torch
+from searched import batches, net as build
+
+def accuracy(model):
+    return float(torch.cat([model(x).argmax(-1) == build()(x).argmax(-1) for x in batches(seed=5)]).float().mean())
+"""
+WORDS = [
+    "search", "toy_search:build", "--data", "toy_search:batches", "--objective", "size", "--batches", "4",
+    "--budget", "12",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy_search.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "toy_search", raising=False)
+    return tmp_path
+
+
+def test_it_writes_what_quantize_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, "--eval", "toy_search:accuracy", "--max-drop", "0.05", "--record", "search.json", "--report"]
+    assert main([*words, "a.html", "a.md", "a.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "less bytes than floating point" in shown.out
+    assert "wrote recipe.yaml, calibration.json, search.json, a.html, a.md, a.csv" in shown.out
+    assert "search: sensitivities: 8/8" in shown.err
+    record = load_record("search.json", SearchReport)
+    assert record.plan.drop is not None
+    assert record.plan.drop <= 0.05
+    quantise = ["quantize", "toy_search:build", "--recipe", "recipe.yaml", "--calibration", "calibration.json"]
+    assert main([*quantise, "--out", "out"]) == 0
+    import toy_search
+
+    x = toy_search.batches()[0]
+    expected = pyquant.quantize_recipe_(toy_search.build(), "recipe.yaml", toy_search.batches())
+    assert torch.equal(pyquant.load_pretrained("out", toy_search.build)(x), expected(x))
+    assert main(["report", "search.json", "--out", "again", "--format", "md"]) == 0
+    assert Path("again/search.md").read_text() == Path("a.md").read_text()
+
+
+def test_a_recipe_gives_defaults_and_its_training_goes_on() -> None:
+    Path("base.yaml").write_text(
+        "search: {formats: [fp16, W8A8Dynamic], algorithm: greedy, max_drop: 0.5}\nqat: {optimizer: adamw}\n"
+    )
+    assert main([*WORDS, "--recipe", "base.yaml", "--record", "r.json"]) == 0
+    record = load_record("r.json", SearchReport)
+    assert record.formats == ("fp16", "W8A8Dynamic")
+    assert (record.settings["algorithm"], record.settings["max_drop"]) == ("greedy", "0.5")
+    found = pyquant.Recipe.load("recipe.yaml")
+    assert found.qat is not None
+    assert found.qat.optimizer == "adamw"
+    assert not Path("calibration.json").exists()
+
+
+def test_limits_without_a_metric() -> None:
+    assert main([*WORDS, "--max-effective-bits", "8", "--record", "r.json"]) == 0
+    record = load_record("r.json", SearchReport)
+    assert record.plan.effective_bits <= 8
+    assert json.loads(Path("calibration.json").read_text())["ranges"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--report", "a.pdf"], "--report"),
+        (["--metric", "taste"], "metric"),
+        (["--formats", "int9"], "formats"),
+        (["--eval", "toy_search:nothing"], "--eval"),
+        (["--max-size-bytes", "1"], "no configuration"),
+    ],
+)
+def test_wrong_calls_are_named(more: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, *more]) in (1, 2)
+    assert named in capsys.readouterr().err

@@ -1,0 +1,174 @@
+"""pyquant.search from end to end on models that are small enough to know the answer."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from searched import FORMATS, batches, net, search
+from torch import nn
+
+import pyquant
+from pyquant.analyse.evaluate import LossOfOutputs
+from pyquant.analyse.switchable import SwitchableModel
+from pyquant.errors import ArgumentError, InfeasibleError
+from pyquant.ptq.calibrator import apply_ranges_
+from pyquant.results.latency import LatencyTable
+
+
+def fixed_latency(model: nn.Module, us: dict[str, float], bases: float = 10.0) -> LatencyTable:
+    """A table as if it had been measured here: every group costs what its format says, times its weights."""
+    from pyquant.analyse.latency import latency_fingerprint
+
+    switchable = SwitchableModel(model, FORMATS, batches(), num_batches=4)
+    rows = tuple(tuple(us[name] * numel / 100 for name in FORMATS) for numel in switchable.numel)
+    return LatencyTable(
+        groups=tuple(g.name for g in switchable.groups), layers=tuple(g.layers for g in switchable.groups),
+        formats=FORMATS, weight_bits=(16, 8, 4), input_bits=(16, 8, 4), base_us=bases, group_us=rows,
+        interval_us=tuple(tuple((u, u) for u in row) for row in rows),
+        layer_us={g.layers[0]: row for g, row in zip(switchable.groups, rows, strict=True)}, border_us=None,
+        fingerprint=latency_fingerprint(switchable, batches()[0]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1e-4, 1e-3, 1e-2])
+def test_few_measurements_find_what_all_of_them_would(limit: float) -> None:
+    model = net()
+    plan = search(model, budget=20, max_loss=limit, max_drop=None)
+    switchable = SwitchableModel(model, FORMATS, batches(), num_batches=4)
+    loss = LossOfOutputs(switchable, "kl")
+    sizes = switchable.group_bytes()
+    true = [
+        (float(switchable.other_bytes() + sum(sizes[g][f] for g, f in enumerate(c))), loss(c))
+        for c in itertools.product(range(3), repeat=4)
+    ]
+    chosen, reference = plan.record.plan, plan.record.points[plan.record.reference]
+    assert {(float(p.size_bytes), p.loss) for p in plan.record.points} <= set(true)
+    assert plan.record.counts["configurations"] <= 20
+    assert chosen.loss <= limit
+    cheapest = min(size for size, lost in true if lost <= limit)
+    assert reference.size_bytes - chosen.size_bytes >= 0.97 * (reference.size_bytes - cheapest)
+
+
+def test_the_plan_is_a_recipe_that_ptq_and_qat_take_unchanged(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model, data = net(), batches()
+    plan = search(model)
+    assert any(scheme is not None for scheme in plan.schemes.values())
+    path = plan.save(tmp_path / "recipe.yaml")
+    applied = plan.apply_(copy.deepcopy(model))
+    by_file = pyquant.quantize_recipe_(copy.deepcopy(model), path, data)
+    by_ranges = pyquant.quantize_recipe_(copy.deepcopy(model), plan.recipe, ranges=plan.ranges)
+    for batch in data:
+        assert torch.equal(applied(batch), by_file(batch))
+        assert torch.equal(applied(batch), by_ranges(batch))
+    trained = pyquant.prepare_(copy.deepcopy(model), path)
+    apply_ranges_(trained, plan.ranges)
+    trained = pyquant.prepare_qat_(trained)
+    assert {n for n, m in trained.named_modules() if hasattr(m, "fake_quantizers")} == {
+        name for name, scheme in plan.schemes.items() if scheme is not None
+    }
+    for batch in data:  # no step was made: the codes are those of the plan
+        assert torch.equal(pyquant.convert_(copy.deepcopy(trained)).eval()(batch), applied(batch))
+
+
+def test_the_limit_holds_for_what_was_measured_and_the_cheapest_is_taken() -> None:
+    plan = search(max_drop=0.1, budget=60)
+    chosen = plan.record.plan
+    assert chosen.drop is not None
+    assert chosen.drop <= 0.1
+    cheaper = [p for p in plan.record.points if p.drop is not None and p.drop <= 0.1 and p.cost < chosen.cost]
+    assert all(p.loss > chosen.loss for p in cheaper), "only luck, by the trend, may be left out"
+
+
+def test_a_task_metric_decides_where_there_is_one() -> None:
+    model, data = net(), batches(seed=7)
+    labels = [model(x).argmax(-1) for x in data]
+
+    def accuracy(candidate: nn.Module) -> float:
+        hits = [(candidate(x).argmax(-1) == y).float().mean() for x, y in zip(data, labels, strict=True)]
+        return float(sum(hits) / len(hits))
+
+    plan = search(model, eval_fn=accuracy, max_drop=0.02)
+    assert plan.record.plan.quality is not None
+    assert plan.record.plan.quality >= 0.98
+    assert accuracy(plan.apply_(model)) == plan.record.plan.quality
+
+
+def test_slower_formats_are_dropped_with_the_reason_and_never_chosen() -> None:
+    model = net()
+    table = fixed_latency(model, {"fp16": 8.0, "int8": 4.0, "int4": 9.0})
+    plan = search(model, objective="latency", latency=table, max_drop=1.0, latency_seconds=0.2, candidates=2)
+    assert all("not faster" in group.dropped["int4"] for group in plan.record.groups)
+    assert all("int4" not in p.configuration.values() for p in plan.record.points[9:])
+    assert "int4" not in plan.configuration.values()
+
+
+def test_where_nothing_is_faster_the_plan_is_the_float_model() -> None:
+    model = net()
+    table = fixed_latency(model, {"fp16": 8.0, "int8": 8.0, "int4": 7.99})
+    plan = search(model, objective="latency", latency=table, max_drop=1.0, latency_seconds=0.2)
+    assert set(plan.configuration.values()) == {"fp16"}
+    assert "nothing that keeps the limits is faster" in plan.record.verdict
+    before = plan.apply_(model)
+    assert type(before[0]) is nn.Linear
+
+
+def test_limits_on_size_and_bits_hold() -> None:
+    free = search(max_drop=None, max_loss=10.0)
+    reference = free.record.points[free.record.reference]
+    plan = search(max_drop=None, max_size_bytes=reference.size_bytes / 2, objective="effective_bits")
+    assert plan.record.plan.size_bytes <= reference.size_bytes / 2
+    plan = search(max_drop=None, max_effective_bits=6.0)
+    assert plan.record.plan.effective_bits <= 6.0
+    assert plan.record.plan.loss == min(p.loss for p in plan.record.points if p.effective_bits <= 6.0)
+
+
+def test_what_cannot_be_kept_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InfeasibleError, match="nearest"):
+        search(max_drop=None, max_size_bytes=10.0)
+
+
+def test_runs_repeat_bit_for_bit() -> None:
+    assert search().record == search().record
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"colour": 1}, "colour"), ({"budget": 0}, "budget"), ({"metric": "taste"}, "metric"),
+        ({"algorithm": "luck"}, "algorithm"), ({"objective": "joy"}, "objective"), ({"max_drop": -1}, "max_drop"),
+        ({"max_drop": None}, "max_drop"), ({"metric": "mse"}, "eval_fn"), ({"max_loss": "much"}, "max_loss"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ArgumentError, match=f"'{named}'"):
+        search(**options)
+
+
+@pytest.mark.parametrize("sensitivity", ["fisher", "noise", "error", "hessian", "mse"])
+def test_other_first_tables_lead_to_the_same_place(sensitivity: str) -> None:
+    model = net()
+    plan = search(model, sensitivity=sensitivity, max_drop=None, max_loss=1e-2, budget=20)
+    usual = search(model, max_drop=None, max_loss=1e-2, budget=20)
+    reference = usual.record.points[usual.record.reference].size_bytes
+    assert plan.record.plan.loss <= 1e-2
+    assert reference - plan.record.plan.size_bytes >= 0.9 * (reference - usual.record.plan.size_bytes)
+
+
+@pytest.mark.parametrize("algorithm", ["exhaustive", "greedy", "bisection"])
+def test_every_algorithm_keeps_the_limit(algorithm: str) -> None:
+    plan = search(algorithm=algorithm, max_drop=None, max_loss=1e-2, budget=90)
+    assert plan.record.plan.loss <= 1e-2
+    assert plan.record.settings["algorithm"] == algorithm
+
+
+def test_the_function_keeps_its_name_beside_the_package() -> None:
+    import importlib
+
+    package = importlib.import_module("pyquant.search")
+    assert callable(pyquant.search)
+    assert package.SearchProblem is importlib.import_module("pyquant.search.problem").SearchProblem
+    assert callable(pyquant.search)
