@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,9 @@ from torch import Tensor, nn
 import pyquant
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
+from pyquant.measure.records import Environment
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
-from pyquant.report.render import to_json, write_text
+from pyquant.report.render import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N
@@ -89,10 +92,18 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(args.out) if args.out else RESULTS / folder_name(environment)
     text, _ = report(rows)
     print(text, end="")
-    record = {" x ".join(map(str, shape)): seconds for shape, seconds in rows.items()}
-    write_text(folder / "qat_step.json", to_json({"environment": environment, "seconds": record}))
-    write_text(folder / "qat_step.md", f"# Training steps on a GPU\n\n{text}\nCommand: `python -m bench.qat_gpu`\n")
+    write(folder, rows, environment, text)
     return 0
+
+
+def write(
+    folder: Path, rows: dict[tuple[int, int, int], dict[str, float]], environment: Environment, text: str
+) -> None:
+    """qat_step.json and qat_step.md in the folder."""
+    seconds = {" x ".join(map(str, shape)): row for shape, row in rows.items()}
+    document = {"environment": asdict(environment), "seconds": seconds}
+    write_text(folder / "qat_step.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "qat_step.md", f"# Training steps on a GPU\n\n{text}\nCommand: `python -m bench.qat_gpu`\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no part of the installed package
 
 from bench import qat_gpu
+from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import CpuClock
 
 SHAPE = (16, 32, 24)
@@ -46,3 +48,12 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("not run: there is a GPU here")
     assert qat_gpu.main([]) == 2
     assert "CUDA" in capsys.readouterr().out
+
+
+def test_results_are_written(tmp_path: Path) -> None:
+    rows = {SHAPE: {qat_gpu.PLAIN: 2e-3, qat_gpu.SIMULATED: 2.1e-3, qat_gpu.INTEGER: 1.9e-3}}
+    qat_gpu.write(tmp_path, rows, describe_environment("cpu"), "text")
+    document = json.loads((tmp_path / "qat_step.json").read_text())
+    assert document["seconds"][" x ".join(map(str, SHAPE))] == rows[SHAPE]
+    assert document["environment"]["torch"] == torch.__version__
+    assert "text" in (tmp_path / "qat_step.md").read_text()
