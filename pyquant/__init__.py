@@ -1,5 +1,7 @@
 """pyquant: int8 and int4 Linear layers that run in integers, exactly, on CPUs and NVIDIA GPUs."""
 
+from pyquant.analyse.latency import load_latency, measure_latency
+from pyquant.analyse.layerwise import sensitivity
 from pyquant.calibrate.collectors import (
     EntropyCalibrator,
     HistogramCollector,
@@ -31,6 +33,8 @@ from pyquant.errors import (
     SchemeError,
     UnsupportedError,
 )
+from pyquant.mixed_precision.api import search
+from pyquant.mixed_precision.plan import Plan
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.convert import quantize_
 from pyquant.nn.fold import fold_batch_norm_
@@ -69,6 +73,7 @@ from pyquant.qat.precision import LearnedPrecision
 from pyquant.qat.prepare import prepare_qat_
 from pyquant.qat.recipe import QATRecipe, QATRecipeModification, QATRecipeModificationCallback
 from pyquant.recipe import Recipe, RecipeNotice
+from pyquant.results.latency import LatencyTable
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
 __version__ = "0.1.0"
@@ -89,6 +94,7 @@ __all__ = [
     "FqnConfig",
     "HistogramCollector",
     "KernelInfo",
+    "LatencyTable",
     "LayerReport",
     "LearnedPrecision",
     "MSECalibrator",
@@ -96,6 +102,7 @@ __all__ = [
     "NativeLibraryError",
     "NonFiniteError",
     "PercentileCalibrator",
+    "Plan",
     "PyquantError",
     "QATMonitor",
     "QATRecipe",
@@ -136,7 +143,9 @@ __all__ = [
     "gptq_",
     "insert_fake_quantize_",
     "link_",
+    "load_latency",
     "load_pretrained",
+    "measure_latency",
     "prepare_",
     "prepare_qat_",
     "quantization_report",
@@ -150,6 +159,8 @@ __all__ = [
     "remove_fake_quantize_",
     "save_pretrained",
     "scheme_from_name",
+    "search",
+    "sensitivity",
     "set_checks",
     "set_strict",
     "smooth_",

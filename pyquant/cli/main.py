@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pyquant.cli import bench, calibrate, doctor, inspect, quantize, tune, verify
+from pyquant.cli import bench, calibrate, doctor, inspect, latency, quantize, report, search, sensitivity, tune, verify
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -20,10 +20,13 @@ examples:
   pyquant doctor
   pyquant quantize mypackage.models:build --scheme W8A8Dynamic --out quantised
   pyquant calibrate mypackage.models:build --data mypackage.data:batches --recipe recipe.yaml
+  pyquant sensitivity mypackage.models:build --data mypackage.data:batches --max-drop 0.01
+  pyquant search mypackage.models:build --data mypackage.data:batches --eval mypackage.data:accuracy
   pyquant inspect quantised
   pyquant verify quantised --against mypackage.models:build
   pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
   pyquant tune --model quantised --m 1 16 64 512
+  pyquant report results/trade_off.json --out report
 
 exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
 """
@@ -40,7 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (doctor, calibrate, quantize, inspect, verify, bench, tune):
+    for command in (
+        doctor, calibrate, sensitivity, latency, search, quantize, inspect, verify, bench, tune, report,
+    ):  # fmt: skip
         command.add_parser(commands)
     return parser
 

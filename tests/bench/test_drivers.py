@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import cpu_linear, gemm  # noqa: E402
+from bench import cpu_linear, gemm, latency_additivity  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
@@ -122,3 +123,20 @@ def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "bits equal" in text
     assert "BITS DIFFER" not in text
     assert (tmp_path / "minilm.json").exists()
+
+
+def test_additivity_is_held_to_its_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--models", "mlp", "--formats", "dynamic", "--rounds", "1", "--held-out", "2", "--out", str(tmp_path)]
+    threads = torch.get_num_threads()
+    try:
+        code = latency_additivity.main(words)
+    finally:
+        torch.set_num_threads(threads)
+    text = (tmp_path / "latency.md").read_text()
+    assert capsys.readouterr().out in text
+    assert ("- PASS" in text) == (code == 0)
+    data = json.loads((tmp_path / "latency.json").read_text())
+    assert len(data["rows"][0]["held_out_us"]) == 2
+    for error, verdict in ((0.0999, "- PASS"), (0.1001, "- MISS")):
+        found = latency_additivity.Row(**{**data["rows"][0], "median_error": error})
+        assert verdict in latency_additivity.report([found])

@@ -14,7 +14,21 @@ from pyquant.cli import main as command
 from pyquant.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["doctor"], ["quantize"], ["calibrate"], ["inspect"], ["verify"], ["bench"], ["bench", "gemm"], ["tune"])
+COMMANDS = (
+    ["doctor"],
+    ["quantize"],
+    ["calibrate"],
+    ["sensitivity"],
+    ["search"],
+    ["inspect"],
+    ["verify"],
+    ["latency"],
+    ["bench"],
+    ["bench", "gemm"],
+    ["bench", "mlp"],
+    ["tune"],
+    ["report"],
+)
 
 
 @pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
@@ -32,9 +46,9 @@ def test_documentation_names_every_command_and_option() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     parser = command.build_parser()
     subparsers = next(a for a in parser._actions if a.choices and "doctor" in a.choices).choices
-    gemm = next(a for a in subparsers["bench"]._actions if a.choices and "gemm" in a.choices).choices["gemm"]
+    kinds = next(a for a in subparsers["bench"]._actions if a.choices and "gemm" in a.choices).choices
     assert set(subparsers) == {words[0] for words in COMMANDS}
-    for name, sub in [*subparsers.items(), ("bench gemm", gemm)]:
+    for name, sub in [*subparsers.items(), ("bench gemm", kinds["gemm"]), ("bench mlp", kinds["mlp"])]:
         assert f"pyquant {name}" in text
         for action in sub._actions:
             for option in action.option_strings:
@@ -46,7 +60,7 @@ def test_no_command_prints_help_and_is_a_usage_error(capsys: pytest.CaptureFixtu
     assert "COMMAND" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["doctor", "--wrong"], ["quantize"], ["bench", "mlp"], ["bench"]])
+@pytest.mark.parametrize("words", [["nonsense"], ["doctor", "--wrong"], ["quantize"], ["bench", "nothing"], ["bench"]])
 def test_bad_usage_is_exit_code_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         command.main(words)

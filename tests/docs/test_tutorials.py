@@ -19,7 +19,8 @@ from fences import Fence, fences
 from pyquant.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "docs" / "from-the-tutorials.md", ROOT / "docs" / "selective.md"]
+PAGES = ("from-the-tutorials", "selective", "sensitivity", "latency", "search", "mixed-precision")
+DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in PAGES]
 PAGE = DOCUMENTS[0]
 
 
