@@ -1,4 +1,4 @@
-"""The cost model: positive, monotone, without cliffs but the listed ones, and sensible where the answer is known."""
+"""The cost model: positive, monotone, without cliffs, and sensible where the answer is known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from problems import BASE_SEED, Draw
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 
 ROWS = {row["name"]: row for row in native.kernel_table()}
-# Steps above grid.STEP, "<pair>: <size> = <where> on sm<device>", and why they are accepted.
-_PTX = "hardly above, at one width; sm_100 runs PTX at guessed rates, for which no tiles of its own are kept"
-CLIFFS = {
-    "s8s4 group: M = 17 on sm100": _PTX,
-    "s8s4 group: M = 65 on sm100": _PTX,
-}
 
 
 def fitting(name: str) -> dict:
@@ -54,13 +48,9 @@ def test_a_larger_problem_never_costs_much_less(sm: int) -> None:
 
 @pytest.mark.parametrize("sm", grid.DEVICES)
 def test_neighbouring_sizes_cost_about_the_same(sm: int) -> None:
-    """No step above 1.3 times between neighbouring M or K that CLIFFS does not explain, and none explained in vain."""
-    cliffs = [cliff for pair in grid.PAIRS for cliff in grid.cliffs(native, sm, pair)]
-    unexplained = [str(cliff) for cliff in cliffs if cliff.where not in CLIFFS]
-    assert not unexplained, "a tile is missing, or a step needs its reason in CLIFFS:\n" + "\n".join(unexplained)
-    gone = {where for where in CLIFFS if where.endswith(f" on sm{sm}")} - {cliff.where for cliff in cliffs}
-    assert not gone, f"no longer cliffs: {gone}"
-    assert all(cliff.ratio < 2 for pair in grid.PAIRS for cliff in grid.cliffs(native, sm, pair))
+    """No step above 1.3 times between neighbouring M up to 130 or neighbouring K (C11)."""
+    cliffs = [str(cliff) for pair in grid.PAIRS for cliff in grid.cliffs(native, sm, pair)]
+    assert not cliffs, "a tile is missing:\n" + "\n".join(cliffs)
 
 
 def test_a_planted_cliff_is_found() -> None:
