@@ -78,7 +78,11 @@ def _format(name: object) -> Format:
         raise ArgumentError("formats", repr(name), "names such as 'fp16', 'int8', 'int4', 'W8A8Dynamic'")
     if name in FLOATS:
         return Format(name, LayerRule(FLOAT), None)
-    rule = NAMED.get(name) or LayerRule.from_plain(name, "formats")
+    try:
+        rule = NAMED.get(name) or LayerRule.from_plain(name, "formats")
+    except ArgumentError as error:
+        presets = f"{', '.join(FLOATS)}, {', '.join(NAMED)}, or a preset: {error.allowed}"
+        raise ArgumentError("formats", repr(name), presets) from None
     scheme = rule.resolve(None, SelectiveParams(calibrator_i="mse"), CalibrationParams())
     if scheme is None or scheme.is_float:
         raise ArgumentError("formats", repr(name), f"{', '.join(FLOATS)} for floating point")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
 from pyquant.results.record import to_plain
 from pyquant.results.search import SearchedGroup, SearchedPoint, SearchReport
-from pyquant.search.problem import SearchProblem
+from pyquant.search.problem import Constraint, SearchProblem
 from pyquant.search.prune import Dropped
 
 _UNITS: Final = {"us": "us", "bytes": "bytes", "bits": "bits a weight"}
@@ -103,35 +103,88 @@ def plan_of(found: Findings) -> Plan:
     return Plan(record, recipe, found.switchable.ranges(chosen))
 
 
+def order_of(
+    problem: SearchProblem, losses: Mapping[Config, float], max_drop: float | None, options: SearchOptions
+) -> Callable[[Config], tuple[float, float]]:
+    """What makes a configuration better among those that keep the limits: less cost where quality has a limit, else
+    less loss."""
+    if max_drop is None and options.max_loss is None:
+        return lambda c: (losses[c], problem.cost_of(c))
+    return lambda c: (problem.cost_of(c), losses[c])
+
+
 def _choose(found: Findings) -> tuple[Config, str]:
     """The configuration, and why it is this one."""
     problem, start = found.problem, found.start
     if not found.kept:
-        nearest = min((c for c in found.losses if c != start), key=lambda c: found.drops.get(c, found.losses[c]))
-        told = ", ".join(f"{g}: {f}" for g, f in found.switchable.named(nearest).items())
-        limits = {"max_drop": found.max_drop, **found.options.limits()}
-        wanted = ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
-        broken = "; ".join(problem.violations(nearest)) or f"drop {found.drops.get(nearest, found.losses[nearest]):g}"
-        raise InfeasibleError(
-            f"no configuration that was measured keeps {wanted}; the nearest is {told}: {broken}, "
-            f"loss {found.losses[nearest]:g}", found.switchable.named(nearest),
-        )  # fmt: skip
-    if found.max_drop is None and found.options.max_loss is None:
-        best = min(found.kept, key=lambda c: (found.losses[c], problem.cost_of(c)))
-        return best, f"loses least ({found.losses[best]:.4g}) of what keeps the limits"
-    if not found.times:
-        best = min(found.kept, key=lambda c: (problem.cost_of(c), found.losses[c]))
-        saved = 1 - problem.cost_of(best) / max(problem.cost_of(start), 1e-300)
-        return best, f"{saved:.1%} less {_UNITS[found.costs.unit]} than floating point; loses {found.losses[best]:.4g}"
-    candidates = [c for c in found.times if c in found.kept]
-    best = min(candidates, key=lambda c: (found.times[c][0], found.losses[c]), default=start)
-    base, margin = found.times[start][0], found.options.never_slower_margin
-    if best == start or found.times[best][0] > (1 - margin) * base:
+        raise _infeasible(found, min(found.losses, key=lambda c: _excess(found, c)))
+    order = order_of(problem, found.losses, found.max_drop, found.options)
+    best = min(found.kept, key=order)
+    if found.times:
+        most = float("inf") if found.options.max_latency_us is None else found.options.max_latency_us
+        candidates = [c for c in found.times if c in found.kept and found.times[c][0] <= most]
+        if not candidates:
+            raise _infeasible(found, min(found.times, key=lambda c: found.times[c][0]))
+        best = min(candidates, key=order)
+        if found.objective == "latency" and (found.max_drop is not None or found.options.max_loss is not None):
+            return _fastest(found, candidates)
+    least = found.max_drop is None and found.options.max_loss is None
+    why = "loses least of what keeps the limits" if least else "costs least of what keeps the limits"
+    saved = 1 - problem.cost_of(best) / max(problem.cost_of(start), 1e-300)
+    measured = f", {found.times[best][0]:.1f} us end to end" if best in found.times else ""
+    return best, (
+        f"{saved:.1%} less {_UNITS[found.costs.unit]} than floating point{measured}; {why}: {found.losses[best]:.4g} "
+        f"{_loss_unit(found.options.metric)}"
+    )
+
+
+def _fastest(found: Findings, candidates: Sequence[Config]) -> tuple[Config, str]:
+    """The fastest candidate as it was timed, or the float model where none is faster by the margin."""
+    start, margin = found.start, found.options.never_slower_margin
+    best = min(candidates, key=lambda c: (found.times[c][0], found.losses[c]))
+    base = found.times[start][0]
+    if best == start or (start in candidates and found.times[best][0] > (1 - margin) * base):
         told = "nothing that keeps the limits is faster than floating point by "
         return start, told + f"{margin:.0%}, measured end to end ({base:.1f} us)"
     saved = 1 - found.times[best][0] / base
     told = f"{saved:.1%} less latency than floating point, measured end to end ({found.times[best][0]:.1f} of "
     return best, told + f"{base:.1f} us); loses {found.losses[best]:.4g} {_loss_unit(found.options.metric)}"
+
+
+def _limits(found: Findings, config: Config) -> list[tuple[str, float, float]]:
+    """(name, what the configuration has, the limit) of every limit, as far as it was measured."""
+    rows = [(c.name, c.cost_of(config), c.limit) for c in found.problem.constraints]
+    if config in found.times and found.options.max_latency_us is not None:
+        rows.append(("end to end us", found.times[config][0], found.options.max_latency_us))
+    if found.options.max_loss is not None:
+        rows.append(("loss", found.losses[config], found.options.max_loss))
+    if found.max_drop is not None and config in found.drops:
+        rows.append(("drop", found.drops[config], found.max_drop))
+    return rows
+
+
+def _excess(found: Findings, config: Config) -> float:
+    """By how much a configuration misses the limits, each in units of itself."""
+    return sum(max(0.0, value - limit) / max(limit, 1e-300) for _, value, limit in _limits(found, config))
+
+
+def beyond_reach(switchable: SwitchableModel, limit: Constraint, least: Config) -> InfeasibleError:
+    """A limit that no configuration keeps, not even `least`, which has the least of what it limits."""
+    named = switchable.named(least)
+    told = ", ".join(f"{g}: {f}" for g, f in named.items())
+    return InfeasibleError(
+        f"no configuration keeps {limit.name} {limit.limit:g}: {limit.cost_of(least):g} is the least, with {told}",
+        named,
+    )
+
+
+def _infeasible(found: Findings, nearest: Config) -> InfeasibleError:
+    limits = {"max_drop": found.max_drop, **found.options.limits()}
+    wanted = ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    named = found.switchable.named(nearest)
+    told = ", ".join(f"{g}: {f}" for g, f in named.items())
+    missed = "; ".join(f"{n} {value:g} exceeds {most:g}" for n, value, most in _limits(found, nearest) if value > most)
+    return InfeasibleError(f"no configuration that was measured keeps {wanted}; the nearest is {told}: {missed}", named)
 
 
 def _point(found: Findings, config: Config, on_front: bool) -> SearchedPoint:

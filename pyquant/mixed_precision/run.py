@@ -14,12 +14,12 @@ from pyquant.analyse.fingerprint import fingerprint
 from pyquant.analyse.switchable import Config, SwitchableModel
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choice import within_limit
-from pyquant.mixed_precision.costs import CostTable, bits_cost, cost_table, size_cost
+from pyquant.mixed_precision.costs import OBJECTIVES, CostTable, bits_cost, cost_table, size_cost
 from pyquant.mixed_precision.latencies import latency_table, timed
 from pyquant.mixed_precision.losses import Disagreement, first_tables, single
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.plan import Plan
-from pyquant.mixed_precision.record import Findings, plan_of
+from pyquant.mixed_precision.record import Findings, beyond_reach, order_of, plan_of
 from pyquant.mixed_precision.work import Work
 from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
@@ -40,6 +40,8 @@ def run_search(
 ) -> Plan:
     """pyquant.search, whose arguments these are; `options` as a dictionary."""
     given = SearchOptions.of(options)
+    if objective not in OBJECTIVES:
+        raise ArgumentError("objective", repr(objective), ", ".join(map(repr, OBJECTIVES)))
     if max_drop is not None and not (isinstance(max_drop, (int, float)) and max_drop >= 0):
         raise ArgumentError("max_drop", repr(max_drop), "a number >= 0, or None")
     if max_drop is not None and eval_fn is None and given.metric != "kl":
@@ -97,7 +99,25 @@ class _Search:
         return latency_table(work, self.switchable, self.example, self.options) if self.needs_latency else None
 
     def _problem(self, work: Work, costs: CostTable, latency: LatencyTable | None) -> SearchProblem:
+        allowed = np.array(self.switchable.allowed)
+        limits = self._constraints(latency)
+        for limit in limits:  # before any loss is measured
+            least = tuple(np.where(allowed, limit.table, np.inf).argmin(-1).tolist())
+            if limit.cost_of(least) > limit.limit:
+                raise beyond_reach(self.switchable, limit, least)
         tables = first_tables(work, self.switchable, self.loss, self.task, self.options)
+        return SearchProblem(
+            tuple(g.name for g in self.switchable.groups),
+            tuple(f.name for f in self.switchable.formats),
+            loss=np.array(tables),
+            cost=np.array(costs.table),
+            cost_base=costs.base,
+            cost_pairs=None if costs.pairs is None else np.array(costs.pairs),
+            allowed=allowed,
+            constraints=limits,
+        )
+
+    def _constraints(self, latency: LatencyTable | None) -> tuple[Constraint, ...]:
         limits = []
         for name, limit, make in (
             ("max_latency_us", self.options.max_latency_us, lambda: cost_table("latency", self.switchable, latency)),
@@ -107,16 +127,7 @@ class _Search:
             if limit is not None:
                 table = make()
                 limits.append(Constraint(name, np.array(table.table), limit, table.base))
-        return SearchProblem(
-            tuple(g.name for g in self.switchable.groups),
-            tuple(f.name for f in self.switchable.formats),
-            loss=np.array(tables),
-            cost=np.array(costs.table),
-            cost_base=costs.base,
-            cost_pairs=None if costs.pairs is None else np.array(costs.pairs),
-            allowed=np.array(self.switchable.allowed),
-            constraints=tuple(limits),
-        )
+        return tuple(limits)
 
     def _front(self, work: Work, problem: SearchProblem) -> dict[Config, float]:
         """Losses of the configurations that matter, the float one first."""
@@ -177,11 +188,11 @@ class _Search:
     def _times(
         self, work: Work, problem: SearchProblem, kept: list[Config], losses: dict[Config, float]
     ) -> dict[Config, tuple[float, float, float]]:
-        """Microseconds end to end of the cheapest candidates and of the float model: (median, low, high)."""
-        if self.objective != "latency" or not kept:
+        """Microseconds end to end of the best candidates and of the float model: (median, low, high)."""
+        if not self.needs_latency or not kept:
             return {}
-        cheapest = sorted(kept, key=lambda c: (problem.cost_of(c), losses[c]))[: self.options.candidates]
-        return timed(work, self.switchable, [problem.uniform(0), *cheapest], self.example, self.options)
+        first = sorted(kept, key=order_of(problem, losses, self.max_drop, self.options))[: self.options.candidates]
+        return timed(work, self.switchable, [problem.uniform(0), *first], self.example, self.options)
 
 
 def front_of(problem: SearchProblem, losses: dict[Config, float]) -> list[Config]:

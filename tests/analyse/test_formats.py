@@ -52,6 +52,13 @@ def test_wrong_names_are_refused(names: object) -> None:
         formats_of(names)  # type: ignore[arg-type]
 
 
+def test_an_unknown_name_is_told_every_known_one() -> None:
+    with pytest.raises(ArgumentError, match="argument 'formats': got 'fp8'") as raised:
+        formats_of(("fp16", "fp8"))
+    for name in ("fp16", "bf16", "int8", "int4", "W4A8Dynamic"):
+        assert name in str(raised.value)
+
+
 def test_recipes_know_the_same_names() -> None:
     from pyquant.analyse.formats import FLOATS
     from pyquant.recipe.sections import FORMATS

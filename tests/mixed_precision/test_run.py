@@ -126,11 +126,6 @@ def test_limits_on_size_and_bits_hold() -> None:
     assert plan.record.plan.loss == min(p.loss for p in plan.record.points if p.effective_bits <= 6.0)
 
 
-def test_what_cannot_be_kept_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InfeasibleError, match="nearest"):
-        search(max_drop=None, max_size_bytes=10.0)
-
-
 def test_runs_repeat_bit_for_bit() -> None:
     assert search().record == search().record
 
@@ -172,3 +167,41 @@ def test_the_function_keeps_its_name_beside_the_package() -> None:
     assert callable(pyquant.search)
     assert package.SearchProblem is importlib.import_module("pyquant.search.problem").SearchProblem
     assert callable(pyquant.search)
+
+
+def test_a_limit_on_latency_is_kept_by_the_clock_and_not_by_the_table_alone() -> None:
+    model = net()
+    table = fixed_latency(model, {"fp16": 8.0, "int8": 4.0, "int4": 2.0})
+    settings = {"objective": "latency", "latency": table, "max_drop": None, "latency_seconds": 0.2}
+    half = table.predict((0, 0, 0, 0)) * 0.6  # far more than the real model takes: only the table says no to fp16
+    plan = search(model, max_latency_us=half, **settings)
+    chosen = plan.record.plan
+    assert chosen.latency_us is not None
+    assert chosen.latency_us <= half
+    assert chosen.predicted_us is not None
+    assert chosen.predicted_us <= half
+    assert chosen.loss == min(p.loss for p in plan.record.points if p.latency_us is not None and p.predicted_us <= half)  # type: ignore[operator]
+    slow = fixed_latency(model, {"fp16": 8e-3, "int8": 4e-3, "int4": 2e-3}, bases=1e-3)  # the table promises too much
+    with pytest.raises(InfeasibleError, match="end to end us"):
+        search(model, max_latency_us=1.0, **{**settings, "latency": slow})
+
+
+def test_a_limit_that_nothing_can_keep_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> None:
+        raise AssertionError("a loss was measured")
+
+    monkeypatch.setattr(LossOfOutputs, "__call__", nothing)
+    with pytest.raises(InfeasibleError, match=r"max_size_bytes 10: .* is the least") as raised:
+        search(max_drop=None, max_size_bytes=10.0)
+    assert set(raised.value.nearest.values()) == {"int4"}  # type: ignore[attr-defined]
+
+
+def test_the_nearest_is_the_one_that_misses_least() -> None:
+    model = net()
+    switchable = SwitchableModel(model, FORMATS, batches(), num_batches=4)
+    narrow = (2, 2, 2, 2)
+    least = switchable.other_bytes() + sum(row[2] for row in switchable.group_bytes())
+    most = 0.99 * LossOfOutputs(switchable, "kl")(narrow)  # so near that all of int4 misses it by less than more bytes
+    with pytest.raises(InfeasibleError, match=r"the nearest is .*: loss .* exceeds") as raised:
+        search(model, max_drop=None, max_loss=most, max_size_bytes=1.001 * least, budget=20)
+    assert raised.value.nearest == switchable.named(narrow)  # type: ignore[attr-defined]
