@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 
+from pyquant.calibrate.first_batch import FirstBatchHistogram
 from pyquant.calibrate.registry import compute_range
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.core.scheme import TensorScheme
+from pyquant.errors import ArgumentError
 
 
 class MaxCalibrator:
@@ -76,28 +81,7 @@ class PercentileCalibrator(HistogramCollector):
         return super().compute_amax(method, bits=bits, percentile=percentile or self.percentile)
 
 
-class EntropyCalibrator(HistogramCollector):
-    """The range with the least KL divergence.
-
-    Example:
-        >>> calibrator = EntropyCalibrator(bits=4)
-        >>> calibrator.collect(torch.linspace(-1, 1, 10001))
-        >>> 0.5 < calibrator.compute_amax().item() <= 1
-        True
-    """
-
-    def __init__(self, bits: int = 8, channel_axis: int | None = None) -> None:
-        super().__init__(channel_axis)
-        self.bits = bits
-
-    def compute_amax(
-        self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
-    ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
-        return super().compute_amax(method, bits=bits or self.bits, percentile=percentile)
-
-
-class MSECalibrator(EntropyCalibrator):
+class MSECalibrator(HistogramCollector):
     """The range with the least mean squared error.
 
     Example:
@@ -107,6 +91,63 @@ class MSECalibrator(EntropyCalibrator):
         True
     """
 
+    def __init__(self, bits: int = 8, channel_axis: int | None = None) -> None:
+        super().__init__(channel_axis)
+        self.bits = bits
+
     def compute_amax(self, method: str = "mse", *, bits: int | None = None, percentile: float = 99.99) -> torch.Tensor:
         """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
-        return super().compute_amax(method, bits=bits, percentile=percentile)
+        return super().compute_amax(method, bits=bits or self.bits, percentile=percentile)
+
+
+class EntropyCalibrator(HistogramCollector):
+    """The range with the least KL divergence.
+
+    grid  'first_batch': 2048 equal bins of the first batch's range, and more above, as in the tools of the tutorials,
+          whose ranges these are; the order of the batches matters. 'data': as the registered method 'entropy', for
+          which it does not.
+
+    Raises ArgumentError for another grid; collect() CalibrationError where a later batch is over 32 times as large as
+    the first one ('first_batch' only). Source: docs/calibration.md 2.3.
+
+    Example:
+        >>> calibrator = EntropyCalibrator(bits=4)
+        >>> calibrator.collect(torch.linspace(-1, 1, 10001))
+        >>> 0.5 < calibrator.compute_amax().item() <= 1
+        True
+    """
+
+    def __init__(
+        self, bits: int = 8, channel_axis: int | None = None, grid: Literal["first_batch", "data"] = "first_batch"
+    ) -> None:
+        super().__init__(channel_axis)
+        if grid not in ("first_batch", "data"):
+            raise ArgumentError("grid", repr(grid), "'first_batch' or 'data'")
+        self.bits, self.grid = bits, grid
+        self._histograms: list[FirstBatchHistogram] = []
+
+    def collect(self, x: torch.Tensor) -> None:
+        """Takes in one batch, float32, float16 or bfloat16 of any shape. NonFiniteError for NaN or infinity."""
+        rows = self.statistics.rows(x)
+        if self.grid == "data" or rows.numel() == 0:
+            super().collect(x)
+            return
+        # Whatever refuses the batch refuses it before anything remembers it.
+        for histogram, largest in zip(self._histograms, rows.abs().amax(1).tolist(), strict=False):
+            if math.isfinite(largest):
+                histogram.reach(largest)
+        super().collect(x)
+        self._histograms = self._histograms or [FirstBatchHistogram() for _ in rows]
+        for histogram, row in zip(self._histograms, rows, strict=True):
+            histogram.observe(row)
+
+    def compute_amax(
+        self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
+    ) -> torch.Tensor:
+        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
+        bits = bits or self.bits
+        if method != "entropy" or not self._histograms:
+            return super().compute_amax(method, bits=bits, percentile=percentile)
+        TensorScheme(bits=bits)  # says which bits there are
+        found = torch.stack([histogram.entropy_amax(bits) for histogram in self._histograms])
+        return found.reshape(self.statistics.amax().shape).minimum(self.statistics.amax())

@@ -49,7 +49,7 @@ class RangeStatistics:
         Raises ArgumentError for another type or a number of channels unlike before, NonFiniteError (and remembers
         nothing of the batch) for NaN or infinity.
         """
-        rows = self._rows(x)
+        rows = self.rows(x)
         if rows.numel() == 0:
             return
         low, high = torch.aminmax(rows, dim=1) if self.channel_axis is not None else torch.aminmax(rows)
@@ -123,6 +123,24 @@ class RangeStatistics:
             self.low, self.high = self.low.to(device), self.high.to(device)
         return self
 
+    def rows(self, x: Tensor) -> Tensor:
+        """A batch as [channels, numbers] (one channel without an axis), without a copy where that can be.
+
+        Raises ArgumentError for another type, a missing axis or a number of channels unlike before.
+        """
+        if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
+            got = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError("x", got, "a float32, float16 or bfloat16 tensor")
+        x = x.detach()
+        if self.channel_axis is None:
+            return x.reshape(1, -1)
+        if not -x.dim() <= self.channel_axis < x.dim():
+            raise ArgumentError("x", f"{list(x.shape)}", f"a dimension {self.channel_axis}, the channel axis")
+        rows = x.movedim(self.channel_axis, 0).flatten(1) if x.dim() > 1 else x[:, None]
+        if self.low is not None and rows.shape[0] != self.low.numel():
+            raise ArgumentError("x", f"{rows.shape[0]} channels", f"{self.low.numel()} channels, as before")
+        return rows
+
     def __repr__(self) -> str:
         axis = "" if self.channel_axis is None else f"channel_axis={self.channel_axis}, "
         return f"{type(self).__name__}({axis}count={self.count})"
@@ -136,21 +154,6 @@ class RangeStatistics:
 
     def _merge_bins(self, other: RangeStatistics) -> None:
         pass
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """[channels, numbers], without a copy where that can be."""
-        if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
-            got = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentError("x", got, "a float32, float16 or bfloat16 tensor")
-        x = x.detach()
-        if self.channel_axis is None:
-            return x.reshape(1, -1)
-        if not -x.dim() <= self.channel_axis < x.dim():
-            raise ArgumentError("x", f"{list(x.shape)}", f"a dimension {self.channel_axis}, the channel axis")
-        rows = x.movedim(self.channel_axis, 0).flatten(1) if x.dim() > 1 else x[:, None]
-        if self.low is not None and rows.shape[0] != self.low.numel():
-            raise ArgumentError("x", f"{rows.shape[0]} channels", f"{self.low.numel()} channels, as before")
-        return rows
 
     def _extend(self, low: Tensor, high: Tensor, count: int) -> None:
         if self.low is None or self.high is None:

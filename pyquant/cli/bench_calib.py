@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Progress("bench calib", 3 + 2 * len(METHODS)) as shown:
+        with Progress("bench calib", 5 + 2 * len(METHODS)) as shown:
             report = run_calib_bench(args.rounds, on_step=shown.step)
     finally:
         torch.set_num_threads(threads_before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from pyquant.calibrate import HistogramStatistics, RangeStatistics, compute_range
+from pyquant.calibrate import EntropyCalibrator, HistogramStatistics, RangeStatistics, compute_range
 from pyquant.calibrate.mse import side_errors
 from pyquant.calibrate.tails import SortedTails
 from pyquant.core.scheme import TensorScheme
@@ -32,7 +32,9 @@ METHODS: Final = (
 )  # fmt: skip
 HISTC: Final = "torch.histc of |x|, 2048 bins"
 OURS: Final = "pyquant HistogramStatistics"
+OURS_FIRST_BATCH: Final = "pyquant EntropyCalibrator"
 MODELOPT: Final = "modelopt HistogramCalibrator"
+FIRST_BATCH: Final = "entropy, first batch's bins"
 MODELOPT_ENTROPY: Final = "modelopt entropy"
 ELEMENTS: Final = 65536
 COLLECT_MS: Final = 0.5  # per 65 536 elements
@@ -135,8 +137,10 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     unavailable: list[Unavailable] = []
     collect = _collect(count, unavailable)
     statistics = {kind: _observed(calib_data(kind)) for kind in DATA}
+    rounds = max(count // 3, 3)
     search, rows = [], []
-    worst, faster = 0.0, []
+    worst, faster, apart = 0.0, [], []
+    classical = {kind: _classical(calib_data(kind)) for kind in DATA}
     for bits in (8, 4):
         for method, percentile in METHODS:
             scheme = TensorScheme(bits=bits, calibrator=method, percentile=percentile)
@@ -145,14 +149,23 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
             found = [float(compute_range(statistics[kind], scheme).amax) for kind in DATA]
             rows.append(_amax_row(bits, name, found))
             if method != "percentile" or percentile == 99.99:
-                times = _search(scheme, statistics, max(count // 3, 3))
+                times = _search({k: partial(compute_range, s, scheme) for k, s in statistics.items()}, rounds)
                 search.append(_slowest(name, bits, times))
-                peer = _modelopt_entropy(bits, tell) if method == "entropy" else None
+            if method == "entropy":
+                tell(f"int{bits} {FIRST_BATCH}")
+                first = [float(classical[kind].compute_amax(bits=bits)) for kind in DATA]
+                rows.append(_amax_row(bits, FIRST_BATCH, first))
+                finds = {kind: partial(made.compute_amax, bits=bits) for kind, made in classical.items()}
+                first_times = _search(finds, rounds)
+                search.append(_slowest(FIRST_BATCH, bits, first_times))
+                peer = _modelopt_entropy(bits, tell)
                 if peer is not None:
                     amax, peer_times = peer
+                    if bits == 8:
+                        apart = [_bins_apart(kind, a, b) for kind, a, b in zip(DATA, first, amax, strict=True)]
                     rows.append(_amax_row(bits, MODELOPT_ENTROPY, amax))
                     search.append(_slowest(MODELOPT_ENTROPY, bits, peer_times))
-                    faster += [peer_times[kind] / times[kind] for kind in DATA]
+                    faster += [peer_times[kind] / max(times[kind], first_times[kind]) for kind in DATA]
             if method == "mse":
                 tell(f"int{bits} optimum on the numbers")
                 exact = [mse_optimum(calib_data(kind), bits) for kind in DATA]
@@ -167,6 +180,8 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     ]
     if faster:
         bars.append(Bar("entropy search against modelopt's in this run, least of all data sets", 100.0, min(faster)))
+    if apart:
+        bars.append(Bar(f"{FIRST_BATCH}, int8: amax from modelopt's in this run", 1.0, max(apart), "<=", "bins"))
     notes = [
         "collect: a batch of 64 x 1024 float32 normals into warm statistics; ratio against torch.histc of the same run",
         "data: numpy default_rng(1234), 8 batches of 64 x 1024; symmetric codes, narrow range; SQNR over all numbers",
@@ -186,12 +201,25 @@ def _observed(batches: Tensor) -> HistogramStatistics:
     return statistics
 
 
+def _classical(batches: Tensor) -> EntropyCalibrator:
+    calibrator = EntropyCalibrator()
+    for batch in batches:
+        calibrator.collect(batch)
+    return calibrator
+
+
+def _bins_apart(kind: str, a: float, b: float) -> float:
+    """How many bins of the first batch lie between two ranges."""
+    return abs(a - b) * 2048 / float(calib_data(kind)[0].abs().max())
+
+
 def _collect(rounds: int, unavailable: list[Unavailable]) -> list[CollectRow]:
     x = calib_data("gaussian")[0]
-    statistics, ranges = _observed(x[None]), RangeStatistics()
+    statistics, ranges, classical = _observed(x[None]), RangeStatistics(), _classical(x[None])
     candidates: dict[str, Callable[[], Any]] = {
         HISTC: lambda: torch.histc(x.abs(), 2048, 0, 5.0),
         OURS: lambda: statistics.observe(x),
+        OURS_FIRST_BATCH: lambda: classical.collect(x),
         "pyquant RangeStatistics": lambda: ranges.observe(x),
         "torch.aminmax": lambda: torch.aminmax(x),
     }
@@ -222,11 +250,10 @@ def _torch_ao(x: Tensor) -> dict[str, Callable[[], Any]]:
     return made
 
 
-def _search(scheme: TensorScheme, statistics: dict[str, HistogramStatistics], rounds: int) -> dict[str, float]:
+def _search(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Milliseconds of a range for each data set."""
-    candidates = {kind: partial(compute_range, s, scheme) for kind, s in statistics.items()}
     timings = time_interleaved(candidates, clock=make_clock("cpu"), rounds=rounds, warm_calls=1)
-    return {kind: timings.median_us(kind) / 1e3 for kind in statistics}
+    return {kind: timings.median_us(kind) / 1e3 for kind in candidates}
 
 
 def _slowest(name: str, bits: int, times: dict[str, float]) -> SearchRow:

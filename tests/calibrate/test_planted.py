@@ -16,6 +16,7 @@ from pyquant import numerics
 from pyquant.calibrate import (
     HistogramStatistics,
     entropy,
+    first_batch,
     mse,
     percentile,
     registry,
@@ -30,6 +31,7 @@ from pyquant.errors import PyquantError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_contract
+import test_first_batch
 import test_methods
 import test_run
 import test_statistics
@@ -107,6 +109,17 @@ def original_divergences(counts: torch.Tensor, beyond: torch.Tensor, codes: int)
     return _DIVERGENCES(counts, beyond, codes)
 
 
+def one_more_bin(self: first_batch.FirstBatchHistogram, largest: float) -> tuple[float, int]:
+    width, bins = _REACH(self, largest)
+    return width, bins + 1
+
+
+def whole_first_bin(counts: torch.Tensor, beyond: torch.Tensor, codes: int) -> torch.Tensor:
+    counts[:, 0] = 262144.0
+    return _DIVERGENCES(counts, beyond, codes)
+
+
+_REACH = first_batch.FirstBatchHistogram.reach
 _DIVERGENCES = entropy.divergences
 _ABOVE = tails.HistogramTails.above
 _AFFINE = mse._affine_errors
@@ -168,6 +181,15 @@ BUGS: tuple[tuple[str, Patch, Callable[[], None]], ...] = (
     ("the flags of training stay as the run leaves them",
      lambda m: m.setattr(torch.nn.Module, "eval", children_only),
      test_run.test_eval_mode_and_no_gradients_inside_and_everything_as_before_outside),
+    ("the end of the first batch begins a bin",
+     lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", one_more_bin),
+     lambda: test_first_batch.test_counts_are_those_of_a_loop(0, torch.float32)),
+    ("bins that follow every batch",
+     lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", lambda s, largest: (largest / 2048, 2048)),
+     lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("laplace", 1234)),
+    ("the classical bins begin with their zeros",
+     lambda m: m.setattr(first_batch, "divergences", whole_first_bin),
+     lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("relu_gaussian", 1234)),
     ("groups across channels",
      lambda m: m.setattr(weights, "_rows", across_channels),
      lambda: test_weights.test_granularities_are_the_same_search_on_other_rows("max", 4, True)),

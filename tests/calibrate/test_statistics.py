@@ -87,7 +87,7 @@ def test_the_tutorials_calibrators() -> None:
     for made, scheme in (
         (MaxCalibrator(), TensorScheme()),
         (collectors.PercentileCalibrator(99.0), TensorScheme(calibrator="percentile", percentile=99.0)),
-        (collectors.EntropyCalibrator(bits=4), TensorScheme(bits=4, calibrator="entropy")),
+        (collectors.EntropyCalibrator(bits=4, grid="data"), TensorScheme(bits=4, calibrator="entropy")),
         (collectors.MSECalibrator(), TensorScheme(calibrator="mse")),
     ):
         for part in x.chunk(3):
