@@ -50,6 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+# Options that are not called as the arguments that they become.
+_OPTIONS = {"num_batches": "--batches"}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default sys.argv[1:]). -> exit code; argparse's usage errors raise SystemExit(2)."""
     parser = build_parser()
@@ -65,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except ArgumentError as error:
-        return _fail(args, error, USAGE)
+        option = _OPTIONS.get(error.argument or "")
+        return _fail(args, ArgumentError(option, error.got, error.allowed) if option else error, USAGE)
     except (PyquantError, OSError) as error:
         return _fail(args, error, PROBLEM)
     except KeyboardInterrupt:

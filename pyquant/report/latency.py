@@ -14,6 +14,8 @@ from pyquant.report.render import table
 from pyquant.results.latency import LatencyTable, MeasuredConfig
 
 _MACHINE = ("cpu", "gpu", "driver", "cuda", "threads", "torch", "pyquant")
+_DARK = 0.6  # how far from 1 a ratio is whose colour wants white digits
+_UNRELIABLE = 0.25  # of the median error: a tenth is usual
 _MOST_LABELS = 80  # rows of a picture that can still be read one by one
 _TEXT = "#444444"
 
@@ -66,11 +68,17 @@ def to_svg(record: LatencyTable) -> bytes:
 
 def _summary(record: LatencyTable) -> str:
     text = f"{len(record.groups)} groups in {len(record.formats)} formats, measured in {record.rounds} rounds"
-    if record.bias is None:
+    if record.bias is None or record.median_error is None:
         return text + "; nothing was held out, so how well sums predict whole models is not known."
-    return (
+    told = (
         f"{text}. {len(record.held_out)} random configurations, which the table did not see: predicted / measured "
         f"{record.bias:.3f} (bias, the median), median error {record.median_error:.1%}, worst {record.worst_error:.1%}."
+    )
+    if record.median_error <= _UNRELIABLE:
+        return told
+    return (
+        f"{told}\n\n**These figures predict little**: most often another program kept the machine busy. Measure "
+        "again on a quiet one, with more seconds, or on one thread."
     )
 
 
@@ -130,14 +138,15 @@ def _picture(record: LatencyTable, form: str) -> bytes:
         axes.set_yticks(range(groups), record.groups, fontsize=7)
         for g, row in enumerate(record.group_us):
             for f, us in enumerate(row):
-                axes.text(f, g, _us(us), ha="center", va="center", fontsize=7)
+                color = "white" if abs(ratios[g][f] - 1) > _DARK else "black"
+                axes.text(f, g, _us(us), ha="center", va="center", fontsize=7, color=color)
     else:
         axes.set_ylabel(f"{groups} groups, in the order of the model")
     for side in axes.spines.values():
         side.set_visible(False)
     bar: Any = figure.colorbar(image, ax=axes, fraction=0.05)
     bar.set_label(f"time / time in {record.formats[0]}", fontsize=8)
-    error = "" if record.median_error is None else f"; sums predict whole models to {record.median_error:.1%} (median)"
+    error = "" if record.median_error is None else f"; sums miss whole models by {record.median_error:.1%} (median)"
     axes.set_title(f"Microseconds of each group{error}", fontsize=9, pad=14)
     machine = "; ".join(record.fingerprint[key] for key in ("cpu", "gpu") if record.fingerprint.get(key))
     figure.supxlabel("\n".join(textwrap.wrap(f"{machine}; clock: {record.clock}", 100)), fontsize=7, color=_TEXT)

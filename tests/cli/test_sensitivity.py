@@ -93,7 +93,7 @@ def test_errors_name_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
         ("--metric fisher --mode leave-one-out", "leave_one_out"),
         ("--eval toy_net:NUMBER", "--eval"),
         ("--max-drop -1", "max_drop"),
-        ("--batches 9", "num_batches"),
+        ("--batches 9", "argument '--batches': got 9"),
     ):
         assert main([*WORDS, *words.split()]) == 2, words
         assert text in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,16 @@ def test_markdown_states_figures_errors_and_where_they_belong() -> None:
     assert "| layer.0, layer.1 | fp16, int8 | 1.5 |" in lines
     assert "| uniform fp16 | 30.0 | 29.0 .. 31.0 | 28.5 | -5.0% |" in lines
     assert "| held out: 1 fp16, 1 int8 | 20.0 | 19.0 .. 21.0 | 22.0 | +10.0% |" in lines
+    assert "predict little" not in text
     assert "1.100 (bias, the median), median error 10.0%, worst 10.0%" in text
     assert "- a note" in lines
     assert lines[-1] == "cpu a cpu; threads 1; input 0 float32 [2, 8]; clock cpu; 9 rounds"
+
+
+def test_a_table_that_does_not_predict_says_so() -> None:
+    made = _table()
+    busy = replace(made, held_out=(replace(made.held_out[0], measured_us=made.held_out[0].measured_us * 2),))
+    assert "predict little" in to_markdown(busy)
 
 
 def test_csv_holds_every_figure() -> None:
