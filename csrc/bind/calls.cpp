@@ -81,15 +81,31 @@ void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& o
 
 static bool four_bits(int32_t qmin, int32_t qmax) { return qmin >= -8 && qmax <= 7; }
 
+// What came with the codes of a layer with dynamic inputs.
+static void row_params(const LinearSpec& s, const Tensor& x, const MaybeTensor& x_scale,
+                       const MaybeTensor& x_zero_point, LinearCall& call) {
+  if (x_scale && s.input == InputMode::static_per_tensor) refuse("x_scale", "a tensor", "None where inputs are static");
+  if (x_zero_point && (!x_scale || s.x_symmetric))
+    refuse("x_zero_point", "a tensor", "None unless x_scale is there and inputs are affine");
+  vector("x_scale", x_scale, x, ScalarType::Float, lead_of(x));
+  vector("x_zero_point", x_zero_point, x, ScalarType::Int, lead_of(x));
+  call.x_scale = static_cast<const float*>(dense(x_scale, call.keep));
+  call.x_zero_point = static_cast<const int32_t*>(dense(x_zero_point, call.keep));
+}
+
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
-                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype) {
+                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
+                       const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
   LinearCall call;
   const LinearSpec& s = call.spec = linear_spec(spec);
-  if (s.input == InputMode::static_per_tensor)
+  if (x_scale)
+    dtype_in("x", x, {ScalarType::Char});
+  else if (s.input == InputMode::static_per_tensor)
     dtype_in("x", x, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Char, ScalarType::Byte});
   else
     floats("x", x);
   min_dim("x", x, 1);
+  if (x_scale || x_zero_point) row_params(s, x, x_scale, x_zero_point, call);
   const int64_t columns = x.size(x.dim() - 1), bytes = (s.k + 1) / 2;
   // One code is one byte either way, and then means a code of its own.
   const bool x_packed =

@@ -129,12 +129,17 @@ GemmCall gemm_call(const GemmArgs& args);
 struct LinearCall {
   LinearSpec spec;
   Matrix x, residual;
+  // One a row, of codes under a spec with dynamic inputs; null for all others. `keep` owns copies.
+  const float* x_scale = nullptr;
+  const int32_t* x_zero_point = nullptr;
+  std::vector<Tensor> keep;
   Shape out_shape;
   ScalarType out_type = ScalarType::Float;
   DType out = DType::f32;
 };
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
-                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype);
+                       const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
+                       const MaybeTensor& x_scale, const MaybeTensor& x_zero_point);
 void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, const MaybeTensor& bias,
                 const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
                 const MaybeTensor& out_zero_point);

@@ -148,8 +148,8 @@ const Row* take_codes(const Tensor& x, const LinearCall& call, const Buffer& b, 
 }  // namespace
 
 Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
-                    std::optional<ScalarType> out_dtype) {
-  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype);
+                    std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point) {
+  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
   const LinearSpec& s = call.spec;
   if (s.layout == Layout::cpu_blocked)
     refuse("spec", "layout 'cpu_blocked'", "layout 'rows' or 'rows_blocked128' on CUDA");
@@ -164,11 +164,9 @@ Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   o.out = out.mutable_data_ptr();
   const bool dynamic = s.input == InputMode::dynamic_per_token;
   p.per_token_scale = p.per_token_zero_point = dynamic;
-  p.has_zero_point = !dynamic || !s.x_symmetric;
-  if (!dynamic) {
-    o.x_scale = buffer.x_scale();
-    o.x_zero_point = buffer.x_zero_point();
-  }
+  p.has_zero_point = !dynamic || (call.x_scale ? call.x_zero_point != nullptr : !s.x_symmetric);
+  o.x_scale = dynamic ? call.x_scale : buffer.x_scale();
+  o.x_zero_point = dynamic ? call.x_zero_point : buffer.x_zero_point();
   Epilogue e;
   e.activation = s.activation;
   e.clamp_min = s.clamp_min;

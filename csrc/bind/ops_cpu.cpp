@@ -264,8 +264,8 @@ Tensor unpack_linear(const Tensor& packed, std::vector<int64_t> spec) {
 }
 
 Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
-               std::optional<ScalarType> out_dtype) {
-  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype);
+               std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point) {
+  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
   own_layout(call.spec);
   Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
@@ -283,7 +283,8 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
   const bool out_packed = call.out == DType::s4;
   Tensor codes = out_packed ? empty_cpu({m.rows, s.n}, ScalarType::Char) : out;
   cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
-              call.residual.ld, codes.mutable_data_ptr(), out_packed ? DType::s8 : call.out);
+              call.residual.ld, codes.mutable_data_ptr(), out_packed ? DType::s8 : call.out, call.x_scale,
+              call.x_zero_point);
   if (out_packed)
     cpu::pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n,
                    static_cast<uint8_t*>(out.mutable_data_ptr()));

@@ -71,10 +71,12 @@ size_t packed_bytes(const LinearSpec& spec);
 void pack_linear(const LinearSpec& spec, const LinearWeights& weights, void* packed);
 // Codes back in their row-major form, exactly as they were given.
 void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);
-// x_type f32/f16/bf16 (quantised here as the spec says) or s8/u8 (codes of the static input scale).
-// residual may be null. out_type f32/f16/bf16, or s8 when spec.codes_out.
+// x_type f32/f16/bf16 (quantised here as the spec says) or s8/u8 (codes of the static input scale; with dynamic inputs
+// s8 codes of x_scale and x_zero_point, one a row, null for 0). residual may be null. out_type f32/f16/bf16, or s8 when
+// spec.codes_out.
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
-            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type);
+            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
+            const float* x_scale = nullptr, const int32_t* x_zero_point = nullptr);
 
 // ---- the same epilogue on a ready float accumulator [m, n] (16-bit and weight-only layers).
 void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, const Epilogue& epilogue,

@@ -116,7 +116,8 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes) {
 }
 
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
-            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type) {
+            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type, const float* x_scale,
+            const int32_t* x_zero_point) {
   const Sections s = sections_of(spec);
   const auto* base = static_cast<const unsigned char*>(packed);
   Header header;
@@ -135,6 +136,11 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   layer.rows.recip = header.x_recip;
   layer.rows.zero_point = &header.x_zero_point;
   if (is_static(spec) && s.extent.grouped) layer.rows.scale = &header.x_scale;
+  if (x_scale) {
+    layer.rows.scale = x_scale;
+    layer.rows.zero_point = x_zero_point;
+    layer.rows.scale_step = layer.rows.zero_point_step = 1;
+  }
   layer.first.w_scale = reinterpret_cast<const float*>(base + s.w_scale);
   layer.first.w_sum = reinterpret_cast<const int32_t*>(base + s.w_sum);
   layer.first.bias = reinterpret_cast<const float*>(base + s.bias);

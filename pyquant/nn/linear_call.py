@@ -119,11 +119,16 @@ class LinearCall(LinearState):
         self, data: Tensor, x_scale: Tensor, zero_point: Tensor | None, residual: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """Rows of int8 codes times the weights; `dtype` of the result where the scheme has no outputs."""
+        inputs = self.scheme.inputs
+        out_dtype = None if self._gives_codes or dtype == torch.float32 else dtype
         if self.scheme.is_static:
-            out_dtype = None if self._gives_codes or dtype == torch.float32 else dtype
             return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype))
+        # The packed weights multiply what their own quantiser could have made; other codes need them laid out anew.
+        is_affine = inputs is not None and not inputs.symmetric
+        if data.dim() > 1 and x_scale.shape == data.shape[:-1] and (zero_point is None or is_affine):
+            return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype, x_scale, zero_point))
         w, limits = self.scheme.weights, self._output_range()
-        four_bit_inputs = self.scheme.inputs is not None and self.scheme.inputs.bits == 4
+        four_bit_inputs = inputs is not None and inputs.bits == 4
         gemm = ops.gemm_s8s8 if w.bits == 8 else ops.gemm_s4s4 if four_bit_inputs else ops.gemm_s8s4
         return gemm(
             data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias, residual, self.output_scale,

@@ -71,9 +71,6 @@ class QConv2d(LinearCall):
     def _shape(self, in_channels: int, patches: Patches) -> None:
         self.in_channels, self.out_channels, self.patches = in_channels, self.out_features, patches
 
-    def _packs(self) -> bool:
-        return self.scheme.is_static  # the fused op quantises rows; here a scale belongs to an image
-
     @classmethod
     def from_float(
         cls,

@@ -19,6 +19,7 @@ def qlinear_reference(
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     x_zero_point: Tensor | None = None,
+    x_per_token: bool = False,
     x_qmin: int = -127,
     x_qmax: int = 127,
     x_symmetric: bool = True,
@@ -39,6 +40,7 @@ def qlinear_reference(
     codes         int8 [N, K]; w_scale float32 [N] or [N, K / group_size].
     x_scale       None: every row is quantised under a scale of its own (x_symmetric, else affine); float32 [1]: one
                   calibrated scale, with x_zero_point int32 [1] (None = 0), which for uint8 codes counts in uint8 terms.
+    x_per_token   x_scale (and x_zero_point, or None) are float32 (int32) [...], those of the rows of codes in x.
     out_scale     float32 [1]: the result is int8 codes; None: floats of out_dtype, by default x.dtype, or float32 for
                   code inputs.
     others        as pyquant.numerics.gemm.gemm.
@@ -52,7 +54,12 @@ def qlinear_reference(
     """
     if out_dtype is None:
         out_dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    if x_scale is None:
+    if x_per_token:
+        x_q = x
+        if x.dim() == 1 and x_scale is not None:
+            x_q, x_scale = x.unsqueeze(0), x_scale.unsqueeze(0)
+            x_zero_point = None if x_zero_point is None else x_zero_point.unsqueeze(0)
+    elif x_scale is None:
         x_q, x_scale, x_zero_point = quantize_dynamic(x, "per_token", 0, x_symmetric, x_qmin, x_qmax)
         x_zero_point = None if x_symmetric else x_zero_point
         if x.dim() == 1:  # one row: its scale is a token's, not a tensor's

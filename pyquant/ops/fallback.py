@@ -143,17 +143,19 @@ def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
 
 
 def qlinear(
-    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None
-) -> Tensor:
-    out = shapes.qlinear(x, packed, residual, spec, out_dtype)
+    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None,
+    x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    out = shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
     if shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
         x, numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes, p.w_scale, bias=p.bias,
-        x_scale=p.x_scale if s.input == "static" else None, x_zero_point=p.x_zero_point, x_qmin=s.x_qmin,
-        x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
+        x_scale=p.x_scale if s.input == "static" else x_scale,
+        x_zero_point=p.x_zero_point if s.input == "static" else x_zero_point, x_per_token=x_scale is not None,
+        x_qmin=s.x_qmin, x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
         clamp_min=s.clamp_min, clamp_max=s.clamp_max, residual=residual, out_scale=p.out_scale if s.codes_out else None,
         out_zero_point=p.out_zero_point if s.codes_out else None, out_qmin=s.out_qmin, out_qmax=s.out_qmax,
         out_dtype=out.dtype,

@@ -332,7 +332,7 @@ def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
 
 def qlinear(
     x: Tensor, packed: Tensor, residual: Tensor | None = None, spec: Sequence[int] = (),
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """A whole quantised Linear: quantise the rows (or take codes), multiply integers, ordered epilogue.
 
@@ -341,11 +341,14 @@ def qlinear(
     packed     uint8 buffer of pack_linear with the same spec.     residual   float [..., N] or None.
     out_dtype  None: x.dtype (float32 for codes). Where the spec says codes_out: int8, or uint8 for two codes a byte
                (out limits in [-8, 7]).
+    x_scale, x_zero_point   float32 and int32 [...], one a row: what came with the codes, int8 [..., K], of a spec with
+               dynamic inputs (quantize_dynamic "per_token", rms_norm_quantize ...); x_zero_point only where the inputs
+               are affine, None: 0. The codes must lie within the spec's limits.
     ->         [..., N] (two codes a byte: [..., ceil(N / 2)]). A row of x that holds NaN or infinity gives a row of NaN
                when quantised dynamically.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
     """
-    return _call(_ops.qlinear.default, x, packed, residual, list(spec), out_dtype)
+    return _call(_ops.qlinear.default, x, packed, residual, list(spec), out_dtype, x_scale, x_zero_point)
 
 
 def weight_only_linear(

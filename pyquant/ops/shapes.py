@@ -406,12 +406,19 @@ def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
 
 
 def qlinear(
-    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None
-) -> Tensor:
+    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None,
+    x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
-    check.dtype_in("x", x, (*check.FLOATS, *codes))
+    check.dtype_in("x", x, (*check.FLOATS, *codes) if x_scale is None else (torch.int8,))
     check.min_dim("x", x, 1)
+    if x_scale is not None and s.input == "static":
+        raise ArgumentError("x_scale", "a tensor", "None where inputs are static")
+    if x_zero_point is not None and (x_scale is None or s.x_symmetric):
+        raise ArgumentError("x_zero_point", "a tensor", "None unless x_scale is there and inputs are affine")
+    check.vector("x_scale", x_scale, x, torch.float32, list(x.shape[:-1]))
+    check.vector("x_zero_point", x_zero_point, x, torch.int32, list(x.shape[:-1]))
     if x.shape[-1] != s.k and not x_is_packed(s, x):
         raise ArgumentError("x", check.describe(x), f"last dimension {s.k} (in_features)")
     _packed(packed, s)

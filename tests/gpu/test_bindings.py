@@ -267,6 +267,23 @@ def test_layers_take_codes(checked_device: CudaOps) -> None:
     assert taken >= 15
 
 
+def test_layers_take_codes_with_a_scale_a_row(checked_device: CudaOps) -> None:
+    """Of layers with dynamic inputs: aligned codes and others, zero points where the inputs are affine."""
+    taken = 0
+    for x, here, spec, there, there_spec, residual, _, what in _layers(checked_device, 60, start=300):
+        if spec.input != "dynamic":
+            continue
+        taken += 1
+        q, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, spec.x_symmetric, spec.x_qmin, spec.x_qmax)
+        zero_point = None if spec.x_symmetric else zero_point
+        for codes in (q, torch.cat([q, q[:, :1]], 1)[:, : q.shape[1]]):
+            for zero in {id(z): z for z in (zero_point, None)}.values():
+                want = ops.qlinear(codes, here, residual, spec.to_ints(), None, scale, zero)
+                got = checked_device.qlinear(codes, there, residual, there_spec, None, scale, zero)
+                compare(got, want, what)
+    assert taken >= 15
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k"), [(24, 64), (33, 100), (1, 7), (130, 2), (5, 1)])
 def test_int4_codes_travel_two_to_a_byte(checked_device: CudaOps, bits: int, n: int, k: int) -> None:
@@ -414,6 +431,10 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("qlinear", "out_dtype", {"out_dtype": torch.int8}),
     ("qlinear", "out_dtype", {"out_dtype": torch.uint8}),
     ("qlinear", "x", {"x": torch.ones(2, 4, dtype=torch.uint8)}),
+    ("qlinear", "x", {"x_scale": torch.ones(2)}),
+    ("qlinear", "x_scale", {"x": torch.ones(2, 8, dtype=torch.int8), "x_scale": torch.ones(3)}),
+    ("qlinear", "x_zero_point", {"x": torch.ones(2, 8, dtype=torch.int8), "x_scale": torch.ones(2),
+                                 "x_zero_point": torch.zeros(2, dtype=torch.int32)}),
     ("float_linear", "w", {"w": torch.ones(4, 9)}),
     ("weight_only_linear", "w_bits", {"w_bits": 3}),
 )  # fmt: skip

@@ -140,6 +140,16 @@ def test_uint8_codes_and_codes_of_images_with_scales_of_their_own() -> None:
     assert torch.equal(layer(one)[0], layer(given)[0])
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_dynamic_convolutions_lay_their_weights_out_once(symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = QConv2d.from_float(conv(4, 3, 5, kernel_size=3, padding=2), W8A8Dynamic(symmetric_inputs=symmetric))
+    x = torch.randn(2, 3, 7, 6)
+    want, laid = layer.reference(x), []
+    monkeypatch.setattr(QConv2d, "_canonical", lambda self: laid.append(self))
+    assert same(layer(x), want)
+    assert not laid
+
+
 @pytest.mark.parametrize("scheme", [AFFINE, W8A8Dynamic(symmetric_inputs=False)], ids=str)
 def test_memory_formats_and_batches_give_equal_bits(scheme: QScheme) -> None:
     layer = QConv2d.from_float(conv(5, 4, 6, kernel_size=3, stride=2, padding=1), scheme, **calibration(scheme))

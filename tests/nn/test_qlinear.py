@@ -144,6 +144,22 @@ def test_dynamic_layers_take_per_token_codes(scheme: pyquant.QScheme) -> None:
     accept.t1(q(codes), q.reference(codes))
 
 
+def test_codes_of_rows_meet_the_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are laid out once, when a layer is made, not at each call with codes."""
+    affine, plain = layer(W8A8Dynamic(symmetric_inputs=False), 32, 24), layer(W4A8Dynamic(group_size=None), 32, 24)
+    x = torch.randn(6, 32)
+    want = affine(x), plain(x)
+    made = pyquant.ops.quantize_dynamic(x, "per_token", 0, False, -128, 127)
+    symmetric = pyquant.ops.quantize_dynamic(x)
+    anew = plain(QTensor(*made)), affine(QTensor(made[0], made[1][:1]))  # a zero point too many; one scale for all
+    laid = []
+    monkeypatch.setattr(QLinear, "_canonical", lambda self: laid.append(self))
+    accept.t1(affine(QTensor(*made)), want[0])
+    accept.t1(plain(QTensor(symmetric[0], symmetric[1])), want[1])
+    assert not laid
+    assert all(y.isfinite().all() for y in anew)
+
+
 def test_unsigned_codes_are_the_signed_ones_of_the_same_numbers() -> None:
     static = layer(W8A8(symmetric_inputs=False), 32, 24)
     x = torch.randn(4, 32)

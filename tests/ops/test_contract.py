@@ -23,6 +23,15 @@ def spec(n: int, k: int, **kwargs: Any) -> list[int]:
     return list(ops.LinearSpec(n, k, layout=CPU_LAYOUT, **kwargs).to_ints())
 
 
+def coded(x: torch.Tensor, dtype: torch.dtype = torch.int8, **changed: Any) -> torch.Tensor:
+    """qlinear of codes [4, 8] with one scale a row; operands and words of the spec may be others."""
+    operands = {name: changed.pop(name) for name in ("x_scale", "x_zero_point") if name in changed}
+    words = spec(4, 8, **({"x_qmin": -128} if changed.get("x_symmetric") is False else {}), **changed)
+    w, ones = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
+    packed = ops.pack_linear(w, ones, words, x_scale=ones[:1] if changed.get("input") == "static" else None)
+    return ops.qlinear(x.to(dtype), packed, None, words, **({"x_scale": ones} | operands))
+
+
 def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
     """One legal call of every op, positional."""
     draw = problems.Draw(problems.BASE_SEED, "samples", m, n, k)
@@ -87,13 +96,15 @@ def test_every_op_has_a_rule_a_sample_and_a_wrapper() -> None:
 
 
 def test_schemas_are_pinned() -> None:
-    """A changed string breaks saved programs: change it only together with a new op name."""
+    """A changed string breaks saved programs: change it only together with a new op name, or by further arguments at
+    the end that have defaults."""
     pinned = {
         "quantize": "(Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
         "int qmin=-127, int qmax=127) -> Tensor",
         "quantize_dynamic": "(Tensor x, str granularity='per_token', int group_size=0, bool symmetric=True, "
         "int qmin=-127, int qmax=127) -> (Tensor, Tensor, Tensor)",
-        "qlinear": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, ScalarType? out_dtype=None) -> Tensor",
+        "qlinear": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, ScalarType? out_dtype=None, "
+        "Tensor? x_scale=None, Tensor? x_zero_point=None) -> Tensor",
         "unpack_int4": "(Tensor packed, int k) -> Tensor",
     }
     for name, text in pinned.items():
@@ -312,6 +323,18 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         (lambda x: ops.pack_int4((x * 0 + 9).to(torch.int8)), "q"),
         (lambda x: ops.qlinear(x, torch.zeros(10, dtype=torch.uint8), spec=[1, 2, 3]), "spec"),
         (lambda x: ops.qlinear(x, torch.zeros(10, dtype=torch.uint8), spec=spec(4, 8)), "packed"),
+        (lambda x: coded(x, dtype=torch.uint8), "x"),
+        (lambda x: coded(x, dtype=torch.float32), "x"),
+        (lambda x: coded(x, x_scale=None), "x"),
+        (lambda x: coded(x, x_scale=torch.ones(5)), "x_scale"),
+        (lambda x: coded(x, x_scale=torch.ones(4, 1)), "x_scale"),
+        (lambda x: coded(x, x_scale=torch.ones(4).double()), "x_scale"),
+        (lambda x: coded(x, x_zero_point=torch.zeros(4, dtype=torch.int32)), "x_zero_point"),
+        (lambda x: coded(x, x_zero_point=torch.zeros(4), x_symmetric=False), "x_zero_point"),
+        (lambda x: coded(x, x_zero_point=torch.zeros(1, dtype=torch.int32), x_symmetric=False), "x_zero_point"),
+        (lambda x: ops.qlinear(x, ops.pack_linear(torch.ones(4, 8).to(torch.int8), torch.ones(4), spec(4, 8)), None,
+                               spec(4, 8), None, None, torch.zeros(4, dtype=torch.int32)), "x_zero_point"),
+        (lambda x: coded(x, input="static"), "x_scale"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, has_bias=True)), "bias"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, input="static")), "x_scale"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4) - 1, spec(4, 8)), "w_scale"),

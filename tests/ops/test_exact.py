@@ -9,6 +9,7 @@ import torch
 
 from pyquant import numerics, ops
 from pyquant.errors import ArgumentError
+from pyquant.ops import fallback
 
 COUNT = 5000
 STEP = 250
@@ -148,6 +149,52 @@ def test_layers_take_codes_of_their_own_input(dtype: torch.dtype) -> None:
                   numerics.qlinear_reference(q, codes, w_scale, **(reference | {"residual": None})).float(),
                   what=what, waiver="activations may be constant")  # fmt: skip
     assert taken >= 30
+
+
+def test_layers_with_dynamic_inputs_take_codes_with_a_scale_a_row() -> None:
+    """The codes that the layer would make itself give what it gives; any others what the specification says."""
+    taken = 0
+    for index in range(200):
+        x, operands, spec, codes, reference = random_layer(index)
+        if spec.input != "dynamic":
+            continue
+        taken += 1
+        draw = problems.Draw(problems.BASE_SEED, "codes of rows", index)
+        w_scale = operands.pop("w_scale")
+        packed = ops.pack_linear(
+            ops.pack_int4(codes) if spec.w_bits == 4 else codes, w_scale, spec.to_ints(), **operands
+        )
+        residual, what = reference["residual"], f"random_layer({index}): x {list(x.shape)}, {spec}"
+        own = ops.quantize_dynamic(x, "per_token", 0, spec.x_symmetric, spec.x_qmin, spec.x_qmax)
+        own_zero = None if spec.x_symmetric else own[2]
+        out_dtype = None if spec.codes_out else x.dtype
+        got = ops.qlinear(own[0], packed, residual, spec.to_ints(), out_dtype, own[1], own_zero)
+        assert torch.equal(got, ops.qlinear(x, packed, residual, spec.to_ints())), what
+        m = x.shape[0]
+        given = draw.codes(spec.x_qmin, spec.x_qmax, m, spec.k).to(torch.int8)
+        scale = problems.scales(draw, m)
+        zero = None if spec.x_symmetric else draw.codes(spec.x_qmin, spec.x_qmax, m)
+        wide = torch.stack([scale, scale * 2], 1)[:, 0]  # strided
+        got = ops.qlinear(given, packed, residual, spec.to_ints(), None, wide, zero)
+        reference |= {"x_scale": scale, "x_zero_point": zero, "x_per_token": True}
+        want = numerics.qlinear_reference(given, codes, w_scale, **reference)
+        assert torch.equal(got, want), what
+        assert torch.equal(fallback.qlinear(given, *on_fallback(codes, w_scale, spec, operands), scale, zero), want
+                           if residual is None else numerics.qlinear_reference(
+                               given, codes, w_scale, **(reference | {"residual": None}))), what  # fmt: skip
+        if m:
+            one = ops.qlinear(given[0], packed, None if residual is None else residual[0], spec.to_ints(), None,
+                              scale[0], None if zero is None else zero[0])  # fmt: skip
+            assert torch.equal(one, want[0]), what
+    assert taken >= 60
+
+
+def on_fallback(codes: torch.Tensor, w_scale: torch.Tensor, spec: ops.LinearSpec, operands: dict) -> tuple:
+    """(packed, residual, spec, out_dtype) of the same layer for the Python implementation."""
+    words = ops.LinearSpec(**(vars(spec) | {"layout": "rows"})).to_ints()
+    w = numerics.pack_int4(codes) if spec.w_bits == 4 else codes
+    names = ("bias", "x_scale", "x_zero_point", "out_scale", "out_zero_point")
+    return fallback.pack_linear(w, w_scale, *(operands[name] for name in names), words), None, words, None
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
