@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +34,13 @@ PAIRS: dict[str, dict[str, Any]] = {
     "f16s4 group": {"x": "f16", "w": "s4", "group_size": 128},
     "bf16s4 group": {"x": "bf16", "w": "s4", "group_size": 128},
 }
+# N and K of the walks over M and K.
 WIDTHS = (256, 1024, 4096, 8192, 11008, 28672)
 DEPTHS = (256, 1024, 4096, 8192)
+# N and K of more walks over M: of real layers, then drawn, every magnitude alike.
+LAYER_WIDTHS = (768, 1536, 3072, 5120, 6144, 10240, 14336, 57344)
+LAYER_DEPTHS = (768, 1536, 3072, 5120, 14336, 28672)
+DRAWN = 32
 MS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 65, 96, 128, 129, 256, 512, 1024, 4096, 16384)
 SHAPES = ((4096, 4096), (28672, 8192), (1024, 4096), (256, 256))  # N, K of the pinned choices
 STEP = 1.3  # the largest accepted ratio between neighbours
@@ -106,6 +113,12 @@ def asked(native: Any, sm: int, pair: str) -> dict[str, Any]:
     return problem
 
 
+def drawn(count: int, seed: int) -> list[tuple[int, int]]:
+    """N, a multiple of 16 from 128 to 32768, and K, of 128 from 256 to 32768."""
+    coin = random.Random(seed)
+    return [(16 * round(2 ** (3 + 8 * coin.random())), 128 * round(2 ** (1 + 7 * coin.random()))) for _ in range(count)]
+
+
 def _walks() -> Iterator[tuple[dict[str, int], str, list[int]]]:
     for n in WIDTHS:
         for k in DEPTHS:
@@ -113,6 +126,8 @@ def _walks() -> Iterator[tuple[dict[str, int], str, list[int]]]:
         for m in (1, 16, 64, 128, 512):
             # K in steps that every layout takes, groups of 128 among them, and that are small beside K itself.
             yield {"m": m, "n": n, "k": 512}, "k", list(range(512, 8193, 128))
+    for n, k in (*itertools.product(LAYER_WIDTHS, LAYER_DEPTHS), *drawn(DRAWN, 1)):
+        yield {"m": 1, "n": n, "k": k}, "m", list(range(1, 131))
 
 
 def _short(choice: tuple[str, float]) -> str:

@@ -111,7 +111,9 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const bool has_clusters = row.facts().sm_min >= 90;  // which add their sums without a way through memory
   const bool is_ordered = p.group_size > 0 && !is_float(p.x);
   const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
-  const int64_t split = is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count, has_clusters);
+  const int32_t sums_units = decode_sums_units(is_float(p.x), bits_of(p.w));
+  const int64_t split =
+      is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count, has_clusters, sums_units);
   const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);
   // The busiest multiprocessor has `rounds` blocks, as many at a time as shared memory and registers hold.
   const double rounds = std::ceil(blocks / sms), active = blocks / rounds;

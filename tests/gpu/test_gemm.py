@@ -73,7 +73,7 @@ def _shape(draw: Draw, row: dict[str, Any]) -> tuple[int, int, int]:
     n = draw.choice((1, 3, 8, 24, 77, tile_n - 1, tile_n, tile_n + 9, draw.integer(1, 2 * tile_n)))
     k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
     if row["schedule"] == "splitk":  # one share or many
-        k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(2 * tile_k, 12 * tile_k)))
+        k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(18 * 128, 30 * 128)))
     k = _multiple_up(k, row["k_multiple"])
     if row["x_align"] == 1:
         k = draw.choice((0, k))

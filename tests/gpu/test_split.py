@@ -18,8 +18,9 @@ NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed wi
 ROWS = {r["name"]: r for r in NATIVE.kernel_table() if r["compiled"] and r["schedule"].endswith(("streamk", "splitk"))}
 INTEGER = [name for name, row in ROWS.items() if "s32" in row["out"]]
 FLOAT = [name for name, row in ROWS.items() if row["x"][0] in ("f16", "bf16")]
-# A block takes 8 steps of K at least: 17 steps are two blocks a tile, 33 are four, and three tiles of 20 share seven.
-DEPTHS = ((1, 17), (3, 20), (1, 33))
+# A block of stream-K takes 8 steps of K at least: 18 steps are two blocks a tile, 33 are four, and three tiles of 20
+# share seven. Shares of `splitk` are as many as pay, which wants steps of 128 codes.
+DEPTHS = ((1, 18), (3, 20), (1, 33))
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -58,6 +59,8 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
 def _sizes(name: str, tiles: int, steps: int) -> tuple[int, int, int]:
     """Sizes off the tile on every side, of so many tiles and steps of K."""
     tile_m, tile_n, tile_k = ROWS[name]["tile"]
+    if ROWS[name]["schedule"] == "splitk":
+        tile_k = max(tile_k, 128)
     return tile_m - 3, tiles * tile_n - 5, steps * tile_k - max(16, ROWS[name]["k_multiple"])
 
 

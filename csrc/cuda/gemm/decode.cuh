@@ -137,7 +137,8 @@ struct GemmDecode {
     work.tiles = o.tiles_m * ((p.n + kTileN - 1) / kTileN);
     const bool ordered = group != 0 && std::is_same_v<typename Math::Acc, int32_t>;
     const int64_t units = (p.k + o.unit_codes - 1) / o.unit_codes;
-    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count, kCluster);
+    const int32_t sums = decode_sums_units(std::is_same_v<typename Math::Acc, float>, Math::kWBits);
+    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count, kCluster, sums);
     const int64_t stride = int64_t{work.split} * kDecodeWarps;  // units from one of a warp to its next
     o.steps = static_cast<int32_t>((units + stride - 1) / stride) * o.unit_steps;
     // Beyond K nothing is loaded: there it may be anything larger than K.
