@@ -15,7 +15,12 @@ from torch import Tensor
 from pyquant.numerics.pack import pack_int4
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
-ROWS = {r["name"]: r for r in NATIVE.kernel_table() if r["compiled"] and r["schedule"].endswith(("streamk", "splitk"))}
+SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
+ROWS = {
+    r["name"]: r
+    for r in NATIVE.kernel_table()
+    if r["compiled"] and r["schedule"].endswith(("streamk", "splitk")) and r["sm_min"] <= SM < r["sm_end"]
+}
 INTEGER = [name for name, row in ROWS.items() if "s32" in row["out"]]
 FLOAT = [name for name, row in ROWS.items() if row["x"][0] in ("f16", "bf16")]
 # A block of stream-K takes 8 steps of K at least: 18 steps are two blocks a tile, 33 are four, and three tiles of 20
@@ -31,7 +36,10 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
         "m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": pitch, "x": ROWS[name]["x"][-1], "w": ROWS[name]["w"][0],
         "out": "s32" if out == torch.int32 else "f32",
     }  # fmt: skip
-    weights = w
+    codes, weights = x, w
+    if problem["x"] == "s4" and ROWS[name]["x_packing"] == "nibbles":
+        codes = pack_int4(x)
+        problem["x_packed"] = True
     if "blocked128" in ROWS[name]["w_layouts"]:
         weights, order = pack_blocked128(w)
         problem |= order
@@ -39,7 +47,7 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
         weights = pack_int4(torch.nn.functional.pad(w, (0, -k % 32)))
         problem["ldw"] = k + -k % 32
     operands = {
-        "x": device.put(x),
+        "x": device.put(codes),
         "w": device.put(weights),
         "out": device.put(torch.full((m * pitch * 4,), SENTINEL, dtype=torch.uint8)),
     }
@@ -64,15 +72,23 @@ def _sizes(name: str, tiles: int, steps: int) -> tuple[int, int, int]:
     return tile_m - 3, tiles * tile_n - 5, steps * tile_k - max(16, ROWS[name]["k_multiple"])
 
 
+def _activations(name: str) -> tuple[int, int, torch.dtype]:
+    """Lowest and highest code and type of a row's activations; s4, one to a byte, are s8 codes to the kernel."""
+    if ROWS[name]["x_packing"] == "nibbles":
+        return -8, 7, torch.int8
+    return (0, 255, torch.uint8) if ROWS[name]["x"] == ["u8"] else (-128, 127, torch.int8)
+
+
 @pytest.mark.parametrize("name", INTEGER)
 def test_divided_sums_are_exact(native: Any, device: Memory, name: str) -> None:
     for tiles, steps in DEPTHS:
         m, n, k = _sizes(name, tiles, steps)
         draw = Draw(BASE_SEED, "split", name, steps)
         low, high = (-8, 7) if "s4" in ROWS[name]["w"] else (-128, 127)
-        x, w = draw.codes(-128, 127, m, k).to(torch.int8), draw.codes(low, high, n, k).to(torch.int8)
-        got = _launch(native, device, name, x, w, torch.int32, zero_point=-77)
-        want = (x.double() + 77) @ w.double().T  # below 2^53: exact
+        x_low, x_high, x_type = _activations(name)
+        x, w = draw.codes(x_low, x_high, m, k).to(x_type), draw.codes(low, high, n, k).to(torch.int8)
+        got = _launch(native, device, name, x, w, torch.int32, zero_point=x_low // 2)
+        want = (x.double() - x_low // 2) @ w.double().T  # below 2^53: exact
         assert torch.equal(got.double(), want), f"{name} {m}x{n}x{k}"
         device.free()
 
@@ -83,13 +99,16 @@ def test_divided_sums_are_exact(native: Any, device: Memory, name: str) -> None:
 def test_divided_sums_reach_the_ends_of_int32(
     native: Any, plain_device: Memory, name: str, k: int, zero_point: int
 ) -> None:
-    x = torch.full((2, k), -128, dtype=torch.int8)
+    at, _, x_type = _activations(name)
+    if x_type == torch.uint8:
+        at, k, zero_point = 255, 65792, 0
+    x = torch.full((2, k), at, dtype=x_type)
     low, high = (-8, 7) if "s4" in ROWS[name]["w"] else (-128, 127)
     w = torch.full((3, k), low, dtype=torch.int8)
     w[1] = high
     more = {"zero_point": zero_point} if zero_point else {}
     got = _launch(native, plain_device, name, x, w, torch.int32, **more)
-    want = (-128 - zero_point) * k * torch.tensor([low, high, low])
+    want = (at - zero_point) * k * torch.tensor([low, high, low])
     assert want.abs().max() * ROWS[name]["acc_scale"] >= 2**31 - 2**18
     assert torch.equal(got.long(), want.expand(2, 3))
 

@@ -36,26 +36,33 @@ class SplitEpilogue80 : public Epilogue {
   template <class ProblemShape>
   CUTLASS_DEVICE void operator()(const Accumulators& share, cutlass::gemm::GemmCoord tile, ProblemShape shape,
                                  int thread) {
-    if (gridDim.z == 1) return Epilogue::operator()(share, tile, shape, thread);
+    // One call of the epilogue for both cases: two would be inlined twice and cost registers.
+    Accumulators total = share;
+    if (gridDim.z > 1 && !add_shares(total, tile, shape, thread)) return;
+    Epilogue::operator()(total, tile, shape, thread);
+  }
+
+ private:
+  // A share becomes the sum; false: another block's task.
+  template <class ProblemShape>
+  CUTLASS_DEVICE bool add_shares(Accumulators& total, cutlass::gemm::GemmCoord tile, ProblemShape shape, int thread) {
     const int32_t tiles_m = (cute::get<0>(shape) + Epilogue::Shape::kM - 1) / Epilogue::Shape::kM;
     const int32_t tiles_n = (cute::get<1>(shape) + Epilogue::Shape::kN - 1) / Epilogue::Shape::kN;
     const int64_t index = int64_t{tile.n()} * tiles_m + tile.m();
     int32_t* sums =
         workspace_ + ticket_words80(int64_t{tiles_m} * tiles_n) + index * Accumulators::kElements * blockDim.x + thread;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Accumulators::kElements; ++i) atomicAdd(sums + i * blockDim.x, share[i]);
+    for (int i = 0; i < Accumulators::kElements; ++i) atomicAdd(sums + i * blockDim.x, total[i]);
     __threadfence();  // this thread's sums before the block's ticket
     __syncthreads();
     const bool last = thread == 0 && atomicAdd(workspace_ + index, 1) + 1 == static_cast<int32_t>(gridDim.z);
-    if (!__syncthreads_or(last)) return;
+    if (!__syncthreads_or(last)) return false;
     __threadfence();  // the others' tickets before their sums
-    Accumulators total;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Accumulators::kElements; ++i) total[i] = __ldcg(sums + i * blockDim.x);
-    Epilogue::operator()(total, tile, shape, thread);
+    return true;
   }
 
- private:
   int32_t* workspace_;
 };
 
