@@ -195,6 +195,12 @@ def linear(impl: Any, seed: int) -> None:
     got = impl.qlinear_reference(x, w, **layer)
     what = f"linear seed={seed} [{m}, {n}, {k}] static={static} affine={affine} group={group_size} {x.dtype}"
     (accept.t1 if want.is_floating_point() else accept.t0)(got, want, what=what, waiver="small")
+    if not static:  # the codes that the layer makes itself, given with what came with them
+        given = {**layer, **parts, "x_per_token": True, "out_dtype": out_dtype}
+        if call.get("out_scale") is not None:
+            given["out_dtype"] = None
+        codes = impl.qlinear_reference(q.to(torch.int8), w, **given)
+        (accept.t1 if want.is_floating_point() else accept.t0)(codes, want, what=f"codes, {what}", waiver="small")
     if not static and m > 0:
         layer["residual"] = None if call["residual"] is None else call["residual"][0]
         alone = impl.qlinear_reference(x[0], w, **layer)

@@ -54,20 +54,16 @@ def qlinear_reference(
     """
     if out_dtype is None:
         out_dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    if x_per_token:
-        x_q = x
-        if x.dim() == 1 and x_scale is not None:
-            x_q, x_scale = x.unsqueeze(0), x_scale.unsqueeze(0)
-            x_zero_point = None if x_zero_point is None else x_zero_point.unsqueeze(0)
-    elif x_scale is None:
+    x_q = x
+    if x_scale is None:
         x_q, x_scale, x_zero_point = quantize_dynamic(x, "per_token", 0, x_symmetric, x_qmin, x_qmax)
-        x_zero_point = None if x_symmetric else x_zero_point
+        x_zero_point, x_per_token = None if x_symmetric else x_zero_point, True
+    if x_per_token:
         if x.dim() == 1:  # one row: its scale is a token's, not a tensor's
             x_q, x_scale = x_q.unsqueeze(0), x_scale.unsqueeze(0)
     else:
         x_scale = x_scale.reshape(())
         x_zero_point = None if x_zero_point is None else x_zero_point.reshape(())
-        x_q = x
         if x.dtype.is_floating_point:
             x_q = quantize(x, x_scale, x_zero_point, "per_tensor", 0, x_qmin, x_qmax)
     y = gemm(

@@ -311,7 +311,7 @@ def test_the_page_runs() -> None:
     """Every Python block of docs/chains.md, one after the other."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "chains.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/chains.md", "exec"), names)

@@ -307,20 +307,20 @@ EDITS = {
          "one row takes a scalar for its scale"),
     ],
     layers: [
-        ("linear", "        x_q = x\n", "        x_q = x.view(torch.int8) if x.element_size() == 1 else x\n", "uint8 codes read as int8 ones"),
+        ("linear", "    x_q = x\n", "    x_q = x.view(torch.int8) if x.element_size() == 1 else x\n", "uint8 codes read as int8 ones"),
         ("linear", 'quantize_dynamic(x, "per_token", 0, x_symmetric', 'quantize_dynamic(x, "per_token", 0, True',
          "affine inputs quantised as symmetric"),
-        ("linear", "x_zero_point = None if x_symmetric else x_zero_point", "x_zero_point = None",
+        ("linear", "None if x_symmetric else x_zero_point, True", "None, True",
          "dynamic zero point not corrected"),
-        ("linear", "        if x.dim() == 1:  # one row: its scale is a token's, not a tensor's\n"
-         "            x_q, x_scale = x_q.unsqueeze(0), x_scale.unsqueeze(0)\n", "", "a vector is scaled as a tensor"),
+        ("linear", "x.dim() == 1:  # one row", "x.dim() == 0:  # one row", "a vector is scaled as a tensor"),
         ("linear", "x_scale = x_scale.reshape(())\n", "x_scale = x_scale.reshape(-1)\n",
          "static scale of one row taken per token"),
         ("linear", 'x_zero_point, "per_tensor", 0, x_qmin, x_qmax)', 'None, "per_tensor", 0, x_qmin, x_qmax)',
          "static zero point not used"),
-        ("linear", "x.dtype if x.dtype.is_floating_point else torch.float32\n    if x_scale", "torch.float32\n    if x_scale",
+        ("linear", "x.dtype if x.dtype.is_floating_point else torch.float32\n    x_q", "torch.float32\n    x_q",
          "result type not that of the input"),
         ("linear", "torch.int8 if out_scale is not None else out_dtype", "out_dtype", "codes stored as floats"),
+        ("linear", "    if x_per_token:\n", "    if x_per_token and x.is_floating_point():\n", "scales of rows taken for one"),
     ],
     float_layers: [
         ("linear", "codes = unpack_int4(w, x.shape[-1]) if w_bits == 4 else w", "codes = w if w_bits == 8 else unpack_int4("
