@@ -49,14 +49,19 @@ def _warp_steps(depth: int) -> Callable[[Row], int]:
     return count
 
 
-def _wgmma(types: str, depth: int, sources: str = "SS") -> Callable[[Row], str]:
+def _wgmma(types: str, depth: int) -> Callable[[Row], str]:
     """The wgmma of a row stands in its kernel's name: swapped rows have their tokens for columns."""
 
     def kernel(row: Row) -> str:
         columns = row["tile"][0 if row["schedule"].startswith("swapped") else 1]
-        return rf"GemmUniversal.*MMA_64x{columns}x{depth}_{types}_{sources}"
+        return rf"GemmUniversal.*MMA_64x{columns}x{depth}_{types}_SS"
 
     return kernel
+
+
+def _mixed_input(row: Row) -> str:
+    """CUTLASS's mixed-input kernel: a tile of 160 tokens is five products of 32."""
+    return rf"GemmUniversal.*MMA_64x{32 if row['tile'][0] == 160 else row['tile'][0]}x32_S32S8S8_RS"
 
 
 def _warpgroup_steps(depth: int) -> Callable[[Row], int]:
@@ -111,7 +116,7 @@ FAMILIES = {
     "sm90_bf16": Family(_wgmma("F32BF16BF16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32\.BF16", _warpgroup_steps(16), 2),
     # Weights from registers. Ours: a tile of K is 4 steps, which stand once for each set of registers and once for a
     # last odd tile; with group scales 2 steps for each set.
-    "sm90_s8s4": Family(_wgmma("S32S8S8", 32, "RS"), ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
+    "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     "sm90_s8s4_blocked": Family(
         lambda row: f"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}E",
         ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda row: 24 if row["tile"][0] == 160 else 12, 2,  # 160: twice 80
