@@ -5,6 +5,7 @@
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
+# make nightly  what is too slow for every change; its parts are targets of their own: NIGHTLY below lists them
 #
 # An active virtual environment is used as it is; otherwise one is made in .venv. TORCH names the torch to install when
 # none is there: the default is small because it is exact (an unpinned one can bring gigabytes of CUDA packages).
@@ -17,6 +18,10 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 
+# A part more: its name here and its recipe below.
+NIGHTLY := nightly-tests
+
+.PHONY: nightly $(NIGHTLY)
 .PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
 
 $(STAMPS)/venv:
@@ -144,8 +149,19 @@ gpu-peers:
 	  || echo "pyquant: $$peer could not be installed; the benchmark will say so"; done
 	@$(GPU_PY) -m pip --disable-pip-version-check -q install jinja2 tqdm tabulate cuda-bindings || true
 
+# Every part runs, whatever the others say.
+nightly:
+	@status=0; for part in $(NIGHTLY); do echo "pyquant: $$part"; $(MAKE) --no-print-directory $$part || status=1; done; exit $$status
+
+# The tests marked nightly.
+nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
+	cd tests && PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -m nightly . $(TESTFLAGS)
+
+# For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools
-	@PATH="$(VENV)/bin:$$PATH" $(PIP) wheel --no-build-isolation --no-deps -w dist .
+	@PATH="$(VENV)/bin:$$PATH" PYQUANT_CUDA_ARCHS=$${PYQUANT_CUDA_ARCHS:-all} \
+	    SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null)} \
+	    $(PIP) wheel --no-build-isolation --no-deps -w dist .
 
 clean:
-	rm -rf build dist .venv demo-out pyquant.egg-info pyquant/lib pyquant/_native*.so
+	rm -rf build dist .venv demo-out *.egg-info pyquant/lib pyquant/_native*.so

@@ -30,6 +30,13 @@ def pytest_runtest_makereport(item: pytest.Item):
         report.sections.append(("repeat with", line))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("PYQUANT_NIGHTLY", "") in ("", "0"):
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="nightly: runs with PYQUANT_NIGHTLY=1 (make nightly)"))
+
+
 class Executed:
     """Counts tests whose body ran: a run in which everything was skipped shows nothing."""
 

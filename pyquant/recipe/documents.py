@@ -61,7 +61,9 @@ def _yaml(where: str) -> Any:
         import yaml
     except ImportError:
         raise ArgumentError(
-            "recipe", f"{where}: YAML, and PyYAML is not installed", "pip install pyyaml (or pyquant[cli]); TOML; JSON"
+            "recipe",
+            f"{where}: YAML, and PyYAML is not installed",
+            "pip install pyyaml (or 'pyquant-gemm[cli]'); TOML; JSON",
         ) from None
     return yaml
 
