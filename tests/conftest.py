@@ -11,10 +11,8 @@ if os.environ.get("PYQUANT_CUDART_SIM") and (Path(__file__).parent / "simulator.
     import simulator  # noqa: F401  (first of all: it must load its libcudart before anything else loads one)
 
 import problems
-import torch
 
-# Small tensors: a second thread costs more than it saves. Tests of threading set their own number.
-torch.set_num_threads(1)
+# Threads stay as torch sets them up: what users run. tests/threads runs fresh processes with other numbers.
 
 
 def pytest_report_header() -> str:

@@ -28,14 +28,11 @@ bool streams(DType type, int64_t count, int64_t length, const void* y) {
          reinterpret_cast<uintptr_t>(y) % 64 == 0;
 }
 
-// part(begin, end) over [0, count) in tasks whose limits are multiples of align.
+// part(begin, end) over [0, count) in shares whose limits are multiples of align.
 template <class Part>
 void in_parts(int64_t count, int64_t elements, int64_t align, Part part) {
-  const int64_t units = (count + align - 1) / align;
-  const int64_t tasks = std::min(task_count(elements, kGrain), std::max<int64_t>(units, 1));
-  parallel_for(tasks, [&](int64_t first, int64_t last) {
-    const int64_t begin = units * first / tasks * align, end = std::min(units * last / tasks * align, count);
-    if (begin < end) part(begin, end);
+  Shares((count + align - 1) / align, elements, kGrain).run([&](Share share) {
+    part(share.begin * align, std::min(share.end * align, count));
   });
 }
 
@@ -68,16 +65,15 @@ void dynamic_tensor(const void* x, DType type, int64_t rows, int64_t cols, int64
   const Kernels& in_use = kernels();
   constexpr int64_t kPiece = 1 << 14;  // of a row, so that a single long row has work for everyone
   const int64_t per_row = std::max<int64_t>((cols + kPiece - 1) / kPiece, 1), pieces = rows * per_row;
-  const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(pieces, 1));
-  std::vector<RowStats> parts(static_cast<size_t>(tasks), RowStats{0.f, 0.f, 0.f});
-  parallel_for(tasks, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t p = pieces * t / tasks; p < pieces * (t + 1) / tasks; ++p) {
-        const int64_t from = p % per_row * kPiece;
-        const auto* at = static_cast<const unsigned char*>(x) + (p / per_row * ld + from) * bytes_of(type);
-        auto& part = parts[static_cast<size_t>(t)];
-        part = merged(part, in_use.stats(at, type, std::min(kPiece, cols - from), !symmetric));
-      }
+  const Shares shares(pieces, rows * cols, kGrain);
+  std::vector<RowStats> parts(static_cast<size_t>(shares.count()), RowStats{0.f, 0.f, 0.f});
+  shares.run([&](Share share) {
+    auto& part = parts[static_cast<size_t>(share.index)];
+    for (int64_t p = share.begin; p < share.end; ++p) {
+      const int64_t from = p % per_row * kPiece;
+      const auto* at = static_cast<const unsigned char*>(x) + (p / per_row * ld + from) * bytes_of(type);
+      part = merged(part, in_use.stats(at, type, std::min(kPiece, cols - from), !symmetric));
+    }
   });
   RowStats all{0.f, 0.f, 0.f};
   for (const RowStats& part : parts) all = merged(all, part);

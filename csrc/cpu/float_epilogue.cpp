@@ -18,8 +18,7 @@ void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, c
                     const float* out_scale, const int32_t* out_zero_point) {
   static constexpr float kOne = 1.f;
   const Kernels& in_use = kernels();
-  const int64_t tasks = std::min(task_count(m * n, kGrain), m);
-  parallel_for(tasks, [&](int64_t begin, int64_t end) {
+  Shares(m, m * n, kGrain).run([&](Share share) {
     Tile tile;
     tile.ldr = ldr;
     tile.x_scale = &kOne;
@@ -33,7 +32,7 @@ void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, c
     tile.out_zero_point = out_zero_point ? *out_zero_point : 0;
     tile.out_qmin = epilogue.out_qmin;
     tile.out_qmax = epilogue.out_qmax;
-    const int64_t first = m * begin / tasks, last = m * end / tasks;
+    const int64_t first = share.begin;
     for (int64_t c = 0; c < n; c += kBlockN) {
       alignas(64) float bias_block[kBlockN];
       tile.cols = std::min(kBlockN, n - c);
@@ -42,7 +41,7 @@ void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, c
       tile.out = static_cast<unsigned char*>(out) + (first * n + c) * (bits_of(out_type) / 8);
       if (residual)
         tile.residual = static_cast<const unsigned char*>(residual) + (first * ldr + c) * (bits_of(residual_type) / 8);
-      tile.rows = last - first;
+      tile.rows = share.end - first;
       tile.sum = acc + first * n + c;
       tile.ld_sum = n;
       in_use.epilogue(tile);

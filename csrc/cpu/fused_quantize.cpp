@@ -39,8 +39,7 @@ void normalise(float* v, int64_t n, bool subtract_mean, const float* weight, con
 
 template <class Row>
 void each_row(int64_t rows, int64_t cols, Row row) {
-  const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(rows, 1));
-  parallel_for(tasks, [&](int64_t begin, int64_t end) { row(rows * begin / tasks, rows * end / tasks); });
+  Shares(rows, rows * cols, kGrain).run([&](Share share) { row(share.begin, share.end); });
 }
 
 int64_t bytes_of(DType t) { return bits_of(t) / 8; }

@@ -43,20 +43,17 @@ void magnitude_histogram(const void* x, DType x_type, int64_t rows, int64_t cols
   const int64_t bytes = bits_of(x_type) / 8, total = rows * cols;
   const int32_t first_key = histogram_first_key(exponent);
   const Kernels& in_use = kernels();
-  const int64_t tasks = task_count(total, kGrain);
-  std::vector<int64_t> others(static_cast<size_t>((tasks - 1) * kTable));
-  parallel_for(tasks, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      int64_t* own = t == 0 ? counts : others.data() + (t - 1) * kTable;
-      const int64_t last = total * (t + 1) / tasks;
-      for (int64_t i = total * t / tasks; i < last;) {
-        const int64_t row = i / cols, col = i % cols, run = std::min(cols - col, last - i);
-        count_row(in_use, data + (row * ld + col) * bytes, x_type, run, first_key, own);
-        i += run;
-      }
+  const Shares shares(total, total, kGrain);
+  std::vector<int64_t> others(static_cast<size_t>((shares.count() - 1) * kTable));
+  shares.run([&](Share share) {
+    int64_t* own = share.index == 0 ? counts : others.data() + (share.index - 1) * kTable;
+    for (int64_t i = share.begin; i < share.end;) {
+      const int64_t row = i / cols, col = i % cols, run = std::min(cols - col, share.end - i);
+      count_row(in_use, data + (row * ld + col) * bytes, x_type, run, first_key, own);
+      i += run;
     }
   });
-  for (int64_t t = 1; t < tasks; ++t)
+  for (int64_t t = 1; t < shares.count(); ++t)
     for (int64_t i = 0; i < kTable; ++i) counts[i] += others[static_cast<size_t>((t - 1) * kTable + i)];
 }
 

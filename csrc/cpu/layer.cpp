@@ -304,10 +304,9 @@ void run(const Layer& layer) {
   const Kernels& in_use = kernels();
   const Grid grid = grid_of(layer);
   const int64_t blocks = block_count(layer.n);
-  parallel_for(grid.rows * grid.blocks, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      Worker(layer, in_use, part(layer.m, grid.rows, t / grid.blocks), part(blocks, grid.blocks, t % grid.blocks))
-          .run();
+  Shares::of_one_unit(grid.rows * grid.blocks).run([&](Share share) {
+    const int64_t row = share.index / grid.blocks, block = share.index % grid.blocks;
+    Worker(layer, in_use, part(layer.m, grid.rows, row), part(blocks, grid.blocks, block)).run();
   });
 }
 

@@ -65,15 +65,14 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
   auto* w_sum = reinterpret_cast<int32_t*>(base + s.w_sum);
   auto* bias = reinterpret_cast<float*>(base + s.bias);
   const Kernels& in_use = kernels();
-  parallel_for(task_count(spec.n * spec.k, kPackGrain), [&](int64_t begin, int64_t end) {
-    const int64_t tasks = task_count(spec.n * spec.k, kPackGrain);
+  Shares(s.blocks, spec.n * spec.k, kPackGrain).run([&](Share share) {
     const auto k = static_cast<size_t>(e.padded_k);
     auto& scratch = Scratch::of_this_thread();
     scratch.reset(Scratch::rounded(k * kBlockN) + 2 * Scratch::rounded(k));
     auto* wide = scratch.take<int8_t>(k * kBlockN);
     auto* row = scratch.take<int8_t>(k);
     auto* ones = scratch.take<uint8_t>(k);
-    for (int64_t b = s.blocks * begin / tasks; b < s.blocks * end / tasks; ++b) {
+    for (int64_t b = share.begin; b < share.end; ++b) {
       const int64_t first = b * kBlockN, channels = std::min(kBlockN, spec.n - first);
       unsigned char* codes = base + s.codes + static_cast<size_t>(b * s.block_bytes);
       pack_block_s8({w.codes, spec.w_bits, row_bytes(spec)}, e, first, channels, row, wide);

@@ -1,6 +1,4 @@
 // int4 codes two a byte, and sums of codes.
-#include <algorithm>
-
 #include "cpu/cpu.h"
 #include "cpu/threads.h"
 
@@ -13,9 +11,8 @@ int8_t nibble(int v) { return static_cast<int8_t>(((v & 15) ^ 8) - 8); }
 
 template <class Function>
 void each_row(int64_t rows, int64_t cols, Function function) {
-  const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(rows, 1));
-  parallel_for(tasks, [&](int64_t begin, int64_t end) {
-    for (int64_t r = rows * begin / tasks; r < rows * end / tasks; ++r) function(r);
+  Shares(rows, rows * cols, kGrain).run([&](Share share) {
+    for (int64_t r = share.begin; r < share.end; ++r) function(r);
   });
 }
 

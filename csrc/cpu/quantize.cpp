@@ -34,9 +34,8 @@ struct Runs {
 
   template <class Function>
   void each(Function function) const {
-    const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(count(), 1));
-    parallel_for(tasks, [&](int64_t begin, int64_t end) {
-      for (int64_t r = count() * begin / tasks; r < count() * end / tasks; ++r) function(r);
+    Shares(count(), rows * cols, kGrain).run([&](Share share) {
+      for (int64_t r = share.begin; r < share.end; ++r) function(r);
     });
   }
 };
@@ -84,12 +83,11 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
     });
     return;
   }
-  const int64_t tasks = std::min(task_count(rows * cols, kGrain), std::max<int64_t>(rows, 1));
-  std::vector<RowStats> parts(static_cast<size_t>(tasks), RowStats{0.f, 0.f, 0.f});
-  parallel_for(tasks, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t r = rows * t / tasks; r < rows * (t + 1) / tasks; ++r)
-        parts[static_cast<size_t>(t)] = merged(parts[static_cast<size_t>(t)], stats_of(r));
+  const Shares shares(rows, rows * cols, kGrain);
+  std::vector<RowStats> parts(static_cast<size_t>(shares.count()), RowStats{0.f, 0.f, 0.f});
+  shares.run([&](Share share) {
+    auto& part = parts[static_cast<size_t>(share.index)];
+    for (int64_t r = share.begin; r < share.end; ++r) part = merged(part, stats_of(r));
   });
   RowStats all{0.f, 0.f, 0.f};
   for (const RowStats& part : parts) all = merged(all, part);

@@ -1,5 +1,8 @@
 #include "cpu/threads.h"
 
+#include <algorithm>
+#include <stdexcept>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -9,6 +12,24 @@ namespace {
 
 ParallelFor pool = nullptr;
 int (*pool_size)() = nullptr;
+thread_local bool in_body = false;
+
+struct InBody {
+  bool before = in_body;
+  InBody() { in_body = true; }
+  ~InBody() { in_body = before; }
+};
+
+// What the pool calls: marks the thread for as long as the body runs.
+struct Marked {
+  Body body;
+  void* context;
+  static void run(void* self, int64_t begin, int64_t end) {
+    const auto& marked = *static_cast<Marked*>(self);
+    const InBody mark;
+    marked.body(marked.context, begin, end);
+  }
+};
 
 }  // namespace
 
@@ -17,21 +38,20 @@ void set_parallel_for(ParallelFor parallel_for, int (*thread_count)()) {
   pool_size = thread_count;
 }
 
-int thread_count() {
-  const int n = pool && pool_size ? pool_size() : 1;
-  return n > 0 ? n : 1;
+int64_t thread_count() {
+  if (in_body) throw std::logic_error("pyquant: a body of parallel work asked for the number of threads");
+  return std::max(pool && pool_size ? pool_size() : 1, 1);
 }
 
-void run_on_pool(int64_t tasks, Body body, void* context) {
-  if (pool)
-    pool(0, tasks, 1, body, context);
+Shares::Shares(int64_t units, int64_t work, int64_t grain)
+    : Shares(units, work / grain < 2 ? 1 : std::min({work / grain, thread_count(), units})) {}
+
+void Shares::run_on_pool(Body body, void* context) const {
+  Marked marked{body, context};
+  if (pool && count_ > 1)
+    pool(0, count_, 1, Marked::run, &marked);
   else
-    body(context, 0, tasks);
-}
-
-int64_t task_count(int64_t work, int64_t grain) {
-  const int64_t most = work / grain, threads = thread_count();
-  return most < 2 ? 1 : most < threads ? most : threads;
+    Marked::run(&marked, 0, count_);
 }
 
 void advise_huge_pages(void* memory, size_t bytes) {

@@ -9,28 +9,53 @@
 
 namespace pyquant::cpu {
 
-int thread_count();  // 1 without a pool
+// Threads that the pool would use now; 1 without a pool. Only for deciding how to cut work: inside a body the answer
+// would be another one (torch's pool says 1 there), so asking there throws std::logic_error.
+int64_t thread_count();
 
-// Runs body(begin, end) over [0, tasks) on the pool, or here when there is one task or no pool.
-template <class Function>
-void parallel_for(int64_t tasks, Function&& function);
+// All that a body learns of the cut: the units that are its own, and its number among the shares.
+struct Share {
+  int64_t index, begin, end;
+};
 
-void run_on_pool(int64_t tasks, Body body, void* context);
+// Units that stay whole (rows, blocks, runs), dealt out to the pool. The cut is made here, once, before anything runs.
+class Shares {
+ public:
+  // At most one share a thread, none of them empty; one share when `work` (`grain` of it is worth a thread) is small.
+  Shares(int64_t units, int64_t work, int64_t grain);
+  // A share for each unit: for callers that have cut the work themselves.
+  static Shares of_one_unit(int64_t units) { return Shares(units, units); }
 
-template <class Function>
-void parallel_for(int64_t tasks, Function&& function) {
-  if (tasks <= 0) return;
-  if (tasks == 1) {
-    function(int64_t{0}, int64_t{1});
-    return;
+  int64_t count() const { return count_; }  // at least 1, so that a table for each share can be made before
+
+  // body(Share) once for every share, at the same time where there is a pool; not at all without units.
+  template <class Function>
+  void run(Function&& body) const {
+    if (units_ <= 0) return;
+    struct Call {
+      const Shares& shares;
+      Function& body;
+    } call{*this, body};
+    run_on_pool(
+        [](void* context, int64_t begin, int64_t end) {
+          const Call& at = *static_cast<Call*>(context);
+          for (int64_t i = begin; i < end; ++i) at.body(at.shares.share(i));
+        },
+        &call);
   }
-  run_on_pool(
-      tasks, [](void* context, int64_t begin, int64_t end) { (*static_cast<Function*>(context))(begin, end); },
-      &function);
-}
 
-// Tasks into which `work` (in units of which `grain` are worth a task) is cut: 1 below two grains.
-int64_t task_count(int64_t work, int64_t grain);
+ private:
+  Shares(int64_t units, int64_t count) : units_(units), count_(count > 1 ? count : 1) {}
+  // The first units_ % count_ shares have one unit more: no product of sizes that could overflow.
+  Share share(int64_t i) const {
+    const int64_t each = units_ / count_, more = units_ % count_;
+    const int64_t begin = i * each + (i < more ? i : more);
+    return {i, begin, begin + each + (i < more ? 1 : 0)};
+  }
+  void run_on_pool(Body body, void* context) const;
+
+  int64_t units_, count_;
+};
 
 // Asks for 2 MiB pages behind a large buffer that has not been written yet: streaming weights from memory gains about a
 // third, as the prefetcher stops at every page. Only a hint.

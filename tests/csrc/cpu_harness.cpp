@@ -11,18 +11,22 @@ using namespace pyquant;
 namespace {
 
 int threads = 1;
+thread_local bool in_worker = false;
 
-// As many real threads as asked for, each with one contiguous part: what a pool does.
+// As many real threads as asked for, each with one contiguous part: what a pool does. Like torch's, it answers 1 to a
+// worker that asks how many threads there are.
 void spawn(int64_t begin, int64_t end, int64_t, cpu::Body body, void* context) {
   const int64_t parts = end - begin < threads ? end - begin : threads;
   std::vector<std::thread> pool;
   for (int64_t p = 0; p < parts; ++p)
-    pool.emplace_back(
-        [=] { body(context, begin + (end - begin) * p / parts, begin + (end - begin) * (p + 1) / parts); });
+    pool.emplace_back([=] {
+      in_worker = true;
+      body(context, begin + (end - begin) * p / parts, begin + (end - begin) * (p + 1) / parts);
+    });
   for (auto& t : pool) t.join();
 }
 
-int count() { return threads; }
+int count() { return in_worker ? 1 : threads; }
 
 // The fields of a LinearSpec in the order in which cpu_engine.py hands them over.
 enum SpecField {
