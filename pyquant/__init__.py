@@ -75,6 +75,7 @@ from pyquant.qat.recipe import QATRecipe, QATRecipeModification, QATRecipeModifi
 from pyquant.recipe import Recipe, RecipeNotice
 from pyquant.results.latency import LatencyTable
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
+from pyquant.simulate.torch_operators import torch_fake_quantize
 
 __version__ = "0.1.0"
 
@@ -164,6 +165,7 @@ __all__ = [
     "set_checks",
     "set_strict",
     "smooth_",
+    "torch_fake_quantize",
 ]  # fmt: skip
 
 

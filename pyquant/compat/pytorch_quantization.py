@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from pyquant.calibrate import HistogramCollector, MaxCalibrator, Range, compute_range, new_statistics
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.qat.learned import LearnedFakeQuantize
+from pyquant.simulate import torch_operators
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 HistogramCalibrator = HistogramCollector
@@ -31,7 +33,7 @@ class QuantDescriptor:
     num_bits      4 or 8.
     axis          None: one scale. 0: one for each output channel of a weight.
     calib_method  'max', 'histogram' (the method that calibrate_model names), 'percentile', 'entropy', 'mse'.
-    learn_amax    kept for prepare_qat_.
+    learn_amax    training learns the range: prepare_qat_ in layers, a TensorQuantizer by itself.
     unsigned      True is refused: signed codes with a zero point (symmetric=False) do that here.
     narrow_range  codes [-127, 127]; False: [-128, 127].
     amax          a known range [-amax, amax], for TensorQuantizer.
@@ -72,22 +74,36 @@ class QuantDescriptor:
         return scheme, is_open
 
 
-class TensorQuantizer(nn.Module):
+class _Switches(type):
+    """The class attribute that other people's code sets; it is pyquant.torch_fake_quantize's switch."""
+
+    @property
+    def use_fb_fake_quant(cls) -> bool:
+        return torch_operators.are_chosen()
+
+    @use_fb_fake_quant.setter
+    def use_fb_fake_quant(cls, wanted: bool) -> None:
+        torch_operators.choose(wanted)
+
+    @use_fb_fake_quant.deleter
+    def use_fb_fake_quant(cls) -> None:
+        torch_operators.choose(False)
+
+
+class TensorQuantizer(nn.Module, metaclass=_Switches):
     """Fake quantisation of one tensor with pytorch_quantization's switches.
 
     quant_desc          QuantDescriptor.
     disabled            pass tensors through. if_calib   collect instead of quantising.
-    use_fb_fake_quant   class switch of the original: forward then uses torch's own fake-quantise operators, which
-                        exporters to ONNX know. The numbers may differ by one code where x / scale is near a half, as
-                        torch divides where pyquant multiplies by the reciprocal.
+    use_fb_fake_quant   class switch of the original: every fake quantiser of the process, those of SelectiveQuantizer
+                        and prepare_qat_ too, then uses torch's own operators, which exporters to ONNX know, with the
+                        differences that pyquant.torch_fake_quantize names.
 
     Example:
         >>> quantizer = TensorQuantizer(QuantDescriptor(amax=127.0))
         >>> quantizer(torch.tensor([1.4, 300.0])).tolist()
         [1.0, 127.0]
     """
-
-    use_fb_fake_quant: ClassVar[bool] = False
 
     def __init__(
         self, quant_desc: QuantDescriptor | None = None, disabled: bool = False, if_calib: bool = False
@@ -97,7 +113,8 @@ class TensorQuantizer(nn.Module):
         scheme, _ = self.quant_desc.tensor_scheme()
         if scheme.granularity == "per_channel":
             raise ArgumentError("quant_desc", "axis=0", "axis=None here; weights belong to their layers")
-        self.fake_quantize = FakeQuantize(scheme)
+        fake = FakeQuantize(scheme)
+        self.fake_quantize = LearnedFakeQuantize.of(fake) if self.quant_desc.learn_amax else fake
         self.statistics = new_statistics(scheme)
         self._disabled, self._if_calib = disabled, if_calib
         if self.quant_desc.amax is not None:
@@ -143,11 +160,8 @@ class TensorQuantizer(nn.Module):
         if self._if_calib:
             self.statistics.observe(x.detach())
             return x
-        if TensorQuantizer.use_fb_fake_quant:
-            self.fake_quantize.check_calibrated()
-            scale, (qmin, qmax) = self.fake_quantize.scale, self.fake_quantize.scheme.code_range
-            zero_point = torch.zeros(1, dtype=torch.int32, device=x.device)
-            return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, qmin, qmax)
+        if torch_operators.are_chosen():  # right here, as a trace of the original has it
+            return torch_operators.fake_quantize(self.fake_quantize, x)
         y: Tensor = self.fake_quantize(x)
         return y
 

@@ -1,4 +1,4 @@
-"""The scheme of one place, and which of its calibrators wait for the method that the calibration call names."""
+"""The scheme of one place; which calibrators wait for the calibration call, which ranges training learns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}
 
 @dataclass(frozen=True)
 class LayerScheme:
-    """scheme: QScheme whose open calibrators read 'percentile'. open: 'weight', 'input', 'output' of those."""
+    """scheme: QScheme whose open calibrators read 'percentile'. open: 'weight', 'input', 'output' of those.
+
+    learns: those tensors whose ranges prepare_qat_ makes parameters, where they can be.
+    """
 
     scheme: QScheme
     open: frozenset[str] = frozenset()
+    learns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,12 @@ class Defaults:
     calibrator_weights: str
     calibrator_inputs: str
     per_channel: bool
+    learn_amax: bool = False
+
+    @property
+    def learns(self) -> frozenset[str]:
+        """The tensors of a layer that learn their ranges: all or none."""
+        return frozenset(FIELDS) if self.learn_amax else frozenset()
 
     def apply(
         self, scheme: QScheme, calibrator_weights: str | None = None, calibrator_inputs: str | None = None
@@ -53,18 +63,19 @@ class Defaults:
             scheme = replace(scheme, **changed)
         if not self.per_channel and scheme.weights.granularity == "per_channel":
             scheme = replace(scheme, weights=replace(scheme.weights, granularity="per_tensor"))
-        return LayerScheme(scheme, frozenset(still_open))
+        return LayerScheme(scheme, frozenset(still_open), self.learns)
 
 
 def with_descriptors(base: LayerScheme, inputs: Any, weights: Any) -> LayerScheme:
     """A place's scheme with the tensors of two descriptors: TensorScheme, QuantDescriptor, or None for unchanged."""
     changed: dict[str, Any] = {}
-    still_open = set(base.open)
+    still_open, learns = set(base.open), set(base.learns)
     for tensor, given in (("input", inputs), ("weight", weights)):
         if given is not None:
             changed[FIELDS[tensor]], is_open = _tensor_scheme(f"{tensor}_quant_descriptor", given)
             still_open = still_open - {tensor} | ({tensor} if is_open else set())
-    return LayerScheme(replace(base.scheme, **changed), frozenset(still_open))
+            learns |= {tensor} if getattr(given, "learn_amax", False) else set()
+    return LayerScheme(replace(base.scheme, **changed), frozenset(still_open), frozenset(learns))
 
 
 def check_calibrator(argument: str, value: object) -> None:

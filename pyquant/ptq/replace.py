@@ -265,5 +265,5 @@ def _simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
         return module  # a marker computes nothing
     new = simulate(module, layer.scheme)
     for tensor, fake in new.fake_quantizers().items():  # type: ignore[operator]
-        fake.method_is_open = tensor in layer.open
+        fake.method_is_open, fake.learn_amax = tensor in layer.open, tensor in layer.learns
     return new

@@ -44,10 +44,13 @@ def quantizer_of(recipe: RecipeLike, verbose: bool | None = None) -> SelectiveQu
         calibration.verbose if verbose is None else verbose, scheme=W8A8(),
     )  # fmt: skip
     default = recipe.default_scheme()
-    quantizer.default = None if default is None else LayerScheme(default)
+    learns = quantizer.defaults.learns
+    quantizer.default = None if default is None else LayerScheme(default, learns=learns)
     quantizer.rules = {
-        key: Rule.of(key, None if scheme is None else LayerScheme(scheme)) for key, scheme in recipe.rules().items()
+        key: Rule.of(key, None if scheme is None else LayerScheme(scheme, learns=learns))
+        for key, scheme in recipe.rules().items()
     }
+    quantizer.ptq_only = recipe.ptq_only
     if recipe.residuals == "float":
         quantizer.skip_residuals = True
     return quantizer
@@ -57,7 +60,8 @@ def prepare_(model: nn.Module, recipe: RecipeLike) -> nn.Module:
     """Put simulated quantisation into a model as a recipe says, in place.
 
     recipe  Recipe, path of a .yaml, .toml or .json file, or plain data.
-    ->      the model; next calibrate_recipe_ or training, then convert_.
+    ->      the model; next calibrate_recipe_, then prepare_qat_ and training (which learns the ranges where the recipe
+            says learn_amax, and which ptq_only refuses), or convert_.
     Transactional. Raises ArgumentError naming keys that do nothing.
 
     Example:

@@ -18,6 +18,7 @@ from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
 from pyquant.ptq.mapping import QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Outcome, Replacement
 from pyquant.ptq.rules import Rule
+from pyquant.simulate.layer import SimulatedLayer
 
 if TYPE_CHECKING:
     from pyquant.recipe import Recipe
@@ -36,7 +37,7 @@ class SelectiveQuantizer:
                      QuantizationCalibrator.calibrate_model names.
     default_quant_modules_calibrator_inputs   the same for the inputs of layers.
     default_per_channel_quant_weights   one scale an output channel; False: one for all weights of a layer.
-    default_learn_amax   prepare_qat_ is to train the ranges; this class only keeps the wish.
+    default_learn_amax   prepare_qat_ makes the ranges of weights and static inputs parameters, which training moves.
     verbose          log (INFO, logger 'pyquant.ptq') what became of every layer.
     scheme           QScheme of layers that nothing else names; None: W8A8().
     mode             'naive': every layer, one calibrator (that of the weights) for everything, no exceptions.
@@ -95,14 +96,14 @@ class SelectiveQuantizer:
             raise ArgumentError("custom_mappings", "mappings", _hint("hybrid"))
         self.mode, self.verbose, self.learn_amax, self.skip_last = mode, verbose, default_learn_amax, skip_last
         self.scheme = scheme or W8A8()
-        self.defaults = Defaults(weights, inputs, default_per_channel_quant_weights)
+        self.defaults = Defaults(weights, inputs, default_per_channel_quant_weights, default_learn_amax)
         self.default: LayerScheme | None = self.defaults.apply(self.scheme)
         self.rules: dict[Key, Rule] = {}
         self.custom_mappings = {
             source: given if isinstance(given, QuantizedMetadata) else QuantizedMetadata(source, given)
             for source, given in (custom_mappings or {}).items()
         }
-        self.skip_residuals = False
+        self.skip_residuals = self.ptq_only = False
         self.report: list[Outcome] = []
 
     @staticmethod
@@ -199,6 +200,9 @@ class SelectiveQuantizer:
         kinds = [Residual] if self.skip_residuals else []
         done = Replacement(model, self.default, list(self.rules.values()), self.custom_mappings, kinds)
         self.report = done.run(self.skip_last)
+        for layer in model.modules():
+            if isinstance(layer, SimulatedLayer):
+                layer.ptq_only = self.ptq_only
         if self.verbose:
             for outcome in self.report:
                 log.info("%s", outcome)

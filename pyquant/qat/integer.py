@@ -11,6 +11,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import copied
+from pyquant.simulate import torch_operators
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.linear import FakeQuantLinear
 
@@ -65,8 +66,8 @@ class IntegerForwardLinear(FakeQuantLinear):
     def forward(self, x: Tensor) -> Tensor:
         """x float [..., in_features] -> float [..., out_features] (under autocast: of its type)."""
         inputs, weights = self.input_fake_quant, self.weight_fake_quant
-        if inputs is None or inputs.mode != "quantize" or weights.mode != "quantize":
-            return super().forward(x)  # calibration, or a quantiser that is switched off
+        if inputs is None or inputs.mode != "quantize" or weights.mode != "quantize" or torch_operators.are_chosen():
+            return super().forward(x)  # calibration, a quantiser that is switched off, or an export of the simulation
         if x.dim() == 1:
             y: Tensor = self.forward(x.unsqueeze(0)).squeeze(0)
             return y

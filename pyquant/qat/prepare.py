@@ -50,13 +50,16 @@ def prepare_qat_(
     filter_fn  fn(module, name) -> bool; of a float model: which layers the config is meant for.
     learn_amax  which ranges are learned (LSQ), of weights and of static inputs and outputs: True for all of them, False
                for none, patterns of layer names ('blocks.*.fc1') or of tensors ('*.weight', 'fc1.input'), or
-               fn(layer name, layer) -> bool. Per tensor, per channel and per group. None: as the recipe says, or False.
+               fn(layer name, layer) -> bool. Per tensor, per channel and per group. None: all where the recipe says
+               learn_amax; otherwise the tensors of which that was said when simulation was put in (default_learn_amax
+               of SelectiveQuantizer, learn_amax of a recipe or of a QuantDescriptor).
     forward    'simulated' (float products of rounded operands), 'int8' (integer products, see docs/qat.md 4), or
                fn(layer name, layer) -> one of them.
     ->         the model, its parameters shared with the float layers: an optimiser that exists goes on working, except
                for learned scales, which are new parameters. convert_ afterwards needs no calibration.
     Transactional: on any exception the model is as before. Warns (QATWarning) of static ranges that are not calibrated
-    yet, and of 4-bit layers with untrained weights. Raises ArgumentError or SchemeError naming the layer.
+    yet, and of 4-bit layers with untrained weights. Raises ArgumentError or SchemeError naming the layer; ArgumentError
+    too where the recipe, or the one that put the simulation in, says ptq_only.
     Source: docs/qat.md.
 
     Example:
@@ -70,12 +73,17 @@ def prepare_qat_(
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains layers")
     if isinstance(config, (str, os.PathLike)):
         config = Recipe.load(config)
-    if isinstance(config, Recipe):
-        learn_amax = config.selective_quantizer_params.learn_amax if learn_amax is None else learn_amax
-        config = config.config()
     simulating = list(find_sites(model, tuple(SIMULATED.values())))
+    ptq_only = any(getattr(site.module, "ptq_only", False) for site in simulating)
+    if isinstance(config, Recipe):
+        ptq_only |= config.ptq_only
+        if learn_amax is None and config.selective_quantizer_params.learn_amax:
+            learn_amax = True
+        config = config.config()
+    if ptq_only:
+        raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
     wanted = _simulated(model, simulating, config, filter_fn) if simulating else _floats(model, config, filter_fn)
-    learns = _Learning(learn_amax or False)
+    learns = _Learning(learn_amax)
     new = []
     for site, layer in wanted:
         name = site.names[0]
@@ -158,7 +166,7 @@ def _integer(name: str, layer: nn.Module) -> nn.Module:
 def _trained(name: str, layer: nn.Module, tensor: str, fake: FakeQuantize, learns: _Learning) -> FakeQuantize:
     weight = weight_matrix(layer) if tensor == "weight" else None
     can_learn = weight is not None or not fake.follows
-    if learns.means(name.rpartition(".")[0], name, layer, can_learn) and not isinstance(fake, LearnedFakeQuantize):
+    if learns.means(name, layer, fake, can_learn) and not isinstance(fake, LearnedFakeQuantize):
         return LearnedFakeQuantize.of(fake, weight)
     return WeightFakeQuantize.of(fake) if weight is not None and type(fake) is FakeQuantize else fake
 
@@ -170,22 +178,28 @@ def weight_matrix(layer: nn.Module) -> Tensor:
 
 
 class _Learning:
-    """Which tensors have a learned range. A wish that no tensor can fulfil is an error, not silence."""
+    """Which tensors have a learned range: as the call says, or (None) each as its FakeQuantize says.
 
-    def __init__(self, wish: Learn) -> None:
+    A wish that no tensor can fulfil is an error, not silence.
+    """
+
+    def __init__(self, wish: Learn | None) -> None:
         self._wish = wish
         self._rules: dict[str, FqnConfig] = {}
         self._used: set[str] = set()
         self._met = False
-        if isinstance(wish, bool) or callable(wish):
+        if wish is None or isinstance(wish, bool) or callable(wish):
             return
         patterns = [wish] if isinstance(wish, str) else list(wish)
         if not all(isinstance(pattern, str) and pattern for pattern in patterns):
             raise ArgumentError("learn_amax", repr(wish)[:120], "True, False, patterns of names, or fn(name, layer)")
         self._rules = {pattern: FqnConfig({pattern: None}) for pattern in patterns}
 
-    def means(self, layer_name: str, tensor_name: str, layer: nn.Module, can_learn: bool) -> bool:
-        if isinstance(self._wish, bool):
+    def means(self, tensor_name: str, layer: nn.Module, fake: FakeQuantize, can_learn: bool) -> bool:
+        layer_name = tensor_name.rpartition(".")[0]
+        if self._wish is None:
+            wanted = fake.learn_amax
+        elif isinstance(self._wish, bool):
             wanted = self._wish
         elif callable(self._wish):
             wanted = bool(self._wish(layer_name, layer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +14,7 @@ from torch import nn
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import FqnConfig
+from pyquant.recipe.sections import ADAM, RecipeNotice, rescales
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 OPTIMIZERS: Final = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
@@ -69,10 +71,15 @@ class QATRecipeModification:
         cfg  {"training_hyperparams": {"max_epochs", "initial_lr", "optimizer_params": {"weight_decay"}, ...},
              "dataset_params": {"train_dataloader_params": {"batch_size"}, ...}, "quantization_params":
              {"selective_quantizer_params": {"learn_amax"}, ...}}; the last also at the top level, as the YAML block of
-             the guide has it.
+             the guide has it. With `ptq_only: True` (at either place) nothing is trained: the copy is unchanged, and a
+             RecipeNotice says so. Another tells of optimisers that rescale each gradient (Adam, RMSProp).
         """
         new = copy.deepcopy(dict(cfg))
+        if _trains_not(new):
+            return new
         hyper = _section(new, "training_hyperparams")
+        if rescales(hyper.get("optimizer")):
+            warnings.warn(f"training_hyperparams.optimizer {hyper['optimizer']!r}: {ADAM}", RecipeNotice, stacklevel=2)
         optimizer = _section(hyper, "optimizer_params", "training_hyperparams.")
         epochs = _value(hyper, "max_epochs", "training_hyperparams.")
         decay = _value(optimizer, "weight_decay", "training_hyperparams.optimizer_params.")
@@ -159,8 +166,10 @@ class QATRecipe:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * at))
 
     def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
-        """A changed copy of a recipe of the form that QATRecipeModification takes."""
+        """A changed copy of a recipe of the form that QATRecipeModification takes; unchanged with ptq_only."""
         new = copy.deepcopy(dict(cfg))
+        if _trains_not(new):
+            return new
         hyper = _section(new, "training_hyperparams")
         epochs = _value(hyper, "max_epochs", "training_hyperparams.")
         hyper["initial_lr"] = self.peak_lr(_value(hyper, "initial_lr", "training_hyperparams."))
@@ -203,6 +212,15 @@ def learns_amax(cfg: Mapping[str, Any]) -> bool:
     """Whether a recipe learns its ranges (selective_quantizer_params.learn_amax, at either place)."""
     places = (cfg.get("quantization_params") or {}, cfg)
     return any((place.get("selective_quantizer_params") or {}).get("learn_amax") for place in places)
+
+
+def _trains_not(cfg: Mapping[str, Any]) -> bool:
+    """Whether a recipe says ptq_only, with a notice that its training stays as it is."""
+    found = any(place.get("ptq_only") for place in (cfg.get("quantization_params") or {}, cfg))
+    if found:
+        told = "ptq_only: True, so nothing is trained after calibration, and the training recipe is left as it is"
+        warnings.warn(told, RecipeNotice, stacklevel=3)
+    return found
 
 
 def _section(cfg: dict[str, Any], name: str, where: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyquant.core.granularity import scale_shape
 from pyquant.qat.kept import Kept, can_keep
+from pyquant.simulate import torch_operators
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class WeightFakeQuantize(FakeQuantize):
 
     def forward(self, x: Tensor) -> Tensor:
         """x float [N, K] -> the same shape and type, valid until the weight changes and forward runs again."""
-        if self.mode != "quantize" or not can_keep(x):
+        if self.mode != "quantize" or torch_operators.are_chosen() or not can_keep(x):
             return super().forward(x)
         if self.follows:
             rounded = self._kept.get(lambda old: self._follow(x, old), x)

@@ -19,6 +19,7 @@ from pyquant.recipe import documents
 from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, text, written
 from pyquant.recipe.layer_rule import FLOAT, LayerRule, with_defaults
 from pyquant.recipe.sections import (
+    ADAM,
     CalibrationParams,
     Provenance,
     QatModification,
@@ -26,6 +27,7 @@ from pyquant.recipe.sections import (
     RecipeNotice,
     SearchParams,
     SelectiveParams,
+    rescales,
 )
 
 VERSION: Final = 1
@@ -41,7 +43,8 @@ _SECTIONS: Final[dict[str, type]] = {
 class Recipe:
     """How a model is quantised, as plain data that YAML, TOML and JSON hold; two recipes compare by value.
 
-    ptq_only, selective_quantizer_params, calib_params   the block that SuperGradients' recipes have.
+    ptq_only  nothing is trained after calibration: prepare_qat_ refuses the recipe, and models that prepare_ made.
+    selective_quantizer_params, calib_params   the block that SuperGradients' recipes have.
     callback  parameters of QATRecipeModificationCallback (pre_launch_callbacks_list), or None.
     default   LayerRule of every layer that nothing else names; scheme W8A8.
     layers    {key: LayerRule}: exact names before 're:...' before globs before 'type:Linear' (classes of torch.nn);
@@ -124,6 +127,8 @@ class Recipe:
         for key, record in _SECTIONS.items():
             if entries.get(key) is not None:
                 found[key] = read(record, entries[key], f"{where}.{key}")
+        if "qat" in found and rescales(found["qat"].optimizer):
+            warnings.warn(f"{where}.qat.optimizer {found['qat'].optimizer!r}: {ADAM}", RecipeNotice, stacklevel=2)
         if "ptq_only" in entries:
             found["ptq_only"] = flag(entries["ptq_only"], f"{where}.ptq_only")
         if entries.get("pre_launch_callbacks_list") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import CALIBRATORS
@@ -16,6 +17,23 @@ METHODS = ("max", "percentile", "entropy", "mse")
 
 class RecipeNotice(UserWarning):
     """A recipe was read in a shape that is accepted but is not how it should be written."""
+
+
+# What is told of a recipe that trains with one of them (docs/qat.md 6).
+ADAM: Final = (
+    "Adam and RMSProp rescale the gradient of every parameter, which the guides advise against after quantisation: "
+    "they take SGD with momentum. docs/accuracy.md has both, measured"
+)
+
+
+def rescales(optimizer: object) -> bool:
+    """Whether the optimiser of that name rescales each parameter's gradient: Adam and its kin, RMSProp.
+
+    Example:
+        >>> rescales("AdamW"), rescales("SGD")
+        (True, False)
+    """
+    return isinstance(optimizer, str) and optimizer.lower().startswith(("adam", "rmsprop", "nadam", "radam"))
 
 
 @dataclass(frozen=True)
@@ -111,6 +129,8 @@ class SearchParams:
 @dataclass(frozen=True)
 class QatParams:
     """qat: how quantisation-aware training is to be run; grad_clip 0 clips nothing.
+
+    Reading a recipe whose optimizer is 'adam' or 'adamw' gives a RecipeNotice: the guides advise SGD with momentum.
 
     Example:
         >>> QatParams().start_from

@@ -11,6 +11,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.patches import Patches, unsupported
 from pyquant.nn.qconv import QConv2d
+from pyquant.simulate import torch_operators
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.layer import SimulatedLayer
 
@@ -63,9 +64,16 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         """x float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
         if self.input_fake_quant is not None:
             x = self._rounded(self.input_fake_quant, x)
-        matrix = self.weight_fake_quant(self.patches.matrix(self.weight))
-        y = self._conv_forward(x, self.patches.image(matrix, self.in_channels), self.bias)
+        y = self._conv_forward(x, self._rounded_weight(), self.bias)
         return y if self.output_fake_quant is None else self.output_fake_quant(y)
+
+    def _rounded_weight(self) -> Tensor:
+        """The weights [N, C, kh, kw] as their codes mean them, which are codes of the matrix [N, K]."""
+        fake = self.weight_fake_quant
+        if torch_operators.are_chosen() and fake.scheme.granularity != "per_group":
+            rounded: Tensor = fake(self.weight)  # exporters look for the operator right at the weights
+            return rounded
+        return self.patches.image(fake(self.patches.matrix(self.weight)), self.in_channels)
 
     def _rounded(self, fake: FakeQuantize, x: Tensor) -> Tensor:
         if not fake.scheme.dynamic:

@@ -14,6 +14,7 @@ from pyquant.calibrate import Range, RangeStatistics, new_statistics, range_to_q
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.state import same_type
+from pyquant.simulate import torch_operators
 
 MODES: Final = ("quantize", "collect", "off")
 
@@ -68,6 +69,8 @@ class FakeQuantize(nn.Module):
             return x
         if self.mode == "off":
             return x
+        if torch_operators.are_chosen():
+            return torch_operators.fake_quantize(self, x)
         s = self.scheme
         if self.follows:
             y: Tensor = ops.fake_quantize_dynamic(x, s.granularity, s.group_size or 0, s.symmetric, *s.code_range)[0]
@@ -98,6 +101,8 @@ class FakeQuantize(nn.Module):
 
     # Whether the calibration call names the method (SelectiveQuantizer's calibrator 'histogram').
     method_is_open = False
+    # Whether prepare_qat_ is to learn the range, where it can (SelectiveQuantizer's default_learn_amax).
+    learn_amax = False
 
     @property
     def is_calibrated(self) -> bool:
