@@ -24,8 +24,8 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
     refuse("spec", std::to_string(wire.size()) + " integers",
            std::to_string(kWireFields) + ", as LinearSpec.to_ints() gives");
   const LinearSpec s = spec_from_wire(wire.data());
-  if (s.n < 0 || s.k < 0)
-    refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n >= 0 and k >= 0");
+  if (s.n < 0 || s.k < 0 || s.n >= kMaxSize || s.k >= kMaxSize)
+    refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n and k from 0 to 2147483647");
   if (static_cast<int32_t>(s.activation) > 5)
     refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
   if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
@@ -42,6 +42,19 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
     refuse("spec", "k = " + std::to_string(s.k),
            "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
   return s;
+}
+
+// Codes that come as they are were not clamped to the spec's limits: their type bounds K, whatever the spec says.
+static void codes_bound(const LinearSpec& s, DType type) {
+  int64_t reach = 255;  // u8, its zero point included
+  if (type != DType::u8) {
+    const int64_t low = type == DType::s4 ? -8 : -128, high = type == DType::s4 ? 7 : 127;
+    reach = s.x_symmetric ? -low : std::max({-low, high - s.x_qmin, s.x_qmax - low});
+  }
+  const int64_t limit = k_max(reach, s.w_bits == 4 ? 8 : 128);
+  if (s.k > limit)
+    refuse("x", std::string(name_of(type)) + " codes with k = " + std::to_string(s.k),
+           "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
 }
 
 size_t packed_bytes(const LinearSpec& s) {
@@ -70,6 +83,12 @@ void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, con
   scalar_or("out_scale", out_scale, w, ScalarType::Float, {1});
   if (!s.codes_out) present("out_zero_point", out_zero_point, false, "int32 [1]");
   scalar_or("out_zero_point", out_zero_point, w, ScalarType::Int, {1});
+}
+
+void pack_zero_points(const LinearSpec& s, const LinearWeights& w) {
+  // uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes' type
+  zero_points("x_zero_point", w.x_zero_point, 1, s.x_symmetric ? 0 : std::min(s.x_qmin, 0), 255);
+  zero_points("out_zero_point", w.out_zero_point, 1, s.out_qmin, s.out_qmax);
 }
 
 void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& out_shape) {
@@ -126,6 +145,7 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
     call.x.cols = s.k;
     call.x.ld *= 2;
   }
+  if (!is_float(call.x.type)) codes_bound(s, call.x.type);
   if (s.codes_out) {
     const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && four_bits(s.out_qmin, s.out_qmax);
     if (out_dtype && *out_dtype != ScalarType::Char && !out_packed)

@@ -145,12 +145,23 @@ void histogram_call(const Tensor& x, int64_t exponent) {
 }
 
 void group(int64_t group_size, int64_t k) {
-  if (group_size < 0 || (group_size > 0 && k % group_size != 0))
+  // where K is 0 everything divides it; the limit keeps sizes that are rounded up to a group within 64 bits
+  if (group_size < 0 || group_size >= kMaxSize || (group_size > 0 && k % group_size != 0))
     refuse("group_size", std::to_string(group_size), "0, or a positive divisor of K = " + std::to_string(k));
 }
 
+void zero_points(const char* argument, const int32_t* values, int64_t count, int64_t low, int64_t high) {
+  if (!values) return;
+  for (int64_t i = 0; i < count; ++i)
+    if (values[i] < low || values[i] > high)
+      refuse(argument, "a zero point of " + std::to_string(values[i]),
+             "codes from " + std::to_string(low) + " to " + std::to_string(high));
+}
+
+int64_t count_of(const MaybeTensor& t) { return t ? t->numel() : 0; }
+
 int64_t unpacked_columns(int64_t bytes, int64_t k) {
-  if (k < 0 || bytes != (k + 1) / 2)
+  if (k < 0 || bytes != k / 2 + k % 2)
     refuse("k", std::to_string(k),
            std::to_string(std::max<int64_t>(2 * bytes - 1, 0)) + " or " + std::to_string(2 * bytes));
   return k;
@@ -225,7 +236,7 @@ Quantisation granularity_of(const std::string& name, const Tensor& x, int64_t gr
   }
   min_dim("x", x, 1);
   const int64_t k = x.size(x.dim() - 1);
-  if (group_size <= 0 || k % group_size != 0)
+  if (group_size <= 0 || group_size >= kMaxSize || k % group_size != 0)
     refuse("group_size", std::to_string(group_size), "a positive divisor of K = " + std::to_string(k));
   Shape shape = lead_of(x);
   shape.push_back(k / group_size);

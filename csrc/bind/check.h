@@ -37,6 +37,10 @@ void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x,
 void buffer(const char* argument, const Tensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
 void group(int64_t group_size, int64_t k);
+// Zero points whose memory the host can read (null: none): beyond [low, high] the bounds of docs/numerics.md 3 would
+// not hold. On a GPU they cannot be seen without a synchronisation.
+void zero_points(const char* argument, const int32_t* values, int64_t count, int64_t low, int64_t high);
+int64_t count_of(const MaybeTensor& tensor);         // entries; 0 when absent
 int64_t unpacked_columns(int64_t bytes, int64_t k);  // k, when so many int4 codes fill the bytes
 Activation activation_of(const std::string& name, double clamp_min, double clamp_max);
 bool is_float_type(ScalarType type);
@@ -99,6 +103,8 @@ Shape mask_shape(const Tensor& x);
 void fake_backward_check(const Tensor& grad, const Tensor& mask);
 void lsq_check(const Tensor& grad, const Tensor& x);
 
+// Sizes below this are what layouts and indices can hold: no product of them leaves 64 bits.
+constexpr int64_t kMaxSize = int64_t{1} << 31;
 LinearSpec linear_spec(const std::vector<int64_t>& spec);
 size_t packed_bytes(const LinearSpec& spec);
 
@@ -143,5 +149,7 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
 void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, const MaybeTensor& bias,
                 const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
                 const MaybeTensor& out_zero_point);
+// The values of the zero points of a buffer to be packed, in memory that the host can read.
+void pack_zero_points(const LinearSpec& s, const LinearWeights& weights);
 
 }  // namespace pyquant::bind

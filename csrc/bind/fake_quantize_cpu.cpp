@@ -20,6 +20,7 @@ FakeCall checked_call(const Tensor& x, const Tensor& scale, const MaybeTensor& z
   for (int64_t i = 0; i < scale.numel(); ++i)
     if (!(call.scale[i] > 0.f && call.scale[i] < kInfinity))
       refuse("scale", "a value of " + std::to_string(call.scale[i]), "finite values above 0");
+  zero_points("zero_point", call.zero_point, count_of(zero_point), qmin, qmax);
   return call;
 }
 

@@ -65,14 +65,16 @@ Tensor quantize(const Tensor& x, const Tensor& scale, MaybeTensor zero_point, Te
   const Quantisation q = granularity_of(granularity, x, group_size);
   qparams(x, scale, zero_point, granularity, q);
   code_range(qmin, qmax);
+  std::vector<Tensor> keep;
+  const auto* zeros = static_cast<const int32_t*>(dense(zero_point, keep));
+  zero_points("zero_point", zeros, count_of(zero_point), qmin, qmax);
   Tensor out = empty_cpu(shape_of(x), ScalarType::Char);
   if (out.numel() == 0) return out;
-  std::vector<Tensor> keep;
   const Tensor flat = x.dim() == 0 ? torch::stable::view(x, {1}) : x;
   const Matrix m = matrix(flat);
   cpu::quantize(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size,
-                static_cast<const float*>(dense(scale, keep)), static_cast<const int32_t*>(dense(zero_point, keep)),
-                small(qmin), small(qmax), static_cast<int8_t*>(out.mutable_data_ptr()));
+                static_cast<const float*>(dense(scale, keep)), zeros, small(qmin), small(qmax),
+                static_cast<int8_t*>(out.mutable_data_ptr()));
   return out;
 }
 
@@ -154,14 +156,17 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, MaybeTensor zero_point, 
   const Quantisation g = granularity_of(granularity, q, group_size);
   qparams(q, scale, zero_point, granularity, g);
   float_type(out_dtype, out_dtype);
+  std::vector<Tensor> keep;
+  const auto* zeros = static_cast<const int32_t*>(dense(zero_point, keep));
+  const bool is_unsigned = q.scalar_type() == ScalarType::Byte;
+  zero_points("zero_point", zeros, count_of(zero_point), is_unsigned ? 0 : -128, is_unsigned ? 255 : 127);
   Tensor out = empty_cpu(shape_of(q), out_dtype);
   if (out.numel() == 0) return out;
-  std::vector<Tensor> keep;
   const Tensor flat = q.dim() == 0 ? torch::stable::view(q, {1}) : q;
   const Matrix m = matrix(flat);
   cpu::dequantize(m.data, m.type, m.rows, m.cols, m.ld, g.granularity, group_size,
-                  static_cast<const float*>(dense(scale, keep)), static_cast<const int32_t*>(dense(zero_point, keep)),
-                  out.mutable_data_ptr(), dtype_of_scalar(out_dtype));
+                  static_cast<const float*>(dense(scale, keep)), zeros, out.mutable_data_ptr(),
+                  dtype_of_scalar(out_dtype));
   return out;
 }
 
@@ -208,6 +213,15 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
             ScalarType out_dtype) {
   GemmCall call = gemm_call({op, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
                              group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});
+  const bool is_unsigned = call.problem.x == DType::u8, four = call.problem.x == DType::s4;
+  zero_points("x_zero_point", call.operands.x_zero_point, count_of(x_zero_point),
+              is_unsigned ? 0
+              : four      ? -8
+                          : -128,
+              is_unsigned ? 255
+              : four      ? 7
+                          : 127);
+  zero_points("out_zero_point", call.operands.out_zero_point, 1, out_qmin, out_qmax);
   Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
   call.operands.out = out.mutable_data_ptr();
@@ -246,6 +260,7 @@ Tensor pack_linear(const Tensor& w, const Tensor& w_scale, MaybeTensor bias, May
   weights.x_zero_point = static_cast<const int32_t*>(dense(x_zero_point, keep));
   weights.out_scale = static_cast<const float*>(dense(out_scale, keep));
   weights.out_zero_point = static_cast<const int32_t*>(dense(out_zero_point, keep));
+  pack_zero_points(s, weights);
   Tensor packed = empty_cpu({static_cast<int64_t>(packed_bytes(s))}, ScalarType::Byte);
   cpu::pack_linear(s, weights, packed.mutable_data_ptr());
   return packed;
@@ -267,9 +282,18 @@ Tensor qlinear(const Tensor& x, const Tensor& packed, MaybeTensor residual, std:
                std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point) {
   const LinearCall call = linear_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
   own_layout(call.spec);
+  const LinearSpec& s = call.spec;
+  const bool is_unsigned = call.x.type == DType::u8;
+  if (s.input == InputMode::static_per_tensor) {
+    const int32_t zero = cpu::input_zero_point(packed.const_data_ptr());
+    zero_points("x_zero_point", &zero, 1, is_unsigned || s.x_symmetric ? 0 : s.x_qmin,
+                is_unsigned     ? 255
+                : s.x_symmetric ? 0
+                                : s.x_qmax);
+  }
+  zero_points("x_zero_point", call.x_zero_point, count_of(x_zero_point), s.x_qmin, s.x_qmax);
   Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
-  const LinearSpec& s = call.spec;
   Matrix m = call.x;
   if (m.type == DType::s4) {  // the kernels take a code a byte
     const Tensor dense_rows = torch::stable::contiguous(x);

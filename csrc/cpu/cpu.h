@@ -68,6 +68,7 @@ void gemm(const GemmProblem& problem, const GemmOperands& operands, const Epilog
 
 // ---- the fused layer: quantise (or take codes), multiply, epilogue; one parallel region.
 size_t packed_bytes(const LinearSpec& spec);
+int32_t input_zero_point(const void* packed);  // of a static input, as it was packed
 void pack_linear(const LinearSpec& spec, const LinearWeights& weights, void* packed);
 // Codes back in their row-major form, exactly as they were given.
 void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);

@@ -46,6 +46,12 @@ constexpr int64_t kPackGrain = 1 << 20;  // codes worth a task
 
 size_t packed_bytes(const LinearSpec& spec) { return sections_of(spec).end; }
 
+int32_t input_zero_point(const void* packed) {
+  Header header;
+  std::memcpy(&header, packed, sizeof header);
+  return header.x_zero_point;
+}
+
 void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
   const Sections s = sections_of(spec);
   const Extent& e = s.extent;

@@ -14,6 +14,7 @@ namespace pyquant {
 namespace {
 
 constexpr size_t kRemarks = 100;
+constexpr int64_t kMaxSize = int64_t{1} << 31;
 
 using Key = std::tuple<uint64_t, uint64_t, int64_t, int64_t, int64_t, int64_t>;  // gpu, types, group, n, k, bucket
 
@@ -77,8 +78,8 @@ int64_t number_of(const std::string& word) {
   } catch (const std::exception&) {
     used = 0;
   }
-  if (used == 0 || used != word.size() || value < 0)
-    throw std::invalid_argument("tuned table: '" + word + "' is not a whole number >= 0");
+  if (used == 0 || used != word.size() || value < 0 || value >= kMaxSize)
+    throw std::invalid_argument("tuned table: '" + word + "' is not a whole number from 0 to 2147483647");
   return value;
 }
 
@@ -106,7 +107,7 @@ std::vector<std::string> split(const std::string& text, char by) {
 
 int64_t m_bucket(int64_t m) {
   int64_t bucket = 1;
-  while (bucket < m) bucket *= 2;
+  while (bucket < m && bucket <= INT64_MAX / 2) bucket *= 2;
   return bucket >= 64 && bucket / 4 * 3 >= m ? bucket / 4 * 3 : bucket;
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyquant.errors import ArgumentError
 
+MAX_SIZE = 2**31  # sizes below it are what layouts and indices can hold: no product of them leaves 64 bits
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -107,6 +108,6 @@ def code_range(qmin: int, qmax: int, names: tuple[str, str] = ("qmin", "qmax")) 
 
 
 def group(group_size: int, k: int) -> None:
-    """group_size 0 (not grouped) or a divisor of K."""
-    if group_size < 0 or (group_size > 0 and k % group_size != 0):
+    """group_size 0 (not grouped) or a divisor of K; where K is 0 everything divides it, so there is a limit as well."""
+    if not 0 <= group_size < MAX_SIZE or (group_size > 0 and k % group_size != 0):
         raise ArgumentError("group_size", group_size, f"0, or a positive divisor of K = {k}")

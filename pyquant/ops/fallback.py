@@ -9,15 +9,24 @@ import torch
 from torch import Tensor
 
 from pyquant import numerics
-from pyquant.ops import rows_layout, shapes
+from pyquant.ops import rows_layout, shapes, values
+from pyquant.ops.spec import LinearSpec
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("weight_only_linear", "float_linear")
 ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 
 
+def _given_zero_point(
+    scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127, *_: Any,
+) -> None:  # fmt: skip
+    values.zero_points("zero_point", zero_point, qmin, qmax)
+
+
 def quantize(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.quantize(x, *args, **kwargs)
+    _given_zero_point(*args, **kwargs)
     return numerics.quantize(x, *args, **kwargs)
 
 
@@ -53,16 +62,20 @@ def silu_mul_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...
 
 def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.dequantize(q, *args, **kwargs)
+    zero_point = args[1] if len(args) > 1 else kwargs.get("zero_point")
+    values.zero_points("zero_point", zero_point, *values.code_limits(q.dtype))
     return numerics.dequantize(q, *args, **kwargs)
 
 
 def fake_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     shapes.fake_quantize(x, *args, **kwargs)
+    _given_zero_point(*args, **kwargs)
     return numerics.fake_quantize(x, *args, **kwargs)
 
 
 def fake_quantize_out(x: Tensor, *args: Any) -> None:
     shapes.fake_quantize_out(x, *args)
+    _given_zero_point(*args)
     *given, y, mask = args
     _fill((y, mask), numerics.fake_quantize(x, *given))
 
@@ -90,6 +103,7 @@ def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
 
 def fake_quantize_lsq_backward(grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     shapes.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
+    _given_zero_point(*args, **kwargs)
     return numerics.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
 
 
@@ -113,18 +127,32 @@ def unpack_int4(packed: Tensor, k: int) -> Tensor:
     return numerics.unpack_int4(packed, k)
 
 
+def _gemm_zero_points(
+    x: Tensor, four_bits: bool, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    values.zero_points("x_zero_point", x_zero_point, *values.code_limits(x.dtype, four_bits))
+    values.zero_points("out_zero_point", out_zero_point, out_qmin, out_qmax)
+
+
 def gemm_s8s8(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s8s8(x, w, *args, **kwargs)
+    _gemm_zero_points(x, False, *args, **kwargs)
     return numerics.gemm(x, w, *args, **kwargs)
 
 
 def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s8s4(x, w, *args, **kwargs)
+    _gemm_zero_points(x, False, *args, **kwargs)
     return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
 
 
 def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s4s4(x, w, *args, **kwargs)
+    _gemm_zero_points(x, True, *args, **kwargs)
     return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
 
 
@@ -134,7 +162,21 @@ def pack_linear(
 ) -> Tensor:  # fmt: skip
     tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
     shapes.pack_linear(*tensors, spec)
-    return rows_layout.pack(shapes.linear_spec(spec), *tensors)
+    s = shapes.linear_spec(spec)
+    # uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes' type
+    values.zero_points("x_zero_point", x_zero_point, 0 if s.x_symmetric else min(s.x_qmin, 0), 255)
+    values.zero_points("out_zero_point", out_zero_point, s.out_qmin, s.out_qmax)
+    return rows_layout.pack(s, *tensors)
+
+
+def _input_zero_point(s: LinearSpec, x: Tensor, packed_zero_point: Tensor, given: Tensor | None) -> None:
+    """The zero point that this call's codes have, in the buffer or beside them, lies among the codes."""
+    if s.input == "static":
+        low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
+        if x.dtype == torch.uint8 and not shapes.x_is_packed(s, x):
+            low, high = values.code_limits(torch.uint8)
+        values.zero_points("x_zero_point", packed_zero_point, low, high)
+    values.zero_points("x_zero_point", given, s.x_qmin, s.x_qmax)
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
@@ -149,6 +191,7 @@ def qlinear(
     out = shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
+    _input_zero_point(s, x, p.x_zero_point, x_zero_point)
     if shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
@@ -165,6 +208,9 @@ def qlinear(
 
 def weight_only_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.weight_only_linear(x, w, *args, **kwargs)
+    zero_point = args[1] if len(args) > 1 else kwargs.get("w_zero_point")
+    bits = args[4] if len(args) > 4 else kwargs.get("w_bits", 8)
+    values.zero_points("w_zero_point", zero_point, *values.code_limits(torch.int8, four_bits=bits == 4))
     return numerics.weight_only_linear(x, w, *args, **kwargs)
 
 

@@ -33,7 +33,7 @@ def _scale_shape(x: Tensor, granularity: str, group_size: int) -> list[int]:
     if granularity != "per_group":
         _no_group(group_size, granularity)
         return list(x.shape[:-1])
-    if group_size <= 0 or x.shape[-1] % group_size != 0:
+    if not 0 < group_size < check.MAX_SIZE or x.shape[-1] % group_size != 0:
         raise ArgumentError("group_size", group_size, f"a positive divisor of K = {x.shape[-1]}")
     return [*x.shape[:-1], x.shape[-1] // group_size]
 
@@ -332,8 +332,8 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
         s = LinearSpec.from_ints(list(spec))
     except IndexError:
         raise ArgumentError("spec", list(spec), "integers as LinearSpec.to_ints() gives") from None
-    if s.n < 0 or s.k < 0:
-        raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", "n >= 0 and k >= 0")
+    if not (0 <= s.n < check.MAX_SIZE and 0 <= s.k < check.MAX_SIZE):
+        raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", f"n and k from 0 to {check.MAX_SIZE - 1}")
     check.one_of("spec", s.w_bits, (4, 8))
     if s.layout == BLOCKED and s.w_bits != 4:
         raise ArgumentError("spec", f"layout '{BLOCKED}' with 8 bits", "4-bit weights in that layout")
@@ -399,6 +399,19 @@ def _four_bits(qmin: int, qmax: int) -> bool:
     return qmin >= -8 and qmax <= 7
 
 
+def _codes_bound(s: LinearSpec, x: Tensor) -> None:
+    """Codes that come ready were not clamped to the spec's limits: their type bounds K, whatever the spec says."""
+    name = "s4" if x_is_packed(s, x) else "u8" if x.dtype == torch.uint8 else "s8"
+    reach = 255  # u8, its zero point included
+    if name != "u8":
+        low, high = (-8, 7) if name == "s4" else (-128, 127)
+        reach = -low if s.x_symmetric else max(-low, high - s.x_qmin, s.x_qmax - low)
+    limit = _INT32_MAX // (reach * (8 if s.w_bits == 4 else 128))
+    if s.k > limit:
+        allowed = f"k <= {limit}, beyond which an int32 accumulator can overflow"
+        raise ArgumentError("x", f"{name} codes with k = {s.k}", allowed)
+
+
 def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
     """Whether x holds two 4-bit codes a byte. One code is one byte either way, and then means a code of its own."""
     is_candidate = x.dtype == torch.uint8 and s.input == "static" and _four_bits(s.x_qmin, s.x_qmax)
@@ -425,6 +438,8 @@ def qlinear(
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])
     epilogue(lead, s.n, x, residual, s.activation, s.clamp_min, s.clamp_max)
+    if not x.dtype.is_floating_point:
+        _codes_bound(s, x)
     if s.codes_out:
         if out_dtype == torch.uint8 and _four_bits(s.out_qmin, s.out_qmax):
             return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyquant.errors import NonFiniteError
+from pyquant.errors import ArgumentError, NonFiniteError
 
 _enabled = False
 
@@ -50,6 +50,31 @@ def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -
     if not bool(good.all()):
         bad = scale.reshape(-1)[(~good).reshape(-1)][0].item()
         raise NonFiniteError(argument, f"a value of {bad}", "finite values above 0")
+
+
+def zero_points(argument: str, zero_point: Tensor | None, low: int, high: int) -> None:
+    """Every zero point lies among the codes: beyond them the bounds of docs/numerics.md 3 would not hold.
+
+    The compiled ops look at those on the CPU themselves (csrc/bind/check.h); this is for the fallback, and for other
+    devices with set_checks(True).
+    """
+    if zero_point is None or not isinstance(zero_point, Tensor) or zero_point.dtype != torch.int32:
+        return
+    if not _readable(zero_point) or zero_point.numel() == 0:
+        return
+    bad = zero_point.reshape(-1)[((zero_point < low) | (zero_point > high)).reshape(-1)]
+    if bad.numel():
+        raise ArgumentError(argument, f"a zero point of {int(bad[0])}", f"codes from {low} to {high}")
+
+
+def code_limits(dtype: torch.dtype, four_bits: bool = False) -> tuple[int, int]:
+    """Codes of a storage type: where the zero point of codes that come as they are must lie.
+
+    Example:
+        >>> code_limits(torch.uint8), code_limits(torch.int8, four_bits=True)
+        ((0, 255), (-8, 7))
+    """
+    return (0, 255) if dtype == torch.uint8 else (-8, 7) if four_bits else (-128, 127)
 
 
 def finite_values(argument: str, x: Tensor) -> None:
