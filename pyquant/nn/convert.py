@@ -78,9 +78,7 @@ def quantize_(
     rules = rules_of(config)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
     if isinstance(model, kinds):
-        raise ArgumentError(
-            "model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float"
-        )
+        raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
     sites = list(find_sites(model, kinds))
     if not sites:
         raise ArgumentError(
@@ -127,12 +125,12 @@ def _wished(
     left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
     for name, module in model.named_modules():
         decision = rules.decide(name, module)
-        if decision is None or decision.scheme is None or id(module) in left_heads:
+        is_left = decision is None or decision.scheme is None or id(module) in left_heads
+        is_lookup = isinstance(module, nn.Embedding) and not embeddings
+        # with a filter layers are chosen by hand, and it is asked about layers only
+        is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
+        if is_left or is_lookup or is_no_layer:
             found.add(name)
-        elif isinstance(module, nn.Embedding) and not embeddings:
-            found.add(name)
-        elif filter_fn is not None and not isinstance(module, obstacles.KINDS):
-            found.add(name)  # layers are chosen by hand, and a filter is asked about layers only
     return found
 
 

@@ -22,7 +22,7 @@ MOSTLY: Final = 0.5  # share of the weights that must be frozen for the rest to 
 
 @dataclass(frozen=True)
 class Kept:
-    """Why a layer is kept in floating point; is_head: config patterns that name it overrule that, as heads=True does."""
+    """Why a layer is kept in floating point. is_head: patterns of a config that mean it overrule that."""
 
     reason: str
     is_head: bool = False

@@ -74,7 +74,7 @@ def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mappin
     """What becomes of one module where everything that is not named exactly may be left, with a reason.
 
     kept  kept_layers() of the model.
-    Raises ArgumentError where its names disagree, or where it is named (or only waits for data) and cannot be converted.
+    Raises ArgumentError where its names disagree, and where it cannot be converted and is named exactly or is lazy.
     """
     decisions = _decisions(rules, site, filter_fn)
     if not decisions or decisions[0].scheme is None:

@@ -17,7 +17,9 @@ from pyquant import W4A8Dynamic, W8A8Dynamic
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is a demo extra and not installed"
 )
-needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed (pip install peft)")
+needs_peft = pytest.mark.skipif(
+    importlib.util.find_spec("peft") is None, reason="peft is not installed (pip install peft)"
+)
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
