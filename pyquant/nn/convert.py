@@ -13,6 +13,7 @@ from pyquant.errors import ArgumentError, PyquantError, SchemeError
 from pyquant.nn import obstacles, state
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, output_heads, remember
+from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
 from pyquant.nn.qconv import QConv2d
@@ -158,7 +159,7 @@ def _convert(
             raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
         raise
     new.train(old.training)
-    if note:
+    if note and isinstance(new, LinearState):
         new.note = note
     obstacles.carry_hooks(old, new)
     made[key] = new
