@@ -14,7 +14,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-PASSED_ON = ("PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_KERNELS", "PYQUANT_SAMPLE", "PYQUANT_SIMULATOR")
+PASSED_ON = (
+    "PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_CUTLASS_ROOT", "PYQUANT_KERNELS", "PYQUANT_SAMPLE",
+    "PYQUANT_SIMULATOR",
+)  # fmt: skip
 
 
 def package_folder(name: str) -> Path | None:
@@ -48,6 +51,12 @@ def publish(installed: Path, target: Path) -> None:
         fresh.replace(place)
 
 
+def run_step(what: str, *command: str) -> None:
+    """cmake tells the reason itself; a traceback below it would only hide it."""
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit(f"pyquant: {what} failed; the reason stands above (docs/install.md has the usual ones)")
+
+
 class CMakeBuild(build_ext):
     def run(self) -> None:
         in_place = self.inplace or getattr(self, "editable_mode", False)
@@ -72,9 +81,9 @@ class CMakeBuild(build_ext):
         # What is not named now gets its default, not what an earlier build in the same folder was told.
         defines += [f"-U{name}" for name in PASSED_ON if name not in options]
         jobs = os.environ.get("MAX_JOBS")
-        subprocess.check_call([cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *defines])
-        subprocess.check_call([cmake, "--build", str(build), *(["-j", jobs] if jobs else [])])
-        subprocess.check_call([cmake, "--install", str(build)])
+        run_step("the configuration", cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *defines)
+        run_step("the build", cmake, "--build", str(build), *(["-j", jobs] if jobs else []))
+        run_step("the installation", cmake, "--install", str(build))
         publish(build / "install", target)
 
     def get_outputs(self) -> list[str]:

@@ -6,13 +6,14 @@
 #   pyquant_family(<family> <header> <architectures> <C++ type>)
 #     A word of PYQUANT_FAMILIES (csrc/plan/family.h), csrc/cuda/gemm/<header>.cuh, and the template that makes an
 #     instance, in which @TILE@ and @SHAPE@ stand for numbers separated by commas, @SCHEDULE@ and @STAGES@ for a word.
-#     architectures: 80 (mma.sync: machine code for sm_80 and sm_90, PTX beyond), 80only, or 90a (wgmma).
+#     architectures: 80 (mma.sync: every chip from sm_80 on), 80only (sm_80 to sm_89), or 90a (wgmma).
 #   pyquant_kernel(<family> <tile MxNxK> <shape> <schedule> <stages> <set>)
 #     tile: tokens x channels x codes of one block. shape: warp MxNxK (mma.sync: multistage, splitk), else cluster MxN.
 #     set: smoke  built also with PYQUANT_KERNELS=smoke;  full;  bench  built with full, never selected, only measured.
 #
-# PYQUANT_KERNELS: full; smoke; sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
+# PYQUANT_KERNELS: full; smoke; none (only the byte-wise one); sample (smoke and a row of every second family, others for every PYQUANT_SAMPLE); or a
 # regular expression over the names of rows. A row costs 10 to 25 CPU seconds (mma.sync) or 20 to 35 (wgmma).
+# PYQUANT_ARCHS (cmake/architectures.cmake) says for which chips; a row that none of them can run is not compiled.
 macro(pyquant_kernel_table)
   pyquant_family(sm80_s8s8 sm80 80
                  "GemmSm80<Sm80S8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
@@ -215,7 +216,7 @@ endmacro()
 
 set(PYQUANT_INSTANCES_PER_FILE 3)
 set(PYQUANT_WARP_SCHEDULES multistage splitk)  # whose shape is a warp's; others have a cluster, which is in the name
-set(PYQUANT_PLAN_SOURCES csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp csrc/plan/choice.cpp
+set(PYQUANT_PLAN_SOURCES csrc/core/build_facts.cpp csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp csrc/plan/choice.cpp
     csrc/plan/cost.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
 set(PYQUANT_SAMPLE "" CACHE STRING "which rows PYQUANT_KERNELS=sample adds: any word")
 option(PYQUANT_EMBED_PTX "keep PTX, uncompressed, beside the machine code, so that a PTX simulator can run the kernels" OFF)
@@ -256,6 +257,20 @@ function(pyquant_sampled_row family result)
   set(${result} "${chosen}" PARENT_SCOPE)
 endfunction()
 
+# The chips among PYQUANT_ARCHS that a family's kernels run on, as nvcc numbers their machine code.
+function(pyquant_codes archs result)
+  set(codes "")
+  foreach(arch ${PYQUANT_ARCHS})
+    string(REPLACE "a" "" number ${arch})
+    if(archs STREQUAL "90a" AND arch STREQUAL "90a")
+      list(APPEND codes sm_90a)
+    elseif(archs STREQUAL "80" OR (archs STREQUAL "80only" AND number LESS 90))
+      list(APPEND codes sm_${number})
+    endif()
+  endforeach()
+  set(${result} "${codes}" PARENT_SCOPE)
+endfunction()
+
 # Appends one row to the generated tables.
 function(pyquant_table_row name family tile cluster stages schedule selectable compiled)
   set(launcher PYQUANT_NO_LAUNCHER)
@@ -270,12 +285,27 @@ function(pyquant_table_row name family tile cluster stages schedule selectable c
   set_property(GLOBAL APPEND_STRING PROPERTY PYQUANT_LAUNCHERS_INC "${launcher}(${name})\n")
 endfunction()
 
+# Adds a row to what the build costs: CPU seconds, in the middle of what was measured with nvcc 13.0.
+function(pyquant_count_row archs)
+  set(seconds 17)
+  if(archs STREQUAL "90a")
+    set(seconds 27)
+  endif()
+  foreach(total ROWS=1 SECONDS=${seconds})
+    string(REPLACE "=" ";" total "${total}")
+    list(POP_FRONT total name)
+    get_property(sum GLOBAL PROPERTY PYQUANT_BUILD_${name})
+    math(EXPR sum "0${sum} + ${total}")
+    set_property(GLOBAL PROPERTY PYQUANT_BUILD_${name} ${sum})
+  endforeach()
+endfunction()
+
 # The rows of a family: into the tables, and the compiled ones into PYQUANT_INSTANCES_<family>.
 function(pyquant_family_rows family)
   get_property(rows GLOBAL PROPERTY PYQUANT_ROWS_${family})
   get_property(archs GLOBAL PROPERTY PYQUANT_ARCHS_${family})
   get_property(type GLOBAL PROPERTY PYQUANT_TYPE_${family})
-  string(REPLACE "only" "" arch ${archs})
+  pyquant_codes(${archs} codes)
   pyquant_sampled_row(${family} sampled)
   foreach(row ${rows})
     string(REPLACE " " ";" row "${row}")
@@ -296,15 +326,16 @@ function(pyquant_family_rows family)
       set(selectable 0)
     endif()
     set(compiled 0)
-    if(PYQUANT_HAVE_CUDA AND arch IN_LIST PYQUANT_CUDA_ARCHS)
+    if(PYQUANT_HAVE_CUDA AND codes)
       if(PYQUANT_KERNELS STREQUAL "full" OR (set STREQUAL "smoke" AND PYQUANT_KERNELS MATCHES "^(smoke|sample)$")
          OR (PYQUANT_KERNELS STREQUAL "sample" AND name STREQUAL sampled)
-         OR (NOT PYQUANT_KERNELS MATCHES "^(full|smoke|sample)$" AND name MATCHES "${PYQUANT_KERNELS}"))
+         OR (NOT PYQUANT_KERNELS MATCHES "^(full|smoke|sample|none)$" AND name MATCHES "${PYQUANT_KERNELS}"))
         set(compiled 1)
       endif()
     endif()
     pyquant_table_row(${name} ${family} "${tile}" "${cluster}" ${stages} ${schedule} ${selectable} ${compiled})
     if(compiled)
+      pyquant_count_row(${archs})
       string(REPLACE "@TILE@" "${tile}" instance "${type}")
       string(REPLACE "@SHAPE@" "${shape}" instance "${instance}")
       string(REPLACE "@SCHEDULE@" "${schedule}" instance "${instance}")
@@ -325,7 +356,7 @@ function(pyquant_cuda_objects target gencode)
   target_compile_options(${target} PRIVATE -O3 --expt-relaxed-constexpr -fmad=false "SHELL:${gencode}")
   if(PYQUANT_EMBED_PTX)
     target_compile_options(${target} PRIVATE -no-compress)
-  else()
+  elseif(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # earlier ones do not know it
     target_compile_options(${target} PRIVATE --compress-mode=size)
   endif()
 endfunction()
@@ -356,21 +387,65 @@ function(pyquant_instances family gencode)
   set(OBJECTS ${objects} PARENT_SCOPE)
 endfunction()
 
+# nvcc's words for machine code of some chips and PTX for chips to come, all from one virtual architecture.
+function(pyquant_gencode_words virtual codes result)
+  list(APPEND codes compute_${virtual})
+  string(REPLACE ";" "," codes "${codes}")
+  set(${result} "-gencode arch=compute_${virtual},code=[${codes}]" PARENT_SCOPE)
+endfunction()
+
 # What nvcc makes of a family's sources.
 function(pyquant_gencode archs result)
-  if(archs STREQUAL "90a")
-    set(code "-gencode arch=compute_90a,code=sm_90a")
-    if(PYQUANT_EMBED_PTX)
-      set(code "-gencode arch=compute_90a,code=[sm_90a,compute_90a]")
-    endif()
-  elseif(archs STREQUAL "80only")  # instructions that later chips only emulate
-    set(code "-gencode arch=compute_80,code=[sm_80,compute_80]")
-  elseif("80" IN_LIST PYQUANT_CUDA_ARCHS)  # also sm_86 and sm_89; PTX for chips to come
-    set(code "-gencode arch=compute_80,code=[sm_80,sm_90,compute_80]")
-  else()
-    set(code "-gencode arch=compute_90,code=[sm_90,compute_90]")
+  pyquant_codes(${archs} codes)
+  if(NOT archs STREQUAL "90a")
+    pyquant_gencode_words(80 "${codes}" words)
+  elseif(PYQUANT_EMBED_PTX)
+    pyquant_gencode_words(90a "${codes}" words)
+  else()  # PTX of 90a is for no other chip
+    set(words "-gencode arch=compute_90a,code=sm_90a")
   endif()
-  set(${result} "${code}" PARENT_SCOPE)
+  set(${result} "${words}" PARENT_SCOPE)
+endfunction()
+
+# Kernels that overlap their predecessor (csrc/cuda/overlap.cuh) are compiled for sm_90 by themselves: code made from
+# compute_80 would lack the wait. The PTX is of both, so that chips to come take the one with the wait.
+function(pyquant_gencode_overlapping result)
+  pyquant_codes(80 newer)
+  pyquant_codes(80only older)
+  if(older)
+    list(REMOVE_ITEM newer ${older})
+  endif()
+  pyquant_gencode_words(80 "${older}" before)
+  pyquant_gencode_words(90 "${newer}" since)
+  set(${result} "${before} ${since}" PARENT_SCOPE)
+endfunction()
+
+# How many files nvcc may compile at a time (one peaks at 6 GB), and what that comes to.
+function(pyquant_cuda_pool)
+  cmake_host_system_information(RESULT memory QUERY TOTAL_PHYSICAL_MEMORY)
+  cmake_host_system_information(RESULT jobs QUERY NUMBER_OF_LOGICAL_CORES)
+  if("$ENV{MAX_JOBS}" MATCHES "^[1-9][0-9]*$" AND "$ENV{MAX_JOBS}" LESS jobs)
+    set(jobs $ENV{MAX_JOBS})
+  endif()
+  math(EXPR pool "${memory} / 6000")
+  if(pool GREATER jobs)
+    set(pool ${jobs})
+  elseif(pool LESS 1)
+    set(pool 1)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY JOB_POOLS cuda=${pool})
+  get_property(rows GLOBAL PROPERTY PYQUANT_BUILD_ROWS)
+  if(PYQUANT_KERNELS STREQUAL "none")
+    set(rows 0)
+  elseif(NOT rows)
+    message(FATAL_ERROR "PYQUANT_KERNELS: '${PYQUANT_KERNELS}' names no row for ${PYQUANT_ARCHS}; "
+      "allowed: full, smoke, sample, none, or a regular expression over names such as gemm_sm80_s8s8_128x128x64_splitk")
+  endif()
+  get_property(seconds GLOBAL PROPERTY PYQUANT_BUILD_SECONDS)
+  math(EXPR seconds "0${seconds} + 120")  # what is not in the table
+  math(EXPR minutes "(${seconds} / ${pool} + 59) / 60")
+  message(STATUS "pyquant: ${rows} CUDA kernels to compile, about ${seconds} CPU seconds: about ${minutes} minutes with "
+    "${pool} jobs of up to 6 GB each (MAX_JOBS bounds them), less where ccache or sccache knows them")
 endfunction()
 
 # Names of the object libraries that make up the CUDA backend (without CUDA: the stub that says so).
@@ -394,27 +469,12 @@ function(pyquant_cuda_kernels result)
     return()
   endif()
 
-  # One instance file peaks at 6 GB.
-  cmake_host_system_information(RESULT memory QUERY TOTAL_PHYSICAL_MEMORY)
-  cmake_host_system_information(RESULT jobs QUERY NUMBER_OF_LOGICAL_CORES)
-  math(EXPR pool "${memory} / 6000")
-  if(pool GREATER jobs)
-    set(pool ${jobs})
-  elseif(pool LESS 1)
-    set(pool 1)
-  endif()
-  set_property(GLOBAL APPEND PROPERTY JOB_POOLS cuda=${pool})
-
+  pyquant_cuda_pool()
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
   pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
                        csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/quantize/histogram.cu)
-  # Kernels that overlap their predecessor (csrc/cuda/overlap.cuh) are compiled for sm_90 by themselves: code made from
-  # compute_80 would lack the wait. The PTX is of both, so that chips to come take the one with the wait.
-  set(overlapping "-gencode arch=compute_90,code=[sm_90,compute_90]")
-  if("80" IN_LIST PYQUANT_CUDA_ARCHS)
-    string(PREPEND overlapping "-gencode arch=compute_80,code=[sm_80,compute_80] ")
-  endif()
+  pyquant_gencode_overlapping(overlapping)
   pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/quantize/dequantize.cu
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/fused.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu

@@ -1,18 +1,23 @@
 // The CUDA interface of a build without nvcc: it says so.
 #include <stdexcept>
 
+#include "core/build_facts.h"
 #include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 namespace pyquant::cuda {
 
 namespace {
-[[noreturn]] void refuse() { throw std::runtime_error("built without CUDA kernels"); }
+std::string reason() { return std::string("built without CUDA kernels: ") + build_why_no_cuda(); }
+[[noreturn]] void refuse() { throw std::runtime_error(reason()); }
 }  // namespace
 
 bool is_built() { return false; }
 const char* cutlass_version() { return ""; }
 int runtime_version() { return 0; }
 int device_count() { return 0; }
+int driver_cuda_version() { return 0; }
+std::string why_no_device() { return reason(); }
 DeviceInfo device_info(int32_t) { refuse(); }
 std::string device_name(int32_t) { refuse(); }
 

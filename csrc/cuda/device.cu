@@ -4,6 +4,7 @@
 
 #include <cutlass/version.h>
 
+#include "cuda/driver.h"
 #include "cuda/gemm/call.h"
 #include "cuda/launch.h"
 #include "plan/row.h"
@@ -37,7 +38,12 @@ std::string name_of_device(int device) {
   return properties.name;
 }
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 DeviceInfo query(int device) {
+  if (const std::string why = why_no_device(); !why.empty()) throw std::runtime_error("pyquant sees no GPU: " + why);
   const auto get = [&](cudaDeviceAttr attribute) {
     int value = 0;
     check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute", device);
@@ -69,6 +75,25 @@ int runtime_version() { return CUDART_VERSION; }
 int device_count() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;  // no driver is an answer, not an error
+}
+
+int driver_cuda_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+std::string why_no_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return "";
+  const int served = driver_cuda_version();
+  if (served == 0) return "no NVIDIA driver was found";
+  if (status == cudaErrorInsufficientDriver)
+    return "the NVIDIA driver serves CUDA " + version_text(served) + "; pyquant's CUDA runtime is " +
+           version_text(CUDART_VERSION) + ", which needs driver " + std::to_string(minimum_driver(CUDART_VERSION)) +
+           " or newer";
+  if (status == cudaSuccess || status == cudaErrorNoDevice) return "the NVIDIA driver names no GPU";
+  return std::string(cudaGetErrorString(status)) + " (" + cudaGetErrorName(status) + ")";
 }
 
 DeviceInfo device_info(int32_t device) {

@@ -9,9 +9,11 @@
 #include <string>
 
 #include "core/blocked128.h"
+#include "core/build_facts.h"
 #include "core/epilogue_math.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "cuda/driver.h"
 #include "plan/choice.h"
 #include "plan/cost.h"
 #include "plan/float_route.h"
@@ -283,7 +285,11 @@ void evaluate(const std::string& which, uintptr_t from, uintptr_t to, int64_t co
 py::dict build_info() {
   py::dict d;
   d["cuda"] = cuda::is_built();
+  d["why_no_cuda"] = build_why_no_cuda();
+  d["architectures"] = build_architectures();
+  d["nvcc"] = build_nvcc();
   d["cuda_runtime"] = cuda::runtime_version();
+  d["minimum_driver"] = cuda::minimum_driver(cuda::runtime_version());
   d["cutlass"] = cuda::cutlass_version();
   d["kernels"] = row_count();
   int compiled = 0;
@@ -301,6 +307,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("cpu_isa", &cpu::isa_report);
   m.def("kernel_table", &kernel_table);
   m.def("device_count", &cuda::device_count);
+  m.def("driver_cuda_version", &cuda::driver_cuda_version);
+  m.def("why_no_device", &cuda::why_no_device);  // "" where there is a device
   m.def("device_info", [](int32_t device) {
     const DeviceInfo d = cuda::device_info(device);
     return py::dict(py::arg("sm") = d.sm, py::arg("sm_count") = d.sm_count, py::arg("shared_bytes") = d.shared_bytes,

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from pyquant.core.presets import PRESETS
 from pyquant.errors import PyquantError
 from pyquant.measure.environment import cpu_features, describe_environment, package_version
+from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
 from pyquant.measure.records import Environment
 
 _OPTIONAL = {
@@ -84,7 +84,9 @@ def doctor() -> Diagnosis:
     native = "compiled library in use" if why_not is None else f"not in use: {why_not}"
     if why_not is not None:
         problems.append(f"native library {native}; the ops run in plain PyTorch: the same bits, much slower")
-    devices = ["cpu", *_usable_cuda_devices()]
+    gpus = gpu_runtime()
+    problems += gpu_problems(gpus)
+    devices = ["cpu", *(f"cuda:{i}" for i in range(len(gpus.torch_gpus)))]
     capabilities = [found for device in devices for found in _capabilities(device)]
     problems += [
         f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False
@@ -93,7 +95,7 @@ def doctor() -> Diagnosis:
     return Diagnosis(
         environment=describe_environment("cpu"),
         native_library=native,
-        cuda=_cuda_lines(),
+        cuda=_cuda_lines(gpus),
         optional={name: _installed(name) for name in _OPTIONAL},
         capabilities=capabilities,
         problems=problems,
@@ -148,45 +150,25 @@ def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
     return Capability(name, device, True, exact, kernel)
 
 
-def _usable_cuda_devices() -> list[str]:
-    if torch.version.cuda is None:
-        return []
-    with warnings.catch_warnings():  # torch warns about a missing driver; doctor says it in its own words
-        warnings.simplefilter("ignore")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [f"cuda:{i}" for i in range(count)]
-
-
-def _cuda_lines() -> list[str]:
-    devices = _usable_cuda_devices()
+def _cuda_lines(gpus: GpuRuntime) -> list[str]:
     lines = []
-    for device in devices:
-        environment = describe_environment(device)
-        lines.append(f"{device}: {environment.gpu}, driver {environment.driver or 'unknown'}")
-    if torch.version.cuda is None:
-        lines.append(f"torch {torch.__version__} is built without CUDA: GPUs are not used")
-    elif not devices:
-        lines.append(f"torch is built for CUDA {torch.version.cuda}, but no GPU or driver was found")
-    return lines + _compiled_kernels()
+    for i in range(len(gpus.torch_gpus)):
+        environment = describe_environment(f"cuda:{i}")
+        lines.append(f"cuda:{i}: {environment.gpu}, driver {environment.driver or 'unknown'}")
+    return [*lines, *gpu_lines(gpus), *_compiled_kernels(gpus)]
 
 
-def _compiled_kernels() -> list[str]:
-    if importlib.util.find_spec("pyquant._native") is None:
-        return ["the module pyquant._native is not installed, so compiled kernels cannot be listed"]
-    try:
-        native = importlib.import_module("pyquant._native")
-    except ImportError as error:
-        return [f"pyquant._native cannot be loaded: {error}"]
-    return kernel_lines(native.kernel_table())
+def _compiled_kernels(gpus: GpuRuntime) -> list[str]:
+    if gpus.native_error or not gpus.build["cuda"]:
+        return []
+    return kernel_lines(importlib.import_module("pyquant._native").kernel_table())
 
 
 def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the rows of the native kernel table come to: which have machine code in this build, and which do not."""
     compiled = [str(kernel["name"]) for kernel in kernels if kernel["compiled"]]
     if not compiled:
-        return [
-            f"none of {len(kernels)} kernels has machine code here: there was no nvcc at build time, or CUDA was off"
-        ]
+        return [f"none of {len(kernels)} kernels has machine code here"]
     lines = [f"{len(compiled)} of {len(kernels)} kernels have machine code here: {', '.join(compiled)}"]
     missing = [str(kernel["name"]) for kernel in kernels if not kernel["compiled"]]
     return lines + ([f"left out at build time: {', '.join(missing)}"] if missing else [])

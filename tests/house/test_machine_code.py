@@ -146,6 +146,12 @@ def functions() -> Functions:
     return machine_code.read(tool, LIBRARY)
 
 
+def _built_for(architecture: str) -> bool:
+    """A build of one's own may be for the GPU at hand alone."""
+    built = NATIVE.build_info()["architectures"].split(";")
+    return architecture in {f"sm_{arch}" for arch in built} | {f"sm_{arch.rstrip('a')}" for arch in built}
+
+
 def _rows(family: str) -> list[Row]:
     return [row for row in NATIVE.kernel_table() if row["compiled"] and row["family"] == family]
 
@@ -158,7 +164,7 @@ def test_every_family_has_a_line() -> None:
 def test_each_row_has_machine_code_with_its_instruction(functions: Functions, family: str) -> None:
     """An emulated product is a call to a routine that holds a few MMAs; a native one stands inline, once per step."""
     facts = FAMILIES[family]
-    for architecture in facts.architectures:
+    for architecture in filter(_built_for, facts.architectures):
         kernels, want = {}, collections.defaultdict(list)
         for row in _rows(family):
             want[facts.pattern(row)].append(facts.count(row) if facts.count else 1)
@@ -183,6 +189,8 @@ def test_nothing_spills_to_local_memory(functions: Functions) -> None:
 def test_quantisers_wait_for_their_predecessor_and_release_their_successor(functions) -> None:
     """On sm_90 each holds both halves of programmatic dependent launch; sm_80 has no such instructions."""
     for architecture, count_of_each in (("sm_90", 1), ("sm_80", 0)):
+        if not _built_for(architecture):
+            continue
         kernels = {
             name: count
             for (arch, name), count in functions.items()

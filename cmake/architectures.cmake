@@ -1,0 +1,126 @@
+# PYQUANT_CUDA_ARCHS, as people write it, to the list that cmake/kernels.cmake reads: numbers as nvcc knows them.
+#   ""      the GPUs of this machine; where there is none, all
+#   native  the GPUs of this machine
+#   all     what a wheel holds: machine code for sm_80 (runs on 86, 87, 89 too) and sm_90a, and PTX for chips to come
+#   else    80, 8.0, sm_80, compute_80, 80-real, 8.0+PTX: all the same; several between semicolons, commas or spaces
+# Machine code is made for the architectures asked for. PTX is always kept beside it: a chip that none was made for runs
+# what its driver compiles, but for the kernels of sm_80's int4 products and of sm_90a, which exist for their chips only.
+set(PYQUANT_ARCHS_ALL 80 90a)
+set(PYQUANT_ARCHS_KNOWN 80 86 87 88 89 90a 100 103 110 120 121)
+
+function(pyquant_refuse_architecture word)
+  string(REPLACE ";" " " known "${PYQUANT_ARCHS_KNOWN}")
+  message(FATAL_ERROR "PYQUANT_CUDA_ARCHS: '${word}'; allowed: native, all, or of ${known} "
+    "(8.6, sm_86 and 86 are the same), separated by ; , or spaces")
+endfunction()
+
+# One architecture as nvcc knows it.
+function(pyquant_read_architecture word result)
+  string(TOLOWER "${word}" lower)
+  if(NOT lower MATCHES "^(sm_?|compute_?)?([0-9]+)(\\.([0-9]))?([af]?)(-real|\\+ptx)?$")
+    pyquant_refuse_architecture("${word}")
+  endif()
+  set(number "${CMAKE_MATCH_2}${CMAKE_MATCH_4}")
+  set(suffix "${CMAKE_MATCH_5}")
+  if(number LESS 80 AND number GREATER 9)
+    message(FATAL_ERROR "PYQUANT_CUDA_ARCHS: '${word}' is below 80: the CUDA kernels need compute capability 8.0 "
+      "(Ampere) or newer; PYQUANT_CUDA=OFF builds for CPUs only")
+  endif()
+  set(arch "${number}")
+  if(number EQUAL 90)
+    set(arch 90a)
+    if(NOT suffix)
+      message(STATUS "pyquant: architecture ${word} means 90a here: the kernels of sm_90 use its wgmma instructions")
+    endif()
+  elseif(suffix AND number GREATER 90)
+    message(STATUS "pyquant: architecture ${word} means ${number} here: no kernel uses what only ${word} has")
+  elseif(suffix)
+    pyquant_refuse_architecture("${word}")
+  endif()
+  if(NOT arch IN_LIST PYQUANT_ARCHS_KNOWN)
+    pyquant_refuse_architecture("${word}")
+  endif()
+  set(${result} ${arch} PARENT_SCOPE)
+endfunction()
+
+# The compute capabilities of this machine's GPUs ("8.6;9.0"), as nvidia-smi tells them; empty where there is none.
+function(pyquant_present_gpus result)
+  find_program(PYQUANT_NVIDIA_SMI nvidia-smi)
+  set(found "")
+  if(PYQUANT_NVIDIA_SMI)
+    execute_process(COMMAND "${PYQUANT_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE text ERROR_VARIABLE ignored RESULT_VARIABLE status TIMEOUT 60)
+    if(status EQUAL 0)
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]" found "${text}")
+      list(REMOVE_DUPLICATES found)
+    endif()
+  endif()
+  set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+# The architectures of this machine's GPUs that the kernels can run on.
+function(pyquant_native_architectures required result)
+  pyquant_present_gpus(gpus)
+  set(usable "")
+  foreach(gpu ${gpus})
+    if(gpu VERSION_GREATER_EQUAL 8.0)
+      pyquant_read_architecture(${gpu} arch)
+      list(APPEND usable ${arch})
+    else()
+      message(STATUS "pyquant: the GPU of compute capability ${gpu} is left out, the CUDA kernels need 8.0")
+    endif()
+  endforeach()
+  if(gpus AND NOT usable)
+    message(FATAL_ERROR "pyquant: this machine's GPU has compute capability ${gpus}, the CUDA kernels need 8.0. "
+      "Build for CPUs only with PYQUANT_CUDA=OFF, or for other machines with PYQUANT_CUDA_ARCHS=all")
+  elseif(required AND NOT usable)
+    message(FATAL_ERROR "PYQUANT_CUDA_ARCHS: 'native', but nvidia-smi names no GPU here; "
+      "allowed here: all, or a list such as 80;90a")
+  endif()
+  set(${result} "${usable}" PARENT_SCOPE)
+endfunction()
+
+function(pyquant_read_architectures text result)
+  string(REGEX REPLACE "[;, \t]+" ";" words "${text}")
+  list(REMOVE_ITEM words "")
+  set(archs "")
+  foreach(word ${words})
+    string(TOLOWER "${word}" lower)
+    if(lower STREQUAL "all")
+      list(APPEND archs ${PYQUANT_ARCHS_ALL})
+    elseif(lower STREQUAL "native")
+      pyquant_native_architectures(TRUE native)
+      list(APPEND archs ${native})
+    else()
+      pyquant_read_architecture("${word}" arch)
+      list(APPEND archs ${arch})
+    endif()
+  endforeach()
+  if(NOT words)
+    pyquant_native_architectures(FALSE archs)
+    if(NOT archs)
+      set(archs ${PYQUANT_ARCHS_ALL})
+    endif()
+  endif()
+  list(REMOVE_DUPLICATES archs)
+  list(SORT archs COMPARE NATURAL)
+  set(${result} "${archs}" PARENT_SCOPE)
+endfunction()
+
+# nvcc makes code for the chips of its time.
+function(pyquant_check_nvcc_knows archs)
+  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE text ERROR_VARIABLE ignored
+                  RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    return()
+  endif()
+  string(REGEX MATCHALL "[0-9]+" codes "${text}")
+  foreach(arch ${archs})
+    string(REPLACE "a" "" number ${arch})
+    if(NOT number IN_LIST codes)
+      string(REPLACE ";" " " codes "${codes}")
+      message(FATAL_ERROR "PYQUANT_CUDA_ARCHS: '${arch}', which nvcc ${CMAKE_CUDA_COMPILER_VERSION} "
+        "(${CMAKE_CUDA_COMPILER}) does not know; it knows ${codes}")
+    endif()
+  endforeach()
+endfunction()
