@@ -30,7 +30,6 @@ from pyquant.errors import (
     NativeLibraryError,
     NonFiniteError,
     PyquantError,
-    QuantizationWarning,
     SchemeError,
     UnsupportedError,
 )
@@ -38,6 +37,7 @@ from pyquant.mixed_precision.api import search
 from pyquant.mixed_precision.plan import Plan
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.convert import quantize_
+from pyquant.nn.dequantize import dequantize_
 from pyquant.nn.fold import fold_batch_norm_
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.fuse_rules import register_batch_norm, register_fusion
@@ -119,7 +119,6 @@ __all__ = [
     "QSequential",
     "QTensor",
     "QuantizationCalibrator",
-    "QuantizationWarning",
     "Quantize",
     "QuantizedMapping",
     "QuantizedMetadata",
@@ -139,6 +138,7 @@ __all__ = [
     "calibrate_recipe_",
     "chain_report",
     "convert_",
+    "dequantize_",
     "distillation",
     "finetune",
     "fold_batch_norm_",

@@ -15,6 +15,7 @@ from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
+from pyquant.io.atomic import put_beside
 from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.fuse import fused_activations, held, put_identity
 from pyquant.nn.fuse_rules import activation_of
@@ -43,7 +44,9 @@ def save_pretrained(
     model         any nn.Module; QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
     directory     made if missing; a pyquant checkpoint in it is replaced.
     extra         JSON-able words to keep beside the tensors.
-    model_config  further keys of config.json, for instance a transformers configuration.
+    model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
+                  of transformers brings its own, which these keys add to, and its generation_config.json; with
+                  compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point.
     ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
     Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
     before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
@@ -58,8 +61,12 @@ def save_pretrained(
         >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
         True
     """
+    from pyquant.integrations import transformers  # never at import: it is another library's business
+
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    if model_config is not None and not isinstance(model_config, Mapping):
+        raise ArgumentError("model_config", type(model_config).__name__, "a mapping, such as config.to_dict()")
     if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):
         raise ArgumentError(
             "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
@@ -68,19 +75,28 @@ def save_pretrained(
     aliases: dict[str, str] = {}
     layers: list[LayerRecord] = []
     dtypes: dict[str, str] = {}
+    theirs = transformers.is_model(model)
+    config = transformers.config_of(model, model_config) if theirs else model_config
     for name, module in _quantised(model):
         if id(module) in first_names:
             aliases[name] = first_names[id(module)]
-            continue
-        first_names[id(module)] = name
+            if not theirs:  # transformers knows no aliases: it finds a layer under each of its names
+                continue
+        first_names.setdefault(id(module), name)
         layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
         if module.dtype != torch.float32:
             dtypes[name] = str(module.dtype).removeprefix("torch.")
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
     residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
-    words = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    own = {OWN_EXTRA: words | ({"residuals": residuals} if residuals else {})}
-    return save_checkpoint(directory, layers, others, extra={**(extra or {}), **own}, model_config=model_config)
+    own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
+    own_extra = {OWN_EXTRA: own | ({"residuals": residuals} if residuals else {})}
+    digest = save_checkpoint(
+        directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
+        head_prefix=transformers.head_prefix(model) if theirs else "",
+    )  # fmt: skip
+    if theirs:
+        put_beside(directory, transformers.generation_files(model))
+    return digest
 
 
 def load_pretrained(
@@ -114,6 +130,8 @@ def load_pretrained(
     names = _names(skeleton)
     new: list[tuple[list[str], nn.Module]] = []
     for layer in checkpoint.layers:
+        if layer.name in aliases:
+            continue
         old = names.get(layer.name)
         if old is None:
             raise CheckpointError(f"layer '{layer.name}' is in the checkpoint; the model has no module of that name")

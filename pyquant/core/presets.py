@@ -140,6 +140,21 @@ def scheme_from_name(text: str) -> QScheme:
         raise SchemeError("scheme", repr(text)[:120], f"the options of {match[1]}: {_options(match[1])}") from None
 
 
+def to_scheme(value: object) -> object:
+    """A preset's text or the preset itself as its scheme; everything else as it is, for the caller to judge.
+
+    Raises SchemeError for text that names no scheme.
+
+    Example:
+        >>> to_scheme("W8A8Dynamic") == to_scheme(W8A8Dynamic) == W8A8Dynamic()
+        True
+    """
+    if isinstance(value, str):
+        return scheme_from_name(value)
+    preset = next((one for one in PRESETS.values() if value is one), None)
+    return value if preset is None else preset()
+
+
 @lru_cache(maxsize=256)
 def preset_name(scheme: QScheme) -> str | None:
     """The preset's text for a scheme, or None where no preset gives it."""

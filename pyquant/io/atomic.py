@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -106,6 +106,23 @@ class SaveDirectory:
         for name in self.names():
             if _TEMPORARY.fullmatch(name) or is_stale(name):
                 self.remove(name)
+
+
+def put_beside(directory: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Writes files into a directory, each whole or not at all, replacing those of their names.
+
+    Raises CheckpointError as SaveDirectory does, and where writing fails.
+    """
+    if not files:
+        return
+    try:
+        with SaveDirectory(directory) as out:
+            for name, data in files.items():
+                out.publish(out.stage(data), name)
+            out.sync()
+    except OSError as error:
+        reason = f"{error.strerror} (errno {error.errno})"
+        raise CheckpointError(f"{os.fspath(directory)}: {', '.join(files)} not saved: {reason}") from error
 
 
 def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | None = None) -> bytes:

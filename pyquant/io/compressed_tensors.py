@@ -8,6 +8,7 @@ embeddings are the exception: transformers fails on an embedding without a `weig
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
@@ -115,11 +116,15 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
     )
 
 
-def quantization_config(entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object) -> dict[str, Any]:
+def quantization_config(
+    entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object, head_prefix: str = ""
+) -> dict[str, Any]:
     """The `quantization_config` object of config.json.
 
-    ignore   names of floating-point modules, which readers of the format must leave alone.
-    recipe   what the model was made with, JSON-able, or None; only its SHA-256 is recorded.
+    ignore       names of floating-point modules, which readers of the format must leave alone.
+    recipe       what the model was made with, JSON-able, or None; only its SHA-256 is recorded.
+    head_prefix  module under which a model with a head holds its body ('bert', 'model'), or ''. Where there is one,
+                 targets are patterns that name a layer with and without it: transformers builds either from one file.
     ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
              as that class refuses unknown keys inside a group.
     """
@@ -132,7 +137,9 @@ def quantization_config(entries: Sequence[LayerEntry], ignore: Sequence[str], re
         group = next((g for g in groups if {**g, "targets": []} == body), None)
         if group is None:
             groups.append(group := {**body, "targets": []})
-        group["targets"].append(entry.name or "re:^$")
+        group["targets"].append(entry.name)
+    for group in groups:
+        group["targets"] = _targets(group["targets"], head_prefix)
     formats = sorted({g["format"] for g in groups})
     return {
         "quant_method": "compressed-tensors",
@@ -220,6 +227,13 @@ def _group(entry: LayerEntry, format_name: str) -> dict[str, Any]:
     if scheme.outputs is not None:
         group["output_activations"] = _arguments(scheme.outputs)
     return group
+
+
+def _targets(names: Sequence[str], head_prefix: str) -> list[str]:
+    if head_prefix:  # one pattern, as a reader tries every target on every module
+        bodies = sorted(re.escape(name.removeprefix(f"{head_prefix}.")) for name in names)
+        return [f"re:(?:{re.escape(head_prefix)}\\.)?(?:{'|'.join(bodies)})$"]
+    return [f"re:^{re.escape(name)}$" if name == "" or name.startswith("re:") else name for name in names]
 
 
 def _arguments(scheme: TensorScheme) -> dict[str, Any]:

@@ -45,9 +45,14 @@ def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, Layer
             )
 
 
-def check_json(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain copy of what JSON can hold without change, tuples as lists. Raises ArgumentError."""
-    return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, MAX_DEPTH - 2) for key, v in _items(argument, value)}
+def check_json(argument: str, value: Mapping[str, Any], *, whole_keys: bool = False) -> dict[str, Any]:
+    """A plain copy of what JSON can hold without change, tuples as lists.
+
+    whole_keys  whether whole numbers may be keys, as in the id2label of a transformers configuration; they become text.
+    Raises ArgumentError.
+    """
+    items = _items(argument, value, whole_keys)
+    return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, MAX_DEPTH - 2, whole_keys) for key, v in items}
 
 
 def config_of(
@@ -55,8 +60,12 @@ def config_of(
     other: Mapping[str, torch.Tensor],
     extra: Mapping[str, Any],
     model_config: Mapping[str, Any] | None,
+    head_prefix: str = "",
 ) -> dict[str, Any]:
-    """The contents of config.json: the caller's keys, and quantization_config where some layer has codes."""
+    """The contents of config.json: the caller's keys, and quantization_config where some layer has codes.
+
+    head_prefix  as in quantization_config().
+    """
     config = dict(model_config or {})
     if "quantization_config" in config:
         raise ArgumentError(
@@ -66,7 +75,7 @@ def config_of(
         return config
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
     ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
-    return {**config, "quantization_config": quantization_config(entries, ignore, extra.get("recipe"))}
+    return {**config, "quantization_config": quantization_config(entries, ignore, extra.get("recipe"), head_prefix)}
 
 
 def parts_of(
@@ -98,20 +107,28 @@ def _units(
         yield {name: other[name].detach().to("cpu").contiguous()}
 
 
-def _items(argument: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    for key in value:
-        if not isinstance(key, str):
+def _items(argument: str, value: Mapping[Any, Any], whole_keys: bool) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ArgumentError(argument, type(value).__name__, "a mapping")
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        is_whole = whole_keys and isinstance(key, int) and not isinstance(key, bool)
+        if not isinstance(key, str) and not is_whole:
             raise ArgumentError(argument, f"key {key!r}"[:80], "text as keys, as in JSON")
-    return list(value.items())
+        if str(key) in found:
+            raise ArgumentError(argument, f"key {key!r} as a number and as text"[:80], "each key once")
+        found[str(key)] = item
+    return list(found.items())
 
 
-def _json_ready(argument: str, value: object, levels: int) -> object:
+def _json_ready(argument: str, value: object, levels: int, whole_keys: bool) -> object:
     if isinstance(value, (Mapping, list, tuple)) and levels == 0:
         raise ArgumentError(argument, "objects nested too deeply", f"{MAX_DEPTH - 1} levels")
     if isinstance(value, Mapping):
-        return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, levels - 1) for key, v in _items(argument, value)}
+        items = _items(argument, value, whole_keys)
+        return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, levels - 1, whole_keys) for key, v in items}
     if isinstance(value, (list, tuple)):
-        return [_json_ready(argument, v, levels - 1) for v in value]
+        return [_json_ready(argument, v, levels - 1, whole_keys) for v in value]
     is_number = isinstance(value, (int, float)) and -(2.0**63) < value < 2.0**63
     if value is None or isinstance(value, (str, bool)) or is_number:
         return value

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
-from pyquant.nn import state, weights
+from pyquant.nn import foreign_saves, state, weights
 
 Self = TypeVar("Self", bound="LinearState")
 
@@ -33,7 +33,6 @@ class LinearState(nn.Module):
     state_slots: dict[str, state.Slot]
     missing: str | None  # the tensor without which the layer cannot run
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
-    note: str = ""  # why quantize_ gave the layer another scheme than the config says
     storage: Tensor
     weight_scale: Tensor  # None in a 16-bit layer
     weight_zero_point: Tensor | None
@@ -197,6 +196,8 @@ class LinearState(nn.Module):
         super().__setattr__(name, value)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not self.scheme.is_float:
+            foreign_saves.refuse(prefix)
         for name, tensor in self._state().items():
             destination[prefix + name] = tensor if keep_vars else tensor.detach()
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 
@@ -27,7 +28,7 @@ class Decision:
 
 
 class FqnConfig:
-    """Schemes by fully qualified name: a mapping {key: QScheme or None}.
+    """Schemes by fully qualified name: a mapping {key: QScheme, its name, its preset, or None}.
 
     Keys, strongest first:
       'encoder.0.query'       exact name of a layer;
@@ -51,7 +52,7 @@ class FqnConfig:
             raise ArgumentError(
                 "config", f"{type(entries).__name__} {entries!r}"[:120], "a mapping {name: QScheme or None}"
             )
-        self.entries: dict[Key, QScheme | None] = dict(entries)
+        self.entries: dict[Key, Any] = {key: _scheme(key, value) for key, value in entries.items()}
         self._names: dict[str, QScheme | None] = {}
         self._patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = {"re": [], "glob": []}
         self._types: list[type] = []
@@ -135,3 +136,10 @@ class FqnConfig:
 
     def __repr__(self) -> str:
         return f"FqnConfig({self.entries!r})"
+
+
+def _scheme(key: Key, value: object) -> object:
+    try:
+        return to_scheme(value)
+    except ArgumentError as error:
+        raise ArgumentError("config", f"{key!r}: {error.got}"[:160], error.allowed) from None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
-from pyquant.nn import state, weights
+from pyquant.nn import foreign_saves, state, weights
 
 ROWS = TensorScheme(bits=8, granularity="per_channel")
 
@@ -116,6 +116,10 @@ class QEmbedding(nn.Module):
             raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
         real: Tensor = torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
         return real
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        foreign_saves.refuse(prefix)
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,

@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "ptq": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe", "io"},
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
-    "pretrained": {"errors", "core", "nn", "io"},
+    "pretrained": {"errors", "core", "nn", "io", "integrations"},  # the last inside functions alone
+    "integrations": {"errors", "core", "nn", "io"},
     "results": {"errors", "io"},  # of io: files that are whole at any moment
     "measure": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "_native"},
     "analyse": {

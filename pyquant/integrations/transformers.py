@@ -1,0 +1,102 @@
+"""What a model of transformers says about itself, and the files that go with one, for transformers to find.
+
+Nothing here imports transformers: the model at hand has, or the folder needs no library to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.qlinear import QLinear
+
+MAX_COMPANION_BYTES: Final = 2**30
+GENERATION: Final = "generation_config.json"
+# Files of a model's folder that say how its inputs are made and its outputs are used: all but weights and config.json.
+_COMPANIONS: Final = re.compile(
+    r"(?:tokenizer|vocab|merges|added_tokens|special_tokens_map|generation_config|chat_template|preprocessor_config"
+    r"|processor_config|video_preprocessor_config|image_processor_config|feature_extractor_config|spiece|source|target"
+    r"|sentencepiece\.bpe|modules|sentence_bert_config|config_sentence_transformers|LICENSE|NOTICE)"
+    r"(?:[._][\w.]+)?"
+)
+_SENTENCE_MODULE: Final = re.compile(r"[1-9]\d*_[A-Za-z]\w*")  # 1_Pooling, 2_Dense ... of sentence-transformers
+
+
+def is_model(model: nn.Module) -> bool:
+    """Whether this is a model of transformers (and not something that contains one)."""
+    return any(
+        f"{c.__module__}.{c.__name__}" == "transformers.modeling_utils.PreTrainedModel" for c in type(model).__mro__
+    )
+
+
+def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keys of config.json with which transformers builds this model again, as its own save_pretrained writes them.
+
+    model   of transformers (is_model).
+    given   keys that add to or replace those of the model's configuration, such as the whole of `config.to_dict()`.
+    Three keys follow from the model whatever is given: its class (where none is named), its type, and that weights
+    which were tied and of which one is quantised now are tied no more.
+    """
+    config: dict[str, Any] = {**json.loads(model.config.to_json_string()), **(given or {})}
+    config["architectures"] = config.get("architectures") or [type(model).__name__]
+    dtype = next((m.dtype for m in model.modules() if isinstance(m, (QLinear, QConv2d, QEmbedding))), None)
+    if dtype is not None:
+        config["dtype"] = str(dtype).removeprefix("torch.")
+    if config.get("tie_word_embeddings", False):
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        if ends[1] is not None and any(isinstance(end, (QLinear, QEmbedding)) for end in ends):
+            config["tie_word_embeddings"] = False
+    return config
+
+
+def head_prefix(model: Any) -> str:
+    """What transformers puts before, or takes from, a layer's name when it builds the model with or without a head."""
+    return str(getattr(model, "base_model_prefix", "") or "")
+
+
+def generation_files(model: Any) -> dict[str, bytes]:
+    """The generation_config.json of a model that generates text, by its name; else nothing."""
+    config = getattr(model, "generation_config", None)
+    return {} if config is None else {GENERATION: config.to_json_string().encode()}
+
+
+def copy_companions(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[str]:
+    """Copies the files of tokenizer, generation and sentence-transformers from a model's folder beside a checkpoint.
+
+    source   folder of a model; its weights and its config.json stay where they are.
+    target   an existing folder; each file appears whole or not at all, replacing one of its name.
+    ->       names of what was copied, relative to the folder.
+    Raises CheckpointError for what is no regular file; OSError from the file system.
+    """
+    folder, copied = Path(source), []
+    with SaveDirectory(target) as out:
+        for file in sorted(folder.iterdir()):
+            if file.is_file() and _COMPANIONS.fullmatch(file.name):
+                _copy(file, out)
+                copied.append(file.name)
+    for module in sorted(folder.iterdir()):
+        if module.is_dir() and _SENTENCE_MODULE.fullmatch(module.name):
+            with SaveDirectory(Path(target) / module.name) as out:
+                for file in sorted(module.iterdir()):
+                    if file.is_file():
+                        _copy(file, out)
+                        copied.append(f"{module.name}/{file.name}")
+    return copied
+
+
+def _copy(file: Path, out: SaveDirectory) -> None:
+    out.publish(out.stage(read_file(file, check=_check_size)), file.name)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_COMPANION_BYTES:
+        raise OSError(27, f"larger than {MAX_COMPANION_BYTES} bytes")

@@ -1,0 +1,66 @@
+"""Other libraries' savers are refused: they would write integer codes under the names of float weights.
+
+Such a file loads without an error, as a model of garbage. A saver asks every layer for its state, so a layer that holds
+codes looks at who is asking. Who asks is found in the call stack: it needs none of these libraries, works for a layer
+inside of any wrapper, and leaves nothing in the model that a copy or a pickle would have to carry.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import torch
+
+from pyquant.errors import UnsupportedError
+
+# library -> its functions that write a state which is read back as float weights, or that prepare it for such a writer.
+# What resumes a run of the same code (accelerate's save_state) and what writes adapters alone (peft) is not among them.
+_SAVERS: Final[dict[str, frozenset[str]]] = {
+    "transformers": frozenset({"save_pretrained", "_save"}),
+    "diffusers": frozenset({"save_pretrained"}),
+    "sentence_transformers": frozenset({"save_pretrained", "save", "save_torch_weights"}),
+    "huggingface_hub": frozenset({"save_pretrained", "_save_pretrained", "save_torch_model"}),
+    "accelerate": frozenset({"save_model", "get_state_dict"}),
+    "safetensors": frozenset(),  # its save_model loads strictly; here only as a step of the others
+}
+_RESUMERS: Final = frozenset({"save_state"})
+
+
+def refuse(prefix: str) -> None:
+    """Raise UnsupportedError where another library's saver is asking for the state of a layer that holds codes.
+
+    prefix   of the layer's names in the state, with the dot at its end.
+    """
+    saver = None if torch.compiler.is_compiling() else _saver()
+    if saver is not None:
+        library, function = saver
+        raise UnsupportedError(
+            f"{function} of {library} would write the integer codes of layer '{prefix.removesuffix('.')}' as if "
+            "they were its float weights; call pyquant.save_pretrained(model, directory) instead (model: the module "
+            "that was quantised), or pyquant.dequantize_(model) first"
+        )
+
+
+def _saver() -> tuple[str, str] | None:
+    """(library, function) of the saver at work, or None.
+
+    Only the frames next to the layer count, up to the first that is neither torch's nor such a library's: a saver of
+    pyquant, or a user's own torch.save, may well be called from within another library's.
+    """
+    frame = sys._getframe(2)
+    found: list[tuple[str, str]] = []
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        function = frame.f_code.co_name
+        is_passage = package == "torch" or function in ("state_dict", "_save_to_state_dict")
+        if not is_passage and package not in _SAVERS:
+            break
+        if not is_passage:
+            found.append((package, function))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    if any(function in _RESUMERS for _, function in found):
+        return None
+    return next((one for one in reversed(found) if one[1] in _SAVERS[one[0]]), None)
