@@ -30,6 +30,7 @@ from pyquant.errors import (
     NativeLibraryError,
     NonFiniteError,
     PyquantError,
+    QuantizationWarning,
     SchemeError,
     UnsupportedError,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "QSequential",
     "QTensor",
     "QuantizationCalibrator",
+    "QuantizationWarning",
     "Quantize",
     "QuantizedMapping",
     "QuantizedMetadata",

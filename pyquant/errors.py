@@ -68,3 +68,7 @@ class CheckpointError(PyquantError, RuntimeError):
 
 class NativeLibraryError(PyquantError, ImportError):
     """The compiled library is missing or cannot be loaded where it was asked for explicitly."""
+
+
+class QuantizationWarning(UserWarning):
+    """A model was quantised, but part of it stays as it was, got another scheme, or runs slower than before."""

@@ -16,6 +16,7 @@ from pyquant.cli.progress import Progress
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.indivisible import CHOICES
 from pyquant.report.render import table
 
 _EXAMPLES = """\
@@ -59,6 +60,11 @@ def add_parser(commands: Any) -> None:
         "--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:..."
     )
     parser.add_argument("--embeddings", action="store_true", help="also Embedding layers, int8 with a scale a row")
+    parser.add_argument("--heads", action="store_true", help="also output heads (lm_head), which stay float otherwise")
+    parser.add_argument(
+        "--on-indivisible", choices=CHOICES, default=None,
+        help="layers whose rows the group size does not divide: one scale a channel (default), left, or an error",
+    )  # fmt: skip
     parser.add_argument("--out", required=True, metavar="DIR", help="where the quantised model is saved")
     parser.set_defaults(run=run)
 
@@ -92,10 +98,12 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
             if getattr(args, name):
                 raise ArgumentError(f"--{name}", getattr(args, name), "together with --recipe")
         config = _config(args)
-        return lambda model: pyquant.quantize_(model, config.schemes, embeddings=config.embeddings)
-    for name in ("skip", "embeddings"):
+        switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
+        return lambda model: pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **switches)
+    for name in ("skip", "embeddings", "heads", "on_indivisible"):
         if getattr(args, name):
-            raise ArgumentError(f"--{name}", "given together with --recipe", "skip_modules of the recipe")
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentError(option, "given together with --recipe", "what the recipe says about layers")
     from pyquant.ptq import quantize_recipe_
     from pyquant.ptq.ranges_file import load_ranges
     from pyquant.recipe import Recipe

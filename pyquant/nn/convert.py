@@ -9,15 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, PyquantError
+from pyquant.errors import ArgumentError, PyquantError, SchemeError
 from pyquant.nn import obstacles, state
+from pyquant.nn.indivisible import check_choice, fitted
+from pyquant.nn.keep import kept_layers, output_heads, remember
+from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.sites import Filter, Site, check_keys, find_sites, rules_of, scheme_of
-from pyquant.nn.swap import swap_modules
+from pyquant.nn.report import quantization_report
+from pyquant.nn.sites import Fate, Filter, Site, check_keys, fate_of, find_sites, rules_of
+from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.tell import warn_of_floats
 
 
 def quantize_(
@@ -27,6 +32,8 @@ def quantize_(
     device: torch.device | str | None = None,
     *,
     embeddings: bool = False,
+    heads: bool | None = None,
+    on_indivisible: str = "per_channel",
     input_scales: Mapping[str, float | Tensor] | None = None,
 ) -> nn.Module:
     """Replace the Linear and Conv2d layers of a model by QLinear and QConv2d, in place.
@@ -38,13 +45,22 @@ def quantize_(
     filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
     device        where the new layers are made and, at the end, the whole model is moved; None: stay.
     embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
+    heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
+                  floating point, as other tools do, and the warning says so; False: the same without a word; True:
+                  quantised. A name or pattern of the config that means the head decides first.
+    on_indivisible  layers whose K the scheme's group size does not divide: 'per_channel' gives them one scale a
+                  channel, 'skip' leaves them in floating point, 'error' raises SchemeError.
     input_scales  {layer name: real size of one input code} for static schemes.
     ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
-    Transactional: on any exception the model is as before. The output projection of nn.MultiheadAttention stays in
-    floating point (its parent reads the weight and never calls the layer), and so do convolutions with groups or
-    another padding than zeros, unless they are named: see quantization_report.
-    Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers that cannot be converted, a
-    group size that does not divide, a missing or unused input scale.
+    Transactional: on any exception the model is as before.
+
+    Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions with
+    groups, classes that multiply by their own parameters, Linears with a forward of their own), adapters (what a
+    wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen), heads.
+    One QuantizationWarning names them with their share of the bytes where they are 1 % or more and nobody asked for it.
+
+    Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be
+    converted, lazy layers, a missing or unused input scale.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -56,30 +72,72 @@ def quantize_(
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     if filter_fn is not None and not callable(filter_fn):
         raise ArgumentError("filter_fn", type(filter_fn).__name__, "a function (module, name) -> bool, or None")
+    if heads is not None and not isinstance(heads, bool):
+        raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
+    check_choice(on_indivisible)
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
     rules = rules_of(config)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
     if isinstance(model, kinds):
-        raise ArgumentError(
-            "model", f"a {type(model).__name__} itself", "a module that contains layers; use from_float"
-        )
+        raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
     sites = list(find_sites(model, kinds))
     if not sites:
         raise ArgumentError(
             "model", f"a {type(model).__name__} without nn.Linear or nn.Conv2d layers", "a model with layers to convert"
         )
     check_keys(rules, model, sites)
-    chosen = [(site, scheme) for site in sites if (scheme := scheme_of(rules, site, filter_fn)) is not None]
-    _check_scales(scales, chosen)
+    kept = kept_layers(model, heads=heads is True)
+    fates = [(site, fate_of(rules, site, filter_fn, kept)) for site in sites]
+    fits = [(site, *_fit(site, fate, on_indivisible)) for site, fate in fates]
+    chosen = [(site, scheme, note) for site, scheme, note in fits if scheme is not None]
+    _check_scales(scales, [(site, scheme) for site, scheme, _ in chosen])
     made: dict[tuple[Any, ...], nn.Module] = {}
-    new = [(site.names, _convert(site, scheme, scales, target, made)) for site, scheme in chosen]
-    swap_modules(model, new, device=target)
+    new = [(site.names, _convert(site, scheme, note, scales, target, made)) for site, scheme, note in chosen]
+    wished = {site.names[0] for site, fate in fates if fate.is_wish}
+    undo: list[Undo] = []
+    swap_modules(model, new, device=target, undo=undo)
+    try:
+        for site, scheme, note in fits:
+            if scheme is None:
+                remember(site.module, note, undo)
+        warn_of_floats(quantization_report(model), wished | _wished(model, rules, filter_fn, embeddings, heads))
+    except BaseException:  # a warning that the caller made an error is one, too
+        for step in reversed(undo):
+            step()
+        raise
     return model
 
 
+def _fit(site: Site, fate: Fate, on_indivisible: str) -> tuple[QScheme | None, str]:
+    """The scheme that a site can have, and a note where that is another one than it was given, or none."""
+    if fate.scheme is None:
+        return None, fate.reason
+    try:
+        return fitted(fate.scheme, site.module, on_indivisible)
+    except SchemeError as error:
+        raise SchemeError(f"{site.names[0]}: {error.argument}", error.got, error.allowed) from None
+
+
+def _wished(
+    model: nn.Module, rules: FqnConfig, filter_fn: Filter | None, embeddings: bool, heads: bool | None
+) -> set[str]:
+    """Names that the arguments leave in floating point, beside the layers for which config or filter say so."""
+    found = set()
+    left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
+    for name, module in model.named_modules():
+        decision = rules.decide(name, module)
+        is_left = decision is None or decision.scheme is None or id(module) in left_heads
+        is_lookup = isinstance(module, nn.Embedding) and not embeddings
+        # with a filter layers are chosen by hand, and it is asked about layers only
+        is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
+        if is_left or is_lookup or is_no_layer:
+            found.add(name)
+    return found
+
+
 def _convert(
-    site: Site, scheme: QScheme, scales: Mapping[str, float | Tensor], device: torch.device | None,
+    site: Site, scheme: QScheme, note: str, scales: Mapping[str, float | Tensor], device: torch.device | None,
     made: dict[tuple[Any, ...], nn.Module],
 ) -> nn.Module:  # fmt: skip
     """The quantised twin of one module. Modules that share weight and bias share their twin."""
@@ -102,6 +160,8 @@ def _convert(
             raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
         raise
     new.train(old.training)
+    if note and isinstance(new, LinearState):
+        new.note = note
     obstacles.carry_hooks(old, new)
     made[key] = new
     return new

@@ -33,6 +33,7 @@ class LinearState(nn.Module):
     state_slots: dict[str, state.Slot]
     missing: str | None  # the tensor without which the layer cannot run
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
+    note: str = ""  # why quantize_ gave the layer another scheme than the config says
     storage: Tensor
     weight_scale: Tensor  # None in a 16-bit layer
     weight_zero_point: Tensor | None

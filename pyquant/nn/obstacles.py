@@ -26,11 +26,17 @@ KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """reason: what is in the way. remedy: what to do. is_usual: stock models have it, so a broad config skips it."""
+    """What is in the way of a quantised twin.
+
+    reason    what it is. remedy: what to do.
+    is_usual  stock models have it, so a config that does not name the layer passes over it.
+    is_final  nothing that is done to the model later takes it away: quantize_ leaves such a layer and says so.
+    """
 
     reason: str
     remedy: str
     is_usual: bool = False
+    is_final: bool = True
 
 
 def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | None:
@@ -44,7 +50,7 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
             "belongs to nn.MultiheadAttention, which reads its weight and never calls it", exclude, is_usual=True
         )
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
-        return Obstacle("is lazy and has no weights yet", "run one forward pass first")
+        return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return Obstacle(
             "has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}"

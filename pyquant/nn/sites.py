@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from torch import nn
 
@@ -11,7 +12,8 @@ from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
-from pyquant.nn.match import FqnConfig, Key
+from pyquant.nn.keep import Kept
+from pyquant.nn.match import Decision, FqnConfig, Key
 
 Filter = Callable[[nn.Module, str], bool]
 Config = QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[Key, QScheme | None]
@@ -38,11 +40,66 @@ def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator
     return iter(found.values())
 
 
+@dataclass(frozen=True)
+class Fate:
+    """What becomes of one site. scheme: None leaves it in floating point.
+
+    is_wish  whether it is left because filter or config say so; else `reason` tells what is in the way.
+    is_named whether the config names it exactly.
+    """
+
+    scheme: QScheme | None
+    reason: str = ""
+    is_wish: bool = False
+    is_named: bool = False
+
+
+_PATTERNS: Final = ("name", "re", "glob")
+
+
 def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme | None:
     """The scheme of one module, None to leave it alone; raises where its names disagree or it cannot be converted."""
+    decisions = _decisions(rules, site, filter_fn)
+    scheme = decisions[0].scheme if decisions else None
+    if scheme is None:
+        return None
+    why_not = obstacles.why_not(site.module, site.parents)
+    if why_not is None:
+        return scheme
+    if why_not.is_usual and not any(d.kind == "name" for d in decisions):
+        return None
+    raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
+
+
+def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mapping[int, Kept]) -> Fate:
+    """What becomes of one module where everything that is not named exactly may be left, with a reason.
+
+    kept  kept_layers() of the model.
+    Raises ArgumentError where its names disagree, and where it cannot be converted and is named exactly or is lazy.
+    """
+    decisions = _decisions(rules, site, filter_fn)
+    if not decisions or decisions[0].scheme is None:
+        return Fate(None, is_wish=True)
+    kinds = {d.kind for d in decisions}
+    why_not = obstacles.why_not(site.module, site.parents)
+    if why_not is not None:
+        if "name" in kinds or not why_not.is_final:
+            raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
+        return Fate(None, why_not.reason)
+    left = kept.get(id(site.module))
+    if left is not None and not kinds & set(_PATTERNS if left.is_head else ("name",)):
+        return Fate(None, left.reason)
+    return Fate(decisions[0].scheme, is_named="name" in kinds)
+
+
+def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[Decision]:
+    """What a config says about a module under all of its names, of one mind; empty: it does not mean the module.
+
+    Raises ArgumentError where the names disagree.
+    """
     wanted = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
     if not wanted:
-        return None
+        return []
     decisions = [rules.decide(name, site.module) for name in wanted]
     schemes = [None if decision is None else decision.scheme for decision in decisions]
     if len(wanted) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
@@ -52,15 +109,8 @@ def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme
             raise ArgumentError(
                 "config", f"one shared layer under several names ({told})", "the same scheme for all its names"
             )
-        schemes = [named[0].scheme]
-    if schemes[0] is None:
-        return None
-    why_not = obstacles.why_not(site.module, site.parents)
-    if why_not is None:
-        return schemes[0]
-    if why_not.is_usual and not any(d is not None and d.kind == "name" for d in decisions):
-        return None
-    raise ArgumentError("model", f"layer '{wanted[0]}' {why_not.reason}", why_not.remedy)
+        return named
+    return [d for d in decisions if d is not None]
 
 
 def rules_of(config: object) -> FqnConfig:

@@ -135,7 +135,7 @@ def test_verify_finds_wrong_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["quantize", ".", "--scheme", "W8A8Dynamic", "--out", "q"], "config.json"),
         (["quantize", MODEL, "--scheme", "W9A9", "--out", "q"], "W9A9"),
         (["quantize", MODEL, "--scheme", "W8A8", "--out", "q"], "input_scales"),
-        (["quantize", MODEL, "--scheme", "W4A8Dynamic(group_size=5)", "--out", "q"], "5"),
+        (["quantize", MODEL, "--scheme", "W4A8Dynamic(group_size=5)", "--on-indivisible", "error", "--out", "q"], "5"),
         (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--skip", "nothing", "--out", "q"], "nothing"),
         (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--out", "toy_models.py"], "a file"),
         (["quantize", MODEL, "--config", "missing.yaml", "--out", "q"], "no such file"),

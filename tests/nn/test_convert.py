@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -295,10 +296,30 @@ def test_what_cannot_be_converted_is_refused_by_name(make: Callable[..., nn.Modu
         make = lambda: OwnForward(8, 8, bias=False)  # noqa: E731
     model = nn.ModuleDict({"first": nn.Linear(8, 8), "odd": make()})
     with pytest.raises(pyquant.ArgumentError, match=f"layer 'odd'.*{match}"):
-        pyquant.quantize_(model, W8A8Dynamic())
+        pyquant.quantize_(model, {"odd": W8A8Dynamic(), "first": W8A8Dynamic()})
     assert type(model["first"]) is nn.Linear
-    pyquant.quantize_(model, W8A8Dynamic(), lambda module, name: name != "odd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)  # what was asked for needs no words
+        pyquant.quantize_(model, W8A8Dynamic(), lambda module, name: name != "odd")
     assert isinstance(model["first"], QLinear)
+
+
+@pytest.mark.parametrize("make", [lambda: OwnForward(8, 8), OwnTensors, pruned, patched, lambda: weight_normed()])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_cannot_be_converted_is_left_and_named_where_nobody_named_it(make: Callable[..., nn.Module]) -> None:
+    model = nn.ModuleDict({"first": nn.Linear(8, 8), "odd": make()})
+    with pytest.warns(pyquant.QuantizationWarning, match=r"odd \("):
+        pyquant.quantize_(model, W8A8Dynamic())
+    assert isinstance(model["first"], QLinear)
+    assert not isinstance(model["odd"], QLinear)
+    told = {r.name: r for r in pyquant.quantization_report(model)}
+    assert told["odd"].scheme == "float"
+    assert told["odd"].reason not in ("", "left alone")
+
+
+def test_a_lazy_layer_is_refused_as_running_the_model_once_mends_it() -> None:
+    with pytest.raises(pyquant.ArgumentError, match=r"layer '1' is lazy"):
+        pyquant.quantize_(nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(8)), W8A8Dynamic())
 
 
 @pytest.mark.parametrize(
@@ -315,7 +336,9 @@ def test_what_cannot_be_converted_is_refused_by_name(make: Callable[..., nn.Modu
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device=1.5), "device"),
         (lambda: pyquant.quantize_(Mlp(), W8A8(), input_scales=[1.0]), "input_scales"),
         (lambda: pyquant.quantize_(Mlp(), W4A8(), input_scales={}), "input_scales"),
-        (lambda: pyquant.quantize_(Mlp(), W4A8Dynamic()), "blocks.0.fc1: group_size"),
+        (lambda: pyquant.quantize_(Mlp(), W4A8Dynamic(), on_indivisible="error"), "blocks.0.fc1: group_size"),
+        (lambda: pyquant.quantize_(Mlp(), W4A8Dynamic(), on_indivisible="groups"), "on_indivisible"),
+        (lambda: pyquant.quantize_(Mlp(), W4A8Dynamic(), heads="no"), "heads"),
     ],
 )
 def test_wrong_arguments(call: Callable[[], Any], argument: str) -> None:

@@ -1,0 +1,54 @@
+"""What becomes of a layer whose rows the group size of its scheme does not divide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from torch import nn
+
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, SchemeError
+
+CHOICES: Final = ("per_channel", "skip", "error")
+
+
+def check_choice(on_indivisible: object) -> str:
+    """The switch, if it is one of CHOICES. Raises ArgumentError."""
+    if on_indivisible not in CHOICES:
+        raise ArgumentError("on_indivisible", repr(on_indivisible)[:80], ", ".join(map(repr, CHOICES)))
+    return str(on_indivisible)
+
+
+def row_length(module: nn.Module) -> int | None:
+    """K of a Linear or Conv2d, None for other modules."""
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if isinstance(module, nn.Conv2d):
+        return module.in_channels * module.kernel_size[0] * module.kernel_size[1]
+    return None
+
+
+def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str) -> tuple[QScheme | None, str]:
+    """The scheme that a layer can have, and what to say of it ('' where it is the given one).
+
+    on_indivisible  'per_channel': one scale an output channel instead of groups; 'skip': None, the layer stays in
+                    floating point; 'error': SchemeError.
+
+    Example:
+        >>> from pyquant.core.presets import W4A8Dynamic
+        >>> str(fitted(W4A8Dynamic(128), nn.Linear(192, 8), "per_channel")[0])
+        'W4A8Dynamic(group_size=None)'
+    """
+    group, k = scheme.weights.group_size, row_length(module)
+    if group is None or k is None or k % group == 0:
+        return scheme, ""
+    if on_indivisible == "error":
+        raise SchemeError(
+            "group_size", group, f"a divisor of in_features = {k}, or None; or on_indivisible='per_channel' or 'skip'"
+        )
+    reason = f"group size {group} does not divide K = {k}"
+    if on_indivisible == "skip":
+        return None, reason
+    whole = replace(scheme.weights, granularity="per_channel", group_size=None)
+    return replace(scheme, weights=whole), f"{reason}: one scale a channel"

@@ -1,0 +1,100 @@
+"""Layers that could be quantised and by convention are not: adapters that are being trained, output heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from pyquant.nn.matrices import is_matrix
+
+HEAD_NAMES: Final = ("lm_head", "embed_out")
+ADAPTER: Final = "an adapter of a layer that wraps another (LoRA and the like)"
+TRAINED: Final = "trainable in a model whose other weights are frozen"
+HEAD: Final = "an output head, left in floating point unless heads=True or its name is in the config"
+TIED: Final = "tied to an output head that stays in floating point"
+_LEFT: Final = "pyquant_left"
+MOSTLY: Final = 0.5  # share of the weights that must be frozen for the rest to count as adapters
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Why a layer is kept in floating point. is_head: patterns of a config that mean it overrule that."""
+
+    reason: str
+    is_head: bool = False
+
+
+def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
+    """{id of a module: why it is kept}, for the whole model.
+
+    heads  True: output heads, and embeddings tied to them, are quantised like every other layer.
+    """
+    kept: dict[int, Kept] = {}
+    if not heads:
+        found = list(output_heads(model))
+        kept.update({id(head): Kept(HEAD, is_head=True) for head in found})
+        matrices = {id(head._parameters.get("weight")) for head in found}
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and id(module._parameters.get("weight")) in matrices:
+                kept[id(module)] = Kept(TIED, is_head=True)
+    kept.update({id(module): Kept(TRAINED) for module in _trained(model)})
+    kept.update({id(module): Kept(ADAPTER) for module in _adapters(model)})
+    return kept
+
+
+def remember(module: nn.Module, reason: str, undo: list[Callable[[], Any]]) -> None:
+    """Keep with a float layer why quantize_ left it ('': by the caller's wish); what the model shows later cannot tell.
+
+    undo  receives the step that takes it back.
+    """
+    before = module.__dict__.get(_LEFT)
+    undo.append(partial(module.__dict__.pop, _LEFT, None) if before is None else partial(_write, module, before))
+    _write(module, reason)
+
+
+def remembered(module: nn.Module) -> str:
+    """The reason that remember() kept with a layer, or ''."""
+    return str(module.__dict__.get(_LEFT, ""))
+
+
+def _write(module: nn.Module, reason: str) -> None:
+    module.__dict__[_LEFT] = reason
+
+
+def output_heads(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers that turn the last hidden state into logits of a vocabulary: what get_output_embeddings() of any part
+    of the model gives (transformers), and layers whose own name is lm_head or embed_out."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in HEAD_NAMES and isinstance(module._parameters.get("weight"), Tensor):
+            yield module
+        get = getattr(type(module), "get_output_embeddings", None)
+        if callable(get):
+            try:
+                head = get(module)
+            except (AttributeError, NotImplementedError, TypeError, KeyError):  # transformers: a model that has none
+                continue
+            if isinstance(head, nn.Module):
+                yield head
+
+
+def _adapters(model: nn.Module) -> Iterator[nn.Module]:
+    """Everything in the children that a wrapping layer names as its factors (`adapter_layer_names`, as PEFT does)."""
+    for module in model.modules():
+        names = getattr(type(module), "adapter_layer_names", None)
+        if isinstance(names, (tuple, list)) and "base_layer" in module._modules:
+            for name in names:
+                child = module._modules.get(name)
+                if child is not None:
+                    yield from child.modules()
+
+
+def _trained(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules with trainable weights in a model that is mostly frozen."""
+    matrices = [(m, p) for m in model.modules() for p in m._parameters.values() if p is not None and is_matrix(p)]
+    frozen = sum(p.numel() for _, p in matrices if not p.requires_grad)
+    if any(p.requires_grad for _, p in matrices) and frozen > MOSTLY * sum(p.numel() for _, p in matrices):
+        yield from (module for module, p in matrices if p.requires_grad)

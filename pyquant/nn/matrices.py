@@ -1,0 +1,60 @@
+"""Every weight matrix that a model holds, whatever class holds it: what quantize_ found no layer for, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+# Modules whose tensors of several dimensions are added or scaled by, elementwise; no products.
+_ELEMENTWISE: Final = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)
+_CONVOLUTIONS: Final = nn.modules.conv._ConvNd
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One module with weight matrices of its own. names: of the tensors. size: their bytes."""
+
+    name: str
+    module: nn.Module
+    names: tuple[str, ...]
+    size: int
+
+    @property
+    def reason(self) -> str:
+        """Why its matrices stay as they are, by what can be seen without running it."""
+        shapes = ", ".join(f"{name} {list(self.module._parameters[name].shape)}" for name in self.names[:3])  # type: ignore[union-attr]
+        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        kind = type(self.module).__name__
+        if isinstance(self.module, _CONVOLUTIONS):
+            return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
+        if any(self.module._parameters[name].dim() == 3 for name in self.names):  # type: ignore[union-attr]
+            return f"stacked matrices ({shapes}{more}), one an expert or a head, that {kind} multiplies by itself"
+        return f"matrices that {kind} reads itself ({shapes}{more})"
+
+
+def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:
+    """Modules that hold matrices, in the order of named_modules; a tensor that several modules hold appears once.
+
+    known  classes that are somebody else's business: layers with a quantised twin, and the twins.
+    A matrix is a floating-point parameter with at least two dimensions larger than 1.
+    """
+    seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
+    for name, module in model.named_modules():
+        if isinstance(module, (*known, *_ELEMENTWISE)):
+            continue
+        found = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
+        seen |= {id(p) for p in found.values()}
+        if found:
+            size = sum(p.numel() * p.element_size() for p in found.values() if p is not None)
+            yield Holder(name, module, tuple(found), size)
+
+
+def is_matrix(tensor: Tensor | None) -> bool:
+    """Whether a parameter has the shape of something that is multiplied by."""
+    if tensor is None or is_lazy(tensor) or not tensor.is_floating_point():
+        return False
+    return sum(size > 1 for size in tensor.shape) >= 2
