@@ -36,6 +36,7 @@ from pyquant.errors import (
 )
 from pyquant.mixed_precision.api import search
 from pyquant.mixed_precision.plan import Plan
+from pyquant.nn.blocks import QuantBasicBlock, QuantBottleneck
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.convert import quantize_
 from pyquant.nn.dequantize import dequantize_
@@ -119,6 +120,8 @@ __all__ = [
     "QScheme",
     "QSequential",
     "QTensor",
+    "QuantBasicBlock",
+    "QuantBottleneck",
     "QuantizationCalibrator",
     "QuantizationWarning",
     "Quantize",

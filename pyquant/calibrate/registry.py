@@ -17,7 +17,7 @@ from torch import Tensor
 from pyquant import numerics
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.core.scheme import TensorScheme
-from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.errors import ArgumentError, CalibrationError, SchemeError
 
 
 class Range(NamedTuple):
@@ -132,6 +132,8 @@ def compute_range(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
     method = find_method(scheme.calibrator)
     if not isinstance(statistics, method.statistics):
         raise ArgumentError("statistics", repr(statistics), f"{method.statistics.__name__} for '{method.name}'")
+    if scheme.bits > 8 and method.name == "entropy":
+        raise SchemeError("bits", scheme.bits, "up to 8 with 'entropy', whose bins are fewer than int16 codes")
     if statistics.count == 0:
         raise CalibrationError(f"calibrator '{method.name}': these statistics have seen no data")
     if method.statistics is HistogramStatistics and isinstance(statistics, HistogramStatistics):
@@ -146,7 +148,7 @@ def range_to_qparams(chosen: Range, scheme: TensorScheme) -> tuple[Tensor, Tenso
 
     chosen  Range, any shape.
     ->      scale float32 and zero point int32 (zeros of symmetric schemes) of that shape.
-    Raises SchemeError for 16 bits. Source: docs/numerics.md 2.1.
+    Source: docs/numerics.md 2.1.
 
     Example:
         >>> scale, zero_point = range_to_qparams(Range.symmetric(torch.tensor(254.0)), TensorScheme())

@@ -2,7 +2,8 @@
 
     from pyquant.compat import pytorch_quantization as quant_nn
 
-Differences on purpose: axis is 0 (the output channel) or None, `num_bits` is 4 or 8, and nothing is patched globally.
+Differences on purpose: axis is 0 (the output channel) or None, `num_bits` is 2 to 8 or 16, nothing is patched
+globally.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ calib = SimpleNamespace(MaxCalibrator=MaxCalibrator, HistogramCalibrator=Histogr
 class QuantDescriptor:
     """How one tensor is quantised, with pytorch_quantization's words.
 
-    num_bits      4 or 8.
+    num_bits      4 or 8; 2 to 7 and 16 (inputs) in simulation.
     axis          None: one scale. 0: one for each output channel of a weight.
     calib_method  'max', 'histogram' (the method that calibrate_model names), 'percentile', 'entropy', 'mse'.
     learn_amax    training learns the range: prepare_qat_ in layers, a TensorQuantizer by itself.

@@ -39,13 +39,16 @@ INT4: Final = QDtype("int4", "s4", 4, -8, 7, torch.uint8, 2)
 INT8: Final = QDtype("int8", "s8", 8, -128, 127, torch.int8, 1)
 UINT8: Final = QDtype("uint8", "u8", 8, 0, 255, torch.uint8, 1)
 
+KERNEL_BITS: Final = (4, 8)  # of codes that layers run with
+SIMULATED_BITS: Final = (*range(2, 9), 16)  # of codes that floating-point models can simulate
+
 QDTYPES: Final[dict[str, QDtype]] = {t.name: t for t in (INT4, INT8, UINT8)}
 
 
 def qrange(bits: int, symmetric: bool = True, narrow_range: bool = True) -> tuple[int, int]:
     """Code limits (qmin, qmax) that a scheme uses; signed codes.
 
-    bits          8 or 4.
+    bits          8 or 4, which kernels know; 2 to 7 and 16 in simulation.
     symmetric     with narrow_range: [-127, 127] or [-7, 7], so that no code lacks its negative.
     narrow_range  False: the full range [-128, 127] or [-8, 7]. Affine codes always use the full range.
     Raises ArgumentError for other bits.
@@ -55,7 +58,7 @@ def qrange(bits: int, symmetric: bool = True, narrow_range: bool = True) -> tupl
         >>> qrange(8), qrange(4, symmetric=False), qrange(4, narrow_range=False)
         ((-127, 127), (-8, 7), (-8, 7))
     """
-    if bits not in (4, 8):
-        raise ArgumentError("bits", bits, "4 or 8")
+    if bits not in SIMULATED_BITS:
+        raise ArgumentError("bits", bits, "2 to 8, or 16")
     qmax = 2 ** (bits - 1) - 1
     return (-qmax if symmetric and narrow_range else -qmax - 1), qmax

@@ -171,7 +171,11 @@ def _candidates(scheme: QScheme) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "FP16", {"dtype": scheme.float_dtype} if scheme.float_dtype != "float16" else {}
         return
     name = f"W{w.bits}A16" if x is None else f"W{w.bits}A{x.bits}{'Dynamic' if x.dynamic else ''}"
-    if name not in PRESETS or (name.startswith("W8A8") and w.group_size is not None):
+    if (
+        name not in PRESETS
+        or (x is not None and x.bits == 16)
+        or (name.startswith("W8A8") and w.group_size is not None)
+    ):
         return
     told = {"group_size": w.group_size} if w.group_size is not None or name in _GROUPED_BY_DEFAULT else {}
     if x is None:

@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from pyquant.core.dtypes import qrange
+from pyquant.core.dtypes import KERNEL_BITS, SIMULATED_BITS, qrange
 from pyquant.errors import SchemeError
 
 SCHEME_VERSION: Final = 1
 GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
 CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", "fixed")
 FLOAT_DTYPES: Final = ("float16", "bfloat16")
+_SIMULATE: Final = "others are simulated (SelectiveQuantizer, insert_fake_quantize_, prepare_qat_)"
 
 
 @dataclass(frozen=True)
 class TensorScheme:
     """How the numbers of one tensor become codes: `real = scale * (code - zero_point)`.
 
-    bits          4 or 8; 16 leaves the tensor in floating point.
+    bits          4 or 8. 2, 3, 5, 6 and 7 in simulation (FakeQuantize and what stands on it), which no kernel runs. 16:
+                  weights stay in floating point; inputs have int16 codes, in simulation.
     symmetric     True: zero point 0. False: affine, codes cover the whole range of `bits`.
     granularity   'per_tensor', 'per_token' (one scale a row of activations), 'per_channel' (one scale an output
                   channel of the weights), 'per_group' (group_size codes along K share a scale).
@@ -49,7 +51,7 @@ class TensorScheme:
     percentile: float = 99.99
 
     def __post_init__(self) -> None:
-        _check_int("bits", self.bits, (4, 8, 16))
+        _check_int("bits", self.bits, SIMULATED_BITS)
         for name in ("symmetric", "dynamic", "narrow_range"):
             if not isinstance(getattr(self, name), bool):
                 raise SchemeError(name, repr(getattr(self, name)), "True or False")
@@ -65,9 +67,7 @@ class TensorScheme:
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """(qmin, qmax), the smallest and largest code; SchemeError for 16 bits, which has no codes."""
-        if self.bits == 16:
-            raise SchemeError("bits", 16, "4 or 8: a 16-bit tensor stays in floating point and has no codes")
+        """(qmin, qmax), the smallest and largest code; of 16 bits: those of inputs, as such weights have no codes."""
         return qrange(self.bits, self.symmetric, self.narrow_range)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,8 +80,6 @@ class TensorScheme:
         return TensorScheme(**_known_fields("TensorScheme", data, tuple(f.name for f in fields(TensorScheme))))
 
     def __str__(self) -> str:
-        if self.bits == 16:
-            return "float16"
         words = [f"int{self.bits}", self.granularity + (f"({self.group_size})" if self.group_size else "")]
         words += [] if self.symmetric else ["affine"]
         words += ["full range"] if self.symmetric and not self.narrow_range else []
@@ -99,8 +97,9 @@ class QScheme:
 
     weights  8 or 4 bits per channel, per group or per tensor (affine only where inputs is None); 16 bits for a
              floating-point layer, whose type `float_dtype` names.
-    inputs   None: activations stay in floating point (weight-only). Otherwise 8 bits, or 4 bits with 4-bit weights;
-             either dynamic per token or static per tensor.
+             (2, 3, 5, 6, 7 bits: in simulation.)
+    inputs   None: activations stay in floating point (weight-only). Otherwise 8 bits, or 4 bits with 4-bit weights (in
+             simulation any bits with any, 16 for int16 too); either dynamic per token or static per tensor.
     outputs  None: floating-point result. Otherwise static per tensor: the layer returns codes (a QTensor).
     float_dtype  'float16' or 'bfloat16', with 16-bit weights only.
 
@@ -127,9 +126,24 @@ class QScheme:
             raise SchemeError("float_dtype", repr(self.float_dtype), "None, as weights.bits is not 16")
         _check_weights(self.weights, weight_only=self.inputs is None)
         if self.inputs is not None:
-            _check_inputs(self.inputs, self.weights)
+            _check_inputs(self.inputs)
         if self.outputs is not None:
             _check_outputs(self.outputs, self.inputs)
+
+    def check_kernels(self) -> None:
+        """Raise SchemeError where no kernel runs such a layer, and it can only be simulated.
+
+        Example:
+            >>> QScheme(TensorScheme(bits=3, granularity="per_channel")).check_kernels()
+            Traceback (most recent call last):
+            ...
+            pyquant.errors.SchemeError: argument 'weights.bits': got 3; allowed: 4 or 8 in layers that run in ...
+        """
+        for name, tensor in (("weights", self.weights), ("inputs", self.inputs), ("outputs", self.outputs)):
+            if tensor is not None and tensor.bits not in KERNEL_BITS and not (name == "weights" and self.is_float):
+                raise SchemeError(f"{name}.bits", tensor.bits, f"4 or 8 in layers that run in integers; {_SIMULATE}")
+        if self.inputs is not None and self.inputs.bits == 4 and self.weights.bits != 4:
+            raise SchemeError("inputs.bits", 4, f"8 with {self.weights.bits}-bit weights; 4 needs 4-bit weights")
 
     @property
     def is_integer(self) -> bool:
@@ -199,7 +213,7 @@ def _check_type(name: str, value: object, types: tuple[type, ...], allowed: str)
 
 def _check_int(name: str, value: object, allowed: tuple[int, ...]) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise SchemeError(name, repr(value), " or ".join(str(a) for a in allowed))
+        raise SchemeError(name, repr(value), ", ".join(str(a) for a in allowed))
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -236,11 +250,7 @@ def _check_weights(weights: TensorScheme, weight_only: bool) -> None:
         raise SchemeError("weights.symmetric", False, "True where inputs are quantised; affine weights are weight-only")
 
 
-def _check_inputs(inputs: TensorScheme, weights: TensorScheme) -> None:
-    if inputs.bits == 16:
-        raise SchemeError("inputs.bits", 16, "4 or 8; inputs=None leaves activations in floating point")
-    if inputs.bits == 4 and weights.bits != 4:
-        raise SchemeError("inputs.bits", 4, f"8 with {weights.bits}-bit weights; 4 needs 4-bit weights")
+def _check_inputs(inputs: TensorScheme) -> None:
     expected = "per_token" if inputs.dynamic else "per_tensor"
     if inputs.granularity != expected:
         kind = "dynamic" if inputs.dynamic else "static"
@@ -251,7 +261,7 @@ def _check_outputs(outputs: TensorScheme, inputs: TensorScheme | None) -> None:
     if inputs is None:
         raise SchemeError("outputs", str(outputs), "None where inputs stay in floating point")
     if outputs.bits == 16:
-        raise SchemeError("outputs.bits", 16, "4 or 8; outputs=None gives a floating-point result")
+        raise SchemeError("outputs.bits", 16, "2 to 8; outputs=None gives a floating-point result")
     if outputs.dynamic:
         raise SchemeError("outputs.dynamic", True, "False: the scale of an integer output is calibrated")
     if outputs.granularity != "per_tensor":

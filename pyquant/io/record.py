@@ -148,6 +148,7 @@ def check_entry(entry: LayerEntry) -> None:
     if entry.name != "" and not is_safe_name(entry.name):
         raise ArgumentError("name", repr(entry.name)[:80], "1 to 256 of A-Z a-z 0-9 _ . -, without '..'")
     _check_words(entry)
+    entry.scheme.check_kernels()
     _check_sizes(entry)
     _check_geometry(entry)
 

@@ -16,6 +16,29 @@ MODELS: Final[Mapping[str, tuple[KN, ...]]] = {
     "bert-large": ((1024, 1024), (1024, 4096), (4096, 1024)),
     "vit-b": ((768, 2304), (768, 768), (768, 3072), (3072, 768)),
     "vit-l": ((1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024)),
+    # attention and feed-forward projections at the UNet's three widths; the text has 768 features
+    "sd-1.5-unet": (
+        (320, 960),
+        (320, 320),
+        (768, 640),
+        (320, 2560),
+        (1280, 320),
+        (640, 1920),
+        (640, 640),
+        (768, 1280),
+        (640, 5120),
+        (2560, 640),
+        (1280, 3840),
+        (1280, 1280),
+        (768, 2560),
+        (1280, 10240),
+        (5120, 1280),
+    ),
+    "dit-xl-2": ((1152, 3456), (1152, 1152), (1152, 4608), (4608, 1152), (1152, 6912)),
+    # policy and value network of continuous control: 376 observations (Humanoid), 17 actions
+    "rl-sac-humanoid": ((376, 256), (256, 256), (256, 34), (393, 256), (256, 1)),
+    # bottom and top of the recommender that MLPerf trains, without its tables of embeddings
+    "dlrm": ((13, 512), (512, 256), (256, 128), (479, 1024), (1024, 1024), (1024, 512), (512, 256), (256, 1)),
     # six layers from 32768 features down to 1024 and back, the mixed-precision search's example
     "mlp-6": ((32768, 16384), (16384, 8192), (8192, 4096), (4096, 2048), (2048, 1024), (1024, 32768)),
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
+from pyquant.core.dtypes import KERNEL_BITS
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
@@ -80,7 +81,7 @@ class Quantize(_WithRange):
         super().__init__()
         scheme = TensorScheme() if scheme is None else scheme
         granularity = "per_token" if isinstance(scheme, TensorScheme) and scheme.dynamic else "per_tensor"
-        if not isinstance(scheme, TensorScheme) or scheme.bits == 16 or scheme.granularity != granularity:
+        if not isinstance(scheme, TensorScheme) or scheme.bits not in KERNEL_BITS or scheme.granularity != granularity:
             raise ArgumentError("scheme", str(scheme), "4 or 8 bits, static per_tensor or dynamic per_token")
         self._hold(scheme, scale, zero_point)
 
@@ -180,7 +181,7 @@ class QResidual(_WithRange):
         scheme = TensorScheme() if scheme is None else scheme
         if (
             not isinstance(scheme, TensorScheme)
-            or scheme.bits == 16
+            or scheme.bits not in KERNEL_BITS
             or scheme.dynamic
             or scheme.granularity != "per_tensor"
         ):

@@ -253,6 +253,7 @@ class LinearState(nn.Module):
 def check_scheme(scheme: object) -> None:
     if not isinstance(scheme, QScheme):
         raise ArgumentError("scheme", f"{type(scheme).__name__} {scheme!r}"[:120], "a QScheme such as W8A8Dynamic()")
+    scheme.check_kernels()
 
 
 def _activation(name: str | None, clamp: tuple[float, float] | None) -> tuple[str, tuple[float, float]]:

@@ -26,7 +26,7 @@ def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:
         fakes: dict[str, FakeQuantize] = layer.fake_quantizers()  # type: ignore[operator]
         missing = [f"{name}.{tensor}" for tensor, fake in fakes.items() if not fake.is_calibrated]
         uncalibrated += missing
-        has_four = any(fake.scheme.bits == 4 for fake in fakes.values())
+        has_four = any(fake.scheme.bits <= 4 for fake in fakes.values())
         few_bits |= has_four and bool(missing)
         weight = getattr(layer, "weight", None)
         if has_four and isinstance(weight, Tensor) and looks_untrained(weight.detach()):

@@ -25,6 +25,8 @@ def why_not_integer(scheme: QScheme) -> str | None:
     """Why a scheme's simulation is another function than an integer product, or None."""
     if scheme.inputs is None:
         return "its activations stay in floating point (weight-only), so there is no integer product"
+    if scheme.inputs.bits > 8:
+        return "its inputs have int16 codes, and integer products have codes of a byte"
     if scheme.weights.granularity == "per_group":
         return (
             f"its weight scales change along in_features (group_size={scheme.weights.group_size}): the sum is no "

@@ -115,10 +115,10 @@ QATRecipeModificationCallback = QATRecipeModification
 class QATRecipe:
     """Better rules: the learning rate depends on the bits, the optimiser and the batch stay as they are.
 
-    bits        fewest bits of any quantised tensor, 4 or 8 (fewest_bits(model or config) tells).
+    bits        fewest bits of any quantised tensor, 2 to 8 (fewest_bits(model or config) tells).
     schedule    share of the training schedule: 10 %; 30 % closes some more of the gap.
-    peak        peak learning rate as a share of the training's; None: 1 % from 8 bits on, 30 % with 4-bit tensors, and
-                10 % or four times that of AdamW for 'muon'.
+    peak        peak learning rate as a share of the training's; None: 1 % at 8 bits, 30 % at 4 bits (measured there and
+                taken below 6 bits), and 10 % or four times that of AdamW for 'muon'.
     warmup      share of the steps (or epochs) with a rising learning rate.
     final       the half cosine ends at this share of the peak.
     grad_clip   largest norm of all gradients together.
@@ -141,8 +141,8 @@ class QATRecipe:
     optimizer: str | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ArgumentError("bits", repr(self.bits), "4 or 8")
+        if isinstance(self.bits, bool) or self.bits not in range(2, 9):
+            raise ArgumentError("bits", repr(self.bits), "2 to 8")
         for name in ("schedule", "final", "grad_clip"):
             _number(name, getattr(self, name))
         if self.peak is not None:
@@ -155,7 +155,7 @@ class QATRecipe:
     def peak_lr(self, training_lr: float) -> float:
         """Peak learning rate for a model that was trained with `training_lr`."""
         shares = PEAKS.get(self.optimizer, PEAKS[None])
-        return training_lr * (shares[self.bits] if self.peak is None else self.peak)
+        return training_lr * (shares[4 if self.bits < 6 else 8] if self.peak is None else self.peak)
 
     def lr_factor(self, step: int, steps: int) -> float:
         """Learning rate of a step (0 to steps - 1) as a share of the peak: linear warm-up, then half a cosine."""
@@ -188,7 +188,7 @@ class QATRecipe:
 
 
 def fewest_bits(of: nn.Module | FqnConfig | QScheme | Mapping[Any, QScheme | None]) -> int:
-    """The fewest bits of any quantised tensor of a prepared model or of a config: 4 or 8.
+    """The fewest bits of any quantised tensor of a prepared model or of a config: 2 to 8.
 
     Raises ArgumentError where nothing is quantised.
 

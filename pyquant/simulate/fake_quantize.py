@@ -22,7 +22,7 @@ MODES: Final = ("quantize", "collect", "off")
 class FakeQuantize(nn.Module):
     """Quantise and dequantise a tensor; gradients pass straight through the rounding.
 
-    scheme        TensorScheme of the tensor, 4 or 8 bits.
+    scheme        TensorScheme of the tensor, 2 to 8 bits, or 16: int16 codes.
     shape         shape of the scale: (1,) per tensor, [N] or [N, K / group_size] for weights.
     follows       True: the range is the data's own in every call (dynamic inputs; max-calibrated weights, whose range
                   moves with them in training). False: `scale` and `zero_point` hold a calibrated range.
@@ -30,8 +30,9 @@ class FakeQuantize(nn.Module):
 
     State of a layer that does not follow: `scale` float32, `zero_point` int32 (affine schemes only); a scale of NaN
     means not calibrated. Modes: 'quantize' (the default), 'collect' (observe, pass on unchanged), 'off' (pass on).
-    Codes are those of ops.quantize, bit for bit. Raises ArgumentError for wrong arguments, and in forward where a
-    static range was never calibrated. Source: docs/numerics.md 2; Bengio, Leonard, Courville 2013, arXiv:1308.3432.
+    Codes are those of ops.quantize, bit for bit (16 bits: of torch's fake
+    quantisation). Raises ArgumentError for wrong arguments, and in forward where a static range was never calibrated.
+    Source: docs/numerics.md 2; Bengio, Leonard, Courville 2013, arXiv:1308.3432.
 
     Example:
         >>> fake = FakeQuantize(TensorScheme(), follows=True)
@@ -51,8 +52,8 @@ class FakeQuantize(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(scheme, TensorScheme) or scheme.bits == 16:
-            raise ArgumentError("scheme", str(scheme), "a TensorScheme of 4 or 8 bits")
+        if not isinstance(scheme, TensorScheme):
+            raise ArgumentError("scheme", str(scheme), "a TensorScheme")
         self.scheme = scheme
         self.follows = scheme.dynamic if follows is None else follows
         self.mode = "quantize"
@@ -72,6 +73,8 @@ class FakeQuantize(nn.Module):
         if torch_operators.are_chosen():
             return torch_operators.fake_quantize(self, x)
         s = self.scheme
+        if s.bits > 8:  # pyquant's operators have codes of a byte
+            return torch_operators.fake_quantize(self, x, s.code_range)
         if self.follows:
             y: Tensor = ops.fake_quantize_dynamic(x, s.granularity, s.group_size or 0, s.symmetric, *s.code_range)[0]
             return y

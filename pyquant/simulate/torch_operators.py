@@ -61,14 +61,17 @@ def torch_fake_quantize() -> Iterator[None]:
         choose(before)
 
 
-def fake_quantize(fake: FakeQuantize, x: Tensor) -> Tensor:
-    """What `fake` makes of x float [..., K] (weights: [N, ...]), by torch's operators. Same shape and type."""
+def fake_quantize(fake: FakeQuantize, x: Tensor, limits: tuple[int, int] | None = None) -> Tensor:
+    """What `fake` makes of x float [..., K] (weights: [N, ...]), by torch's operators. Same shape and type.
+
+    limits  smallest and largest code; None: the full range of the bits, which exporters take.
+    """
     s = fake.scheme
     rows = _rows(x, s.granularity, s.group_size or 0)
     with warnings.catch_warnings():  # of constants, which are what is wanted
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         scale, zero_point = _qparams(fake, x, rows)
-    limits = qrange(s.bits, s.symmetric, False)
+    limits = limits or qrange(s.bits, s.symmetric, False)
     if s.granularity == "per_tensor":
         return torch.fake_quantize_per_tensor_affine(x, scale.reshape(()), zero_point.reshape(()), *limits)
     y = torch.fake_quantize_per_channel_affine(rows, scale.reshape(-1), zero_point.reshape(-1), 0, *limits)

@@ -100,7 +100,8 @@ def test_affine_is_never_narrow() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], str, str]] = [
-    (lambda: TensorScheme(bits=3), "bits", "3"),
+    (lambda: TensorScheme(bits=1), "bits", "1"),
+    (lambda: TensorScheme(bits=9), "bits", "9"),
     (lambda: TensorScheme(bits=True), "bits", "True"),
     (lambda: TensorScheme(bits="8"), "bits", "'8'"),
     (lambda: TensorScheme(symmetric=1), "symmetric", "1"),
@@ -118,7 +119,6 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: TensorScheme(percentile=0), "percentile", "0"),
     (lambda: TensorScheme(percentile=float("nan")), "percentile", "nan"),
     (lambda: TensorScheme(percentile=100.1), "percentile", "100.1"),
-    (lambda: TensorScheme(bits=16).code_range, "bits", "16"),
     (lambda: QScheme(None), "weights", "None"),
     (lambda: QScheme(WEIGHTS, "per_token"), "inputs", "per_token"),
     (lambda: QScheme(WEIGHTS, None, 8), "outputs", "8"),
@@ -126,8 +126,10 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: QScheme(TOKENS), "weights.granularity", "'per_token'"),
     (lambda: QScheme(TensorScheme(granularity="per_channel", dynamic=True)), "weights.dynamic", "True"),
     (lambda: QScheme(TensorScheme(granularity="per_channel", symmetric=False), TOKENS), "weights.symmetric", "False"),
-    (lambda: QScheme(WEIGHTS, TensorScheme(bits=16)), "inputs.bits", "16"),
-    (lambda: QScheme(WEIGHTS, TensorScheme(bits=4)), "inputs.bits", "4"),
+    (lambda: QScheme(WEIGHTS, TensorScheme(bits=16)).check_kernels(), "inputs.bits", "16"),
+    (lambda: QScheme(WEIGHTS, TensorScheme(bits=4)).check_kernels(), "inputs.bits", "4"),
+    (lambda: QScheme(WEIGHTS, TOKENS, TensorScheme(bits=5)).check_kernels(), "outputs.bits", "5"),
+    (lambda: QScheme(TensorScheme(bits=3)).check_kernels(), "weights.bits", "3"),
     (lambda: QScheme(WEIGHTS, TensorScheme(granularity="per_token")), "inputs.granularity", "'per_token'"),
     (lambda: QScheme(WEIGHTS, TensorScheme(dynamic=True)), "inputs.granularity", "'per_tensor'"),
     (lambda: QScheme(WEIGHTS, None, TensorScheme()), "outputs", "int8 per_tensor"),

@@ -19,7 +19,7 @@ from fences import Fence, fences
 from pyquant.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("from-the-tutorials", "selective", "sensitivity", "latency", "search", "mixed-precision")
+PAGES = ("from-the-tutorials", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats")
 DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in PAGES]
 PAGE = DOCUMENTS[0]
 

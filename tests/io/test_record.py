@@ -43,7 +43,7 @@ REFUSED: list[tuple[LayerRecord, dict[str, Any], str]] = [
     (PLAIN, {"name": "__metadata__"}, "name"),
     (PLAIN, {"name": 3}, "name"),
     (PLAIN, {"scheme": 5}, "QScheme"),
-    (PLAIN, {"scheme": _scheme(bits=5)}, "bits"),
+    (PLAIN, {"scheme": _scheme(bits=5)}, "weights.bits"),
     (PLAIN, {"scheme": {**_scheme(), "version": 2}}, "version"),
     (PLAIN, {"scheme": {**_scheme(), "surprise": 2}}, "QScheme"),
     (PLAIN, {"kind": "conv"}, "fc.kind"),

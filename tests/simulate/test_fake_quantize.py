@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyquant import ops
 from pyquant.calibrate import Range, compute_range
+from pyquant.core.presets import W8A8
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -118,7 +119,7 @@ def test_refuses_scales_that_mean_nothing(scale: float) -> None:
 
 def test_refuses_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="scheme"):
-        FakeQuantize(TensorScheme(bits=16))
+        FakeQuantize(W8A8())
     with pytest.raises(ArgumentError, match="follows"):
         FakeQuantize(TensorScheme(), follows=True).set_range(Range(torch.tensor(-1.0), torch.tensor(1.0)))
     with pytest.raises(ArgumentError, match="'x'"):
