@@ -91,8 +91,10 @@ void panel_32(const uint8_t* a, int64_t lda, const int8_t* b, int64_t steps, int
   _tile_stored(3, acc1 + 16, kLdc);
 }
 
-void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
-  if (rows < kMinRows || quads % kTileQuads) return kernels_avx512_vnni().gemm_s8(a, lda, rows, b, quads, acc, add);
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t* next) {
+  if (rows < kMinRows || quads % kTileQuads)
+    return kernels_avx512_vnni().gemm_s8(a, lda, rows, b, quads, acc, add, next);
   const int64_t steps = quads / kTileQuads;
   for (; rows > 0; rows -= 32, a += 32 * lda, acc += 32 * kBlockN) {
     if (rows <= 16) return panel_16(a, lda, b, steps, acc, add);
@@ -111,6 +113,8 @@ const Kernels& kernels_amx_int8() {
     k.begin = begin;
     k.end = end;
     k.gemm_s8 = gemm_s8;
+    k.groups_s4 = nullptr;  // the tiles win
+    k.code_sums = nullptr;
     return k;
   }();
   return table;

@@ -137,7 +137,8 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
     for (int j = 0; j < 2; ++j) V::store_i(acc + r * kBlockN + j * 8, c[r][j]);
 }
 
-void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t*) {
   for (; rows > 0;) {
     const int64_t r = rows >= 4 ? 4 : rows;
     for (int64_t n = 0; n < kBlockN; n += 16) switch (r) {
@@ -169,11 +170,11 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc) {
   constexpr int64_t kChunk = 16;  // 8 KiB of unpacked weights stay in L1
   alignas(32) int8_t quads[kChunk * 2 * kStep];
-  if (octs == 0) gemm_s8(a, lda, rows, quads, 0, acc, false);
+  if (octs == 0) gemm_s8(a, lda, rows, quads, 0, acc, false, nullptr);
   for (int64_t o = 0; o < octs; o += kChunk) {
     const int64_t n = octs - o < kChunk ? octs - o : kChunk;
     unpack_s4(b + o * kStep, n, quads);
-    gemm_s8(a + o * 8, lda, rows, quads, 2 * n, acc, o > 0);
+    gemm_s8(a + o * 8, lda, rows, quads, 2 * n, acc, o > 0, nullptr);
   }
 }
 
@@ -186,6 +187,8 @@ const Kernels& kernels_avx2() {
                                  nothing,
                                  gemm_s8,
                                  gemm_s4,
+                                 nullptr,
+                                 nullptr,
                                  nullptr,
                                  unpack_s4,
                                  Rows<V>::stats,

@@ -87,7 +87,6 @@ struct V {
 };
 
 constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block
-constexpr int64_t kPrefetch = 1024;     // bytes ahead of the weight stream
 
 void nothing(int64_t) {}
 
@@ -103,9 +102,8 @@ int32_t quad(const uint8_t* p) {
 PYQ_INLINE void dot(__m512i& acc, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8)); }
 
 template <int R>
-PYQ_INLINE void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __m512i (&c)[R][4]) {
-  const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
-  const __m512i w2 = _mm512_loadu_si512(b + 128), w3 = _mm512_loadu_si512(b + 192);
+PYQ_INLINE void multiply(const uint8_t* a, int64_t lda, __m512i w0, __m512i w1, __m512i w2, __m512i w3,
+                         __m512i (&c)[R][4]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const __m512i x = _mm512_set1_epi32(quad(a + r * lda));
@@ -114,6 +112,12 @@ PYQ_INLINE void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __
     dot(c[r][2], x, w2);
     dot(c[r][3], x, w3);
   }
+}
+
+template <int R>
+PYQ_INLINE void multiply_quad(const uint8_t* a, int64_t lda, const int8_t* b, __m512i (&c)[R][4]) {
+  multiply(a, lda, _mm512_loadu_si512(b), _mm512_loadu_si512(b + 64), _mm512_loadu_si512(b + 128),
+           _mm512_loadu_si512(b + 192), c);
 }
 
 template <int R>
@@ -134,7 +138,8 @@ PYQ_INLINE void finish(const __m512i (&c)[R][4], int32_t* acc, bool add) {
   }
 }
 
-// Few rows: the weights stream through once, so they are fetched ahead, and two sets of accumulators hide the latency.
+// Few rows: the weights stream through once, in order, which the prefetchers of the machine follow best alone; two sets
+// of accumulators hide the latency.
 template <int R>
 void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
   __m512i c[R][4], d[R][4];
@@ -143,8 +148,6 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
   int64_t q = 0;
   for (; q + 2 <= quads; q += 2) {
     const int8_t* w = b + q * kStep;
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetch + j * 64), _MM_HINT_T0);
     multiply_quad(a + q * 4, lda, w, c);
     multiply_quad(a + q * 4 + 4, lda, w + kStep, d);
   }
@@ -153,29 +156,39 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
   finish(d, acc, true);
 }
 
-// fetch: these weights come from memory, so the ones after them are called in ahead.
-template <int R>
-void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, bool fetch) {
+// ahead: the weights of the next chunk, of which kLines lines are called into the second-level cache with every quad.
+template <int R, int kLines>
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t* ahead) {
   __m512i c[R][4];
   zero(c);
-  if (fetch) {
-    for (int64_t q = 0; q < quads; ++q) {
-      const int8_t* w = b + q * kStep;
+  for (int64_t q = 0; q < quads; ++q) {
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetch + j * 64), _MM_HINT_T0);
-      multiply_quad(a + q * 4, lda, w, c);
-    }
-  } else {
-    for (int64_t q = 0; q < quads; ++q) multiply_quad(a + q * 4, lda, b + q * kStep, c);
+    for (int j = 0; j < kLines; ++j)
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + (q * kLines + j) * 64), _MM_HINT_T1);
+    multiply_quad(a + q * 4, lda, b + q * kStep, c);
   }
   finish(c, acc, add);
 }
 
-void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
-  bool fetch = true;
-  for (; rows > 0;) {
-    // Seven to eleven rows are split evenly: 4 + 4 is faster than 6 + 2.
-    const int64_t r = rows >= 12 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;
+template <int R>
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t* ahead) {
+  if (ahead)
+    tile_s8<R, 2>(a, lda, b, quads, acc, add, ahead);
+  else
+    tile_s8<R, 0>(a, lda, b, quads, acc, add, ahead);
+}
+
+// Rows of the next tile: six fill the registers; seven to eleven are split evenly, as 4 + 4 is faster than 6 + 2.
+int64_t tile_rows(int64_t rows) { return rows >= 12 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows; }
+
+// The first two tiles of rows call in a half each of what lies ahead, so that memory works while all of them multiply.
+void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t* ahead) {
+  for (int pass = 0; rows > 0; ++pass) {
+    const int64_t r = tile_rows(rows);
+    const int8_t* fetch = ahead && pass < 2 ? ahead + pass * quads * (kStep / 2) : nullptr;
     switch (r) {
       case 1: tile_s8<1>(a, lda, b, quads, acc, add, fetch); break;
       case 2: tile_s8<2>(a, lda, b, quads, acc, add, fetch); break;
@@ -184,22 +197,31 @@ void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
       case 5: tile_s8<5>(a, lda, b, quads, acc, add, fetch); break;
       default: tile_s8<6>(a, lda, b, quads, acc, add, fetch);
     }
-    fetch = false;
     a += r * lda;
     acc += r * kBlockN;
     rows -= r;
   }
 }
 
-void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add) {
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const int8_t* next) {
   if (rows == 1) return stream_s8<1>(a, lda, b, quads, acc, add);
   if (rows == 2) return stream_s8<2>(a, lda, b, quads, acc, add);
-  // 16 KiB of weights at a time: they stay in the first-level cache for all rows.
-  constexpr int64_t kChunk = 64;
-  if (rows <= 6 || quads <= kChunk) return rows_s8(a, lda, rows, b, quads, acc, add);
-  for (int64_t q = 0; q < quads; q += kChunk)
-    rows_s8(a + q * 4, lda, rows, b + q * kStep, quads - q < kChunk ? quads - q : kChunk, acc, add || q > 0);
+  if (rows <= 6) return rows_s8(a, lda, rows, b, quads, acc, add, nullptr);
+  // 16 KiB of weights at a time stay in the first-level cache for all rows; many rows hide a second-level load. Chunks
+  // of one size, so that what each calls in is what the one after it needs.
+  const int64_t most = rows <= 16 ? 64 : 256;
+  const int64_t chunks = quads > most ? (quads + most - 1) / most : 1, chunk = (quads + chunks - 1) / chunks;
+  for (int64_t done = 0; done < quads || done == 0; done += chunk) {
+    const int64_t now = quads - done < chunk ? quads - done : chunk;
+    const int8_t* w = b + done * kStep;
+    rows_s8(a + done * 4, lda, rows, w, now, acc, add || done > 0, done + now < quads ? w + now * kStep : next);
+    if (quads == 0) return;
+  }
 }
+
+// Bytes ahead of a stream of int4: the prefetchers of the machine stop at the end of a page.
+constexpr int64_t kPage = 4096;
 
 // int4: the offset of the low nibbles, 8 times the sum of their activations, is one more dot product; the high nibbles
 // count sixteenfold. kGroupOcts keep that product within int32. The sums end up in low.
@@ -214,7 +236,7 @@ PYQ_INLINE void multiply_octs(const uint8_t* a, int64_t lda, const uint8_t* b, i
     const uint8_t* p = b + o * kStep;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch + j * 64), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(p + kPage + j * 64), _MM_HINT_T0);
       const __m512i v = _mm512_loadu_si512(p + j * 64);
       const __m512i w0 = _mm512_and_si512(v, low_mask), w1 = _mm512_and_si512(v, high_mask);
 #pragma GCC unroll 2
@@ -266,6 +288,126 @@ void gemv_s4(const uint8_t* a, const uint8_t* b, int64_t octs, int64_t groups, c
   for (int j = 0; j < 4; ++j) _mm512_storeu_ps(sum + j * 16, t[j]);
 }
 
+PYQ_INLINE __m512i low_nibbles(const uint8_t* p, __m512i low) { return _mm512_and_si512(_mm512_loadu_si512(p), low); }
+
+// (v >> 4 & 15) ^ 8: code + 8 of the high nibbles.
+PYQ_INLINE __m512i high_nibbles(const uint8_t* p, __m512i low, __m512i eight) {
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), low, eight, 0x6a);
+}
+
+PYQ_INLINE void add_scaled(float* to, __m512i c, __m512 scale, bool first) {
+  const __m512 before = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+  _mm512_storeu_ps(to, _mm512_add_ps(before, _mm512_mul_ps(_mm512_cvtepi32_ps(c), scale)));
+}
+
+// One group of int4 for one tile of rows.
+struct GroupTile {
+  const uint8_t* a;
+  int64_t lda;
+  const uint8_t* b;
+  int64_t octs;
+  const int32_t* a_sum;  // a row every a_sum_step
+  int64_t a_sum_step;
+  const int32_t* x_zero;
+  int64_t x_zero_step;
+  const int32_t* w_sum;
+  const float* w_scale;
+  float* sum;
+  bool first;
+  const uint8_t* ahead;  // as in tile_s8
+};
+
+// The nibbles never leave the registers: both become code + 8, and the accumulators begin at minus the terms of that 8
+// and of the zero point. Adds float(dots) * scale to sum. A function of its own, because g++ 12 keeps the accumulators
+// on the stack where it is inlined.
+template <int R, int kLines>
+__attribute__((noinline)) void group_s4(const GroupTile& t) {
+  const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
+  const __m512i s0 = _mm512_loadu_si512(t.w_sum), s1 = _mm512_loadu_si512(t.w_sum + 16);
+  const __m512i s2 = _mm512_loadu_si512(t.w_sum + 32), s3 = _mm512_loadu_si512(t.w_sum + 48);
+  __m512i c[R][4];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m512i eights = _mm512_set1_epi32(-8 * t.a_sum[r * t.a_sum_step]);
+    const __m512i zero_point = _mm512_set1_epi32(t.x_zero[r * t.x_zero_step]);
+    c[r][0] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s0));
+    c[r][1] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s1));
+    c[r][2] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s2));
+    c[r][3] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s3));
+  }
+  const uint8_t *a = t.a, *b = t.b;
+  const int64_t lda = t.lda, octs = t.octs;
+  for (int64_t o = 0; o < octs; ++o) {
+    const uint8_t* p = b + o * kStep;
+#pragma GCC unroll 4
+    for (int j = 0; j < kLines; ++j)
+      _mm_prefetch(reinterpret_cast<const char*>(t.ahead + (o * kLines + j) * 64), _MM_HINT_T1);
+    multiply(a + o * 8, lda, low_nibbles(p, low), low_nibbles(p + 64, low), low_nibbles(p + 128, low),
+             low_nibbles(p + 192, low), c);
+    multiply(a + o * 8 + 4, lda, high_nibbles(p, low, eight), high_nibbles(p + 64, low, eight),
+             high_nibbles(p + 128, low, eight), high_nibbles(p + 192, low, eight), c);
+  }
+  const __m512 f0 = _mm512_loadu_ps(t.w_scale), f1 = _mm512_loadu_ps(t.w_scale + 16);
+  const __m512 f2 = _mm512_loadu_ps(t.w_scale + 32), f3 = _mm512_loadu_ps(t.w_scale + 48);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    float* to = t.sum + r * kBlockN;
+    add_scaled(to, c[r][0], f0, t.first);
+    add_scaled(to + 16, c[r][1], f1, t.first);
+    add_scaled(to + 32, c[r][2], f2, t.first);
+    add_scaled(to + 48, c[r][3], f3, t.first);
+  }
+}
+
+template <int R>
+void group_s4(const GroupTile& t) {
+  return t.ahead ? group_s4<R, 2>(t) : group_s4<R, 0>(t);
+}
+
+void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
+               const Tile& tile, float* sum, const uint8_t* next) {
+  for (int64_t g = 0; g < groups; ++g, a += octs * 8, b += octs * kStep) {
+    const uint8_t* ahead = tile.rows <= 6 ? nullptr : g + 1 < groups ? b + octs * kStep : next;
+    int64_t done = 0;
+    for (int pass = 0; done < tile.rows; ++pass) {
+      const int64_t r = tile_rows(tile.rows - done);
+      const GroupTile t{a + done * lda,
+                        lda,
+                        b,
+                        octs,
+                        a_sum + done * groups + g,
+                        groups,
+                        tile.x_zero + done * tile.x_zero_step,
+                        tile.x_zero_step,
+                        tile.w_sum + g * kBlockN,
+                        tile.w_scale + g * kBlockN,
+                        sum + done * kBlockN,
+                        g == 0,
+                        ahead && pass < 2 ? ahead + pass * octs * (kStep / 2) : nullptr};
+      switch (r) {
+        case 1: group_s4<1>(t); break;
+        case 2: group_s4<2>(t); break;
+        case 3: group_s4<3>(t); break;
+        case 4: group_s4<4>(t); break;
+        case 5: group_s4<5>(t); break;
+        default: group_s4<6>(t);
+      }
+      done += r;
+    }
+  }
+}
+
+void code_sums(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums) {
+  const __m512i one = _mm512_set1_epi8(1);
+  for (int64_t g = 0; g < groups; ++g, a += group) {
+    __m512i s = _mm512_setzero_si512();
+    int64_t i = 0;
+    for (; i + 64 <= group; i += 64) dot(s, _mm512_loadu_si512(a + i), one);
+    if (i < group) dot(s, _mm512_maskz_loadu_epi8((__mmask64{1} << (group - i)) - 1, a + i), one);
+    sums[g] = _mm512_reduce_add_epi32(s);
+  }
+}
+
 void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
   const __m512i mask = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
   const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
@@ -288,6 +430,8 @@ const Kernels& kernels_avx512_vnni() {
                                  gemm_s8,
                                  gemm_s4,
                                  gemv_s4,
+                                 groups_s4,
+                                 code_sums,
                                  unpack_s4,
                                  Rows<V>::stats,
                                  Rows<V>::quantize,

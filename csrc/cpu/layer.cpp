@@ -52,10 +52,12 @@ class Worker {
     const bool unpacks = layer_.first.codes_s4 && !layer_.plain;
     const size_t unpacked = layer_.plain || unpacks ? k * kBlockN : 0;
     const size_t plain = layer_.plain ? vectors : 0;
+    summed_ = unpacks && extent_.grouped && kernels_.groups_s4;
+    const size_t sums = summed_ ? padded_rows * static_cast<size_t>(extent_.groups) : 0;
     auto& s = Scratch::of_this_thread();
     s.reset(Scratch::rounded(padded_rows * static_cast<size_t>(stride_)) + 2 * Scratch::rounded(padded_rows * 4) +
             2 * Scratch::rounded(kMaxRowBlock * kBlockN * 4) + Scratch::rounded(unpacked) + 2 * Scratch::rounded(k) +
-            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4));
+            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4) + Scratch::rounded(sums * 4));
     codes_ = s.take<uint8_t>(padded_rows * static_cast<size_t>(stride_));
     scales_ = s.take<float>(padded_rows);
     zeros_ = s.take<int32_t>(padded_rows);
@@ -67,6 +69,7 @@ class Worker {
     plain_sum_ = s.take<int32_t>(plain);
     plain_scale_ = s.take<float>(plain);
     plain_bias_ = s.take<float>(kBlockN);
+    code_sums_ = s.take<int32_t>(sums);
   }
 
   // ---- rows
@@ -95,6 +98,8 @@ class Worker {
       // The weights there are zero; the codes only have to be something.
       const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
       std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
+      if (summed_ && rows > 1)
+        kernels_.code_sums(to, extent_.padded_group, extent_.groups, code_sums_ + r * extent_.groups);
     }
   }
 
@@ -169,12 +174,15 @@ class Worker {
   void multiply_all(int64_t m, int64_t rows) {
     static thread_local bool backwards = false;
     backwards = !backwards;
-    for (int64_t i = blocks_.begin; i < blocks_.end; ++i)
-      multiply(m, rows, backwards ? blocks_.begin + blocks_.end - 1 - i : i);
+    const int64_t step = backwards ? -1 : 1, first = backwards ? blocks_.end - 1 : blocks_.begin;
+    for (int64_t left = blocks_.end - blocks_.begin, b = first; left > 0; --left, b += step)
+      multiply(m, rows, b, left > 1 ? step * layer_.block_bytes : 0);
   }
 
-  void multiply(int64_t m, int64_t rows, int64_t b) {
+  // to_next: from the codes of this block to those of the block that comes after it; 0 for none.
+  void multiply(int64_t m, int64_t rows, int64_t b, int64_t to_next) {
     const BlockView block = view(b);
+    if (summed_ && rows > 1) return multiply_groups(m, rows, b, block, to_next);
     // int4: few rows read the nibbles as they are; one tile of rows unpacks piece by piece; more unpack the block once.
     const bool direct = block.codes_s4 && rows <= kDirectRows;
     const bool piecewise = block.codes_s4 && !direct && rows <= kernels_.row_block;
@@ -200,7 +208,8 @@ class Worker {
         else if (piecewise)
           unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
         else
-          kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false);
+          kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false,
+                           next_codes(block.codes_s8, r + tile.rows < rows, g, to_next));
         if (!extent_.grouped) break;
         tile.w_sum = block.w_sum + g * kBlockN;
         tile.w_scale = block.w_scale + g * kBlockN;
@@ -211,12 +220,31 @@ class Worker {
     }
   }
 
+  // What gemm_s8 reads after group g of a block of int8 codes; the block is in the cache while rows of it are left.
+  const int8_t* next_codes(const int8_t* codes, bool rows_left, int64_t g, int64_t to_next) const {
+    if (!codes || layer_.plain || rows_left) return nullptr;
+    if (g + 1 < extent_.groups) return codes + (g + 1) * extent_.padded_group * kBlockN;
+    return to_next ? codes + to_next : nullptr;
+  }
+
+  void multiply_groups(int64_t m, int64_t rows, int64_t b, const BlockView& block, int64_t to_next) {
+    for (int64_t r = 0; r < rows; r += kernels_.row_block) {
+      Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
+      const bool last = r + tile.rows == rows;
+      kernels_.groups_s4(codes_ + r * stride_, stride_, code_sums_ + r * extent_.groups, block.codes_s4,
+                         extent_.padded_group / 8, extent_.groups, tile, sum_,
+                         last && to_next ? block.codes_s4 + to_next : nullptr);
+      finish_groups(tile);
+      kernels_.epilogue(tile);
+    }
+  }
+
   void unpack_and_multiply(const uint8_t* a, int64_t rows, const uint8_t* nibbles, int64_t k) {
-    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false);
+    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false, nullptr);
     for (int64_t at = 0; at < k; at += kUnpackedK) {
       const int64_t piece = std::min(kUnpackedK, k - at);
       kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
-      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0);
+      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0, nullptr);
     }
   }
 
@@ -259,6 +287,7 @@ class Worker {
   Range rows_, blocks_;
   int64_t stride_ = 0, pass_ = 0;
   bool own_scales_ = false, own_zeros_ = false;
+  bool summed_ = false;  // groups_s4 multiplies, and needs the sums of the codes
   uint8_t* codes_ = nullptr;
   float* scales_ = nullptr;
   int32_t* zeros_ = nullptr;
@@ -270,6 +299,7 @@ class Worker {
   int32_t* plain_sum_ = nullptr;
   float* plain_scale_ = nullptr;
   float* plain_bias_ = nullptr;
+  int32_t* code_sums_ = nullptr;
 };
 
 struct Grid {

@@ -36,8 +36,8 @@ bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random)
         candidate.begin(rows);
         const auto bytes = static_cast<size_t>(rows * kBlockN) * 4;
         for (bool add : {false, true}) {
-          scalar.gemm_s8(a.data(), kStride, rows, w, quads, want.data(), add);
-          candidate.gemm_s8(a.data(), kStride, rows, w, quads, got.data(), add);
+          scalar.gemm_s8(a.data(), kStride, rows, w, quads, want.data(), add, nullptr);
+          candidate.gemm_s8(a.data(), kStride, rows, w, quads, got.data(), add, add ? w : nullptr);
         }
         candidate.end(rows);
         if (!same(want.data(), got.data(), bytes)) return false;
@@ -119,6 +119,45 @@ bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random
   return same(want.data(), got.data(), want.size() * 4);
 }
 
+// Rows of two groups, against the two kernels that groups_s4 stands for; a group is a vector of codes and a rest.
+bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile, const int32_t* zero) {
+  constexpr int64_t kGroups = 2, kRows = 13, kOcts = 9, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
+  std::vector<uint8_t> a(kRows * kCodes), b(kCodes / 2 * kBlockN);
+  for (auto* bytes : {&a, &b})
+    for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
+  std::vector<int32_t> w_sum(kGroups * kBlockN), acc(kRows * kBlockN), zeros(kRows), sums(kRows * kGroups);
+  std::vector<float> w_scale(kGroups * kBlockN), want(kRows * kBlockN), got(kRows * kBlockN);
+  for (size_t i = 0; i < w_sum.size(); ++i) {
+    w_sum[i] = tile.w_sum[i % kBlockN] + static_cast<int32_t>(i);
+    w_scale[i] = tile.w_scale[i * 7 % kBlockN];
+  }
+  for (size_t r = 0; r < zeros.size(); ++r) zeros[r] = zero[r % 3];
+  tile.x_zero = zeros.data();
+  for (int64_t r = 0; r < kRows; ++r) {
+    candidate.code_sums(a.data() + r * kCodes, kGroup, kGroups, sums.data() + r * kGroups);
+    for (int64_t g = 0; g < kGroups; ++g) {
+      int32_t sum = 0;
+      for (int64_t i = 0; i < kGroup; ++i) sum += a[static_cast<size_t>(r * kCodes + g * kGroup + i)];
+      if (sum != sums[static_cast<size_t>(r * kGroups + g)]) return false;
+    }
+  }
+  for (int64_t rows : {5, 8, 13}) {
+    tile.rows = rows;
+    tile.w_sum = w_sum.data();
+    tile.w_scale = w_scale.data();
+    candidate.groups_s4(a.data(), kCodes, sums.data(), b.data(), kOcts, kGroups, tile, got.data(), b.data());
+    tile.acc = acc.data();
+    for (int64_t g = 0; g < kGroups; ++g) {
+      scalar.gemm_s4(a.data() + g * kGroup, kCodes, rows, b.data() + g * kOcts * kBlockN * 4, kOcts, acc.data());
+      tile.w_sum = w_sum.data() + g * kBlockN;
+      tile.w_scale = w_scale.data() + g * kBlockN;
+      scalar.accumulate(tile, want.data(), g == 0);
+    }
+    if (!same(want.data(), got.data(), static_cast<size_t>(rows * kBlockN) * 4)) return false;
+  }
+  return true;
+}
+
 bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kRows = 3;
   std::vector<int32_t> acc(kRows * kBlockN), w_sum(kBlockN), zero(kRows);
@@ -152,6 +191,7 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
       candidate.accumulate(tile, got.data(), first);
     }
     if (!same(want.data(), got.data(), want.size() * 4)) return false;
+    if (candidate.groups_s4 && !grouped_rows(candidate, scalar, random, tile, zero.data())) return false;
     if (candidate.gemv_s4 && !grouped_row(candidate, scalar, random, tile)) return false;
     for (int activation = 0; activation <= 5; ++activation)
       for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::s32})
