@@ -119,13 +119,14 @@ bench: $(QUICK) $(STAMPS)/test
 # On a machine with a GPU. PYQUANT_PREBUILT=1 takes the libraries that lie in pyquant/ (built elsewhere: pyquant/lib/*.so
 # serve every Python and torch >= 2.10; only pyquant/_native*.so belongs to one Python and is made anew where it does not
 # fit, one small C++ file), and the Python that PYTHON names with what it has: nothing is installed or compiled otherwise.
-# GPU_TEST and GPU_BENCH add words to the two commands, such as GPU_BENCH="--time-budget 500".
+# `make gpu` is `python -m bench.gpu`, which needs no make: its steps in the order of what they are worth, and the same
+# command goes on. GPU_RUN, GPU_TEST and GPU_BENCH add words to the commands, such as GPU_RUN="--time-budget 500".
 PREBUILT := $(filter-out 0,$(PYQUANT_PREBUILT))
 GPU_PY := $(if $(PREBUILT),PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON),$(PY))
 GPU_CASES ?= 100
 
-gpu: gpu-build
-	@status=0; for part in test bench check; do $(MAKE) --no-print-directory gpu-$$part || status=1; done; exit $$status
+gpu: $(if $(PREBUILT),,$(EVERY) $(STAMPS)/test)
+	$(GPU_PY) -m bench.gpu $(if $(PREBUILT),--prebuilt) $(GPU_RUN)
 
 gpu-build: $(if $(PREBUILT),,$(EVERY) $(STAMPS)/test)
 	@$(GPU_PY) tools/gpu_ready.py $(if $(PREBUILT),--prebuilt)

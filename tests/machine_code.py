@@ -13,6 +13,7 @@ from pathlib import Path
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
+USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:\d+ SHARED:(\d+)")
 ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
 
 
@@ -45,6 +46,15 @@ def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[
             architecture = found[1]
     assert process.wait() == 0
     return counts
+
+
+def static_shared(tool: str, library: Path) -> dict[str, int]:
+    """Mangled name -> bytes of shared memory that the kernel holds statically, on any architecture the most."""
+    told = subprocess.run([tool, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    sizes: dict[str, int] = {}
+    for name, shared in USAGE.findall(told):
+        sizes[name] = max(sizes.get(name, 0), int(shared))
+    return sizes
 
 
 def warp_shapes(table: Path) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -1,4 +1,5 @@
-"""Says whether this machine can run `make gpu`: a GPU that torch sees, our libraries, a native module for this Python.
+"""Says whether this machine can run `make gpu`: a GPU that torch sees, our libraries with every kernel that it can run,
+a native module for this Python, and one kernel of each family launched and compared with the CPU.
 
     python tools/gpu_ready.py [--prebuilt]
 
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pyquant"
@@ -62,6 +66,46 @@ def _digest(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def _native_module() -> Any:
+    sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+    return importlib.import_module("pyquant._native")
+
+
+def incomplete(native: Any, has_gpu: bool) -> list[str]:
+    """What the libraries lack that this machine's first GPU could run: a wrong copy costs a whole run of `make gpu`."""
+    info = native.build_info()
+    if not info["cuda"]:
+        return ["the libraries in pyquant/lib were built without CUDA kernels: carry those of a full build"]
+    if not has_gpu:
+        return []
+    if native.device_count() == 0:
+        runtime = f"{info['cuda_runtime'] // 1000}.{info['cuda_runtime'] % 1000 // 10}"
+        why = "is the driver older than that runtime needs?"
+        return [f"torch sees a GPU, but the CUDA runtime {runtime} inside pyquant's libraries sees none: {why}"]
+    sm = native.device_info(0)["sm"]
+    rows = [row for row in native.kernel_table() if row["sm_min"] <= sm < row["sm_end"]]
+    missing = [str(row["name"]) for row in rows if not row["compiled"]]
+    if not missing:
+        return []
+    counted = f"{len(missing)} of the {len(rows)} kernels for compute capability {sm / 10}"
+    return [f"{counted} have no machine code in these libraries, such as {missing[0]}: carry those of a full build"]
+
+
+def launched(native: Any) -> Iterator[str]:
+    """Prints the seconds of a launch of each family; yields what was not as on the CPU."""
+    import torch
+
+    probe = importlib.import_module("gpu_probe")
+    families = 0
+    for one in probe.probe(native, torch.device("cuda", 0)):
+        families += 1
+        print(f"make gpu: {one.row}: {one.wrong or 'as on the CPU'}, {one.seconds:.2f} s", flush=True)
+        if one.wrong:
+            yield f"{one.row} does not run as on the CPU: {one.wrong}"
+    if families == 0:
+        yield "no kernel could be launched"
+
+
 def problems(prebuilt: bool) -> list[str]:
     """One line for each thing that keeps `make gpu` from running."""
     import torch
@@ -76,17 +120,24 @@ def problems(prebuilt: bool) -> list[str]:
     if not lacking and not _has_native():
         reason = make_native() if prebuilt else "pyquant._native cannot be imported; it is part of the build"
         lacking += [reason] if reason else []
+    if not lacking:
+        native = _native_module()
+        lacking += incomplete(native, has_gpu=not found)
+        if not lacking and not found:
+            lacking += launched(native)
     return found + lacking
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--prebuilt", action="store_true", help="libraries were carried from another machine")
+    started = time.monotonic()
     found = problems(parser.parse_args(argv).prebuilt)
     for line in found:
         print(f"make gpu: {line}", file=sys.stderr)
     if not found:
-        print(f"make gpu: ready; libraries {_digest(PACKAGE)}, Python {sys.version.split()[0]}")
+        seconds = time.monotonic() - started
+        print(f"make gpu: ready in {seconds:.0f} s; libraries {_digest(PACKAGE)}, Python {sys.version.split()[0]}")
     return 1 if found else 0
 
 

@@ -14,6 +14,10 @@ void refuse(const char* argument, const std::string& got, const std::string& all
   throw std::runtime_error(std::string("argument '") + argument + "': got " + got + "; allowed: " + allowed);
 }
 
+void out_of_memory(int64_t bytes, const std::string& device) {
+  throw std::runtime_error("pyquant: out of memory: " + std::to_string(bytes) + " bytes on " + device);
+}
+
 const char* name_of_scalar(ScalarType type) {
   switch (type) {
     case ScalarType::Float: return "float32";
@@ -78,7 +82,7 @@ void floats(const char* argument, const Tensor& t) {
   dtype_in(argument, t, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
 }
 
-static std::string device_of(const Tensor& t) {
+std::string device_of(const Tensor& t) {
   return t.is_cpu() ? "cpu" : t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "another device";
 }
 

@@ -20,6 +20,10 @@ using MaybeTensor = std::optional<Tensor>;
 using Shape = std::vector<int64_t>;
 
 [[noreturn]] void refuse(const char* argument, const std::string& got, const std::string& allowed);
+// What every failed allocation throws. The stable ABI keeps neither the class nor the text of torch's own error;
+// pyquant/ops/translate.py gives both back.
+[[noreturn]] void out_of_memory(int64_t bytes, const std::string& device);
+std::string device_of(const Tensor& tensor);  // "cpu", "cuda:0"
 std::string describe(const Tensor& tensor);
 std::string text_of(const Shape& shape);
 const char* name_of_scalar(ScalarType type);

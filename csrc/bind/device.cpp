@@ -25,7 +25,13 @@ void* current_stream(int32_t device) {
 }
 
 Tensor empty(const Tensor& like, const Shape& shape, ScalarType type) {
-  return torch::stable::new_empty(like, shape, type);
+  try {
+    return torch::stable::new_empty(like, shape, type);
+  } catch (const std::exception&) {
+    int64_t bytes = type == ScalarType::Long ? 8 : bits_of(dtype_of_scalar(type)) / 8;
+    for (const int64_t extent : shape) bytes *= extent;
+    out_of_memory(bytes, device_of(like));
+  }
 }
 
 // The out= forms, because autocast leaves those alone.
@@ -46,6 +52,12 @@ Tensor framework_product_f32(const Tensor& x, const Tensor& w) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor compact(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
+Tensor compact(const Tensor& tensor) {
+  try {
+    return torch::stable::contiguous(tensor);
+  } catch (const std::exception&) {
+    out_of_memory(tensor.numel() * static_cast<int64_t>(tensor.element_size()), device_of(tensor));
+  }
+}
 
 }  // namespace pyquant::bind

@@ -50,8 +50,10 @@ Tensor empty_cpu(const Shape& shape, ScalarType type) {
     step *= std::max<int64_t>(shape[i], 1);
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                                                  torch_dtype(type), aoti_torch_device_type_cpu(), 0, &handle));
+  const AOTITorchError failed =
+      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), torch_dtype(type),
+                               aoti_torch_device_type_cpu(), 0, &handle);
+  if (failed) out_of_memory(step * (type == ScalarType::Long ? 8 : bits_of(dtype_of_scalar(type)) / 8), "cpu");
   return Tensor(handle);
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyquant.calibrate.entropy import BINS, divergences
 from pyquant.errors import CalibrationError
+from pyquant.numerics.qparams import divisor
 
 MOST_BINS = 32 * BINS
 _AT_ONCE = 1 << 20  # numbers that are widened to float64 at a time
@@ -51,7 +52,8 @@ class FirstBatchHistogram:
         counts[: self.counts.numel()] = self.counts.to(x.device)
         for part in magnitudes.split(_AT_ONCE):
             # Quotients of float32 numbers in float64: one that is not whole never rounds to a whole one.
-            index = (part.to(torch.float64) / (width or 1.0)).to(torch.int64).clamp_(max=bins - 1)
+            wide = part.to(torch.float64)
+            index = (wide / divisor(width or 1.0, wide)).to(torch.int64).clamp_(max=bins - 1)
             counts += torch.bincount(index, minlength=bins)
         self.width, self.counts = width, counts
 

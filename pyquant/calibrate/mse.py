@@ -21,6 +21,7 @@ from pyquant.calibrate.registry import Range, calibrator
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Distribution, Tails
 from pyquant.core.scheme import TensorScheme
+from pyquant.numerics.qparams import divisor
 
 PER_OCTAVE = 32  # first pass: steps 2.2 % apart
 OCTAVES = 10  # down to 1/1024 of the largest at most, see lowest()
@@ -46,12 +47,12 @@ def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
     span, count = qmax - qmin, float(data.magnitudes.count[0])
     alive = data.amax > 0
     if scheme.symmetric:
-        first = torch.where(alive, data.amax / qmax, 1.0)
+        first = torch.where(alive, data.amax / divisor(qmax, data.amax), 1.0)
         bound = lowest(qmax, math.sqrt(count) / 2)
         step = least(lambda steps: _symmetric_error(data, steps, qmin, qmax), first, bound)
         amax = torch.minimum(step * qmax, data.amax)
         return Range.symmetric(torch.where(alive, amax, 0.0)[:, 0])
-    first = torch.where(alive, (data.high - data.low) / (span - 1), 1.0)
+    first = torch.where(alive, (data.high - data.low) / divisor(span - 1, data.low), 1.0)
     bound = lowest(span, 1 + math.sqrt(count / 2))
     step = least(lambda steps: _affine_errors(data, steps, span).amin(-1), first, bound)
     below = _affine_errors(data, step, span).argmin(-1)  # codes below zero

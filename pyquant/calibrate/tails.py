@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyquant.numerics.histogram import BINS, MANTISSA_BITS, first_key, magnitude_edges
+from pyquant.numerics.qparams import divisor
 
 _NARROWEST = 1 + 2.0**-40  # of a bin, end over beginning: its width is a divisor
 
@@ -76,12 +77,12 @@ class HistogramTails(Tails):
         # The last bin in use ends at the largest number, so that nothing lies above that, even where it begins there.
         self._end = torch.minimum(edges[1:], torch.where(largest > 0, largest, torch.inf))
         self._end[0] = 0.0
-        self._begin = torch.minimum(edges[:-1], self._end / _NARROWEST)
+        self._begin = torch.minimum(edges[:-1], self._end / divisor(_NARROWEST, self._end))
         self._in_bin = n
         begin, end = self._begin, self._end
         self._count = _from_here_on(n)
         self._sum = _from_here_on(n * (begin + end) / 2)
-        self._square = _from_here_on(n * (begin * begin + begin * end + end * end) / 3)
+        self._square = _from_here_on(n * (begin * begin + begin * end + end * end) / divisor(3, n))
         self.count, self.square = self._count[:1, None], self._square[:1, None]
 
     def above(self, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +92,7 @@ class HistogramTails(Tails):
     def square_above(self, thresholds: Tensor) -> Tensor:
         j, part, t = self._locate(thresholds)
         end = self._end[j]
-        return self._square[j + 1] + part * (end * end + end * t + t * t) / 3
+        return self._square[j + 1] + part * (end * end + end * t + t * t) / divisor(3, t)
 
     def quantile(self, at_most: Tensor) -> Tensor:
         up_to = self.count[0] - self._count[1:]  # numbers in bins 0 .. j, ascending

@@ -15,6 +15,18 @@ def as_float32(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=torch.float32, device=like.device)
 
 
+def divisor(value: float, like: Tensor) -> Tensor:
+    """A number to divide `like` by: 0-dim, of its dtype, on its device.
+
+    CUDA multiplies by the reciprocal where the divisor is a Python number, which rounds twice.
+
+    Example:
+        >>> (torch.tensor([9.0]) / divisor(3, torch.ones(1))).tolist()
+        [3.0]
+    """
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
 def scale_from_amax(amax: Tensor, qmax: int) -> Tensor:
     """Symmetric scale of a largest absolute value.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
+import torch
+
 from pyquant.errors import ArgumentError, NonFiniteError, PyquantError, UnsupportedError
 
 _OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
@@ -12,11 +14,13 @@ _SCHEMA = re.compile(r"Expected a value of type '([^']+)' for argument '([^']+)'
 _POSITION = re.compile(r"argument '?(\w+)'? .*must be (.*), not (.*)$", re.MULTILINE)
 _MISSING = re.compile(r"missing value for argument '([^']+)'")
 _BACKEND = re.compile(r"Could not run '(pyquant::\w+)' with arguments from the '(\w+)' backend")
+_NO_MEMORY = re.compile(r"pyquant: out of memory: (\d+) bytes on (\S+)")
 _UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
 
 
 def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
-    """Raise the pyquant error that says what `error` says; anything that is not about arguments passes unchanged.
+    """Raise the pyquant error that says what `error` says; memory that ran out is torch.OutOfMemoryError, and anything
+    else that is not about arguments passes unchanged.
 
     first_argument  name of the op's first tensor, which decides where the op runs.
     """
@@ -42,4 +46,23 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
     if match := _UNSUPPORTED.search(text):
         first, *rest = match.group(1).strip().splitlines()
         raise UnsupportedError(f"no kernel {first}", [line.strip() for line in rest]) from None
+    if match := _NO_MEMORY.search(text):
+        _out_of_memory(int(match.group(1)), match.group(2))
     raise error
+
+
+def _out_of_memory(nbytes: int, device: str) -> NoReturn:
+    """What torch raises for such an allocation, class and text: the stable ABI hands on neither, so it is asked again.
+
+    On the CPU torch raises a bare RuntimeError, which code that looks for a batch size that fits tells by its text.
+    """
+    told = f"pyquant: out of memory: tried to allocate {nbytes} bytes on {device}"
+    try:
+        torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if device != "cpu":
+            raise  # the device has failed, not its memory
+        told = f"{told}: {error}"
+    raise torch.OutOfMemoryError(told) from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,11 +25,11 @@ def load(name: str) -> ModuleType:
     return module
 
 
-sanitize, gpu_ready = load("sanitize"), load("gpu_ready")
+sanitize, gpu_ready, gpu_probe = load("sanitize"), load("gpu_ready"), load("gpu_probe")
 
 
 def row(name: str, family: str, tile: tuple[int, int, int], compiled: bool = True) -> dict:
-    return {"name": name, "family": family, "tile": tile, "compiled": compiled}
+    return {"name": name, "family": family, "tile": tile, "compiled": compiled, "sm_min": 80, "sm_end": 91}
 
 
 TABLE = [
@@ -36,11 +38,24 @@ TABLE = [
 ]  # fmt: skip
 
 
-def test_one_row_of_each_family_or_what_is_asked_for() -> None:
-    assert sanitize.pick(TABLE, None, False) == ["small", "any"]
-    assert sanitize.pick(TABLE, None, True) == ["big", "small", "any"]
-    assert sanitize.pick(TABLE, "^b", False) == ["big"]
-    assert sanitize.pick(TABLE, "absent", False) == []
+def asked(rows: str | None = None, everything: bool = False, each_family: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(rows=rows, all=everything, each_family=each_family)
+
+
+def test_a_row_of_each_kind_or_what_is_asked_for() -> None:
+    assert sanitize.pick(TABLE, asked(), 90) == ["small"]
+    assert sanitize.pick(TABLE, asked(each_family=True), 90) == ["small", "any"]
+    assert sanitize.pick(TABLE, asked(everything=True), 90) == ["big", "small", "any"]
+    assert sanitize.pick(TABLE, asked("^b"), 90) == ["big"]
+    assert sanitize.pick(TABLE, asked("absent"), 90) == []
+    assert sanitize.pick(TABLE, asked(everything=True), 75) == []
+
+
+def test_every_kind_is_there_for_the_chips_that_are_served() -> None:
+    native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+    table = [{**row, "compiled": True} for row in native.kernel_table()]
+    assert len(sanitize.pick(table, asked(), 90)) == len(sanitize.KINDS)
+    assert len(sanitize.pick(table, asked(), 80)) >= 3
 
 
 def test_each_tool_is_asked_for_its_row() -> None:
@@ -68,26 +83,59 @@ def test_what_an_exit_code_means(code: int, output: str, said: str) -> None:
         assert any("========= " in line for line in outcome.lines)
 
 
-def test_without_the_tool_it_says_so_and_claims_nothing(
+def test_without_the_tool_it_fails_unless_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sanitize, "find_tool", lambda: None)
-    assert sanitize.main([]) == 0
-    assert "not installed here; nothing was checked" in capsys.readouterr().out
+    assert sanitize.main([]) == 1
+    assert "not installed here; nothing was checked" in capsys.readouterr().err
+    assert sanitize.main(["--allow-missing"]) == 0
 
 
-@pytest.mark.parametrize(("said", "code"), [("clean", 0), ("errors", 1), ("tests failed", 1), ("refused", 0)])
-def test_findings_are_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, code: int
-) -> None:
+@pytest.fixture
+def rows_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Two rows, and a tool that finds them clean; -> the runs that were made."""
     pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+    ran: list[tuple[str, str]] = []
+
+    def run(sanitizer: str, tool: str, name: str, seconds: float) -> object:
+        ran.append((tool, name))
+        return sanitize.Outcome(tool, name, "clean")
+
     monkeypatch.setattr(sanitize, "find_tool", lambda: "compute-sanitizer")
-    monkeypatch.setattr(sanitize, "pick", lambda *words: ["small"])
+    monkeypatch.setattr(sanitize, "pick", lambda *words: ["small", "big"])
+    monkeypatch.setattr(sanitize, "run", run)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "forgiven"),
+    [("clean", 0, 0), ("errors", 1, 1), ("tests failed", 1, 1), ("too slow", 1, 1), ("refused", 1, 0)],
+)
+def test_findings_are_the_exit_code(
+    rows_of_two: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    said: str, code: int, forgiven: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(sanitize, "run", lambda s, tool, name, t: sanitize.Outcome(tool, name, said, ("a line",)))
     assert sanitize.main(["--tool", "memcheck", "initcheck"]) == code
     printed = capsys.readouterr().out
     assert ("a line" in printed) == (said != "clean")
-    assert f"{2 if said == 'clean' else 0} of 2 runs clean" in printed
+    runs = 2 if said == "refused" else 4  # a tool that refuses the device is not asked again
+    assert f"{4 if said == 'clean' else 0} of {runs} runs clean" in printed
+    assert sanitize.main(["--tool", "memcheck", "initcheck", "--allow-missing"]) == forgiven
+
+
+def test_a_run_that_ends_early_goes_on(rows_of_two: list[tuple[str, str]], tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "deep" / "sanitize.json")]
+    assert sanitize.main([*out, "--time-budget", "0"]) == sanitize.UNFINISHED
+    assert rows_of_two == []
+    assert sanitize.main([*out, "--tool", "memcheck"]) == 0
+    assert sanitize.main(out) == 0
+    assert rows_of_two == [("memcheck", "small"), ("memcheck", "big"), ("racecheck", "small"), ("racecheck", "big")]
+    text = (tmp_path / "deep" / "sanitize.json").read_text()
+    (tmp_path / "deep" / "sanitize.json").write_text(text.replace('"key": "', '"key": "other '))
+    with pytest.raises(SystemExit, match="other libraries"):
+        sanitize.main(out)
 
 
 def test_a_run_that_is_too_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +177,73 @@ def test_without_a_gpu_make_gpu_stops_with_the_reason(
     printed = capsys.readouterr().err
     assert "torch sees no CUDA device" in printed
     assert "a.so" in printed
+
+
+class Libraries:
+    """A native module of which only this is known."""
+
+    def __init__(self, cuda: bool = True, devices: int = 1, missing: int = 0) -> None:
+        self.cuda, self.devices, self.missing = cuda, devices, missing
+
+    def build_info(self) -> dict[str, Any]:
+        return {"cuda": self.cuda, "cuda_runtime": 13000, "kernels": 3, "kernels_compiled": 3 - self.missing}
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def device_info(self, index: int) -> dict[str, Any]:
+        return {"sm": 90}
+
+    def kernel_table(self) -> list[dict[str, Any]]:
+        other = {**row("ampere", "sm80_s4s4", (1, 1, 1), compiled=False), "sm_end": 90}
+        return [other, *(row(str(i), "sm90_s8s8", (1, 1, 1), compiled=i >= self.missing) for i in range(3))]
+
+
+@pytest.mark.parametrize(
+    ("libraries", "reason"),
+    [
+        (Libraries(cuda=False), "built without CUDA kernels"),
+        (Libraries(devices=0), "CUDA runtime 13.0 inside pyquant's libraries sees none"),
+        (Libraries(missing=2), "2 of the 3 kernels for compute capability 9.0 have no machine code"),
+    ],
+)
+def test_wrong_libraries_are_not_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], libraries: Libraries, reason: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu_ready, "missing_libraries", list)
+    monkeypatch.setattr(gpu_ready, "_has_native", lambda: True)
+    monkeypatch.setattr(gpu_ready, "_native_module", lambda: libraries)
+    assert gpu_ready.main(["--prebuilt"]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_a_torch_that_only_pretends_does_not_make_it_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the real libraries of this machine, whatever they are: there is no GPU to launch anything on."""
+    native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+    if native.device_count():
+        pytest.skip("there is a device")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert gpu_ready.main([]) == 1
+    assert "ready" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(None, 0), ("3 of 320 numbers differ", 1)])
+def test_a_launch_that_differs_from_the_cpu_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str | None, code: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu_ready, "missing_libraries", list)
+    monkeypatch.setattr(gpu_ready, "_has_native", lambda: True)
+    monkeypatch.setattr(gpu_ready, "_native_module", Libraries)
+    told = gpu_probe.Launched("sm90_s8s8", "row 1", 0.25, wrong)
+    monkeypatch.setattr(gpu_ready.importlib, "import_module", lambda name: argparse.Namespace(probe=lambda *a: [told]))
+    assert gpu_ready.main(["--prebuilt"]) == code
+    assert "row 1" in capsys.readouterr().out
+
+
+def test_each_family_of_a_chip_is_launched_once() -> None:
+    assert [one["name"] for one in gpu_probe.one_of_each_family(TABLE, 90)] == ["big", "any"]
+    assert gpu_probe.one_of_each_family(TABLE, 75) == []

@@ -21,6 +21,7 @@ namespace pyquant::bind {
 namespace {
 
 constexpr int kHostToDevice = 1;
+constexpr int kOutOfMemory = 2;
 
 void ok(int status) {
   if (status != 0) throw std::runtime_error("simulated CUDA error " + std::to_string(status));
@@ -36,7 +37,9 @@ int64_t bytes_of(ScalarType type) { return type == ScalarType::Long ? 8 : bits_o
 
 void* allocate(int64_t bytes) {
   void* base = nullptr;
-  ok(cudaMalloc(&base, static_cast<size_t>(std::max<int64_t>(bytes, 1))));
+  const int status = cudaMalloc(&base, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  if (status == kOutOfMemory) out_of_memory(bytes, "cpu");
+  ok(status);
   return base;
 }
 
@@ -89,7 +92,13 @@ Tensor framework_product_f32(const Tensor& x, const Tensor& w) {
                           std::nullopt);
 }
 
-Tensor compact(const Tensor& tensor) { return to_device(torch::stable::contiguous(tensor)); }
+Tensor compact(const Tensor& tensor) {
+  try {
+    return to_device(torch::stable::contiguous(tensor));
+  } catch (const std::exception&) {
+    out_of_memory(tensor.numel() * static_cast<int64_t>(tensor.element_size()), device_of(tensor));
+  }
+}
 
 }  // namespace pyquant::bind
 

@@ -525,3 +525,15 @@ def test_wrong_operands_are_told_apart(device: CudaOps) -> None:
         got = device.gemm_s8s8(x, w, **(call | bug))
         with pytest.raises(accept.Rejected):
             compare(got, want, what)
+
+
+# ---- memory that runs out
+
+
+def test_memory_that_runs_out_keeps_its_name(device: CudaOps) -> None:
+    """torch.OutOfMemoryError, and the next call is right: code that looks for a batch size that fits goes on."""
+    w, few = torch.ones(4096, 16, dtype=torch.int8), torch.ones(3, 16, dtype=torch.int8)
+    call = {"w": w, "w_scale": torch.ones(4096)}
+    with pytest.raises(torch.OutOfMemoryError):
+        device.gemm_s8s8(x=torch.ones(1, 16, dtype=torch.int8).expand(2**34, 16), **call)
+    compare(device.gemm_s8s8(x=few, **call), ops.gemm_s8s8(few, **call), "after memory ran out")

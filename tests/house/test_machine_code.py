@@ -186,6 +186,17 @@ def test_nothing_spills_to_local_memory(functions: Functions) -> None:
     assert not spilled
 
 
+def test_no_kernel_holds_more_static_shared_memory_than_a_launch_allows_for(functions: Functions) -> None:
+    """launch.h opts in where dynamic memory exceeds 32 KiB: with up to 16 KiB beside it no launch needs that sooner."""
+    assert functions
+    tool = machine_code.cuobjdump()
+    assert tool is not None
+    held = machine_code.static_shared(tool, LIBRARY)
+    assert held
+    assert max(held.values()) > 0, "the reader finds no static memory at all"
+    assert {name: size for name, size in held.items() if size > 16 << 10} == {}
+
+
 def test_quantisers_wait_for_their_predecessor_and_release_their_successor(functions) -> None:
     """On sm_90 each holds both halves of programmatic dependent launch; sm_80 has no such instructions."""
     for architecture, count_of_each in (("sm_90", 1), ("sm_80", 0)):
