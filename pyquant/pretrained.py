@@ -173,7 +173,7 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
     return LayerRecord(
         name=name, scheme=layer.scheme.to_dict(), in_features=layer.in_features, out_features=layer.out_features,
-        codes=layer.weight, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias,
+        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias,
         input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
         output_zero_point=layer.output_zero_point, activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,
@@ -185,7 +185,7 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
 def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
     return LayerRecord(
         name=name, scheme=W8A16().to_dict(), in_features=layer.embedding_dim, out_features=layer.num_embeddings,
-        codes=layer.weight, weight_scale=layer.weight_scale, kind="embedding",
+        codes=layer.codes, weight_scale=layer.weight_scale, kind="embedding",
     )  # fmt: skip
 
 

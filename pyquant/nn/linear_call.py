@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 import torch
@@ -62,9 +63,7 @@ class LinearCall(LinearState):
 
     def dequantised_weight(self) -> Tensor:
         """float32 [N, K]: the real weights that the codes stand for."""
-        if self.scheme.is_float:
-            return self.weight.to(torch.float32)
-        return weights.dequantise_weight(self.weight, self.weight_scale, self.weight_zero_point, self.scheme.weights)
+        return self._form.matrix(self.storage, self._buffers["weight_scale"], self._buffers["weight_zero_point"])
 
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
         self._check_ready(x, residual)
@@ -87,7 +86,10 @@ class LinearCall(LinearState):
         return y if self.output_scale is None else QTensor(y, self.output_scale, self.output_zero_point)
 
     def _check_ready(self, x: object, residual: object) -> None:
-        if self.missing:
+        if self._waits and (self._is_packed or not self.scheme.is_integer):
+            if not self.storage.is_meta:
+                warnings.warn("a layer after to_empty() multiplies by zeros: load a state_dict", stacklevel=4)
+        elif self.missing:
             raise ArgumentError(
                 self.missing, "None", f"a value: scheme {self.scheme} needs it; give it to from_float or quantize_, or "
                 "load a state_dict that has it"

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
+from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import foreign_saves, state, weights
+from pyquant.nn.patches import Patches
+from pyquant.nn.weight_view import Form, QWeight, weight_of
+from pyquant.ops.check import describe
 
 Self = TypeVar("Self", bound="LinearState")
+
+_WEIGHT: Final = ("storage", "weight_scale", "weight_zero_point")  # the buffers that a weight is made of
 
 
 class LinearState(nn.Module):
     """The codes of a weight matrix, once, in the layout of their device; scales, zero points and bias beside them.
 
     `storage` is the packed buffer of an integer layer, or the canonical weight where there is none (weight-only and
-    16-bit schemes, the meta device, a layer that still lacks an input scale). `missing` names what is lacking.
+    16-bit schemes, a layer that still lacks an input scale). `missing` names what is lacking.
     """
 
     in_features: int
@@ -66,8 +71,13 @@ class LinearState(nn.Module):
         for name in state.NUMBERS:
             self.register_buffer(name, None)
 
-    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take checked tensors as the state: all of them, or (on an error) none."""
+    def _fill(self, tensors: Mapping[str, Tensor], *, in_place: bool = False, waits: bool = False) -> None:
+        """Take checked tensors as the state: all of them, or (on an error) none.
+
+        in_place  keep the memory of the weight where it fits, as load_state_dict does everywhere: captured graphs and
+                  weights that someone holds then see the new numbers.
+        waits     whether the numbers stand in for those of a state_dict that is still to be loaded.
+        """
         checked = {name: state.check(name, tensor, self.state_slots[name]) for name, tensor in tensors.items()}
         weight = checked.get(self._weight_name)
         if weight is None:
@@ -77,17 +87,31 @@ class LinearState(nn.Module):
                 raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
         missing = next((name for name in self.state_slots if name not in checked), None)
         storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
-        is_packed = self._packs() and missing is None and not weight.is_meta
+        is_packed = self._packs() and missing is None
         if is_packed:
             storage = ops.pack_linear(
                 storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
                 checked.get("input_zero_point"), checked.get("output_scale"), checked.get("output_zero_point"),
             )  # fmt: skip
-        for name in state.NUMBERS:
-            held = checked.get(name)
-            self._buffers[name] = None if held is None else held.detach().contiguous()
-        self._buffers["storage"], self._spec, self.missing = storage, spec, missing
-        self._is_packed, self._is_direct = is_packed, is_packed and not self._gives_codes
+        new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
+        new["storage"] = storage
+        if in_place and (is_packed, spec) == (self._is_packed, self._spec):
+            new |= {name: _written(self._buffers[name], new[name]) for name in _WEIGHT if name in new}
+        for name in (*state.NUMBERS, "storage"):
+            self._buffers[name] = new.get(name)
+        self._spec, self.missing = spec, self._weight_name if waits else missing
+        self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
+        codes_of = None if self.scheme.is_float else self.scheme.weights
+        self._form = Form(self.in_features, codes_of, spec if is_packed else (), self._weight_patches())
+
+    def _weight_patches(self) -> Patches | None:
+        """The geometry of a weight that is no matrix."""
+        return None
+
+    @property
+    def _waits(self) -> bool:
+        """Whether to_empty made the numbers: they stand in until a state_dict is loaded."""
+        return self.missing == self._weight_name
 
     def _packs(self) -> bool:
         """Whether the product runs through the packed buffer of the fused op."""
@@ -108,8 +132,7 @@ class LinearState(nn.Module):
         twin.__dict__.update(self.__dict__)
         twin.__dict__["_buffers"] = dict(self._buffers)
         twin.activation, twin.clamp = _activation(activation, clamp)
-        if self.missing != self._weight_name:  # else there are no numbers to lay out before a state is loaded
-            twin._fill(self._state())
+        twin._fill(self._state(), waits=self._waits)
         return twin
 
     def with_outputs(
@@ -140,7 +163,8 @@ class LinearState(nn.Module):
                 allowed = twin.state_slots[name].text if tensor is None else f"None with scheme {twin.scheme}"
                 raise ArgumentError(name, "None" if tensor is None else "a tensor", allowed)
         held = {name: tensor for name, tensor in self._state().items() if name not in numbers}
-        twin._fill(held | {name: tensor for name, tensor in numbers.items() if tensor is not None})
+        given = {name: tensor for name, tensor in numbers.items() if tensor is not None}
+        twin._fill(held | given, waits=self._waits)
         return twin
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
@@ -163,8 +187,7 @@ class LinearState(nn.Module):
 
     def _canonical(self) -> Tensor:
         """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
-        storage = self.storage
-        return ops.unpack_linear(storage, self._spec) if self._is_packed else storage
+        return self._form.canonical(self.storage)
 
     def _state(self) -> dict[str, Tensor]:
         held = {
@@ -174,16 +197,48 @@ class LinearState(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """The weight as the float layer would show it: `dtype`, shape and device; dequantised when computed with.
+
+        Looking costs nothing; arithmetic, slices and .numpy() see scale * (code - zero_point), made anew for each. It
+        takes codes by assignment: a tensor as state_dict spells it (`codes`, or `weight_packed`), or the weight of a
+        layer with the same scheme, whose scales come along.
+        """
+        held = self._buffers
+        storage, numbers = cast(Tensor, held["storage"]), (held["weight_scale"], held["weight_zero_point"])
+        return weight_of(storage, *numbers, self._form, self.out_features, self.dtype)
+
+    @property
+    def codes(self) -> Tensor:
         """The weight codes, int8 [N, K] (16-bit schemes: the weights). Unpacked anew at each use."""
-        canonical = self._canonical()
-        return ops.unpack_int4(canonical, self.in_features) if self.scheme.weights.bits == 4 else canonical
+        return self._form.codes(self.storage)
 
     @property
     def weight_packed(self) -> Tensor:
-        """4-bit codes two per byte, uint8 [N, ceil(K / 2)], the even column in the low nibble; 4-bit schemes only."""
+        """4-bit codes two per byte, uint8 [N, ceil(K / 2)], the even column in the low nibble.
+
+        Raises AttributeError where the weights have more than 4 bits.
+        """
         if self._weight_name != "weight_packed":
-            raise UnsupportedError(f"weight_packed is for 4-bit weights; this layer's scheme is {self.scheme}")
+            raise AttributeError(f"weight_packed is for 4-bit weights; this layer's scheme is {self.scheme}")
         return self._canonical()
+
+    def _assign_weight(self, name: str, value: object) -> None:
+        if isinstance(value, QWeight):
+            same = value.form.scheme == self._form.scheme and value.form.patches == self._form.patches
+            if not same:
+                raise ArgumentError(name, f"the weight of a layer with codes {value.form.scheme}", str(self.scheme))
+            new = {
+                self._weight_name: value.canonical, "weight_scale": value.scale_, "weight_zero_point": value.zero_point_
+            }  # fmt: skip
+        elif name != self._weight_name or not isinstance(value, Tensor):
+            got = describe(value) if isinstance(value, Tensor) else type(value).__name__
+            raise ArgumentError(name, got, f"{self._weight_name}, {self.state_slots[self._weight_name].text}")
+        else:
+            new = {name: value}
+        held = self._state()
+        given = {n: t for n, t in new.items() if t is not None}
+        if not all(n in held and held[n].shape == t.shape and torch.equal(held[n], t) for n, t in given.items()):
+            self._fill(held | given)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in state.NUMBERS and name in self.__dict__.get("_buffers", {}):
@@ -193,6 +248,9 @@ class LinearState(nn.Module):
             if name not in self.state_slots and value is not None:
                 raise ArgumentError(name, "a tensor", f"None with scheme {self.scheme}")
             self._fill(changed)
+            return
+        if name in ("weight", "weight_packed"):
+            self._assign_weight(name, value)
             return
         super().__setattr__(name, value)
 
@@ -210,7 +268,7 @@ class LinearState(nn.Module):
         if strict:
             missing_keys.extend(prefix + name for name in self.state_slots if name not in here)
             unexpected_keys.extend(prefix + name for name in here if name not in self.state_slots)
-        current = {} if self.missing == self._weight_name else self._state()
+        current = {} if self._waits else self._state()
         taken = {name: here[name] for name in self.state_slots if name in here}
         if not taken:
             return
@@ -229,25 +287,33 @@ class LinearState(nn.Module):
                 for name, value in taken.items()
             }
             kept = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
-            self._fill(kept | moved)
+            self._fill(kept | moved, in_place=not assign)
         except (PyquantError, KeyError) as error:
             error_msgs.append(f"{prefix or type(self).__name__}: {error}")
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         storage = self.storage
         probe = fn(torch.empty(0, dtype=self.dtype, device=storage.device))
-        if storage.is_meta and not probe.is_meta:  # to_empty: tensors without numbers, until a state is loaded
-            self.missing = self._weight_name
-        if probe.device == storage.device or storage.is_meta:
+        if storage.is_meta and not probe.is_meta:  # to_empty: as the constructor makes it, until a state is loaded
+            self._fill(state.fresh(self.state_slots, probe.device), waits=True)
+        elif probe.device == storage.device:
             for name, tensor in self._buffers.items():
                 if tensor is not None:
                     self._buffers[name] = state.same_type(fn, tensor)
         else:
             moved = {name: state.same_type(fn, tensor) for name, tensor in self._state().items()}
-            self._fill(moved)
+            self._fill(moved, waits=self._waits)
         if probe.dtype in weights.FLOAT_TYPES:
             self.dtype = probe.dtype
         return self
+
+
+def _written(old: Tensor | None, new: Tensor) -> Tensor:
+    """The old tensor with the numbers of the new one, where it can hold them."""
+    fits = old is not None and old.shape == new.shape and old.dtype == new.dtype and old.device == new.device
+    if old is None or not fits or old.is_inference():
+        return new
+    return old.copy_(new)
 
 
 def check_scheme(scheme: object) -> None:

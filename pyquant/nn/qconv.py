@@ -71,6 +71,9 @@ class QConv2d(LinearCall):
     def _shape(self, in_channels: int, patches: Patches) -> None:
         self.in_channels, self.out_channels, self.patches = in_channels, self.out_features, patches
 
+    def _weight_patches(self) -> Patches:
+        return self.patches
+
     @classmethod
     def from_float(
         cls,
@@ -90,8 +93,9 @@ class QConv2d(LinearCall):
         Raises SchemeError for a group size that does not divide K, ArgumentError naming what is wrong.
 
         Example:
-            >>> QConv2d.from_float(nn.Conv2d(4, 2, 1), W8A8Dynamic()).weight.shape
-            torch.Size([2, 4])
+            >>> layer = QConv2d.from_float(nn.Conv2d(4, 2, 1), W8A8Dynamic())
+            >>> layer.weight.shape, layer.codes.shape
+            (torch.Size([2, 4, 1, 1]), torch.Size([2, 4]))
         """
         if not isinstance(conv, nn.Conv2d):
             raise ArgumentError("conv", type(conv).__name__, "a torch.nn.Conv2d")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from pyquant import ops
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import foreign_saves, state, weights
+from pyquant.nn.weight_view import Form, QWeight, weight_of
 
 ROWS = TensorScheme(bits=8, granularity="per_channel")
 
@@ -31,7 +32,6 @@ class QEmbedding(nn.Module):
         torch.Size([2, 4])
     """
 
-    weight: Tensor
     weight_scale: Tensor
 
     def __init__(
@@ -56,7 +56,8 @@ class QEmbedding(nn.Module):
             "weight": state.Slot(torch.int8, (num_embeddings, embedding_dim), ROWS.code_range),
             "weight_scale": state.Slot(torch.float32, (num_embeddings,)),
         }
-        self.register_buffer("weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=where))
+        # the buffer that state_dict calls `weight`; the attribute of that name shows the numbers it stands for
+        self._buffers["weight"] = torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=where)
         self.register_buffer("weight_scale", torch.ones(num_embeddings, device=where, dtype=torch.float32))
 
     @classmethod
@@ -90,9 +91,31 @@ class QEmbedding(nn.Module):
             layer._buffers[name] = state.check(argument, tensor, layer.state_slots[name]).detach().contiguous()
         return layer
 
+    @property
+    def codes(self) -> Tensor:
+        """The codes, int8 [num_embeddings, embedding_dim]."""
+        return cast(Tensor, self._buffers["weight"])
+
+    @property
+    def weight(self) -> Tensor:
+        """The table as nn.Embedding would show it: `dtype`, shape and device; dequantised when computed with."""
+        return weight_of(self.codes, self.weight_scale, None, self._form, self.num_embeddings, self.dtype)
+
+    @property
+    def _form(self) -> Form:
+        return Form(self.embedding_dim, ROWS)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            if isinstance(value, QWeight) and value.form == self._form:
+                self._buffers["weight_scale"], value = value.scale_, value.storage_
+            self._buffers[name] = state.check(name, value, self.state_slots[name]).detach()
+            return
+        super().__setattr__(name, value)
+
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
         """A torch.nn.Embedding with the dequantised rows, in `dtype` (None: the layer's own)."""
-        real = ops.dequantize(self.weight, self.weight_scale, None, "per_channel", 0, torch.float32)
+        real = ops.dequantize(self.codes, self.weight_scale, None, "per_channel", 0, torch.float32)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta")
         embedding.weight = nn.Parameter(real.to(dtype or self.dtype))
         return embedding.train(self.training)
@@ -107,10 +130,11 @@ class QEmbedding(nn.Module):
                 f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             )
             raise ArgumentError("x", got, "an int64 or int32 tensor of indices")
-        if x.device != self.weight.device:
-            raise ArgumentError("x", f"device {x.device}", f"device {self.weight.device}, where the layer is")
+        codes = self.codes
+        if x.device != codes.device:
+            raise ArgumentError("x", f"device {x.device}", f"device {codes.device}, where the layer is")
         try:
-            rows = torch.embedding(self.weight, x)
+            rows = torch.embedding(codes, x)
             scale = self.weight_scale[x]
         except (IndexError, RuntimeError) as error:
             raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
@@ -137,9 +161,9 @@ class QEmbedding(nn.Module):
         )  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QEmbedding:
-        probe = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device))
-        moved = {name: state.same_type(fn, getattr(self, name)) for name in self.state_slots}
-        self._buffers.update(moved)
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device))
+        for name in self.state_slots:
+            self._buffers[name] = state.same_type(fn, cast(Tensor, self._buffers[name]))
         if probe.dtype in weights.FLOAT_TYPES:
             self.dtype = probe.dtype
         return self

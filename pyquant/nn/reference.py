@@ -25,10 +25,10 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
         "activation": layer.activation, "clamp_min": layer.clamp[0], "clamp_max": layer.clamp[1], "residual": residual,
     }  # fmt: skip
     if isinstance(x, Tensor) and scheme.is_float:
-        weight = layer.weight
+        weight = layer.codes
         return numerics.float_linear(x.to(weight.dtype), weight, layer.bias, out_dtype=x.dtype, **fused)
     if isinstance(x, Tensor) and scheme.is_weight_only:
-        weight = numerics.pack_int4(layer.weight) if w.bits == 4 else layer.weight
+        weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
         return numerics.weight_only_linear(
             x,
             weight,
@@ -45,14 +45,14 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
     }  # fmt: skip
     if isinstance(x, QTensor):
         y = numerics.gemm(
-            x.data, layer.weight, layer.weight_scale, x.scale, x.zero_point, layer.bias, group_size=group_size,
+            x.data, layer.codes, layer.weight_scale, x.scale, x.zero_point, layer.bias, group_size=group_size,
             out_dtype=torch.int8 if scheme.outputs is not None else layer.dtype, **outputs, **fused,
         )  # fmt: skip
     else:
         inputs = scheme.inputs
         x_qmin, x_qmax = (-127, 127) if inputs is None else inputs.code_range
         y = numerics.qlinear_reference(
-            x, layer.weight, layer.weight_scale, bias=layer.bias, x_scale=layer.input_scale,
+            x, layer.codes, layer.weight_scale, bias=layer.bias, x_scale=layer.input_scale,
             x_zero_point=layer.input_zero_point, x_qmin=x_qmin, x_qmax=x_qmax,
             x_symmetric=inputs is None or inputs.symmetric, group_size=group_size, **outputs, **fused,
         )  # fmt: skip
@@ -83,10 +83,10 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
         .transpose(1, 2).reshape(-1, layer.out_channels),
     }  # fmt: skip
     if scheme.is_float:
-        weight = layer.weight
+        weight = layer.codes
         y = numerics.float_linear(rows.to(weight.dtype), weight, layer.bias, out_dtype=dtype, **fused)
     elif scheme.is_weight_only:
-        weight = numerics.pack_int4(layer.weight) if w.bits == 4 else layer.weight
+        weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
         y = numerics.weight_only_linear(
             rows.to(dtype), weight, layer.weight_scale, layer.weight_zero_point, layer.bias, w_bits=w.bits,
             group_size=w.group_size or 0, **fused,
@@ -100,7 +100,7 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
             if zero_point is not None:
                 zero_point = zero_point.expand(size[0]).repeat_interleave(size[1] * size[2])
         y = numerics.gemm(
-            rows.to(torch.int64), layer.weight, layer.weight_scale, scale, zero_point, layer.bias,
+            rows.to(torch.int64), layer.codes, layer.weight_scale, scale, zero_point, layer.bias,
             group_size=w.group_size or 0, out_dtype=torch.int8 if scheme.outputs is not None else dtype,
             out_scale=layer.output_scale, out_zero_point=layer.output_zero_point, out_qmin=qmin, out_qmax=qmax, **fused,
         )  # fmt: skip

@@ -67,10 +67,10 @@ def test_a_chain_of_codes_equals_the_steps_done_by_hand() -> None:
     chain = pyquant.QSequential(pyquant.Quantize(0.02), one, nn.Identity(), two)
     x = torch.randn(5, 8)
     q = numerics.quantize(x, torch.tensor([0.02]))
-    acc = (q.long() @ one.weight.long().T).float()
+    acc = (q.long() @ one.codes.long().T).float()
     t = torch.relu(acc * (torch.tensor(0.02) * one.weight_scale) + one.bias)
     mid = numerics.quantize(t, torch.tensor([0.03]))
-    acc = (mid.long() @ two.weight.long().T).float()
+    acc = (mid.long() @ two.codes.long().T).float()
     assert torch.equal(chain(x), acc * (torch.tensor(0.03) * two.weight_scale) + two.bias)
     assert type(chain[:2]) is pyquant.QSequential
 
@@ -137,7 +137,7 @@ def test_relu_over_codes_equals_relu_before_the_requantise(outputs: TensorScheme
     torch.manual_seed(2)
     layer = QLinear.from_float(nn.Linear(6, 6), codes_out(outputs), input_scale=0.03, output_scale=0.01,
                                output_zero_point=zero)  # fmt: skip
-    real = QLinear.from_codes(layer.weight, layer.weight_scale, scheme=W8A8(), bias=layer.bias, input_scale=0.03)
+    real = QLinear.from_codes(layer.codes, layer.weight_scale, scheme=W8A8(), bias=layer.bias, input_scale=0.03)
     add = pyquant.QResidualAdd(layer, "relu")
     add.residual = QResidual(0.02)
     x, skip = torch.randn(50, 6), torch.randn(50, 6)

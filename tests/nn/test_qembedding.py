@@ -24,7 +24,7 @@ def embedding(rows: int = 50, width: int = 12) -> nn.Embedding:
 def test_forward_is_scale_times_code(dtype: torch.dtype, shape: tuple[int, ...], index_type: torch.dtype) -> None:
     q = QEmbedding.from_float(embedding().to(dtype))
     ids = torch.randint(0, 50, shape, dtype=index_type)
-    exact = q.weight[ids.long()].double() * q.weight_scale[ids.long()].double().unsqueeze(-1)
+    exact = q.codes[ids.long()].double() * q.weight_scale[ids.long()].double().unsqueeze(-1)
     assert q(ids).dtype == dtype
     accept.t1(q(ids), exact.float().to(dtype), waiver="a lookup of few rows")
 
@@ -55,7 +55,8 @@ def test_casts_change_the_result_type_only(cast: str) -> None:
     q = QEmbedding.from_float(embedding())
     before = copy.deepcopy(q)
     getattr(nn.Sequential(q), cast)()
-    assert q.weight.dtype == torch.int8
+    assert q.codes.dtype == torch.int8
+    assert q.weight.dtype == q.dtype
     assert torch.equal(q.weight_scale, before.weight_scale)
     ids = torch.arange(50)
     assert torch.equal(q(ids), before(ids).to(q.dtype))
