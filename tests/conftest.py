@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,17 @@ if os.environ.get("PYQUANT_CUDART_SIM") and (Path(__file__).parent / "simulator.
     import simulator  # noqa: F401  (first of all: it must load its libcudart before anything else loads one)
 
 import problems
+import torch
 
 # Threads stay as torch sets them up: what users run. tests/threads runs fresh processes with other numbers.
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """torch.set_num_threads; what was there before comes back after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def pytest_report_header() -> str:

@@ -10,6 +10,7 @@ import ctypes
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,26 +50,35 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("c++")
 
 
-def build(folder: Path, extra: tuple[str, ...] = ()) -> Path:
-    """libcpu_engine.so (and its object files) in folder. extra: further compiler flags, e.g. of a sanitizer."""
+def compile_one(source: Path, folder: Path, extra: tuple[str, ...] = (), include: Path = ROOT / "csrc") -> Path:
+    """The object file of one source in folder."""
     cxx = compiler()
     if cxx is None:
         raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is in PATH")
-    sources = [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), Path(__file__).with_name("cpu_harness.cpp")]
+    target = folder / f"{source.stem}.o"
+    flags = [*_BASE, *ISA_FLAGS.get(source.stem, []), *extra]
+    subprocess.run([cxx, *flags, f"-I{include}", "-c", str(source), "-o", str(target)], check=True)
+    return target
+
+
+def objects(folder: Path, harness: Path, extra: tuple[str, ...] = ()) -> list[Path]:
+    """Object files of csrc/cpu and of a harness. extra: further compiler flags, e.g. of a sanitizer."""
+    sources = [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), harness]
     if platform.machine() not in ("x86_64", "AMD64"):
         sources = [s for s in sources if s.stem not in ISA_FLAGS]
-
-    def compile_one(source: Path) -> Path:
-        target = folder / f"{source.stem}.o"
-        flags = [*_BASE, *ISA_FLAGS.get(source.stem, []), *extra]
-        subprocess.run([cxx, *flags, f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(target)], check=True)
-        return target
-
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sources))
-    library = folder / "libcpu_engine.so"
-    subprocess.run([cxx, "-shared", *extra, "-o", str(library), *map(str, objects), "-lpthread"], check=True)
-    return library
+        return list(pool.map(lambda source: compile_one(source, folder, extra), sources))
+
+
+def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:
+    subprocess.run([str(compiler()), *flags, "-o", str(target), *map(str, objects), "-lpthread"], check=True)
+    return target
+
+
+def build(folder: Path) -> Path:
+    """libcpu_engine.so (and its object files) in folder."""
+    harness = Path(__file__).with_name("cpu_harness.cpp")
+    return link(folder / "libcpu_engine.so", objects(folder, harness), "-shared")
 
 
 def at(a: Array | None) -> ctypes.c_void_p:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import accept
@@ -84,7 +85,7 @@ def test_a_million_codes_are_those_of_op_quantize() -> None:
             same(got, (want, scale, zero_point), f"{granularity} {qmin}..{qmax}")
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
+def test_the_number_of_threads_changes_no_bit(threads: Callable[[int], None]) -> None:
     draw = Draw(BASE_SEED, "threads")
     cases = [((701, 333), "per_tensor", 0), ((701, 333), "per_channel", 0), ((300, 800), "per_group", 25),
              ((3, 80000), "per_channel", 0), ((200001,), "per_tensor", 0)]  # fmt: skip
@@ -98,26 +99,21 @@ def test_the_number_of_threads_changes_no_bit() -> None:
             return [y, mask, *dynamic, ops.fake_quantize_backward(grad, mask),
                     *ops.fake_quantize_lsq_backward(grad, x, *a)]  # fmt: skip
 
+        threads(1)
         one = everything()
-        for threads in (2, 3, 5):
-            torch.set_num_threads(threads)
-            try:
-                same(everything(), one, f"{threads} threads, {shape} {granularity}")
-            finally:
-                torch.set_num_threads(1)
+        for count in (2, 3, 5):
+            threads(count)
+            same(everything(), one, f"{count} threads, {shape} {granularity}")
 
 
-def test_a_tensor_that_no_cache_holds_has_the_same_codes() -> None:
+def test_a_tensor_that_no_cache_holds_has_the_same_codes(threads: Callable[[int], None]) -> None:
     """Above 32 MiB the result is written past the caches: another loop, which must leave no element out."""
     x = Draw(BASE_SEED, "large").normal(2112, 4096)
     scale = x.abs().amax(-1) / 150
     for granularity, s in (("per_channel", scale), ("per_tensor", scale[:1])):
-        torch.set_num_threads(3)
-        try:
-            y, mask = ops.fake_quantize(x, s, None, granularity)
-            own, own_scale, _ = ops.fake_quantize_dynamic(x, granularity)
-        finally:
-            torch.set_num_threads(1)
+        threads(3)
+        y, mask = ops.fake_quantize(x, s, None, granularity)
+        own, own_scale, _ = ops.fake_quantize_dynamic(x, granularity)
         assert torch.equal(y, ops.dequantize(ops.quantize(x, s, None, granularity), s, None, granularity))
         kept = ops.fake_quantize_backward(torch.ones(()).expand(x.shape), mask)
         steps = x.abs() / (s if granularity == "per_tensor" else s.unsqueeze(-1))

@@ -28,13 +28,6 @@ def layer(bits: int, group: int, k: int, n: int, **kwargs: object) -> tuple[torc
     return ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec, bias=draw.normal(n)), list(spec)
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("bits", "group", "k", "n"), LAYERS)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_row_alone_equals_the_row_in_any_batch(bits: int, group: int, k: int, n: int, symmetric: bool) -> None:

@@ -1,0 +1,111 @@
+# ruff: noqa: E501  (a table of source lines)
+
+"""Bugs in the CPU engine that no result of a small layer shows, each one edit of a source file; the check packs and
+runs a layer above the packer's grain, with three threads, into memory that was full of something else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from mutants import Plant, register
+
+from csrc import cpu_engine as engine
+
+N, K = 2080, 1030  # three shares of 11 blocks, the last block half full
+_library: Path | None = None
+
+
+@functools.cache
+def _objects() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
+    """Every object file, compiled once for all bugs."""
+    folder = tempfile.TemporaryDirectory(prefix="planted_engine")
+    harness = Path(engine.__file__).with_name("cpu_harness.cpp")
+    return folder, {path.stem: path for path in engine.objects(Path(folder.name), harness, ("-O1",))}
+
+
+def edit_engine(file: str, old: str, new: str) -> Plant:
+    """One edit of csrc/cpu/<file>; of a header, together with linear.cpp, which is compiled against it."""
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        global _library
+        text = (engine.ROOT / "csrc/cpu" / file).read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{file} holds {text.count(old)} times: {old}")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "cpu").mkdir()
+            (folder / "cpu" / file).write_text(text.replace(old, new))
+            source = folder / "cpu" / file if file.endswith(".cpp") else engine.ROOT / "csrc/cpu/linear.cpp"
+            paths = (f"-I{folder}", "-O1")
+            changed = engine.compile_one(source, folder, paths)
+            parts = {**_objects()[1], changed.stem: changed}
+            _library = engine.link(folder / "libcpu_engine.so", list(parts.values()), "-shared")
+            try:
+                yield
+            finally:
+                _library = None
+
+    return plant
+
+
+def check(seed: int) -> None:
+    """Packs into two kinds of old bytes, reads the codes back, and multiplies by a row of zeros and one that underflows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = _library or engine.link(Path(folder) / "libcpu_engine.so", list(_objects()[1].values()), "-shared")
+        library = engine.load(path)
+        library.t_threads(3)
+        try:
+            _check(library, np.random.default_rng(seed))
+        finally:
+            library.t_threads(1)
+
+
+def _check(library: ctypes.CDLL, rng: np.random.Generator) -> None:
+    spec = (ctypes.c_int64 * 16)(N, K, 8, 0, 0, -127, 127, 1, 0, 0, 0, 0, 0, -127, 127, 0)
+    codes = rng.integers(-127, 128, (N, K)).astype(np.int8)
+    scale = np.full(N, 1e-30, np.float32)
+    size = library.t_packed_bytes(spec)
+    buffers = []
+    for old in (0x00, 0x5A):
+        buffer = np.full(size + 64, old, np.uint8)
+        pointers = [engine.at(a) for a in (codes, scale, None, None, None, None, None, buffer)]
+        library.t_pack_linear(spec, *pointers)
+        assert (buffer[size:] == old).all(), "packed beyond packed_bytes"
+        buffers.append(buffer[:size])
+    assert np.array_equal(*buffers), "the packer leaves old bytes"
+    back = np.empty_like(codes)
+    library.t_unpack_linear(spec, engine.at(buffers[0]), engine.at(back))
+    assert np.array_equal(back, codes), "other codes than were packed"
+    # 1e-30 * 1e-30 is below the smallest number: the sum's sign stays, and an absent bias is -0, which keeps it
+    x = np.concatenate([np.full((1, K), 1e-30), rng.standard_normal((1, K)) * 1e-28]).astype(np.float32)
+    out = np.ones((2, N), np.float32)
+    none, rows, width = engine.at(None), ctypes.c_int64(2), ctypes.c_int64
+    library.t_linear(
+        spec, engine.at(buffers[0]), engine.at(x), engine.F32, rows, width(K), none, engine.F32, width(N),
+        engine.at(out), engine.F32,
+    )  # fmt: skip
+    recip = np.float32(1) / (np.abs(x).max(axis=1) / np.float32(127))
+    q = np.rint(x * recip[:, None]).astype(np.int64)
+    sums = q @ codes.astype(np.int64).T
+    assert (out == 0).all(), "an underflowing product is zero"
+    assert np.array_equal(np.signbit(out), sums < 0), "an absent bias changed the sign of a zero"
+
+
+EDITS = [
+    ("linear.cpp", "for (int64_t b = share.begin; b < share.end; ++b) {", "for (int64_t b = share.begin; b < share.end - (share.index > 0); ++b) {", "threaded packing drops blocks"),
+    ("linear.cpp", "for (int64_t b = share.begin; b < share.end; ++b) {", "for (int64_t b = share.begin; b + (share.index > 0) < share.end; ++b) {", "threaded packing drops each later share's last block"),
+    ("linear.cpp", ": -0.f;", ": 0.f;", "an absent bias is +0"),
+    ("threads.h", "const int64_t each = units_ / count_, more = units_ % count_;", "const int64_t each = units_ / count_, more = 0;", "shares forget what does not divide"),
+    ("threads.h", "return {i, begin, begin + each + (i < more ? 1 : 0)};", "return {i, begin, begin + each};", "longer shares end early"),
+]  # fmt: skip
+
+if engine.compiler() is not None:  # without one the engine itself is not tested, with that reason
+    for _file, _old, _new, _name in EDITS:
+        register(edit_engine(_file, _old, _new), check, name=_name, area=f"csrc/cpu/{_file}")
