@@ -41,6 +41,7 @@ from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Re
 from pyquant.nn.convert import quantize_
 from pyquant.nn.dequantize import dequantize_
 from pyquant.nn.fold import fold_batch_norm_
+from pyquant.nn.forms import expose_linears_, register_linear_form
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.fuse_rules import register_batch_norm, register_fusion
 from pyquant.nn.kernel_info import KernelInfo
@@ -145,6 +146,7 @@ __all__ = [
     "convert_",
     "dequantize_",
     "distillation",
+    "expose_linears_",
     "finetune",
     "fold_batch_norm_",
     "fuse_",
@@ -161,6 +163,7 @@ __all__ = [
     "quantize_recipe_",
     "register_batch_norm",
     "register_fusion",
+    "register_linear_form",
     "register_link",
     "register_quantized_module",
     "register_smoothing",

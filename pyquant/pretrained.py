@@ -16,7 +16,9 @@ from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
 from pyquant.io.atomic import put_beside
+from pyquant.io.checkpoint import Checkpoint
 from pyquant.nn.chain import QResidual, Residual
+from pyquant.nn.forms import expose_reversibly, exposed
 from pyquant.nn.fuse import fused_activations, held, put_identity
 from pyquant.nn.fuse_rules import activation_of
 from pyquant.nn.patches import Patches, unsupported
@@ -29,6 +31,7 @@ OWN_EXTRA: Final = "pyquant_modules"
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
 }  # fmt: skip
+_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed"}
 _DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -89,7 +92,8 @@ def save_pretrained(
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
     residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    own_extra = {OWN_EXTRA: own | ({"residuals": residuals} if residuals else {})}
+    optional = {"residuals": residuals, "exposed": exposed(model)}
+    own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
         directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
         head_prefix=transformers.head_prefix(model) if theirs else "",
@@ -127,23 +131,27 @@ def load_pretrained(
         raise ArgumentError(
             "model", f"a function that returns {type(skeleton).__name__}", "one that returns a torch.nn.Module"
         )
-    names = _names(skeleton)
-    new: list[tuple[list[str], nn.Module]] = []
-    for layer in checkpoint.layers:
-        if layer.name in aliases:
-            continue
-        old = names.get(layer.name)
-        if old is None:
-            raise CheckpointError(f"layer '{layer.name}' is in the checkpoint; the model has no module of that name")
-        places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
-        new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
-    if any("" in places for places, _ in new):
-        return new[0][1]
-    new += _residual_places(skeleton, names, residuals)
-    _check_keys(skeleton, [name for places, _ in new for name in places], tensors)
-    fused_places = _fused_places(skeleton, names, fused, {name: module for places, module in new for name in places})
     undo: list[Undo] = []
     try:
+        _expose(skeleton, checkpoint, undo)
+        names = _names(skeleton)
+        new: list[tuple[list[str], nn.Module]] = []
+        for layer in checkpoint.layers:
+            if layer.name in aliases:
+                continue
+            old = names.get(layer.name)
+            if old is None:
+                raise CheckpointError(
+                    f"layer '{layer.name}' is in the checkpoint; the model has no module of that name"
+                )
+            places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
+            new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
+        if any("" in places for places, _ in new):
+            return new[0][1]
+        new += _residual_places(skeleton, names, residuals)
+        _check_keys(skeleton, [name for places, _ in new for name in places], tensors)
+        modules = {name: module for places, module in new for name in places}
+        fused_places = _fused_places(skeleton, names, fused, modules)
         _assign(skeleton, tensors, undo)
         swap_modules(skeleton, new, undo=undo)
         for parent, name in fused_places:
@@ -154,6 +162,20 @@ def load_pretrained(
             step()
         raise
     return skeleton
+
+
+def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:
+    """Rewrite the classes that multiply by matrices of their own, where the saved model had them rewritten."""
+    rewritten = checkpoint.extra.get(OWN_EXTRA, {}).get("exposed", {})
+    if not isinstance(rewritten, Mapping):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: exposed is not {{name: class}}")
+    layers = {layer.name for layer in checkpoint.layers if layer.kind == "linear"}
+    expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo)
+    lost = [name for name in rewritten if name not in exposed(skeleton)]
+    if lost:
+        has = type(_names(skeleton).get(lost[0])).__name__
+        told = f"'{lost[0]}' was saved as a {rewritten[lost[0]]} made of layers; the model has a {has} there"
+        raise CheckpointError(told)
 
 
 def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
@@ -212,8 +234,8 @@ def _own_extra(
     extra: Mapping[str, Any], layers: set[str]
 ) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
-    if not isinstance(own, Mapping) or not own.keys() <= {"aliases", "dtypes", "fused", "residuals"}:
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys aliases, dtypes, fused and residuals")
+    if not isinstance(own, Mapping) or not own.keys() <= _OWN_KEYS:
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not isinstance(aliases, Mapping) or any(target not in layers for target in aliases.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")

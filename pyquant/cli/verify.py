@@ -18,6 +18,7 @@ from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.io.checkpoint import load_checkpoint
 from pyquant.io.record import LayerRecord
+from pyquant.nn.forms import expose_linears_
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.report.render import table
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         )
     checkpoint = load_checkpoint(args.directory)
     factory = model_factory(args.against, "--against") if args.against else None
-    float_model = factory() if factory else None
+    float_model = expose_linears_(factory()) if factory else None
     layers = [record for record in checkpoint.layers if record.kind != "embedding"]
     verdicts = []
     with Progress("verify", max(len(layers), 1)) as shown:

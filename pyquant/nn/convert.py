@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError, SchemeError
 from pyquant.nn import obstacles, state
+from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, output_heads, remember
 from pyquant.nn.linear_state import LinearState
@@ -20,7 +21,18 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import Fate, Filter, Site, check_keys, fate_of, find_sites, rules_of
+from pyquant.nn.sites import (
+    Fate,
+    Filter,
+    Owner,
+    Site,
+    check_keys,
+    fate_of,
+    find_owners,
+    find_sites,
+    rules_of,
+    sites_within,
+)
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.nn.tell import warn_of_floats
 
@@ -79,9 +91,10 @@ def quantize_(
     scales = _scales(input_scales)
     rules = rules_of(config)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
-    if isinstance(model, kinds):
+    if isinstance(model, kinds) or has_form(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
-    sites = list(find_sites(model, kinds))
+    owners = find_owners(model)
+    sites = [*_outside(find_sites(model, kinds), owners), *sites_within(owners)]
     if not sites:
         raise ArgumentError(
             "model", f"a {type(model).__name__} without nn.Linear or nn.Conv2d layers", "a model with layers to convert"
@@ -89,18 +102,23 @@ def quantize_(
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
     fates = [(site, fate_of(rules, site, filter_fn, kept)) for site in sites]
-    fits = [(site, *_fit(site, fate, on_indivisible)) for site, fate in fates]
+    fits = [(site, *_fit(site, fate, on_indivisible, scales)) for site, fate in fates]
     chosen = [(site, scheme, note) for site, scheme, note in fits if scheme is not None]
     _check_scales(scales, [(site, scheme) for site, scheme, _ in chosen])
     made: dict[tuple[Any, ...], nn.Module] = {}
-    new = [(site.names, _convert(site, scheme, note, scales, target, made)) for site, scheme, note in chosen]
+    rewritten = {id(site.owner): site.owner for site, _, _ in chosen if site.owner is not None}
+    new = [(owner.names, owner.form) for owner in rewritten.values()]
+    new += [(site.names, _convert(site, scheme, note, scales, target, made)) for site, scheme, note in chosen]
     wished = {site.names[0] for site, fate in fates if fate.is_wish}
+    wished |= {site.owner.names[0] for site, fate in fates if fate.is_wish and site.owner is not None}
     undo: list[Undo] = []
     swap_modules(model, new, device=target, undo=undo)
     try:
         for site, scheme, note in fits:
             if scheme is None:
                 remember(site.module, note, undo)
+                if site.owner is not None:
+                    remember(site.owner.module, note, undo)
         warn_of_floats(quantization_report(model), wished | _wished(model, rules, filter_fn, embeddings, heads))
     except BaseException:  # a warning that the caller made an error is one, too
         for step in reversed(undo):
@@ -109,10 +127,20 @@ def quantize_(
     return model
 
 
-def _fit(site: Site, fate: Fate, on_indivisible: str) -> tuple[QScheme | None, str]:
+def _outside(sites: Iterable[Site], owners: Iterable[Owner]) -> list[Site]:
+    """The sites that are no part of a module with a linear form, and no such module themselves."""
+    inside = {id(module) for owner in owners for module in owner.module.modules()}
+    return [site for site in sites if id(site.module) not in inside]
+
+
+def _fit(
+    site: Site, fate: Fate, on_indivisible: str, scales: Mapping[str, float | Tensor]
+) -> tuple[QScheme | None, str]:
     """The scheme that a site can have, and a note where that is another one than it was given, or none."""
     if fate.scheme is None:
         return None, fate.reason
+    if site.owner is not None and fate.scheme.is_static and not fate.is_named and not scales.keys() & set(site.names):
+        return None, f"a static scheme, and no input scale is given for {site.names[0]}"
     try:
         return fitted(fate.scheme, site.module, on_indivisible)
     except SchemeError as error:

@@ -47,7 +47,9 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     exclude = "leave it out with filter_fn or None in the config"
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
         return Obstacle(
-            "belongs to nn.MultiheadAttention, which reads its weight and never calls it", exclude, is_usual=True
+            "belongs to nn.MultiheadAttention, which reads its weight and never calls it",
+            f"rewrite the module with pyquant.expose_linears_, or {exclude}",
+            is_usual=True,
         )
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)

@@ -102,7 +102,8 @@ def _layers(model: nn.Module) -> Iterator[LayerReport]:
 def _others(model: nn.Module) -> Iterator[LayerReport]:
     kept = kept_layers(model)
     for holder in holders(model, (LinearState, QEmbedding, *obstacles.KINDS)):
-        reason = kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason
+        told = remembered(holder.module)
+        reason = told or (kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason)
         kind = type(holder.module).__name__
         yield LayerReport(holder.name, kind, "float", holder.size, holder.size, reason)
 

@@ -12,6 +12,7 @@ from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
+from pyquant.nn.forms import form_of, has_form, linears_of
 from pyquant.nn.keep import Kept
 from pyquant.nn.match import Decision, FqnConfig, Key
 
@@ -21,11 +22,48 @@ Config = QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[Key, QSchem
 
 @dataclass
 class Site:
-    """One float module of the model with every name and parent under which it is reachable."""
+    """One float module of the model with every name and parent under which it is reachable.
+
+    owner  the module in whose linear form this one is, with its names; None for a module of the model itself.
+    """
 
     module: nn.Module
     names: list[str] = field(default_factory=list)
     parents: list[nn.Module] = field(default_factory=list)
+    owner: Owner | None = None
+
+
+@dataclass
+class Owner:
+    """A module that has a linear form (pyquant.nn.forms), all its names, and the form."""
+
+    module: nn.Module
+    names: list[str]
+    form: nn.Module
+
+
+def find_owners(model: nn.Module) -> list[Owner]:
+    """Distinct modules with a linear form in the order of named_modules, and not those inside of others."""
+    found: dict[int, Owner] = {}
+    inside: set[int] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in inside or not has_form(module):
+            continue
+        if id(module) not in found:
+            found[id(module)] = Owner(module, [], form_of(module))
+            inside |= {id(child) for child in module.modules() if child is not module}
+        found[id(module)].names.append(name)
+    return list(found.values())
+
+
+def sites_within(owners: Iterable[Owner]) -> Iterator[Site]:
+    """The Linears of linear forms as sites, under the names that they will have."""
+    for owner in owners:
+        sites: dict[int, Site] = {}
+        for name in owner.names:
+            for inner, linear in linears_of(name, owner.form):
+                sites.setdefault(id(linear), Site(linear, [], [owner.form], owner)).names.append(inner)
+        yield from sites.values()
 
 
 def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[Site]:
@@ -55,6 +93,7 @@ class Fate:
 
 
 _PATTERNS: Final = ("name", "re", "glob")
+_RANK: Final = {kind: rank for rank, kind in enumerate((*_PATTERNS, "type", "default"))}
 
 
 def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme | None:
@@ -86,7 +125,7 @@ def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mappin
         if "name" in kinds or not why_not.is_final:
             raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
         return Fate(None, why_not.reason)
-    left = kept.get(id(site.module))
+    left = kept.get(id(site.module if site.owner is None else site.owner.module))
     if left is not None and not kinds & set(_PATTERNS if left.is_head else ("name",)):
         return Fate(None, left.reason)
     return Fate(decisions[0].scheme, is_named="name" in kinds)
@@ -100,7 +139,7 @@ def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[D
     wanted = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
     if not wanted:
         return []
-    decisions = [rules.decide(name, site.module) for name in wanted]
+    decisions = [_decision(rules, name, site) for name in wanted]
     schemes = [None if decision is None else decision.scheme for decision in decisions]
     if len(wanted) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
         named = [d for d in decisions if d is not None and d.kind != "default"]
@@ -111,6 +150,21 @@ def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[D
             )
         return named
     return [d for d in decisions if d is not None]
+
+
+def _decision(rules: FqnConfig, name: str, site: Site) -> Decision | None:
+    """What a config says about a layer; for one in a linear form also what it says about the module as it was: by name
+    or pattern where nothing as strong names the layer itself, by class before the class of the layer."""
+    inner = rules.decide(name, site.module)
+    if site.owner is None:
+        return inner
+    around = next(n for n in site.owner.names if name == n or not n or name.startswith(f"{n}."))
+    outer = rules.decide(around, site.owner.module)
+    if outer is None or outer.kind == "default":
+        return inner or outer
+    if inner is None or _RANK[outer.kind] < _RANK[inner.kind] or outer.kind == inner.kind == "type":
+        return outer
+    return inner
 
 
 def rules_of(config: object) -> FqnConfig:
@@ -131,7 +185,9 @@ def rules_of(config: object) -> FqnConfig:
 
 def check_keys(rules: FqnConfig, model: nn.Module, sites: Iterable[Site]) -> None:
     """Raise ArgumentError naming every key of the config that covers none of the sites."""
+    sites = list(sites)
     layers = [(name, site.module) for site in sites for name in site.names]
+    layers += [(n, site.owner.module) for site in sites if site.owner is not None for n in site.owner.names]
     known = {name for name, _ in layers}
     others = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if name and name not in known]
     rules.check_used(layers, others)

@@ -219,11 +219,9 @@ def test_a_transformer_encoder_leaves_torchs_fused_path() -> None:
     with torch.no_grad():
         got = encoder(x, src_key_padding_mask=mask)
         want = reference(x, src_key_padding_mask=mask)
-    assert len(calls) == 4
+    assert len(calls) == 12
     torch.testing.assert_close(got[~mask], want[~mask], rtol=0.1, atol=0.1)
-    told = {r.name: r for r in pyquant.quantization_report(encoder)}
-    assert "MultiheadAttention" in told["layers.0.self_attn.out_proj"].reason
-    assert told["layers.0.linear1"].reason == ""
+    assert {r.reason for r in pyquant.quantization_report(encoder)} == {""}
 
 
 def test_the_fused_path_is_left_without_hooks_too() -> None:
@@ -234,18 +232,6 @@ def test_the_fused_path_is_left_without_hooks_too() -> None:
     with torch.no_grad():
         x = torch.randn(2, 7, 32)
         torch.testing.assert_close(layer(x), reference(x), rtol=0.1, atol=0.1)
-
-
-def test_the_projection_of_multihead_attention_is_skipped_or_refused() -> None:
-    model = nn.ModuleDict({"attention": nn.MultiheadAttention(32, 4), "fc": nn.Linear(32, 32)})
-    pyquant.quantize_(model, W8A8Dynamic())
-    assert kinds(model) == {"attention.out_proj": "NonDynamicallyQuantizableLinear", "fc": "W8A8Dynamic"}
-    x = torch.randn(3, 2, 32)
-    assert model["attention"](x, x, x)[0].shape == x.shape  # type: ignore[operator]
-    with pytest.raises(pyquant.ArgumentError, match=r"'attention.out_proj' belongs to nn.MultiheadAttention"):
-        pyquant.quantize_(
-            nn.ModuleDict({"attention": nn.MultiheadAttention(32, 4)}), FqnConfig({"attention.out_proj": W8A8Dynamic()})
-        )
 
 
 class OwnForward(nn.Linear):
@@ -329,8 +315,6 @@ def test_a_lazy_layer_is_refused_as_running_the_model_once_mends_it() -> None:
         (lambda: pyquant.quantize_(nn.Linear(2, 2), W8A8Dynamic()), "model"),
         (lambda: pyquant.quantize_(nn.ReLU(), W8A8Dynamic()), "model"),
         (lambda: pyquant.quantize_(Mlp(), None), "config"),
-        (lambda: pyquant.quantize_(Mlp(), "W8A8"), "config"),
-        (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic), "config"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), "head"), "filter_fn"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device="nowhere"), "device"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device=1.5), "device"),
@@ -402,7 +386,7 @@ def encoder_model() -> nn.Module:
 def test_a_failure_at_any_call_leaves_the_model_as_it_was(seam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = SEAMS[seam]
     whole = getattr(owner, name)
-    for k in range(60):
+    for k in range(90):
         model = encoder_model()
         before = fingerprint(model)
         monkeypatch.setattr(owner, name, failing(whole, k))
