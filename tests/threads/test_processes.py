@@ -14,8 +14,6 @@ import pytest
 import torch
 from threads import program
 
-import pyquant
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,11 +60,7 @@ def test_nothing_but_the_pool_asks_for_the_number_of_threads() -> None:
 
 
 def test_the_suite_runs_with_the_machines_threads() -> None:
-    assert torch.get_num_threads() == 1 or os.cpu_count() != 1
-    own = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").rglob("conftest.py"))
-        if "set_num_threads" in path.read_text()
-    ]
-    assert own in ([], ["tests/numerics/conftest.py"])
-    assert pyquant.ops.native_available() or pyquant.ops.why_not_native()
+    """Only tests/numerics, plain torch on small tensors, asks for one."""
+    assert torch.get_num_threads() > 1 or (os.cpu_count() or 1) == 1 or os.environ.get("OMP_NUM_THREADS") == "1"
+    asking = {p.parent.name for p in (ROOT / "tests").rglob("conftest.py") if "set_num_threads(1)" in p.read_text()}
+    assert asking <= {"numerics"}
