@@ -1,5 +1,6 @@
 """pyquant: int8 and int4 Linear layers that run in integers, exactly, on CPUs and NVIDIA GPUs."""
 
+from pyquant.analyse.errors import error_report
 from pyquant.analyse.latency import load_latency, measure_latency
 from pyquant.analyse.layerwise import sensitivity
 from pyquant.calibrate.collectors import (
@@ -146,6 +147,7 @@ __all__ = [
     "convert_",
     "dequantize_",
     "distillation",
+    "error_report",
     "expose_linears_",
     "finetune",
     "fold_batch_norm_",

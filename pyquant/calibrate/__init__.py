@@ -9,7 +9,7 @@ from pyquant.calibrate.collectors import (
     MSECalibrator,
     PercentileCalibrator,
 )
-from pyquant.calibrate.compare import Comparison, compare, linear_histogram
+from pyquant.calibrate.compare import Comparison, compare, linear_histogram, signed_histogram
 from pyquant.calibrate.fixed import GivenRange
 from pyquant.calibrate.registry import (
     Method,
@@ -29,5 +29,5 @@ __all__ = [
     "CalibrationTarget", "Comparison", "EntropyCalibrator", "GivenRange", "HistogramCollector", "HistogramStatistics",
     "MSECalibrator", "MaxCalibrator", "Method", "PercentileCalibrator", "Range", "RangeStatistics", "calibrator",
     "compare", "compute_range", "find_method", "linear_histogram", "methods", "new_statistics", "range_to_qparams",
-    "run_calibration", "weight_range",
+    "run_calibration", "signed_histogram", "weight_range",
 ]  # fmt: skip

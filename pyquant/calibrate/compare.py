@@ -92,6 +92,31 @@ def _clipping(side: Tails, end: float) -> float:
     return max(float(side.square_above(at) - 2 * end * total + end * end * count), 0.0)
 
 
+def signed_histogram(statistics: HistogramStatistics, bins: int = 200) -> tuple[list[float], list[float]]:
+    """The numbers in equal bins from the smallest to the largest, for pictures; the range contains 0.
+
+    ->  (bins + 1 edges, how many numbers are in each bin; the zeros are in the bin of 0).
+
+    Example:
+        >>> statistics = HistogramStatistics()
+        >>> statistics.observe(torch.tensor([-2.0, 0.0, 1.0, 1.9]))
+        >>> signed_histogram(statistics, 4)
+        ([-2.0, -1.025..., -0.05..., 0.925..., 1.899...], [1.0, 0.0, 1.0, 2.0])
+    """
+    data = statistics.distribution()
+    low, high = float(data.low), float(data.high)
+    edges = torch.linspace(low, high, bins + 1, dtype=torch.float64, device=data.high.device)
+    zero = torch.zeros(1, 1, dtype=torch.float64, device=edges.device)
+    right, left = (side.above(zero)[0][0] for side in (data.positive, data.negative))
+    zeros = data.magnitudes.count[0] - right - left
+    # how many numbers lie above each edge; of a negative edge: all but those as low, or lower
+    above = data.positive.above(edges.clamp_min(0)[None])[0][0]
+    lower = data.negative.above((-edges).clamp_min(0)[None])[0][0]
+    above = torch.where(edges < 0, right + zeros + left - lower, above)
+    above[0], above[-1] = data.magnitudes.count[0], 0.0
+    return edges.tolist(), (above[:-1] - above[1:]).clamp_min(0).tolist()
+
+
 def linear_histogram(statistics: HistogramStatistics, bins: int = 200) -> tuple[list[float], list[float]]:
     """The magnitudes in equal bins from 0 to the largest, for pictures.
 

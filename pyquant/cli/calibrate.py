@@ -39,6 +39,11 @@ def add_parser(commands: Any) -> None:
         "--out", default="calibration.json", metavar="PATH",
         help="file that ends in .json, or a folder for calibration.json; default %(default)s",
     )  # fmt: skip
+    parser.add_argument(
+        "--plots", metavar="FOLDER",
+        help="write a picture of each tensor: its histogram and every method's range (takes the batches once more; "
+        "matplotlib)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -62,7 +67,21 @@ def run(args: argparse.Namespace) -> int:
     rows = [[n, methods[n], f"{r.low.min().item():.6g}", f"{r.high.max().item():.6g}"] for n, r in ranges.items()]
     print(table(["tensor", "method", "low", "high"], rows))
     print(f"saved in {file}")
+    if args.plots:
+        print(f"{len(_pictures(model, recipe, data, args.plots))} pictures in {args.plots}")
     return 0
+
+
+def _pictures(model: Any, recipe: Any, data: Any, folder: str) -> list[Any]:
+    """A picture of every tensor, with the ranges just found as those in use."""
+    from pyquant.ptq import QuantizationCalibrator
+    from pyquant.report.plot_calibration import plot_tensors
+
+    params = recipe.calib_params
+    found = QuantizationCalibrator().histograms(
+        model, data(), num_calib_batches=params.num_calib_batches, percentile=params.percentile
+    )
+    return plot_tensors(found, folder)
 
 
 def calibrated(model: Any, recipe: Any, data: Any, shown: Progress) -> Any:
@@ -72,10 +91,11 @@ def calibrated(model: Any, recipe: Any, data: Any, shown: Progress) -> Any:
     batches = data()
     if not isinstance(batches, Iterable):
         raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
-    return calibrate_recipe_(model, recipe, _counted(batches, shown))
+    return calibrate_recipe_(model, recipe, counted(batches, shown))
 
 
-def _counted(batches: Iterable[Any], shown: Progress) -> Iterable[Any]:
+def counted(batches: Iterable[Any], shown: Progress) -> Iterable[Any]:
+    """The batches, with a step of progress for each."""
     for batch in batches:
         shown.step("running batches")
         yield batch

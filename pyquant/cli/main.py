@@ -10,7 +10,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pyquant.cli import bench, calibrate, doctor, inspect, latency, quantize, report, search, sensitivity, tune, verify
+from pyquant.cli import (
+    bench,
+    calibrate,
+    doctor,
+    error,
+    inspect,
+    latency,
+    quantize,
+    report,
+    search,
+    sensitivity,
+    tune,
+    verify,
+)
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -44,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
-        doctor, calibrate, sensitivity, latency, search, quantize, inspect, verify, bench, tune, report,
+        doctor, calibrate, sensitivity, latency, search, quantize, inspect, verify, error, bench, tune, report,
     ):  # fmt: skip
         command.add_parser(commands)
     return parser

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from pyquant.calibrate import Comparison, Range, compare, run_calibration
+from pyquant.calibrate import Comparison, Range, compare, run_calibration, signed_histogram
 from pyquant.errors import ArgumentError
 from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
 from pyquant.simulate.calibrate import set_ranges_from_data
-from pyquant.simulate.fake_quantize import floating_point
+from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
 
 METHODS: Final = ("max", "percentile", "entropy", "mse")
 log = logging.getLogger("pyquant.ptq")
 
 Ranges = dict[str, Range]
+
+
+@dataclass(frozen=True)
+class TensorHistogram:
+    """The numbers of one tensor of a model, and the ranges that could be taken of them.
+
+    scheme   of the tensor.
+    edges, counts   bins from its smallest to its largest number, and how many numbers are in each.
+    methods  a Comparison for each method.
+    in_use   (low, high) that the calibrated model has; None before calibration.
+    """
+
+    scheme: str
+    edges: list[float]
+    counts: list[float]
+    methods: tuple[Comparison, ...]
+    in_use: tuple[float, float] | None
 
 
 class QuantizationCalibrator:
@@ -114,6 +131,34 @@ class QuantizationCalibrator:
             ['entropy', 'max', 'mse', 'percentile']
         """
         wanted = list(methods)
+        found = self.histograms(model, calib_data_loader, wanted, num_calib_batches, percentile, batch_to_inputs)
+        return {name: dict(zip(wanted, seen.methods, strict=True)) for name, seen in found.items()}
+
+    def histograms(
+        self,
+        model: nn.Module,
+        calib_data_loader: Iterable[Any],
+        methods: Iterable[str] = METHODS,
+        num_calib_batches: int = 16,
+        percentile: float = 99.99,
+        batch_to_inputs: Callable[[Any], Any] | None = None,
+        *,
+        bins: int = 200,
+    ) -> dict[str, TensorHistogram]:
+        """What every static tensor of a model holds, and every method's range for it; the model is not changed.
+
+        bins  of each histogram. Other arguments as in compare.
+        ->    {'layer.input': TensorHistogram}; pyquant.report.plot_calibration.plot_tensors draws them.
+
+        Example:
+            >>> from pyquant.ptq import SelectiveQuantizer
+            >>> model = SelectiveQuantizer().quantize_module(nn.Sequential(nn.Linear(4, 2)))
+            >>> data = [torch.linspace(-2, 2, 400).view(100, 4)] * 16
+            >>> found = QuantizationCalibrator().histograms(model, data, bins=4)["0.input"]
+            >>> found.edges, sum(found.counts), found.in_use
+            ([-2.0, -1.0, 0.0, 1.0, 2.0], 6400.0, None)
+        """
+        wanted = list(methods)
         for method in wanted:
             _check(method, percentile)
         targets = [t for t in targets_of(model) if t.tensor != "weight"]
@@ -131,7 +176,10 @@ class QuantizationCalibrator:
             (statistics,) = found[target.name].values()
             scheme = replace(target.fake.scheme, percentile=percentile)
             records = compare(statistics, scheme, wanted)  # type: ignore[arg-type]
-            result[target.name] = dict(zip(wanted, records, strict=True))
+            edges, counts = signed_histogram(statistics, bins)  # type: ignore[arg-type]
+            result[target.name] = TensorHistogram(
+                str(target.fake.scheme), edges, counts, tuple(records), _range_of(target.fake)
+            )
         return result
 
 
@@ -140,6 +188,15 @@ def _check(method: object, percentile: object) -> None:
         raise ArgumentError("method", repr(method), ", ".join(map(repr, METHODS)))
     if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
         raise ArgumentError("percentile", repr(percentile), "a number in (0, 100]")
+
+
+def _range_of(fake: FakeQuantize) -> tuple[float, float] | None:
+    """Smallest and largest number that the codes of a tensor mean."""
+    if fake.follows or not fake.is_calibrated or fake.scale.numel() != 1:
+        return None
+    scale, zero_point = fake.qparams()
+    zero, (low, high) = 0 if zero_point is None else int(zero_point), fake.scheme.code_range
+    return float(scale) * (low - zero), float(scale) * (high - zero)
 
 
 def apply_ranges_(model: nn.Module, ranges: Mapping[str, Range]) -> nn.Module:

@@ -57,6 +57,26 @@ def test_calibrate_then_quantize_equals_one_command_and_python(capsys: pytest.Ca
     assert main(["verify", "a"]) == 0
 
 
+def test_pictures_of_the_users_tensors_and_errors_on_the_users_data(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "r.json", "--plots", "pictures"]
+    assert main(words) == 0
+    assert "2 pictures in pictures" in capsys.readouterr().out
+    assert sorted(file.name for file in Path("pictures").iterdir()) == ["1.input.png", "3.input.png"]
+    assert main(["quantize", MODEL, "--recipe", "r.json", "--calibration", "calibration.json", "--out", "a"]) == 0
+    capsys.readouterr()
+    words = ["error", "a", "--against", MODEL, "--data", "toy_models:batches", "--batches", "5", "--out", "e.csv"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "(whole model)" in shown.out
+    assert len((folder / "e.csv").read_text().splitlines()) == 1 + 2 * 4 + 1
+    assert "error: 5/5" in shown.err
+    assert main([*words[:-3], "9"]) == 1
+    assert "the data had 5" in capsys.readouterr().err
+
+
 def test_a_folder_and_a_recipe_in_yaml(folder: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     (folder / "r.yaml").write_text(yaml.safe_dump(RECIPE))

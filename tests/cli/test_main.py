@@ -22,6 +22,7 @@ COMMANDS = (
     ["search"],
     ["inspect"],
     ["verify"],
+    ["error"],
     ["latency"],
     ["bench"],
     ["bench", "gemm"],

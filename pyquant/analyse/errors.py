@@ -1,0 +1,314 @@
+"""error_report: the quantised model beside the float one, layer by layer, on the user's data."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant import ops
+from pyquant.calibrate.run import inputs_of
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.nn.linear_call import LinearCall
+from pyquant.nn.patches import Patches
+from pyquant.results.errors import ErrorReport, TensorError
+from pyquant.simulate.layer import SimulatedLayer
+
+BINS: Final = 128
+_Qparams = tuple[Tensor, Tensor | None]
+
+
+def error_report(
+    model: nn.Module,
+    reference: nn.Module,
+    data: Iterable[Any],
+    num_batches: int = 16,
+    *,
+    batch_to_inputs: Callable[[Any], Any] | None = None,
+) -> ErrorReport:
+    """Errors of weights, inputs and results of every quantised layer, on data: where a model loses, and why.
+
+    model      quantised (quantize_, convert_, load_pretrained) or simulating (SelectiveQuantizer, calibrated).
+    reference  the float model that it was made of, another object; layers are found by the same names.
+    data       at least `num_batches` batches, as QuantizationCalibrator.calibrate_model takes them.
+    ->         ErrorReport. Of each layer: 'weight' and 'input' (rounding and clipping of one tensor), 'alone' (the
+               layer fed by the float model) and 'output' (fed by the quantised one); of the model the row of name ''.
+               `report.skipped` says which layers have no counterpart, or compute more (an activation, codes).
+    Both models run in eval mode without gradients and are otherwise unchanged. Sums are float64.
+    Raises ArgumentError; CalibrationError where the data end too early.
+
+    Example:
+        >>> import copy, pyquant
+        >>> _ = torch.manual_seed(0)
+        >>> floats = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        >>> model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic())
+        >>> report = error_report(model, floats, [torch.randn(64, 16)], num_batches=1)
+        >>> [(row.layer, row.tensor) for row in report.rows][:4]
+        [('0', 'weight'), ('0', 'input'), ('0', 'alone'), ('0', 'output')]
+        >>> report.of("").sqnr_db > 30, report.of("0", "input").clip_share
+        (True, 0.0)
+    """
+    for name, given in (("model", model), ("reference", reference)):
+        if not isinstance(given, nn.Module):
+            raise ArgumentError(name, type(given).__name__, "a torch.nn.Module")
+    if model is reference:
+        raise ArgumentError("reference", "the model itself", "the float model, another object")
+    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
+        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1")
+    skipped: dict[str, str] = {}
+    pairs = _pairs(model, reference, skipped)
+    if not pairs:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4]) or "no quantised layer"
+        raise ArgumentError("model", why, "a quantised or simulating model, and the float model with the same names")
+    sums: dict[tuple[str, str], _Sums] = {}
+    for pair in pairs:
+        _add_weight(sums, pair)
+    to_inputs, done = inputs_of(reference, batch_to_inputs), 0
+    with _evaluating(model), _evaluating(reference), torch.no_grad():
+        for _, batch in zip(range(num_batches), data, strict=False):
+            args, kwargs = to_inputs(batch)
+            _add_batch(sums, pairs, model, reference, args, kwargs)
+            done += 1
+    if done < num_batches:
+        raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {done}")
+    for pair in pairs:
+        if (pair.name, "input") not in sums:
+            skipped[pair.name] = "the float model did not call it as a layer: only its weight is compared"
+        elif pair.computes_more:
+            skipped[pair.name] = f"it {pair.computes_more}: its result is not the float layer's"
+    rows = [
+        sums[key].row(*key, scheme)
+        for name, scheme in [*((p.name, p.scheme) for p in pairs), ("", None)]
+        for key in ((name, tensor) for tensor in ("weight", "input", "alone", "output"))
+        if key in sums
+    ]
+    return ErrorReport(type(model).__name__, done, tuple(rows), skipped)
+
+
+@dataclass
+class _Pair:
+    """A quantised layer and its float original."""
+
+    name: str
+    layer: Any
+    original: Any
+
+    @property
+    def scheme(self) -> QScheme:
+        return self.layer.scheme  # type: ignore[no-any-return]
+
+    @property
+    def computes_more(self) -> str:
+        """What the layer does that its original does not; '' for nothing."""
+        if self.scheme.outputs is not None and not isinstance(self.layer, SimulatedLayer):
+            return "gives codes"
+        activation = getattr(self.layer, "activation", "none")
+        return "" if activation == "none" else f"has the activation {activation} in it"
+
+
+def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> list[_Pair]:
+    originals, found = dict(reference.named_modules()), []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, (LinearCall, SimulatedLayer)) or layer.scheme.is_float:  # type: ignore[union-attr]
+            continue
+        original = originals.get(name)
+        weight = getattr(original, "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            skipped[name] = "the reference has no float layer of this name"
+        elif _matrix(original, weight).shape != _quantised_weight(layer).shape:
+            skipped[name] = f"the reference's weights are {list(weight.shape)}"
+        else:
+            found.append(_Pair(name, layer, original))
+    return found
+
+
+def _matrix(layer: Any, weight: Tensor) -> Tensor:
+    """A float weight as the matrix [N, K] that is quantised."""
+    return Patches.of(layer).matrix(weight.detach()) if weight.dim() == 4 else weight.detach()
+
+
+def _quantised_weight(layer: Any) -> Tensor:
+    if isinstance(layer, LinearCall):
+        return layer.dequantised_weight()
+    with torch.no_grad():
+        rounded: Tensor = layer.weight_fake_quant(_matrix(layer, layer.weight).float())
+    return rounded
+
+
+def _add_weight(sums: dict[tuple[str, str], _Sums], pair: _Pair) -> None:
+    original, s = _matrix(pair.original, pair.original.weight).float(), pair.scheme.weights
+    if isinstance(pair.layer, LinearCall):
+        qparams: _Qparams = (pair.layer.weight_scale, pair.layer.weight_zero_point)
+    else:
+        qparams = pair.layer.weight_fake_quant.qparams(original)
+    per = s.group_size or (original.numel() if qparams[0].numel() == 1 else original.shape[1])
+    entry = sums[(pair.name, "weight")] = _Sums()
+    entry.add(_quantised_weight(pair.layer), original)
+    entry.clipped = _clipped(original, s, qparams, per)
+
+
+def _add_batch(
+    sums: dict[tuple[str, str], _Sums], pairs: list[_Pair], model: nn.Module, reference: nn.Module, args: Any,
+    kwargs: Any,
+) -> None:  # fmt: skip
+    """One batch through both models; what the float layers gave is held until the quantised ones have run."""
+    given: dict[str, list[Tensor]] = {}
+
+    def originally(pair: _Pair) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
+            if inputs and isinstance(inputs[0], Tensor) and isinstance(y, Tensor):
+                given.setdefault(pair.name, []).append(y)
+                _add_input(sums, pair, inputs[0])
+                if not pair.computes_more:
+                    _entry(sums, pair.name, "alone").add(pair.layer(inputs[0]), y)
+
+        return hook
+
+    def quantised(pair: _Pair) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
+            wanted = given.get(pair.name)
+            if wanted and isinstance(y, Tensor) and not pair.computes_more:
+                _entry(sums, pair.name, "output").add(y, wanted.pop(0))
+
+        return hook
+
+    with _hooked([(pair.original, originally(pair)) for pair in pairs]):
+        want = _first_tensor(reference(*args, **kwargs))
+    with _hooked([(pair.layer, quantised(pair)) for pair in pairs]):
+        got = _first_tensor(model(*args, **kwargs))
+    if want is not None and got is not None and want.shape == got.shape:
+        _entry(sums, "", "output").add(got, want)
+
+
+def _add_input(sums: dict[tuple[str, str], _Sums], pair: _Pair, x: Tensor) -> None:
+    """What the layer's codes make of the float model's input."""
+    s = pair.scheme.inputs
+    if s is None:
+        return
+    entry = _entry(sums, pair.name, "input")
+    if s.dynamic:
+        is_image = x.dim() > 2 and hasattr(pair.layer, "patches")  # one range an image
+        rows = x.reshape(x.shape[0] if x.dim() == 4 else 1, -1) if is_image else x
+        if isinstance(pair.layer, SimulatedLayer) and pair.layer.input_fake_quant is not None:
+            y = pair.layer.input_fake_quant(rows)
+        else:
+            y = ops.fake_quantize_dynamic(rows, s.granularity, 0, s.symmetric, *s.code_range)[0]
+        entry.add(y.reshape(x.shape), x)
+        return
+    if isinstance(pair.layer, SimulatedLayer):
+        fake: Any = pair.layer.input_fake_quant
+        qparams: _Qparams = fake.qparams()
+        y = fake(x)
+    else:
+        qparams = (pair.layer.input_scale, pair.layer.input_zero_point)
+        y = ops.fake_quantize(x, *qparams, "per_tensor", 0, *s.code_range)[0]
+    entry.add(y, x)
+    entry.clipped += _clipped(x, s, qparams, x.numel())
+
+
+def _clipped(x: Tensor, s: TensorScheme, qparams: _Qparams, per: int) -> int:
+    """How many numbers lie beyond the codes; `per` neighbours share a scale."""
+    if x.numel() == 0:
+        return 0
+    scale, zero_point = qparams
+    codes = (x.detach().double().reshape(-1, per) / scale.double().reshape(-1, 1)).round()
+    offset = 0 if zero_point is None else zero_point.reshape(-1, 1)
+    low, high = s.code_range
+    return int(((codes + offset < low) | (codes + offset > high)).sum())
+
+
+@dataclass
+class _Sums:
+    """What adds up over batches, in float64."""
+
+    count: int = 0
+    absolute: float = 0.0
+    square: float = 0.0
+    largest: float = 0.0
+    signal: float = 0.0
+    own: float = 0.0
+    product: float = 0.0
+    clipped: int = -1
+    bins: list[Tensor] = field(default_factory=list)  # edges, counts of the original, counts of the quantised
+
+    def add(self, quantised: Tensor, original: Tensor) -> None:
+        a, b = quantised.detach().double().flatten(), original.detach().double().flatten()
+        if b.numel() == 0:
+            return
+        error = (a - b).abs()
+        self.count += b.numel()
+        self.absolute += float(error.sum())
+        self.square += float(error.square().sum())
+        self.largest = max(self.largest, float(error.max()))
+        self.signal += float(b.square().sum())
+        self.own += float(a.square().sum())
+        self.product += float(a @ b)
+        if self.clipped < 0:
+            self._histogram(a, b)
+
+    def _histogram(self, a: Tensor, b: Tensor) -> None:
+        if not self.bins:
+            low, high = b.aminmax()
+            edges = torch.linspace(float(low), float(high), BINS + 1, dtype=torch.float64, device=b.device)[1:-1]
+            self.bins = [edges.contiguous(), *(torch.zeros(BINS, dtype=torch.float64, device=b.device) for _ in "ab")]
+        for at, numbers in ((1, b), (2, a)):
+            self.bins[at] += torch.bincount(torch.bucketize(numbers, self.bins[0]), minlength=BINS)
+
+    def row(self, layer: str, tensor: str, scheme: QScheme | None) -> TensorError:
+        n = max(self.count, 1)
+        ratio = self.signal / self.square if self.square else math.inf
+        norms = math.sqrt(self.own * self.signal)
+        of_one = {"weight": "weights", "input": "inputs"}.get(tensor)
+        return TensorError(
+            layer, tensor, "" if scheme is None else str(getattr(scheme, of_one) if of_one else scheme), self.count,
+            self.absolute / n, self.square / n, self.largest,
+            10 * math.log10(ratio) if 0 < ratio < math.inf else (math.inf if ratio else -math.inf),
+            self.product / norms if norms else 1.0, self.clipped / n if of_one else None,
+            None if of_one else self._kl(),
+        )  # fmt: skip
+
+    def _kl(self) -> float | None:
+        if not self.bins:
+            return None
+        p, q = ((counts + 1e-3) / (counts + 1e-3).sum() for counts in self.bins[1:])
+        return max(float((p * (p / q).log()).sum()), 0.0)
+
+
+def _entry(sums: dict[tuple[str, str], _Sums], name: str, tensor: str) -> _Sums:
+    if (name, tensor) not in sums:
+        sums[(name, tensor)] = _Sums(clipped=0 if tensor == "input" else -1)
+    return sums[(name, tensor)]
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _hooked(hooks: list[tuple[nn.Module, Callable[..., None]]]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return next((item for item in items if isinstance(item, Tensor)), None)

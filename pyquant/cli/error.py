@@ -1,0 +1,55 @@
+"""`pyquant error DIR --against MODEL --data FN`: what quantisation changes in every tensor, on the user's data."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from pyquant.cli.calibrate import DATA_HELP, counted
+from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.progress import Progress
+from pyquant.errors import ArgumentError
+
+_EXAMPLES = """\
+examples:
+  pyquant error quantised --against mypackage.models:build --data mypackage.data:batches
+  pyquant error quantised --against mypackage.models:build --data mypackage.data:batches --out errors.csv
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `error` to the command line."""
+    parser = commands.add_parser(
+        "error",
+        help="errors of every layer of a saved model on data",
+        description="Runs a saved model and the float model that it was made of on the same batches: MAE, MSE, SQNR, "
+        "cosine and largest error of the weights, inputs and results of every layer, the share of clipped numbers, and "
+        "the divergence of the results' histograms.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    parser.add_argument("--against", required=True, metavar="MODEL", help=f"the float model: {MODEL_HELP}")
+    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
+    parser.add_argument("--batches", type=int, default=16, metavar="N", help="so many batches; default %(default)s")
+    parser.add_argument("--out", metavar="FILE", help="write a .md, .csv or .json file as well")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table. -> 0. Raises CheckpointError for damaged files, ArgumentError."""
+    import pyquant
+    from pyquant.analyse.errors import error_report
+    from pyquant.report.error import error_table, write_errors
+
+    factory, data = model_factory(args.against, "--against"), load_callable(args.data, "--data")
+    model, batches = pyquant.load_pretrained(args.directory, factory), data()
+    if not isinstance(batches, Iterable):
+        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
+    with Progress("error", max(args.batches, 1)) as shown:
+        report = error_report(model, factory(), counted(batches, shown), args.batches)
+    print(error_table(report))
+    if args.out:
+        print(f"written: {write_errors(report, args.out)}")
+    return 0

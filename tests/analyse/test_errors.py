@@ -1,0 +1,157 @@
+"""error_report says what brute force says, on integer and simulating models, and names what it leaves out."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyquant
+from pyquant import error_report
+from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.report.error import error_table, write_errors
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.GELU(), nn.Linear(32, 4)]
+    return nn.Sequential(*layers)
+
+
+def batches(n: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 6, 6, generator=generator) for _ in range(n)]
+
+
+def calibrated(floats: nn.Module, **words: object) -> nn.Module:
+    model = pyquant.SelectiveQuantizer(verbose=False, **words).quantize_module(copy.deepcopy(floats))
+    pyquant.QuantizationCalibrator().calibrate_model(model, batches(), num_calib_batches=3, percentile=98.0)
+    return model
+
+
+def brute(a: Tensor, b: Tensor) -> tuple[float, float, float, float, float]:
+    a, b = a.detach().double().flatten(), b.detach().double().flatten()
+    error = a - b
+    cosine = float(a @ b / (a.norm() * b.norm()))
+    sqnr = 10 * math.log10(float(b.square().sum() / error.square().sum()))
+    return float(error.abs().mean()), float(error.square().mean()), float(error.abs().max()), sqnr, cosine
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_figure_is_that_of_brute_force(integers: bool, symmetric: bool) -> None:
+    floats = net()
+    model = calibrated(floats, scheme=pyquant.W8A8(symmetric_inputs=symmetric))
+    fake = model[3].input_fake_quant
+    scale, zero = fake.scale.double(), 0 if fake.zero_point is None else fake.zero_point
+    low, high = fake.scheme.code_range
+    seen: list[Tensor] = []
+    handle = floats[3].register_forward_hook(lambda m, args, y: seen.append(args[0]))
+    wanted = torch.cat([floats(x).detach() for x in batches()])
+    handle.remove()
+    x = torch.cat(seen)
+    codes = (x.double() / scale).round() + zero
+    weight = model[3].weight_fake_quant(floats[3].weight.detach())
+    if integers:
+        pyquant.convert_(model)
+    report = error_report(model, floats, batches(), 3)
+    assert [(r.layer, r.tensor) for r in report.rows] == [
+        *((layer, tensor) for layer in "035" for tensor in ("weight", "input", "alone", "output")), ("", "output")
+    ]  # fmt: skip
+    assert not report.skipped
+    for row, a, b in (
+        (report.of("3", "input"), (codes.clamp(low, high) - zero) * scale, x),
+        (report.of("3", "weight"), weight, floats[3].weight.detach()),
+        (report.of("3", "alone"), model[3](x).detach(), floats[3](x).detach()),
+        (report.of(""), torch.cat([model(x).detach() for x in batches()]), wanted),
+    ):
+        assert (row.mae, row.mse, row.max_error, row.sqnr_db, row.cosine) == pytest.approx(brute(a, b), rel=1e-4)
+        assert row.count == b.numel()
+    clipped = float(((codes < low) | (codes > high)).double().mean())
+    assert report.of("3", "input").clip_share == pytest.approx(clipped, abs=1e-12)
+    assert clipped > 0.005
+    assert report.of("3", "output").sqnr_db <= report.of("3", "alone").sqnr_db
+    assert all(row.kl >= 0 for row in report.rows if row.tensor in ("alone", "output"))
+
+
+def test_models_stay_as_they_were() -> None:
+    floats = net().train()
+    floats[3].eval()
+    model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic())
+    error_report(model, floats, batches(), 2)
+    assert [m.training for m in floats] == [True, True, True, False, True, True]
+    assert not any(m._forward_hooks for root in (floats, model) for m in root.modules())
+
+
+@pytest.mark.parametrize(
+    "scheme", [pyquant.W4A8(16), pyquant.W8A16(), pyquant.W4A16(16), pyquant.W4A4Dynamic()], ids=str
+)
+def test_other_schemes(scheme: pyquant.QScheme) -> None:
+    floats = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 8))
+    data = [torch.randn(16, 32, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    model = pyquant.insert_fake_quantize_(copy.deepcopy(floats), scheme)
+    if scheme.is_static:
+        pyquant.QuantizationCalibrator().calibrate_model(model, data, "max", 2)
+    reports = [error_report(model, floats, data, 2), error_report(pyquant.convert_(model), floats, data, 2)]
+    for row in reports[1].rows:
+        same = reports[0].of(row.layer, row.tensor)
+        assert row.sqnr_db == pytest.approx(same.sqnr_db, abs=0.05)
+        assert row.sqnr_db > 8
+    assert any(row.tensor == "input" for row in reports[1].rows) == (scheme.inputs is not None)
+
+
+def test_what_is_left_out_is_named() -> None:
+    floats = net()
+    model = pyquant.fuse_(pyquant.quantize_(copy.deepcopy(floats).eval(), pyquant.W8A8Dynamic()))
+    report = error_report(model, floats, batches(), 1)
+    assert set(report.skipped) == {"0", "3"}
+    assert "activation relu" in report.skipped["0"]
+    assert "activation relu" in error_table(report)
+    other = nn.Sequential(*(m for i, m in enumerate(net()) if i < 5), nn.Linear(32, 5))
+    assert "weights are [5, 32]" in error_report(model, other, batches(), 1).skipped["5"]
+
+
+def test_kl_grows_where_bits_go() -> None:
+    floats, data = nn.Sequential(nn.Linear(64, 64)), [torch.randn(2048, 64)]
+    kl = []
+    for bits in (2, 3, 4, 8):
+        scheme = pyquant.QScheme(pyquant.TensorScheme(bits, granularity="per_tensor"))
+        model = pyquant.insert_fake_quantize_(copy.deepcopy(floats), scheme)
+        kl.append(error_report(model, floats, data, 1).of("0", "alone").kl)
+    assert sorted(kl, reverse=True) == kl
+    assert kl[0] > 20 * kl[-1]
+
+
+def test_files(tmp_path: Path) -> None:
+    floats = net()
+    report = error_report(pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic()), floats, batches(), 1)
+    rows = list(csv.DictReader(write_errors(report, tmp_path / "e.csv").read_text().splitlines()))
+    assert len(rows) == len(report.rows)
+    assert float(rows[0]["sqnr_db"]) == report.rows[0].sqnr_db
+    assert json.loads(write_errors(report, tmp_path / "e.json").read_text())["batches"] == 1
+    assert "| (whole model)" in write_errors(report, tmp_path / "e.md").read_text()
+    with pytest.raises(ArgumentError, match=r"\.md, \.csv or \.json"):
+        write_errors(report, tmp_path / "e.txt")
+    assert report.worst(1)[0].sqnr_db == min(row.sqnr_db for row in report.rows if row.tensor == "alone")
+
+
+def test_wrong_arguments() -> None:
+    floats = net()
+    model = pyquant.quantize_(copy.deepcopy(floats), pyquant.W8A8Dynamic())
+    for call, match in (
+        (lambda: error_report(floats, floats, batches()), "reference"),
+        (lambda: error_report("model", floats, batches()), "model"),
+        (lambda: error_report(copy.deepcopy(floats), floats, batches()), "no quantised layer"),
+        (lambda: error_report(model, nn.Sequential(), batches()), "no float layer"),
+        (lambda: error_report(model, floats, batches(), 0), "num_batches"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            call()
+    with pytest.raises(CalibrationError, match="the data had 3"):
+        error_report(model, floats, batches(), 4)
