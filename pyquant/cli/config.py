@@ -1,4 +1,4 @@
-"""The configuration file of `pyquant quantize`: YAML or JSON -> what quantize_ takes.
+"""The configuration file of `pyquant quantize`: YAML, TOML or JSON -> what quantize_ takes.
 
 default: W8A8Dynamic                      # every Linear that nothing below names; null leaves it alone
 embeddings: true                          # int8 with a scale a row
@@ -10,15 +10,15 @@ layers:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.recipe import documents
+from pyquant.recipe.fields import shown
 
 _KEYS = ("default", "embeddings", "layers")
 
@@ -32,14 +32,11 @@ class QuantizeConfig:
 
 
 def read_config(path: str | Path) -> QuantizeConfig:
-    """The configuration in a .json, .yaml or .yml file; unknown keys are errors.
+    """The configuration in a .json, .yaml, .yml or .toml file; unknown keys are errors.
 
     Raises ArgumentError naming the file and what is wrong in it.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ArgumentError("--config", f"{path}: no such file", "a .yaml, .yml or .json file")
-    return parse_config(_parse(path), str(path))
+    return parse_config(documents.read(Path(path), "--config"), str(path))
 
 
 def parse_config(data: object, where: str) -> QuantizeConfig:
@@ -56,7 +53,7 @@ def parse_config(data: object, where: str) -> QuantizeConfig:
         raise ArgumentError("--config", f"{where}: layers is a {type(layers).__name__}", "a mapping {pattern: scheme}")
     embeddings = data.get("embeddings", False)
     if not isinstance(embeddings, bool):
-        raise ArgumentError("--config", f"{where}: embeddings is {embeddings!r}"[:160], "true or false")
+        raise ArgumentError("--config", f"{where}: embeddings is {shown(embeddings)}"[:160], "true or false")
     schemes: dict[str | type, QScheme | None] = {
         str(pattern): _scheme(value, f"{where}: layers: {pattern!r}") for pattern, value in layers.items()
     }
@@ -72,30 +69,11 @@ def _scheme(value: object, where: str) -> QScheme | None:
         return None
     if isinstance(value, Mapping):
         options = {str(k): v for k, v in value.items() if k != "scheme"}
-        shown = ", ".join(f"{k}={v}" for k, v in options.items())
-        value = f"{value.get('scheme')}({shown})"
+        told = ", ".join(f"{k}={v if isinstance(v, str) else shown(v)}" for k, v in options.items())
+        value = f"{value.get('scheme')}({told})"
     if not isinstance(value, str):
-        raise ArgumentError("--config", f"{where}: {value!r}"[:160], "a preset such as W8A8Dynamic, or null")
+        raise ArgumentError("--config", f"{where}: {shown(value)}"[:160], "a preset such as W8A8Dynamic, or null")
     try:
         return scheme_from_name(value)
     except ArgumentError as error:
         raise ArgumentError("--config", f"{where}: {error.got}"[:200], error.allowed) from None
-
-
-def _parse(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ArgumentError("--config", f"{path}: {error}", "valid JSON") from None
-    if path.suffix not in (".yaml", ".yml"):
-        raise ArgumentError("--config", str(path), "a file that ends in .yaml, .yml or .json")
-    try:
-        import yaml
-    except ImportError:
-        raise ArgumentError("--config", str(path), "PyYAML installed (pip install pyyaml), or a .json file") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ArgumentError("--config", f"{path}: {str(error).splitlines()[0]}", "valid YAML") from None

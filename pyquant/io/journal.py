@@ -6,6 +6,7 @@ line that was being written when the process died is dropped, any other damage i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,10 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
 
 VERSION: Final = 1
+MAX_BYTES: Final = 2**30
 
 
 class Journal:
@@ -46,12 +49,17 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, facts: str | Mapping[str, str]) -> None:
-        self.path = Path(path)
+        self.path = file_path("path", path)
         self.entries: dict[str, Any] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
-        self._fd = os.open(self.path, flags, 0o666)
+        # opening a pipe that somebody planted must not wait for a writer, nor a planted link lead to another file
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._fd = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise CheckpointError(f"{self.path}: a link; allowed: a regular file, or a new one") from None
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise CheckpointError(f"{self.path}: not a regular file; allowed: a regular file")
@@ -143,6 +151,8 @@ class Journal:
         return content
 
     def _read(self) -> bytes:
+        if (size := os.fstat(self._fd).st_size) > MAX_BYTES:
+            raise CheckpointError(f"{self.path}: {size} bytes; allowed: at most {MAX_BYTES}")
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
             return file.read()

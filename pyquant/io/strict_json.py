@@ -12,13 +12,18 @@ from pyquant.errors import CheckpointError
 MAX_BYTES: Final = 16 * 2**20
 MAX_DEPTH: Final = 8
 MAX_INTEGER: Final = 2**63 - 1
-_MAX_DIGITS: Final = 32
+MAX_DIGITS: Final = 32
+# What a parsed document may consist of. Three bytes of text can become an object of 64 and more, so without these a
+# file would take thirty times its size; the largest manifest that fits into MAX_BYTES stays below both.
+MAX_CONTAINERS: Final = 2**18
+MAX_KEYS: Final = 2**19
 
 
 def loads(data: bytes, file: str) -> dict[str, Any]:
     """Parses a JSON object from untrusted bytes.
 
-    data    ASCII, at most 16 MiB, at most 8 levels deep, integers within 64 bits, finite numbers, no repeated key.
+    data    ASCII, at most 16 MiB, at most 8 levels deep, at most 2^18 lists and objects and 2^19 keys, integers within
+            64 bits, finite numbers, no repeated key.
     file    name for the messages.
     Raises CheckpointError naming the file, what was found and what is allowed; nothing else.
 
@@ -28,6 +33,11 @@ def loads(data: bytes, file: str) -> dict[str, Any]:
     """
     if len(data) > MAX_BYTES:
         raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
+    # brackets and colons inside of texts are counted too: the bound is on the safe side, and costs nothing
+    for signs, limit, what in ((b"[{", MAX_CONTAINERS, "lists and objects"), (b":", MAX_KEYS, "keys")):
+        found = sum(data.count(sign) for sign in (signs[i : i + 1] for i in range(len(signs))))
+        if found > limit:
+            raise CheckpointError(f"{file}: {found} {what}; allowed: at most {limit}")
     try:
         document = json.loads(
             data.decode("ascii"),
@@ -106,15 +116,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     # the length comes first: int() of a megabyte of digits would take long
-    if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER:
-        raise ValueError(f"integer {text[:_MAX_DIGITS]} exceeds 64 bits")
+    if len(text) > MAX_DIGITS or abs(int(text)) > MAX_INTEGER:
+        raise ValueError(f"integer {text[:MAX_DIGITS]} exceeds 64 bits")
     return int(text)
 
 
 def _number(text: str) -> float:
-    value = float(text) if len(text) <= _MAX_DIGITS else math.inf
+    value = float(text) if len(text) <= MAX_DIGITS else math.inf
     if not math.isfinite(value):
-        raise ValueError(f"number {text[:_MAX_DIGITS]} is not a finite float of at most {_MAX_DIGITS} characters")
+        raise ValueError(f"number {text[:MAX_DIGITS]} is not a finite float of at most {MAX_DIGITS} characters")
     return value
 
 

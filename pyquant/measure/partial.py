@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyquant.errors import ArgumentError
-from pyquant.io.atomic import SaveDirectory
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io import strict_json
+from pyquant.io.atomic import SaveDirectory, read_file
 from pyquant.measure.records import Ceiling, Environment, GemmRow, Unavailable
 
 Shape = tuple[int, int, int]
@@ -105,7 +106,7 @@ def read(path: str | Path) -> Partial:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = strict_json.loads(read_file(path, check=_check_size), path.name)
         if (data["record"], data["version"]) != ("GemmPartial", VERSION):
             raise ValueError(f"record {data['record']!r} version {data['version']!r}")
         cells = {
@@ -121,8 +122,15 @@ def read(path: str | Path) -> Partial:
         )  # fmt: skip
     except OSError as error:
         raise ArgumentError("partial results", str(path), f"a file that can be read ({error})") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError("partial results", f"{path}: {error}", f"a GemmPartial record, version {VERSION}") from None
+    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            "partial results", f"{path}: {error}"[:240], f"a GemmPartial record, version {VERSION}"
+        ) from None
+
+
+def _check_size(size: int) -> None:
+    if size > strict_json.MAX_BYTES:
+        raise CheckpointError(f"{size} bytes; allowed: at most {strict_json.MAX_BYTES}")
 
 
 def merge(paths: Sequence[str | Path]) -> Partial:

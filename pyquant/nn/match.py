@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import translate as glob_to_regex
 from typing import Any, Final
 
 from torch import nn
 
+from pyquant.core.patterns import MAX_EXPRESSIONS, Expression, Globs
 from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 
 DEFAULT: Final = "_default"
+_TOLD: Final = 12  # keys without a layer that an error names
 Key = str | type
 
 
@@ -32,7 +32,8 @@ class FqnConfig:
 
     Keys, strongest first:
       'encoder.0.query'       exact name of a layer;
-      're:blocks\\.\\d+\\.fc1'    regular expression, which must match the whole name;
+      're:blocks\\.\\d+\\.fc1'    regular expression, which must match the whole name (no backreferences: the time of a
+                              match is bounded, pyquant/core/patterns.py);
       'encoder.*.query'       glob; * also crosses dots;
       nn.Linear               type: the closest base class of the layer wins;
       '_default'              every other layer; without it they are left alone.
@@ -54,27 +55,27 @@ class FqnConfig:
             )
         self.entries: dict[Key, Any] = {key: _scheme(key, value) for key, value in entries.items()}
         self._names: dict[str, QScheme | None] = {}
-        self._patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = {"re": [], "glob": []}
+        self._expressions: dict[str, Expression] = {}
         self._types: list[type] = []
+        self._found: dict[str, list[tuple[str, str]]] = {}  # name -> keys that match it: each is asked several times
+        globs: list[str] = []
         for key, scheme in self.entries.items():
             if scheme is not None and not isinstance(scheme, QScheme):
                 raise ArgumentError("config", f"{key!r}: {type(scheme).__name__} {scheme!r}"[:120], "a QScheme or None")
-            self._add(key, scheme)
+            self._add(key, scheme, globs)
+        self._globs = Globs(globs)
 
-    def _add(self, key: Any, scheme: QScheme | None) -> None:
+    def _add(self, key: Any, scheme: QScheme | None, globs: list[str]) -> None:
         if isinstance(key, type) and issubclass(key, nn.Module):
             self._types.append(key)
         elif not isinstance(key, str) or not key:
             raise ArgumentError("config", f"key {key!r}"[:120], "a name, a glob, 're:...', a module type or '_default'")
         elif key.startswith("re:"):
-            try:
-                self._patterns["re"].append((key, re.compile(key[3:])))
-            except re.error as error:
-                raise ArgumentError(
-                    "config", f"key {key!r}: {error}"[:200], "a regular expression that compiles"
-                ) from None
+            if len(self._expressions) >= MAX_EXPRESSIONS:
+                raise ArgumentError("config", f"more than {MAX_EXPRESSIONS} expressions 're:...'", "fewer of them")
+            self._expressions[key] = Expression(key[3:])
         elif any(sign in key for sign in "*?["):
-            self._patterns["glob"].append((key, re.compile(glob_to_regex(key))))
+            globs.append(key)
         elif key != DEFAULT:
             self._names[key] = scheme
 
@@ -82,10 +83,8 @@ class FqnConfig:
         """The decision for a module under one of its names; None where no key matches."""
         if name in self._names:
             return Decision(self._names[name], name, "name")
-        for kind in ("re", "glob"):
-            for key, pattern in self._patterns[kind]:
-                if pattern.fullmatch(name):
-                    return Decision(self.entries[key], key, kind)
+        for key, kind in self._matching(name):
+            return Decision(self.entries[key], key, kind)
         for base in type(module).__mro__:
             if base in self._types:
                 return Decision(self.entries[base], base, "type")
@@ -99,7 +98,27 @@ class FqnConfig:
             return isinstance(module, key)
         if key == DEFAULT or key in self._names:
             return key in (DEFAULT, name)
-        return any(k == key and p.fullmatch(name) for patterns in self._patterns.values() for k, p in patterns)
+        return any(found == key for found, _ in self._matching(name))
+
+    def _matching(self, name: str) -> list[tuple[str, str]]:
+        """The patterns that match a name and their kinds, strongest first."""
+        found = self._found.get(name)
+        if found is None:
+            found = [(key, "re") for key, expression in self._expressions.items() if expression.matches(name)]
+            found += [(key, "glob") for key in self._globs.matching(name)]
+            self._found[name] = found
+        return found
+
+    def _covered(self, modules: Iterable[tuple[str, nn.Module]]) -> dict[Key, list[tuple[str, nn.Module]]]:
+        """Key -> the modules that it covers."""
+        found: dict[Key, list[tuple[str, nn.Module]]] = {}
+        for name, module in modules:
+            keys: list[Key] = [key for key, _ in self._matching(name)]
+            keys += [name] if name in self._names else []
+            keys += [kind for kind in self._types if isinstance(module, kind)]
+            for key in keys:
+                found.setdefault(key, []).append((name, module))
+        return found
 
     def check_used(self, layers: Iterable[tuple[str, nn.Module]], others: Iterable[tuple[str, nn.Module]]) -> None:
         """Raise ArgumentError naming every key that covers no layer: a silent typing error would leave floats behind.
@@ -108,31 +127,30 @@ class FqnConfig:
         A key that leaves alone what is never converted (None for nn.LayerNorm) says what happens anyway and is fine.
         """
         layers, others = list(layers), list(others)
+        used, hits = self._covered(layers), self._covered(others)
         unused = [
             key
             for key in self.entries
             if key != DEFAULT
-            and not any(self.matches(key, name, module) for name, module in layers)
-            and not (self.entries[key] is None and self._is_harmless(key, layers, others))
+            and key not in used
+            and not (self.entries[key] is None and _is_harmless(hits.get(key, []), layers))
         ]
         if not unused:
             return
         told = []
-        for key in unused:
-            hit = next(((n, m) for n, m in others if self.matches(key, n, m)), None)
-            text = repr(key) if isinstance(key, str) else key.__name__
-            if hit is not None:
-                text += f" (matches {hit[0]!r}, a {type(hit[1]).__name__}, which is not converted"
-                text += f"; '{key}.*' means the layers inside)" if any(True for _ in hit[1].children()) else ")"
+        for key in unused[:_TOLD]:
+            text = repr(key[:120]) if isinstance(key, str) else key.__name__
+            if key in hits:
+                name, module = hits[key][0]
+                text += f" (matches {name!r}, a {type(module).__name__}, which is not converted"
+                text += f"; '{key!s:.120}.*' means the layers inside)" if any(True for _ in module.children()) else ")"
             told.append(text)
+        if len(unused) > _TOLD:
+            told.append(f"{len(unused) - _TOLD} more")
         names = ", ".join(name for name, _ in layers[:8]) + (", ..." if len(layers) > 8 else "")
         raise ArgumentError(
             "config", "no layer for " + "; ".join(told), f"keys that match a layer: {names or 'there is none'}"
         )
-
-    def _is_harmless(self, key: Key, layers: list[tuple[str, nn.Module]], others: list[tuple[str, nn.Module]]) -> bool:
-        hits = [name for name, module in others if self.matches(key, name, module)]
-        return bool(hits) and not any(layer.startswith(f"{hit}.") for layer, _ in layers for hit in hits)
 
     def __repr__(self) -> str:
         return f"FqnConfig({self.entries!r})"
@@ -143,3 +161,7 @@ def _scheme(key: Key, value: object) -> object:
         return to_scheme(value)
     except ArgumentError as error:
         raise ArgumentError("config", f"{key!r}: {error.got}"[:160], error.allowed) from None
+
+
+def _is_harmless(hits: list[tuple[str, nn.Module]], layers: list[tuple[str, nn.Module]]) -> bool:
+    return bool(hits) and not any(layer.startswith(f"{hit}.") for layer, _ in layers for hit, _ in hits)

@@ -93,7 +93,7 @@ def _initialise() -> None:
         _definitions.define(name + schema)
     _why_not_native = _load()
     if _why_not_native is None:
-        tuned.activate(tuned.load())
+        tuned.activate_found()
     # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
     _python_kernels = torch.library.Library("pyquant", "IMPL")
     for name in fallback.EVERYWHERE if native_available() else SCHEMAS:

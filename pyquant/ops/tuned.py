@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from pyquant.errors import CheckpointError
+from pyquant.io import strict_json
+from pyquant.io.atomic import read_file
 
 SCHEMA: Final = 1
-MAX_BYTES: Final = 16 * 2**20
+MAX_BYTES: Final = 4 * 2**20  # 12 000 choices; it is read at import
 FILE: Final = "tuned.json"
 PACKAGED: Final = Path(__file__).resolve().parent.parent / "data" / FILE
 _TYPES: Final = ("s4", "s8", "u8", "s32", "f16", "bf16", "f32")
@@ -84,20 +86,16 @@ def parse(data: bytes, file: str) -> Table:
         >>> parse(b'{"schema": 1, "gpus": {}}', "tuned.json").gpus
         {}
     """
-    if len(data) > MAX_BYTES:
-        raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
-    try:
-        document = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not JSON: {str(error)[:200]}") from None
-    if not isinstance(document, dict) or set(document) != {"schema", "gpus"}:
+    _check_size(file, len(data))
+    document = strict_json.loads(data, file)
+    if set(document) != {"schema", "gpus"}:
         raise CheckpointError(f"{file}: allowed: an object with the keys schema and gpus")
     if document["schema"] != SCHEMA:
         raise CheckpointError(f"{file}: schema {document['schema']!r}; allowed: {SCHEMA}; run `pyquant tune` again")
     table = Table()
     for gpu, body in _object(document["gpus"], file, "gpus").items():
         entry = _object(body, file, gpu)
-        if not gpu or any(c in gpu for c in "\t\n\r") or set(entry) != {"note", "choices"}:
+        if not gpu or not gpu.isprintable() or set(entry) != {"note", "choices"}:
             raise CheckpointError(f"{file}: GPU {gpu!r}; allowed: a name in one line, with the keys note and choices")
         if not isinstance(entry["choices"], list):
             raise CheckpointError(f"{file}: choices of {gpu}: allowed: a list")
@@ -119,21 +117,31 @@ def dumps(table: Table) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where the user's table lies: PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant."""
+    """Where the user's table lies: PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant.
+
+    Raises CheckpointError where there is none of them.
+    """
     own, xdg = os.environ.get("PYQUANT_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
-    return (Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache") / "pyquant"
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / "pyquant"
+    try:
+        return Path.home() / ".cache" / "pyquant"
+    except RuntimeError:  # no HOME, and a user id without an entry in the table of users
+        raise CheckpointError("no home folder; allowed: a folder in PYQUANT_CACHE or XDG_CACHE_HOME") from None
 
 
 def load() -> Table:
     """The package's table with the user's choices over it; a file that cannot be read is left out with a remark."""
     _remarks.clear()
     table = Table()
-    for path in (PACKAGED, cache_folder() / FILE):
+    for path_of in (lambda: PACKAGED, lambda: cache_folder() / FILE):
         try:
-            with open(path, "rb") as file:
-                table.merge(parse(file.read(MAX_BYTES + 1), str(path)))
+            path = path_of()
+            # regular files only, and their size first: a pipe or a device in the cache must not hold up an import
+            data = read_file(path, check=partial(_check_size, str(path)))
+            table.merge(parse(data, str(path)))
         except FileNotFoundError:
             continue
         except (CheckpointError, OSError) as error:
@@ -146,6 +154,14 @@ def activate(table: Table) -> None:
     are left out with a remark."""
     for line in torch.ops.pyquant._set_tuned(wire(table)).splitlines():
         _remark(line)
+
+
+def activate_found() -> None:
+    """load and activate, as import does: whatever lies in the cache, it can at most be left out with a remark."""
+    try:
+        activate(load())
+    except Exception as error:  # a choice of kernels changes no result, so it is never a reason not to start
+        _remark(f"measured choices are left out: {type(error).__name__}: {str(error)[:200]}")
 
 
 def wire(table: Table) -> str:
@@ -168,6 +184,11 @@ def remarks() -> list[str]:
     return list(dict.fromkeys([*_remarks, *later]))
 
 
+def _check_size(file: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise CheckpointError(f"{file}: {size} bytes; allowed: at most {MAX_BYTES}")
+
+
 def _remark(text: str) -> None:
     if text not in _remarks:
         _remarks.append(text)
@@ -186,15 +207,16 @@ def _choice(item: Any, where: str) -> Choice:
     if set(entry) != names:
         raise CheckpointError(f"{where}: keys {sorted(set(entry) ^ names)}; allowed: {sorted(names)}")
     for key in ("x", "w", "out"):
-        if entry[key] not in _TYPES:
+        if not isinstance(entry[key], str) or entry[key] not in _TYPES:
             raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: {', '.join(_TYPES)}")
-    if entry["w_layout"] not in _LAYOUTS or not isinstance(entry["x_packed"], bool):
-        raise CheckpointError(f"{where}: w_layout = {entry['w_layout']!r}, x_packed = {entry['x_packed']!r}")
+    layout, packed = entry["w_layout"], entry["x_packed"]
+    if not isinstance(layout, str) or layout not in _LAYOUTS or not isinstance(packed, bool):
+        raise CheckpointError(f"{where}: w_layout = {layout!r}, x_packed = {packed!r}"[:400])
     for key in ("group_size", "n", "k", "m"):
         if type(entry[key]) is not int or not 0 <= entry[key] < 2**31:
             raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: a whole number from 0 to 2^31 - 1")
     for key in ("us", "model_us"):
-        if type(entry[key]) not in (int, float) or not math.isfinite(entry[key]) or not 0 <= entry[key] <= 1e12:
+        if type(entry[key]) not in (int, float) or not 0 <= entry[key] <= 1e12:
             raise CheckpointError(f"{where}: {key} = {entry[key]!r}; allowed: microseconds from 0 to 1e12")
     for key in ("row", "model_row"):
         if not isinstance(entry[key], str) or not entry[key].replace("_", "a").isalnum():

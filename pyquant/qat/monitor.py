@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -164,10 +166,13 @@ class _Watched:
 
 def _open_csv(path: Path) -> None:
     """Accept a file of ours (or none), without the half line of a run that was killed."""
-    if not path.exists() or path.stat().st_size == 0:
+    if not os.path.lexists(path):
         return
-    with path.open("r+b") as file:
-        header = file.readline()
+    with os.fdopen(_regular(path, os.O_RDWR), "r+b") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(0)
+        header = file.readline(4096)
         if header.strip() != ",".join(COLUMNS).encode():
             raise ArgumentError("path", f"{path.name}, which begins with {header[:60]!r}", "a new file, or a monitor's")
         file.seek(max(file.seek(0, os.SEEK_END) - 65536, 0))
@@ -176,10 +181,24 @@ def _open_csv(path: Path) -> None:
             file.truncate(start + tail.rfind(b"\n") + 1)
 
 
+def _regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; a link that somebody planted is not followed, a pipe not waited for."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ArgumentError("path", f"{path}, a link", "a regular file, or a new one") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArgumentError("path", f"{path}, which is no regular file", "a regular file, or a new one")
+    return descriptor
+
+
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         if os.fstat(descriptor).st_size == 0:
             writer.writeheader()

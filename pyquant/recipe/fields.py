@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from pyquant.errors import ArgumentError
 
+MAX_NUMBER: Final = sys.float_info.max
 Check = Callable[[object, str], Any]
 Record = TypeVar("Record")
 
@@ -17,6 +19,16 @@ Record = TypeVar("Record")
 def refuse(where: str, got: object, allowed: str) -> NoReturn:
     """Raise the error of a recipe: the key, what stood there, what may stand there."""
     raise ArgumentError("recipe", f"{where}: {got}"[:240], allowed)
+
+
+def shown(value: object) -> str:
+    """repr for messages: bounded, and of integers whose digits Python refuses to print."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        return repr(value)[:200]
+    except Exception:  # a value whose own repr fails is not a reason to hide what is wrong with the document
+        return f"a {type(value).__name__}"
 
 
 def checked(default: Any, check: Check, **options: Any) -> Any:
@@ -52,32 +64,32 @@ def check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> Non
     known = list(known)
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
+            near = difflib.get_close_matches(key[:80], known, 1)
             hint = f"; is {near[0]!r} meant?" if near else ""
-            refuse(where, f"unknown key {key!r}", ", ".join(known) + hint)
+            refuse(where, f"unknown key {key[:80]!r}", ", ".join(known) + hint)
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
     """A mapping with text keys."""
     if not isinstance(value, Mapping):
-        refuse(where, f"{type(value).__name__} {value!r}", "a mapping")
+        refuse(where, f"{type(value).__name__} {shown(value)}", "a mapping")
     for key in value:
         if not isinstance(key, str):
-            refuse(where, f"key {key!r}", "text as keys")
+            refuse(where, f"key {shown(key)}", "text as keys")
     return value
 
 
 def flag(value: object, where: str) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        refuse(where, repr(value), "true or false")
+        refuse(where, shown(value), "true or false")
     return value
 
 
 def text(value: object, where: str) -> str:
     """Text on one line."""
     if not isinstance(value, str) or not value.isprintable():
-        refuse(where, repr(value), "text on one line")
+        refuse(where, shown(value), "text on one line")
     return value
 
 
@@ -86,7 +98,7 @@ def integer(low: int) -> Check:
 
     def check(value: object, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-            refuse(where, repr(value), f"a whole number of at least {low}")
+            refuse(where, shown(value), f"a whole number of at least {low}")
         return value
 
     return check
@@ -96,11 +108,11 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
     """A finite number in [low, high]; above=True: in (low, high]."""
 
     def check(value: object, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            refuse(where, repr(value), "a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_NUMBER:
+            refuse(where, shown(value), "a number")
         if not low <= value <= high or (above and value == low):
             upper = "" if high == math.inf else f" and at most {high:g}"
-            refuse(where, repr(value), f"a number {'above' if above else 'of at least'} {low:g}{upper}")
+            refuse(where, shown(value), f"a number {'above' if above else 'of at least'} {low:g}{upper}")
         return float(value)
 
     return check
@@ -113,7 +125,7 @@ def choice(*allowed: str) -> Check:
         if value is False and "off" in allowed:
             return "off"
         if not isinstance(value, str) or value not in allowed:
-            refuse(where, repr(value), ", ".join(allowed))
+            refuse(where, shown(value), ", ".join(allowed))
         return value
 
     return check
@@ -129,7 +141,7 @@ def listed(inner: Check) -> Check:
 
     def check(value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):
-            refuse(where, f"{type(value).__name__} {value!r}", "a list")
+            refuse(where, f"{type(value).__name__} {shown(value)}", "a list")
         return tuple(inner(item, f"{where}[{i}]") for i, item in enumerate(value))
 
     return check

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, cast
 
 from torch import nn
 
+from pyquant.core.paths import file_path
+from pyquant.core.patterns import MAX_EXPRESSIONS, Expression
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.recipe import documents
-from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, text, written
+from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, shown, text, written
 from pyquant.recipe.layer_rule import FLOAT, LayerRule, with_defaults
 from pyquant.recipe.sections import (
     ADAM,
@@ -31,6 +33,7 @@ from pyquant.recipe.sections import (
 )
 
 VERSION: Final = 1
+MAX_RULES: Final = 2048  # different ones; any number of layers may share them
 CALLBACK: Final = "QATRecipeModificationCallback"
 _TYPE: Final = "type:"
 _SECTIONS: Final[dict[str, type]] = {
@@ -83,17 +86,8 @@ class Recipe:
         Raises ArgumentError naming the file, the key and what is allowed; warns (RecipeNotice) where a shape is
         accepted that should be written otherwise.
         """
-        path = Path(path)
-        kind = documents.format_of(path)
-        if not path.is_file():
-            refuse(str(path), "no such file", "a recipe")
-        if path.stat().st_size > documents.MAX_BYTES:
-            refuse(str(path), f"{path.stat().st_size} bytes", f"at most {documents.MAX_BYTES} bytes")
-        try:
-            content = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            refuse(str(path), f"byte {error.start} is not UTF-8", "UTF-8")
-        return Recipe.loads(content, kind, str(path))
+        path = file_path("path", path)
+        return Recipe.from_dict(documents.read(path), str(path))
 
     @staticmethod
     def loads(content: str, format: str = "yaml", where: str = "recipe") -> Recipe:
@@ -139,9 +133,7 @@ class Recipe:
                 refuse(f"{where}.default", "no scheme", "a scheme, or null")
         if entries.get("layers") is not None:
             layers = mapping(entries["layers"], f"{where}.layers")
-            found["layers"] = {
-                _key_text(k, where): LayerRule.from_plain(v, f"{where}.layers[{k!r}]") for k, v in layers.items()
-            }
+            found["layers"] = _layers(layers, where)
         if "chains" in entries:
             found["chains"] = _chains(entries["chains"], f"{where}.chains")
         if "residuals" in entries:
@@ -178,7 +170,8 @@ class Recipe:
     def rules(self) -> dict[Key, QScheme | None]:
         """Every key with its scheme (None: floating point): skip_modules first, then layers in their order."""
         default = self.default_scheme()
-        skipped = self.selective_quantizer_params.skip_modules or ()
+        skipped = dict.fromkeys(self.selective_quantizer_params.skip_modules or ())
+        resolved: dict[int, QScheme | None] = {}  # by rule: a search writes few rules for many layers
         found: dict[Key, QScheme | None] = {_key(name): None for name in skipped}
         for name, rule in self.layers.items():
             if name in skipped:
@@ -186,7 +179,9 @@ class Recipe:
             if default is None and not rule.scheme:
                 refuse(f"recipe.layers[{name!r}]", "no scheme, and the default is null", "a scheme")
             try:
-                found[_key(name)] = rule.resolve(default, self.selective_quantizer_params, self.calib_params)
+                if id(rule) not in resolved:
+                    resolved[id(rule)] = rule.resolve(default, self.selective_quantizer_params, self.calib_params)
+                found[_key(name)] = resolved[id(rule)]
             except ValueError as error:
                 refuse(f"recipe.layers[{name!r}]", str(error), "a combination of fields that is defined")
         return found
@@ -238,6 +233,22 @@ def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _layers(layers: Mapping[str, Any], where: str) -> dict[str, LayerRule]:
+    """The rules of layers; those of equal data are one rule, which is read once."""
+    found: dict[str, LayerRule] = {}
+    known: dict[str, LayerRule] = {}
+    if (count := sum(key.startswith("re:") for key in layers)) > MAX_EXPRESSIONS:
+        refuse(f"{where}.layers", f"{count} expressions 're:...'", f"at most {MAX_EXPRESSIONS}")
+    for key, data in layers.items():
+        told = shown(data) if data is None or isinstance(data, str) else json.dumps(data, sort_keys=True, default=shown)
+        if told not in known:
+            if len(known) >= MAX_RULES:
+                refuse(f"{where}.layers", f"more than {MAX_RULES} different rules", f"at most {MAX_RULES}")
+            known[told] = LayerRule.from_plain(data, f"{where}.layers[{key!r}]")
+        found[_key_text(key, where)] = known[told]
+    return found
+
+
 def _key_text(key: str, where: str) -> str:
     _key(key, f"{where}.layers")
     return key
@@ -252,8 +263,9 @@ def _key(name: str, where: str = "recipe") -> Key:
         return found
     if name in ("", DEFAULT):
         refuse(where, f"key {name!r}", "names of layers (the default has a key of its own)")
-    try:
-        FqnConfig({name: None})
-    except ArgumentError as error:  # a pattern that does not compile
-        refuse(where, error.got, error.allowed)
+    if name.startswith("re:"):
+        try:
+            Expression(name[3:])
+        except ArgumentError as error:  # an expression that does not compile
+            refuse(where, error.got, error.allowed)
     return name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
+from pyquant.io.publish import write_file
 from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow
 from pyquant.measure.timing import geometric_mean
 
@@ -183,10 +184,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
 
 
 def _save(figure: Figure, path: str | Path, caption: str) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8, color="#444444")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.png")
-    figure.savefig(temporary)
-    os.replace(temporary, path)
-    return path
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return write_file(path, picture.getvalue())

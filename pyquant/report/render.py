@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyquant.io.publish import write_file
 from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
 
 _GEMM_COLUMNS = (
@@ -130,15 +130,7 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
     """As write_text, for anything."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return write_file(path, data)
 
 
 def _environment(environment: Environment) -> str:

@@ -52,7 +52,7 @@ def test_json_and_yaml_read_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "told"),
-    [("c.json", "{", "valid JSON"), ("c.yaml", "a: [", "valid YAML"), ("c.toml", "", ".yaml, .yml or .json")],
+    [("c.json", "{", "a JSON object"), ("c.yaml", "a: [", "valid YAML"), ("c.ini", "", ".yaml, .yml, .toml, .json")],
 )
 def test_unreadable_files(name: str, text: str, told: str, tmp_path: Path) -> None:
     if name.endswith(".yaml"):

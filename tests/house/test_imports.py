@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "errors": set(),
     "core": {"errors"},
     "numerics": {"errors", "core"},
-    "ops": {"errors", "core", "numerics", "_native"},
+    "ops": {"errors", "core", "numerics", "io", "_native"},  # of io: the bounded reader of tuned.json
     "nn": {"errors", "core", "numerics", "ops"},
     "calibrate": {"errors", "core", "numerics", "ops", "io"},  # of io: files that are whole at any moment
     "simulate": {"errors", "core", "numerics", "ops", "nn", "calibrate"},
