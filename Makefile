@@ -19,7 +19,7 @@ NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f
 PYTEST := $(PY) -m pytest
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests
+NIGHTLY := nightly-tests nightly-install
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
@@ -158,10 +158,14 @@ nightly:
 nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
 	cd tests && PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -m nightly . $(TESTFLAGS)
 
+# Source distribution, wheels and installations in clean environments, on every Python and small torch at hand.
+nightly-install: $(STAMPS)/tools
+	$(PY) tools/install_matrix.py
+
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_CUDA_ARCHS=$${PYQUANT_CUDA_ARCHS:-all} \
-	    SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null)} \
+	    SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)} \
 	    $(PIP) wheel --no-build-isolation --no-deps -w dist .
 
 clean:

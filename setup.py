@@ -78,10 +78,11 @@ class CMakeBuild(build_ext):
         options.update({"pybind11_DIR": pybind / "share/cmake/pybind11"} if pybind else {})
         options.update({name: os.environ[name] for name in PASSED_ON if os.environ.get(name)})
         defines = [f"-D{name}={value}" for name, value in options.items()] + os.environ.get("CMAKE_ARGS", "").split()
-        # What is not named now gets its default, not what an earlier build in the same folder was told.
-        defines += [f"-U{name}" for name in PASSED_ON if name not in options]
+        # What is not named now gets its default, not what an earlier build in the same folder was told, and another
+        # Python's findings are forgotten: a folder that is kept serves several.
+        forgotten = [f"-U{name}" for name in (*PASSED_ON, "Python_*", "_Python*", "PYTHON_*") if name not in options]
         jobs = os.environ.get("MAX_JOBS")
-        run_step("the configuration", cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *defines)
+        run_step("the configuration", cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *forgotten, *defines)
         run_step("the build", cmake, "--build", str(build), *(["-j", jobs] if jobs else []))
         run_step("the installation", cmake, "--install", str(build))
         publish(build / "install", target)

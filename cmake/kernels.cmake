@@ -346,9 +346,21 @@ function(pyquant_family_rows family)
   endforeach()
 endfunction()
 
+# nvcc puts a hash of the whole path into the names of kernels in anonymous namespaces: it is told a path without folders.
+function(pyquant_forget_folders)
+  foreach(source ${ARGN})
+    string(REPLACE "${CMAKE_BINARY_DIR}/" "" name "${source}")
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS
+                 "SHELL:-Xcudafe --orig_src_path_name -Xcudafe pyquant/${name}")
+  endforeach()
+endfunction()
+
 # An object library of CUDA sources. GENCODE: what nvcc makes of them.
 function(pyquant_cuda_objects target gencode)
   add_library(${target} OBJECT ${ARGN})
+  if(PYQUANT_REPRODUCIBLE)
+    pyquant_forget_folders(${ARGN})
+  endif()
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF JOB_POOL_COMPILE cuda CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE csrc ${CMAKE_BINARY_DIR}/generated)
   target_include_directories(${target} SYSTEM PRIVATE ${PYQUANT_CUTLASS_INCLUDE})

@@ -71,6 +71,13 @@ def _native_module() -> Any:
     return importlib.import_module("pyquant._native")
 
 
+def without_driver(native: Any) -> str | None:
+    """Why pyquant's CUDA runtime sees no GPU where torch sees one; None when it sees one."""
+    if native.device_count():
+        return None
+    return f"torch sees a GPU, but pyquant's libraries see none: {native.why_no_device()} (docs/install.md)"
+
+
 def incomplete(native: Any, has_gpu: bool) -> list[str]:
     """What the libraries lack that this machine's first GPU could run: a wrong copy costs a whole run of `make gpu`."""
     info = native.build_info()
@@ -78,10 +85,8 @@ def incomplete(native: Any, has_gpu: bool) -> list[str]:
         return ["the libraries in pyquant/lib were built without CUDA kernels: carry those of a full build"]
     if not has_gpu:
         return []
-    if native.device_count() == 0:
-        runtime = f"{info['cuda_runtime'] // 1000}.{info['cuda_runtime'] % 1000 // 10}"
-        why = "is the driver older than that runtime needs?"
-        return [f"torch sees a GPU, but the CUDA runtime {runtime} inside pyquant's libraries sees none: {why}"]
+    if unserved := without_driver(native):
+        return [unserved]
     sm = native.device_info(0)["sm"]
     rows = [row for row in native.kernel_table() if row["sm_min"] <= sm < row["sm_end"]]
     missing = [str(row["name"]) for row in rows if not row["compiled"]]

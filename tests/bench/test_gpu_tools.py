@@ -191,6 +191,9 @@ class Libraries:
     def device_count(self) -> int:
         return self.devices
 
+    def why_no_device(self) -> str:
+        return "" if self.devices else "the NVIDIA driver serves CUDA 12.8"
+
     def device_info(self, index: int) -> dict[str, Any]:
         return {"sm": 90}
 
@@ -203,7 +206,7 @@ class Libraries:
     ("libraries", "reason"),
     [
         (Libraries(cuda=False), "built without CUDA kernels"),
-        (Libraries(devices=0), "CUDA runtime 13.0 inside pyquant's libraries sees none"),
+        (Libraries(devices=0), "pyquant's libraries see none: the NVIDIA driver serves CUDA 12.8"),
         (Libraries(missing=2), "2 of the 3 kernels for compute capability 9.0 have no machine code"),
     ],
 )

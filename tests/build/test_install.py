@@ -1,0 +1,126 @@
+"""Source distribution -> wheel -> clean environment -> a layer runs, doctor is content; wheels that are built twice.
+
+One pair of Python and torch, those at hand; tools/install_matrix.py tries them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("cmake", "ninja")
+
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="cmake and ninja are not installed")
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_matrix", ROOT / "tools/install_matrix.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["install_matrix"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+matrix = load()
+
+
+def make_wheel(source: Path, out: Path, **environment: str) -> Path:
+    """With the tools of this environment: nothing is downloaded."""
+    pytest.importorskip("pybind11", reason="pybind11 is not installed")
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "-q",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYQUANT_")}
+    done = subprocess.run(words, env={**kept, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=False).returncode:
+        pytest.skip("not a git repository")
+    return Path(matrix.make_sdist(tmp_path_factory.mktemp("sdist")))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_wheel(sdist, tmp_path_factory.mktemp("wheel"), PYQUANT_CUDA="OFF")
+
+
+def test_a_wheel_holds_the_libraries_their_licences_and_no_more(wheel: Path) -> None:
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert re.fullmatch(rf"pyquant_gemm-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {n for n in names if n.endswith(".so")} == {
+        "pyquant/lib/libpyquant_core.so", "pyquant/lib/libpyquant_torch.so",
+        f"pyquant/_native{sysconfig.get_config_var('EXT_SUFFIX')}",
+    }  # fmt: skip
+    licences = {n.partition(".dist-info/licenses/")[2] for n in names} - {""}
+    assert licences == {"LICENSE", *(f"licenses/{path.name}" for path in (ROOT / "licenses").iterdir())}
+    assert {n.split("/")[0] for n in names} == {"pyquant", next(n for n in names if ".dist-info" in n).split("/")[0]}
+    assert "pyquant/py.typed" in names
+
+
+def test_what_is_installed_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    python = matrix.environment(matrix.Python(sys.executable, ""), tmp_path / "venv")
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (site / "torch-of-the-parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    matrix.pip(python, "install", "--no-deps", "--no-index", str(wheel))
+    matrix.use(python, tmp_path / "elsewhere")
+
+
+def test_the_matrix_finds_pythons_and_tells_failures() -> None:
+    (found,) = matrix.pythons([sys.executable])
+    assert found.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with pytest.raises(matrix.Failed, match="it broke"):
+        matrix.run(sys.executable, "-c", "raise SystemExit('it broke')")
+
+
+def digests(wheel: Path) -> dict[str, str]:
+    archive = zipfile.ZipFile(wheel)
+    return {n: hashlib.sha256(archive.read(n)).hexdigest() for n in archive.namelist()}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cuda", ["OFF", "AUTO"])
+def test_two_builds_in_different_folders_give_the_same_bytes(sdist: Path, tmp_path: Path, cuda: str) -> None:
+    """With CUDA: everything outside the table, whose kernels have names of their file, and one row."""
+    if cuda == "AUTO" and shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    wheels = []
+    for name in ("one", "a/longer/way/to/two"):
+        (tmp_path / name).mkdir(parents=True)
+        source = matrix.unpack(sdist, tmp_path / name)
+        wheels.append(
+            make_wheel(
+                source, tmp_path / name / "out", PYQUANT_CUDA=cuda, PYQUANT_KERNELS="^gemm_decode_s8s8_16x32x64",
+                PYQUANT_CUDA_ARCHS="86", SOURCE_DATE_EPOCH="1767225600", CCACHE_DISABLE="1",
+            )
+        )  # fmt: skip
+    assert digests(wheels[0]) == digests(wheels[1])
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
