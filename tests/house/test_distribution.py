@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ADDED_BY_SETUPTOOLS = re.compile(r"PKG-INFO|setup\.cfg|pyquant_gemm\.egg-info/.*")
 # Installing the name of another project, or its extras.
-WRONG_NAME = re.compile(r"""pip3? install[^\n|#]*?[\s'"`]pyquant(?![\w-])(?!\.)|(?<![\w.-])pyquant\[[a-z]+\]""")
+WRONG_NAME = re.compile(r"""pip3? install[^\n|#]*?[ '"`]pyquant(?![\w-])(?!\.)|(?<![\w.-])pyquant\[[a-z]+\]""")
 
 
 def tracked() -> list[str]:
