@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,36 @@ def fork(work: Callable[[], object]) -> int:
         except BaseException:
             os._exit(1)
     return pid
+
+
+def ranks(work: Callable[..., object], *args: object, world: int = 2) -> None:
+    """work(rank, *args) in `world` fresh processes that form a gloo group, one thread each; raises what one raised."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(_rank, (work, port, world, args), nprocs=world)
+
+
+def _rank(rank: int, work: Callable[..., object], port: int, world: int, args: tuple[object, ...]) -> None:
+    """Leaves without Python's own end. torch keeps gloo's threads alive behind DDP and FSDP, also when the group is
+    destroyed (/proc/self/task still shows pt_gloo_runloop); one that asks for the interpreter's lock while it ends is
+    unwound through C++ frames that cannot be: "terminate called without an active exception", now and then, after all
+    work is done."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        work(rank, *args)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def wait(pid: int) -> int:

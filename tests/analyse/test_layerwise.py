@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from children import ranks
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -235,24 +234,19 @@ CASES = [("kl", "cumulative", True), ("eval", "leave_one_out", True)]
 CASES += [(metric, "one_at_a_time", False) for metric in ("fisher", "noise", "error")]
 
 
-def _worker(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _worker(rank: int, folder: Path) -> None:
+    for metric, mode, task in CASES:
+        report = _run(metric, mode, task, journal=folder / f"{metric}.jsonl")
+        save_record(folder / str(rank) / f"{metric}.json", report)
     try:
-        for metric, mode, task in CASES:
-            report = _run(metric, mode, task, journal=folder / f"{metric}.jsonl")
-            save_record(folder / str(rank) / f"{metric}.json", report)
-        try:
-            sensitivity(nets.classifier(rank), nets.batches(), FORMATS, num_batches=4)
-        except ArgumentError as error:
-            (folder / f"differ.{rank}").write_text(str(error))
-        try:
-            spread(range(3), _halved)
-        except (PyquantError, ValueError) as error:
-            (folder / f"failed.{rank}").write_text(f"{type(error).__name__}: {error}")
-        (folder / f"spread.{rank}").write_text(repr(spread([2, 3, 7], _halved)))
-    finally:
-        dist.destroy_process_group()
+        sensitivity(nets.classifier(rank), nets.batches(), FORMATS, num_batches=4)
+    except ArgumentError as error:
+        (folder / f"differ.{rank}").write_text(str(error))
+    try:
+        spread(range(3), _halved)
+    except (PyquantError, ValueError) as error:
+        (folder / f"failed.{rank}").write_text(f"{type(error).__name__}: {error}")
+    (folder / f"spread.{rank}").write_text(repr(spread([2, 3, 7], _halved)))
 
 
 def _halved(x: int) -> float:
@@ -263,10 +257,7 @@ def _halved(x: int) -> float:
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_worker, args=(port, tmp_path), nprocs=2)
+    ranks(_worker, tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

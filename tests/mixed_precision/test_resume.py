@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from children import fork, wait
+from children import fork, ranks, wait
 from searched import record_of, search, search_to
 
 from pyquant.errors import CheckpointError
@@ -53,23 +51,13 @@ def test_a_journal_of_other_work_is_refused(tmp_path: Path) -> None:
         search(journal=tmp_path / "journal", budget=5)
 
 
-def _process(rank: int, port: int, folder: str) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        search_to(Path(folder) / f"rank{rank}", journal=Path(folder) / "journal", budget=BUDGET, batch=2)
-    finally:
-        dist.destroy_process_group()
+def _process(rank: int, folder: str) -> None:
+    search_to(Path(folder) / f"rank{rank}", journal=Path(folder) / "journal", budget=BUDGET, batch=2)
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_find_the_plan_of_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_process, (port, str(tmp_path)), nprocs=2)
+    ranks(_process, str(tmp_path))
     one = record_of(search(journal=tmp_path / "alone", budget=BUDGET, batch=2))
     assert (tmp_path / "rank0").read_bytes() == one
     assert (tmp_path / "rank1").read_bytes() == one

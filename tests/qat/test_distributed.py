@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from children import ranks
 from qat_models import SCHEMES, draw, mlp, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -93,26 +92,18 @@ def fsdp(rank: int, results: Path) -> None:
     mixed(batch()[0]).float().sum().backward()
 
 
-def worker(rank: int, port: int, results: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    try:
-        for run in (ddp, fsdp):
-            folder = results / run.__name__
-            folder.mkdir(exist_ok=True)
-            run(rank, folder)
-    finally:
-        dist.destroy_process_group()
+def worker(rank: int, results: Path) -> None:
+    for run in (ddp, fsdp):
+        folder = results / run.__name__
+        folder.mkdir(exist_ok=True)
+        run(rank, folder)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One pair of processes for all tests: starting them is what costs."""
     folder = tmp_path_factory.mktemp("distributed")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(worker, args=(port, folder), nprocs=WORLD)
+    ranks(worker, folder, world=WORLD)
     return folder
 
 
