@@ -351,7 +351,7 @@ function(pyquant_forget_folders)
   foreach(source ${ARGN})
     string(REPLACE "${CMAKE_BINARY_DIR}/" "" name "${source}")
     set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS
-                 "SHELL:-Xcudafe --orig_src_path_name -Xcudafe pyquant/${name}")
+                 "-Xcudafe=--orig_src_path_name,pyquant/${name}")
   endforeach()
 endfunction()
 

@@ -46,12 +46,21 @@ class Configured:
         text = (self.folder / "generated/kernels.inc").read_text()
         return set(re.findall(r"^PYQUANT_KERNEL\(\w+, (\w+),.*, 1\)$", text, re.MULTILINE)) - {"simt"}
 
-    def gencodes(self, source: str) -> str:
-        """What nvcc is told to make of a source."""
+    def flags(self, source: str) -> str:
+        """nvcc's words for a source."""
         text = (self.folder / "build.ninja").read_text()
         flags = re.search(rf"^build \S*{source}\.cu\.o:.*?^  FLAGS = ([^\n]*)", text, re.MULTILINE | re.DOTALL)
         assert flags is not None
-        return " ".join(re.findall(r"-gencode (\S+)", flags[1]))
+        return flags[1]
+
+    def gencodes(self, source: str) -> str:
+        """What nvcc is told to make of a source."""
+        return " ".join(re.findall(r"-gencode (\S+)", self.flags(source)))
+
+    def source_path(self, source: str) -> str:
+        """The path that nvcc is told a source has; '' when it is not."""
+        found = re.search(r"(?<= )-Xcudafe=--orig_src_path_name,(\S+)", self.flags(source))
+        return found[1] if found else ""
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +185,13 @@ def test_without_nvcc_the_build_says_that_it_is_for_cpus_only(tmp_path: Path) ->
     wrong = configure(tmp_path, "-DPYQUANT_CUDA=off")
     assert wrong.code != 0
     assert "PYQUANT_CUDA: 'off'; allowed: AUTO, ON, OFF" in wrong.told
+
+
+@needs_nvcc
+def test_a_reproducible_build_forgets_the_folders_of_its_sources(folder: Path) -> None:
+    names = {"sm80_s8s8_0": "generated/cuda/sm80_s8s8_0.cu"}
+    plain = configure(folder)
+    assert not any(plain.source_path(name) for name in names)
+    asked = configure(folder, SOURCE_DATE_EPOCH="1767225600")
+    assert asked.code == 0, asked.told
+    assert {name: asked.source_path(name) for name in names} == {n: f"pyquant/{path}" for n, path in names.items()}
