@@ -21,6 +21,7 @@ from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.forms import expose_reversibly, exposed
 from pyquant.nn.fuse import fused_activations, held, put_identity
 from pyquant.nn.fuse_rules import activation_of
+from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import Patches, unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -373,7 +374,8 @@ def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbed
     if layer.weight_scale is None or QScheme.from_dict(layer.scheme) != W8A16():
         raise CheckpointError(f"layer '{layer.name}': embeddings are saved as W8A16, one int8 row with one scale")
     padding_idx = getattr(old, "padding_idx", None)
-    return QEmbedding.from_codes(layer.codes, layer.weight_scale, padding_idx=padding_idx, dtype=dtype)
+    new = QEmbedding.from_codes(layer.codes, layer.weight_scale, padding_idx=padding_idx, dtype=dtype)
+    return like(old, new) if isinstance(old, nn.Embedding) else new
 
 
 def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, output_heads, remember
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import Patches
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -178,7 +179,7 @@ def _convert(
         return made[key]
     try:
         if isinstance(old, nn.Embedding):
-            new: nn.Module = QEmbedding.from_float(_on(old, device))
+            new: nn.Module = like(old, QEmbedding.from_float(_on(old, device)))
         elif isinstance(old, nn.Linear):
             new = QLinear.from_float(_on(old, device), scheme, input_scale=scale)
         elif isinstance(old, nn.Conv2d):

@@ -37,7 +37,7 @@ def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
     if not heads:
         found = list(output_heads(model))
         kept.update({id(head): Kept(HEAD, is_head=True) for head in found})
-        matrices = {id(head._parameters.get("weight")) for head in found}
+        matrices = {id(weight) for head in found if (weight := head._parameters.get("weight")) is not None}
         for module in model.modules():
             if isinstance(module, nn.Embedding) and id(module._parameters.get("weight")) in matrices:
                 kept[id(module)] = Kept(TIED, is_head=True)

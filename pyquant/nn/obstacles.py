@@ -57,9 +57,13 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
         return Obstacle(
             "has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}"
         )
-    if "forward" in module.__dict__ or type(module).forward is not base.forward:
+    own_forward = type(module).forward is not base.forward and not isinstance(module, nn.Embedding)
+    if "forward" in module.__dict__ or own_forward:
         return Obstacle(f"is a {type(module).__name__} with a forward of its own", exclude)
-    extra = [n for n in (*module._parameters, *module._buffers, *module._modules) if n not in ("weight", "bias")]
+    unsaved = module._non_persistent_buffers_set if isinstance(module, nn.Embedding) else ()
+    extra = [
+        n for n in (*module._parameters, *module._buffers, *module._modules) if n not in ("weight", "bias", *unsaved)
+    ]
     if extra:
         return Obstacle(f"is a {type(module).__name__} with tensors of its own ({', '.join(extra[:4])})", exclude)
     weight = module._parameters["weight"]

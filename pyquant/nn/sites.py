@@ -15,6 +15,7 @@ from pyquant.nn import obstacles
 from pyquant.nn.forms import form_of, has_form, linears_of
 from pyquant.nn.keep import Kept
 from pyquant.nn.match import Decision, FqnConfig, Key
+from pyquant.nn.qembedding import QEmbedding
 
 Filter = Callable[[nn.Module, str], bool]
 Config = QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[Key, QScheme | None]
@@ -71,7 +72,7 @@ def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator
     found: dict[int, Site] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
-        if isinstance(module, kinds):
+        if isinstance(module, kinds) and not isinstance(module, QEmbedding):
             site = found.setdefault(id(module), Site(module))
             site.names.append(name)
             site.parents.append(modules[name.rpartition(".")[0]])

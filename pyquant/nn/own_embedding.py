@@ -1,0 +1,80 @@
+"""Embeddings with a forward of their own (a scale, an offset of positions): quantised, and still of their class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.nn.qembedding import QEmbedding
+
+_OF_TWINS_ONLY: Final = ("state_slots", "dtype")
+
+
+class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
+    """What stands between a subclass of nn.Embedding and nn.Embedding in the bases of its quantised twin.
+
+    super().forward(ids) in the subclass finds the look-up of QEmbedding, self.weight its float view; the attributes and
+    unsaved buffers that the subclass computes with are those of the module that was quantised.
+    """
+
+    _kind: type[nn.Embedding]  # the subclass itself
+
+    def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """The subclass again, with the dequantised rows."""
+        plain = super().to_float(dtype)
+        made = self._kind.__new__(self._kind)
+        made.__dict__.update(_own(self, plain))
+        return made
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _OwnRows:
+        super()._apply(fn, recurse)
+        for name, tensor in self._buffers.items():
+            if name not in self.state_slots and tensor is not None:
+                self._buffers[name] = fn(tensor)
+        return self
+
+    def __reduce__(self) -> Any:
+        return _blank, (self._kind,), self.__dict__
+
+
+def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
+    """`new` as a twin of `old`: itself for a plain nn.Embedding, else one that runs the forward of old's class.
+
+    Example:
+        >>> class Scaled(nn.Embedding):
+        ...     def forward(self, ids):
+        ...         return 2 * super().forward(ids)
+        >>> old = Scaled(4, 2)
+        >>> isinstance(like(old, QEmbedding.from_float(old)), Scaled)
+        True
+    """
+    kind = old._kind if isinstance(old, _OwnRows) else type(old)
+    if kind.forward is nn.Embedding.forward or (isinstance(old, QEmbedding) and not isinstance(old, _OwnRows)):
+        return new
+    twin = _blank(kind)
+    twin.__dict__.update(_own(old, new))
+    return twin
+
+
+def _own(old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """The attributes of `new`, and those of `old` that it lacks: own ones, and buffers that are not saved."""
+    own = {name: value for name, value in old.__dict__.items() if name not in _OF_TWINS_ONLY}
+    found = {**own, **new.__dict__}
+    unsaved = {name: old._buffers[name] for name in old._non_persistent_buffers_set if name in old._buffers}
+    found["_buffers"] = {**new._buffers, **unsaved}
+    found["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
+    return found
+
+
+def _blank(kind: type[nn.Embedding]) -> QEmbedding:
+    twin = _twin(kind)
+    return cast(QEmbedding, twin.__new__(twin))
+
+
+@cache
+def _twin(kind: Any) -> type[_OwnRows]:
+    return cast(type[_OwnRows], type(f"Q{kind.__name__}", (kind, _OwnRows), {"_kind": kind}))
