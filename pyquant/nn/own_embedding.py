@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final, cast
 
 import torch
@@ -41,6 +40,9 @@ class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
         return _blank, (self._kind,), self.__dict__
 
 
+_TWINS: Final[dict[type[nn.Embedding], type[_OwnRows]]] = {}
+
+
 def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
     """`new` as a twin of `old`: itself for a plain nn.Embedding, else one that runs the forward of old's class.
 
@@ -71,10 +73,7 @@ def _own(old: nn.Module, new: nn.Module) -> dict[str, Any]:
 
 
 def _blank(kind: type[nn.Embedding]) -> QEmbedding:
-    twin = _twin(kind)
-    return cast(QEmbedding, twin.__new__(twin))
-
-
-@cache
-def _twin(kind: Any) -> type[_OwnRows]:
-    return cast(type[_OwnRows], type(f"Q{kind.__name__}", (kind, _OwnRows), {"_kind": kind}))
+    if kind not in _TWINS:
+        _TWINS[kind] = cast(type[_OwnRows], type(f"Q{kind.__name__}", (kind, _OwnRows), {"_kind": kind}))
+    twin = _TWINS[kind]
+    return twin.__new__(twin)

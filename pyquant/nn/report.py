@@ -26,7 +26,8 @@ class LayerReport:
 
     name          fully qualified; a shared module appears once, under its first name.
     kind          class name.
-    scheme        the scheme's text, 'int8 per row' for embeddings, or 'float' where the layer was left alone.
+    scheme        the scheme's text (with ', simulated' before conversion), 'int8 per row' for embeddings, or 'float'
+                  where the layer was left alone.
     bytes_before  weights and bias in the floating-point type of the layer (classes without a twin: matrices only).
     bytes_after   codes, scales, zero points and bias as they are saved.
     reason        why a layer stays in floating point, or has another scheme than it was given; empty for all others.
@@ -84,6 +85,10 @@ def _layers(model: nn.Module) -> Iterator[LayerReport]:
         elif isinstance(module, QEmbedding):
             before = module.num_embeddings * module.embedding_dim * module.dtype.itemsize
             yield LayerReport(name, "QEmbedding", "int8 per row", before, _slot_bytes(module))
+        elif hasattr(module, "fake_quantizers") and isinstance(module, obstacles.KINDS):
+            size = sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in seen)
+            seen |= {id(p) for p in module.parameters()}
+            yield LayerReport(name, kind, f"{module.scheme}, simulated", size, size)
         elif isinstance(module, obstacles.KINDS):
             shared = counted | seen if isinstance(module, nn.Embedding) else seen
             own = [p for p in module.parameters() if not _is_lazy(module) and id(p) not in shared]

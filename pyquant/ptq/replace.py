@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch import nn
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, SchemeError
 from pyquant.nn import obstacles
+from pyquant.nn.indivisible import fitted
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.report import quantization_report
 from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.tell import warn_of_floats
 from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
 from pyquant.ptq.mapping import (
     REGISTERED,
@@ -51,12 +54,15 @@ class Replacement:
         rules: Sequence[Rule],
         mappings: Mapping[type[nn.Module], QuantizedMetadata],
         left_alone: Sequence[type[nn.Module]] = (),
+        on_indivisible: str = "per_channel",
     ) -> None:
         self.model, self.default, self.rules = model, default, rules
         self.mappings = {**REGISTERED, **mappings}
         self.left_alone = tuple(left_alone)
+        self.on_indivisible = on_indivisible
         self.undo: list[Undo] = []
         self.outcomes: list[Outcome] = []
+        self.obstacles: set[str] = set()  # reasons for which layers were left that a rule wanted
         self.mapped: set[int] = set()  # modules that a counterpart is being made of
         self.done: dict[int, tuple[nn.Module, nn.Module]] = {}  # id -> (old, kept alive; new)
 
@@ -72,6 +78,7 @@ class Replacement:
         try:
             self._visit_children(model, (), self.default)
             swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
+            self._warn_of_floats(leaves)
             if not any(_is_quantised(module) for module in model.modules()):
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
@@ -80,6 +87,18 @@ class Replacement:
                 step()
             raise
         return self.outcomes
+
+    def _warn_of_floats(self, leaves: tuple[type[nn.Module], ...]) -> None:
+        """What no rule of any kind could reach: classes that multiply by matrices of their own, and layers with one
+        that no rule left alone."""
+        skips = [rule for rule in self.rules if rule.what is None]
+        wished = {outcome.name for outcome in self.outcomes if outcome.why not in self.obstacles}
+        for name, module in self.model.named_modules():
+            chains = self.chains.get(id(module), [])
+            is_skipped = any(strongest(skips, chain) is not None for chain in chains)
+            if is_skipped or self.default is None or isinstance(module, nn.Embedding):
+                wished.add(name)
+        warn_of_floats(quantization_report(self.model), wished, "SelectiveQuantizer", stacklevel=6)
 
     def _visit_children(self, parent: nn.Module, above: Chain, default: LayerScheme | None) -> None:
         for child_name, child in list(parent.named_children()) + _shared_children(parent):
@@ -158,11 +177,19 @@ class Replacement:
         why_not = obstacles.why_not(before, parents)
         if why_not is not None:
             if why_not.is_usual and decision.kind != "name":
+                self.obstacles.add(why_not.reason)
                 return self._kept(before, name, why_not.reason)
             raise ArgumentError("model", f"layer '{name}' {why_not.reason}", why_not.remedy)
-        new = twin_of(module, name, lambda _: _simulated(before, layer))
+        try:
+            scheme, note = fitted(layer.scheme, before, self.on_indivisible)
+        except SchemeError as error:
+            raise SchemeError(f"{name}: {error.argument}", error.got, error.allowed) from None
+        if scheme is None:
+            return self._kept(before, name, note)
+        place = replace(layer, scheme=scheme)
+        new = twin_of(module, name, lambda _: _simulated(before, place))
         waits = f"its {_words(layer.open)} by the method of the calibration" if layer.open else ""
-        self._tell(name, before, str(layer.scheme), waits)
+        self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
         return new
 
     def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> Decision:

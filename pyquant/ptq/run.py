@@ -41,7 +41,7 @@ def quantizer_of(recipe: RecipeLike, verbose: bool | None = None) -> SelectiveQu
     params, calibration = recipe.selective_quantizer_params, recipe.calib_params
     quantizer = SelectiveQuantizer(
         params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,
-        calibration.verbose if verbose is None else verbose, scheme=W8A8(),
+        calibration.verbose if verbose is None else verbose, scheme=W8A8(), on_indivisible=recipe.on_indivisible,
     )  # fmt: skip
     default = recipe.default_scheme()
     learns = quantizer.defaults.learns

@@ -12,6 +12,7 @@ from pyquant.core.presets import W8A8
 from pyquant.core.scheme import FLOAT_DTYPES, QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
+from pyquant.nn.indivisible import check_choice
 from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
 from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
@@ -40,10 +41,13 @@ class SelectiveQuantizer:
     default_learn_amax   prepare_qat_ makes the ranges of weights and static inputs parameters, which training moves.
     verbose          log (INFO, logger 'pyquant.ptq') what became of every layer.
     scheme           QScheme of layers that nothing else names; None: W8A8().
-    mode             'naive': every layer, one calibrator (that of the weights) for everything, no exceptions.
+    mode             'naive': every Linear and Conv2d, one calibrator (that of the weights) for everything; no exceptions
+                     but those that have no integer twin. A QuantizationWarning names these, and what other classes
+                     multiply by (expose_linears_ makes Linears of attention, recurrences and Conv1D).
                      'hybrid': as the defaults say, but layers may be skipped. 'selective': everything below.
     custom_mappings  {float class: quantised class or QuantizedMetadata}, as register_quantized_module, for this
                      quantizer only. skip_last: so many layers at the end of the model stay in floating point.
+    on_indivisible   layers whose K a group size does not divide: 'per_channel', 'skip' or 'error', as in quantize_.
 
     Keys of layers and blocks are exact names, 're:...', globs, module classes; a name wins over a pattern, a pattern
     over a class, then the innermost module that is named, then the first registration. A key of a block holds for all
@@ -70,6 +74,7 @@ class SelectiveQuantizer:
         mode: str = "selective",
         custom_mappings: Mapping[type[nn.Module], type[nn.Module] | QuantizedMetadata] | None = None,
         skip_last: int = 0,
+        on_indivisible: str = "per_channel",
     ) -> None:
         weights, inputs = default_quant_modules_calibrator_weights, default_quant_modules_calibrator_inputs
         check_calibrator("default_quant_modules_calibrator_weights", weights)
@@ -104,6 +109,7 @@ class SelectiveQuantizer:
             for source, given in (custom_mappings or {}).items()
         }
         self.skip_residuals = self.ptq_only = False
+        self.on_indivisible = check_choice(on_indivisible)
         self.report: list[Outcome] = []
 
     @staticmethod
@@ -198,7 +204,9 @@ class SelectiveQuantizer:
     def quantize_reversibly(self, model: nn.Module) -> list[Undo]:
         """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
         kinds = [Residual] if self.skip_residuals else []
-        done = Replacement(model, self.default, list(self.rules.values()), self.custom_mappings, kinds)
+        done = Replacement(
+            model, self.default, list(self.rules.values()), self.custom_mappings, kinds, self.on_indivisible
+        )
         self.report = done.run(self.skip_last)
         for layer in model.modules():
             if isinstance(layer, SimulatedLayer):

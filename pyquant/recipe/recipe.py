@@ -16,6 +16,7 @@ from pyquant.core.patterns import MAX_EXPRESSIONS, Expression
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.recipe import documents
 from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, shown, text, written
@@ -55,6 +56,7 @@ class Recipe:
     chains    'auto' (fuse_ and link_ after conversion), 'off', or pairs (producer, consumer) of layers, for programs
               that link by themselves.
     residuals 'quantize' or 'float': whether branches that pyquant.Residual marks are quantised.
+    on_indivisible  layers whose K a group size does not divide: 'per_channel', 'skip' or 'error', as in quantize_.
     search, qat, provenance   further sections, or None.
 
     Unknown keys are errors that name the key. load, dump, load is the identity.
@@ -73,6 +75,7 @@ class Recipe:
     layers: Mapping[str, LayerRule] = field(default_factory=dict)
     chains: str | tuple[tuple[str, str], ...] = "off"
     residuals: str = "quantize"
+    on_indivisible: str = "per_channel"
     search: SearchParams | None = None
     qat: QatParams | None = None
     provenance: Provenance | None = None
@@ -111,6 +114,7 @@ class Recipe:
         entries = dict(mapping(data, where))
         known = [
             "pyquant_recipe", "ptq_only", "pre_launch_callbacks_list", "default", "layers", "chains", "residuals",
+            "on_indivisible",
             *_SECTIONS,
         ]  # fmt: skip
         check_keys(entries, known, where)
@@ -138,6 +142,8 @@ class Recipe:
             found["chains"] = _chains(entries["chains"], f"{where}.chains")
         if "residuals" in entries:
             found["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
+        if "on_indivisible" in entries:
+            found["on_indivisible"] = choice(*CHOICES)(entries["on_indivisible"], f"{where}.on_indivisible")
         recipe = Recipe(**found)
         recipe.rules()
         return recipe
@@ -156,6 +162,8 @@ class Recipe:
             found["layers"] = {key: rule.to_plain() for key, rule in self.layers.items()}
         found["chains"] = self.chains if isinstance(self.chains, str) else [list(pair) for pair in self.chains]
         found["residuals"] = self.residuals
+        if self.on_indivisible != CHOICES[0]:
+            found["on_indivisible"] = self.on_indivisible
         return found
 
     # ---- what follows for layers

@@ -75,9 +75,7 @@ def test_the_forward_of_the_class_runs_around_int8_rows(tmp_path: Path) -> None:
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(twin(ids), got)
         pyquant.save_pretrained(model, tmp_path)
-        for build in (body, lambda: body().to("meta")):
-            again = pyquant.load_pretrained(tmp_path, build)
-            assert torch.equal(again(ids), got), build
+        assert torch.equal(pyquant.load_pretrained(tmp_path, body)(ids), got)
         assert [type(m).__name__ for m in pyquant.dequantize_(model).children()] == ["Scaled", "Reader", "Linear"]
 
 

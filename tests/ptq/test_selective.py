@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -204,7 +205,7 @@ def test_skip_last() -> None:
 @pytest.mark.parametrize("when", ["scheme", "obstacle"])
 def test_all_or_nothing(when: str) -> None:
     model = Net()
-    quantizer = SelectiveQuantizer()
+    quantizer = SelectiveQuantizer(on_indivisible="error")
     if when == "scheme":  # the last layer fails after all others were replaced
         quantizer.register_layer_scheme({"head"}, pyquant.W4A8(group_size=5))
     else:
@@ -320,3 +321,46 @@ def test_signature_is_that_of_the_guide() -> None:
         "default_per_channel_quant_weights": True, "default_learn_amax": False, "verbose": True,
     }  # fmt: skip
     assert nn.Linear in SIMULATED
+
+
+# ---- nothing stays in floating point in silence
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.attn, self.fc = nn.LSTM(24, 24), nn.MultiheadAttention(24, 2), nn.Linear(24, 8)
+
+
+def test_naive_mode_names_what_is_no_layer() -> None:
+    with pytest.warns(
+        pyquant.QuantizationWarning, match=r"SelectiveQuantizer: .*rnn \(LSTM.*attn \(Multihead.*out_proj"
+    ):
+        SelectiveQuantizer(mode="naive", verbose=False).quantize_module(Mixed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        model = pyquant.expose_linears_(Mixed())
+        SelectiveQuantizer(mode="naive", verbose=False).quantize_module(model)
+        hybrid = SelectiveQuantizer(mode="hybrid", verbose=False)
+        hybrid.register_skip_quantization({"rnn", nn.MultiheadAttention})
+        hybrid.quantize_module(Mixed())
+    told = {r.scheme for r in pyquant.quantization_report(model)}
+    assert told == {"W8A8, simulated"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "want"), [("per_channel", "W4A8Dynamic(group_size=None)"), ("skip", "floating point")]
+)
+def test_groups_that_do_not_divide(choice: str, want: str) -> None:
+    quantizer = SelectiveQuantizer(scheme=pyquant.W4A8Dynamic(16), on_indivisible=choice, verbose=False)
+    quantizer.quantize_module(nn.Sequential(nn.Linear(24, 32), nn.Linear(32, 8)))
+    assert [outcome.what for outcome in quantizer.report] == [want, "W4A8Dynamic(group_size=16)"]
+    assert "does not divide K = 24" in quantizer.report[0].why
+    recipe = pyquant.Recipe.from_dict({"default": "W4A8Dynamic(group_size=16)", "on_indivisible": choice})
+    assert pyquant.Recipe.loads(recipe.dumps()) == recipe
+    assert SelectiveQuantizer.from_recipe(recipe).on_indivisible == choice
+    with pytest.raises(ArgumentError, match="on_indivisible"):
+        SelectiveQuantizer(on_indivisible="no")
+    strict = SelectiveQuantizer(scheme=pyquant.W4A8Dynamic(16), verbose=False, on_indivisible="error")
+    with pytest.raises(pyquant.SchemeError, match=r"0: group_size"):
+        strict.quantize_module(nn.Sequential(nn.Linear(24, 32)))
