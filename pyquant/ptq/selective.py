@@ -41,7 +41,7 @@ class SelectiveQuantizer:
     default_learn_amax   prepare_qat_ makes the ranges of weights and static inputs parameters, which training moves.
     verbose          log (INFO, logger 'pyquant.ptq') what became of every layer.
     scheme           QScheme of layers that nothing else names; None: W8A8().
-    mode             'naive': every Linear and Conv2d, one calibrator (that of the weights) for everything; no exceptions
+    mode             'naive': every Linear and Conv2d, one calibrator (that of the weights) for all; no exceptions
                      but those that have no integer twin. A QuantizationWarning names these, and what other classes
                      multiply by (expose_linears_ makes Linears of attention, recurrences and Conv1D).
                      'hybrid': as the defaults say, but layers may be skipped. 'selective': everything below.
