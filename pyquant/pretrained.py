@@ -26,6 +26,7 @@ from pyquant.nn.patches import Patches, unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules
 
 OWN_EXTRA: Final = "pyquant_modules"
@@ -42,6 +43,7 @@ def save_pretrained(
     *,
     extra: Mapping[str, Any] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    recipe: object = None,
 ) -> str:
     """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
 
@@ -51,6 +53,8 @@ def save_pretrained(
     model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
                   of transformers brings its own, which these keys add to, and its generation_config.json; with
                   compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point.
+    recipe        what the model was quantised by, a pyquant.Recipe or its plain data: kept as extra['recipe'], its
+                  SHA-256 as recipe_sha256 in config.json.
     ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
     Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
     before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
@@ -79,6 +83,8 @@ def save_pretrained(
     aliases: dict[str, str] = {}
     layers: list[LayerRecord] = []
     dtypes: dict[str, str] = {}
+    if recipe is not None:
+        extra = {**(extra or {}), "recipe": _recipe_data(recipe, extra)}
     theirs = transformers.is_model(model)
     config = transformers.config_of(model, model_config) if theirs else model_config
     for name, module in _quantised(model):
@@ -108,22 +114,27 @@ def load_pretrained(
     directory: str | os.PathLike[str],
     model: nn.Module | Callable[[], nn.Module],
     *,
+    device: torch.device | str | None = None,
     manifest_sha256: str | None = None,
 ) -> nn.Module:
     """Read a model that save_pretrained wrote: every byte is checked, and the result gives equal bits.
 
     directory  of the checkpoint.
     model      the float model as its code builds it, or the function (or class) that builds it; weights are not used,
-               so it may be on the meta device. A module is changed in place; on any error it is as before.
+               so it may be on the meta device. A module is changed in place; on any error it is as before. Buffers
+               that no file holds (the tables of rotary positions) are made anew in models of transformers; in others
+               they must not be on the meta device.
+    device     where the whole model is moved at the end; None: every layer stays on the device where the module was
+               (meta: CPU).
     manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
     ->         the model: its Linears and Conv2ds replaced by the saved layers, the activations that fuse_ had moved
-               into them by nn.Identity, every other tensor as saved (dtype included), on the device where the module
-               was (meta: CPU).
+               into them by nn.Identity, every other tensor as saved (dtype included).
     Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
     unexpected tensors, other shapes, another activation than the fused one. Source: docs/file_format.md.
     """
     if not isinstance(model, nn.Module) and not callable(model):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module, or a function that returns one")
+    target = None if device is None else device_of(device)
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
     aliases, dtypes, fused = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
     residuals, tensors = _residuals(checkpoint.extra, dict(checkpoint.tensors))
@@ -148,7 +159,7 @@ def load_pretrained(
             places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
             new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
         if any("" in places for places, _ in new):
-            return new[0][1]
+            return new[0][1] if target is None else new[0][1].to(target)
         new += _residual_places(skeleton, names, residuals)
         _check_keys(skeleton, [name for places, _ in new for name in places], tensors)
         modules = {name: module for places, module in new for name in places}
@@ -157,7 +168,10 @@ def load_pretrained(
         swap_modules(skeleton, new, undo=undo)
         for parent, name in fused_places:
             put_identity(parent, name, undo)
+        _refill(skeleton, undo)
         _check_no_meta(skeleton)
+        if target is not None:
+            swap_modules(skeleton, [], device=target, undo=undo)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -177,6 +191,15 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
         has = type(_names(skeleton).get(lost[0])).__name__
         told = f"'{lost[0]}' was saved as a {rewritten[lost[0]]} made of layers; the model has a {has} there"
         raise CheckpointError(told)
+
+
+def _recipe_data(recipe: object, extra: Mapping[str, Any] | None) -> object:
+    if extra is not None and "recipe" in extra:
+        raise ArgumentError("recipe", "given, and extra['recipe'] too", "one of the two")
+    data = recipe.to_dict() if hasattr(recipe, "to_dict") else recipe
+    if not isinstance(data, Mapping):
+        raise ArgumentError("recipe", type(recipe).__name__, "a Recipe, or its plain data")
+    return data
 
 
 def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
@@ -332,7 +355,7 @@ def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module
             else ""
         )
         raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none{hint}")
-    new = _embedding(layer, old, dtype) if is_embedding else _linear(layer, dtype)
+    new = _embedding(layer, old, dtype) if is_embedding else layer_of(layer, dtype)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
     return new.to("cpu" if home.type == "meta" else home).train(old.training)
 
@@ -353,7 +376,8 @@ def _geometry(layer: Any) -> str:
     return str(sizes) if patches is None else f"{sizes} {patches}"
 
 
-def _linear(layer: LayerRecord, dtype: torch.dtype) -> QLinear | QConv2d:
+def layer_of(layer: LayerRecord, dtype: torch.dtype = torch.float32) -> QLinear | QConv2d:
+    """The layer that a record of kind 'linear' or 'conv2d' describes, on the CPU; `dtype` as in QLinear."""
     scheme, scale, zero_point = QScheme.from_dict(layer.scheme), layer.weight_scale, layer.weight_zero_point
     if scheme.weights.granularity == "per_tensor":
         scale = None if scale is None else scale.repeat(layer.out_features)
@@ -419,6 +443,16 @@ def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]
             )
         undo.append(partial(held.__setitem__, name, old))
         held[name] = made[id(old)]
+
+
+def _refill(skeleton: nn.Module, undo: list[Undo]) -> None:
+    """Buffers of a transformers model that are on the meta device after loading, with the numbers it gives them."""
+    from pyquant.integrations import transformers
+
+    if any(t.is_meta for t in skeleton.buffers()):
+        for module in skeleton.modules():
+            if transformers.is_model(module):
+                transformers.refill_buffers(module, undo)
 
 
 def _check_no_meta(model: nn.Module) -> None:

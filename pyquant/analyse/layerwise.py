@@ -32,7 +32,7 @@ def sensitivity(
     eval_fn: Callable[[nn.Module], Any] | None = None,
     higher_is_better: bool = True,
     batches: Iterable[Any] | None = None,
-    num_batches: int = 16,
+    num_batches: int | None = None,
     batch_to_inputs: Callable[[Any], Any] | None = None,
     to_output: Callable[[Any], Tensor] | None = None,
     grouping: Grouping = "auto",

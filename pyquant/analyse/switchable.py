@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from pyquant.simulate.kinds import simulate
 
 Config = tuple[int, ...]
 
+USUAL_BATCHES: Final = 16  # kept where nobody says how many
+
 
 class SwitchableModel:
     """A float model with every quantisable layer in every format, calibrated once; integer layers are the real ones.
@@ -32,7 +34,7 @@ class SwitchableModel:
     formats          names, see formats_of; the float one becomes number 0.
     data             batches, as for calibration; the first num_batches are kept. None where no format is static and
                      nothing is to be called.
-    num_batches      how many batches are kept and calibrate.
+    num_batches      how many batches are kept and calibrate. None: the first 16, or all where there are fewer.
     batch_to_inputs  batch -> tensor, tuple of arguments, or mapping of keyword arguments; None: as in calibration.
     grouping, filter_fn   which layers share a format, and which have a choice; see find_groups.
     to_output        what the model returned -> the tensor that counts; None: 'logits', 'last_hidden_state', or the
@@ -56,7 +58,7 @@ class SwitchableModel:
         formats: Sequence[str],
         data: Iterable[Any] | None = None,
         *,
-        num_batches: int = 16,
+        num_batches: int | None = None,
         batch_to_inputs: Callable[[Any], Any] | None = None,
         grouping: Grouping = "auto",
         filter_fn: Filter | None = None,
@@ -216,16 +218,17 @@ def first_tensor(result: Any) -> Tensor:
                         "tensor out of it")  # fmt: skip
 
 
-def _kept(data: Iterable[Any] | None, num_batches: int, static: Sequence[str]) -> list[Any]:
-    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1")
+def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
+    wanted = USUAL_BATCHES if num_batches is None else num_batches
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1, or None")
     if data is None:
         if static:
             raise ArgumentError("data", f"None, for {', '.join(static)}", "batches, or dynamic formats (W8A8Dynamic)")
         return []
-    kept = list(itertools.islice(data, num_batches))
-    if len(kept) < num_batches:
-        raise ArgumentError("num_batches", num_batches, f"at most {len(kept)}: so many batches does the data have")
+    kept = list(itertools.islice(data, wanted))
+    if not kept or (num_batches is not None and len(kept) < num_batches):
+        raise ArgumentError("num_batches", wanted, f"at most {len(kept)}: so many batches does the data have")
     return kept
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from pyquant.cli.layers import kernel_name
@@ -23,6 +25,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    parser.add_argument("--all", action="store_true", help="a row for every layer, not one for equal layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -30,7 +33,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table. -> 0. Raises CheckpointError."""
     summary = summarise(read_manifest(args.directory))
-    print(json.dumps(summary, indent=1) if args.json else _text(summary))
+    print(json.dumps(summary, indent=1) if args.json else _text(summary, every=args.all))
     return 0
 
 
@@ -59,19 +62,32 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _text(summary: dict[str, Any]) -> str:
-    rows = [
-        [
-            layer["name"] or "(the model itself)", _kind(layer), f"{layer['out_features']}x{layer['in_features']}",
-            layer["scheme"], layer["activation"], layer["gives"], _size(layer["bytes"]), layer["kernel"],
-        ]
-        for layer in summary["layers"]
-    ]  # fmt: skip
-    sizes = summary["bytes"]
-    lines = [table(["layer", "kind", "N x K", "scheme", "activation", "gives", "size", "kernel on this CPU"], rows), ""]
-    lines += [f"{name}: {_size(size)}" for name, size in sizes.items()]
+def _text(summary: dict[str, Any], *, every: bool) -> str:
+    rows = []
+    for name, layers in _groups(summary["layers"], every=every):
+        one, size = layers[0], sum(layer["bytes"] for layer in layers)
+        shape = f"{one['out_features']}x{one['in_features']}"
+        words = (_kind(one), shape, one["scheme"], one["activation"], one["gives"], _size(size), one["kernel"])
+        rows.append([name or "(the model itself)", *([] if every else [str(len(layers))]), *words])
+    header = ["layer", "kind", "N x K", "scheme", "activation", "gives", "size", "kernel on this CPU"]
+    if not every:
+        header.insert(1, "count")
+    lines = [table(header, rows), ""]
+    lines += [f"{name}: {_size(size)}" for name, size in summary["bytes"].items()]
     lines += [f"file {name}: {_size(size)}" for name, size in summary["files"].items()]
     return "\n".join(lines)
+
+
+def _groups(layers: list[dict[str, Any]], *, every: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(name, its layers): layers that differ in the numbers of their names alone are one, with * for what differs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for layer in layers:
+        told = {key: value for key, value in layer.items() if key not in ("name", "bytes")}
+        pattern = layer["name"] if every else re.sub(r"(?<![^.])\d+(?![^.])", "*", layer["name"])
+        found.setdefault(f"{pattern} {json.dumps(told)}", []).append(layer)
+    for same in found.values():
+        parts = [set(column) for column in zip(*(layer["name"].split(".") for layer in same))]
+        yield ".".join(next(iter(words)) if len(words) == 1 else "*" for words in parts), same
 
 
 def _kind(layer: dict[str, Any]) -> str:

@@ -1,39 +1,20 @@
-"""Layers out of a checkpoint's records, without the model that they belong to."""
+"""Which kernel a saved scheme uses, asked without the model that it belongs to."""
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 import torch
 
 from pyquant.core.scheme import QScheme
-from pyquant.io.record import LayerRecord
-from pyquant.nn.patches import Patches
-from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-
-
-def layer_of(record: LayerRecord) -> QLinear | QConv2d:
-    """The layer that a record of kind 'linear' or 'conv2d' describes, on the CPU."""
-    make: Any = QLinear.from_codes
-    if record.geometry is not None:
-        make = partial(QConv2d.from_codes, patches=Patches(**record.geometry))
-    layer: QLinear | QConv2d = make(
-        record.codes, record.weight_scale, scheme=QScheme.from_dict(record.scheme),
-        bias=None if record.bias is None else record.bias.float(),
-        weight_zero_point=record.weight_zero_point, input_scale=record.input_scale,
-        input_zero_point=record.input_zero_point, output_scale=record.output_scale,
-        output_zero_point=record.output_zero_point, activation=record.activation, clamp=record.clamp,
-    )  # fmt: skip
-    return layer
 
 
 @lru_cache(maxsize=64)
 def kernel_name(scheme: QScheme, device: str = "cpu") -> str:
     """The kernel that a layer of this scheme uses on a device, asked of a small layer of that scheme."""
     k, n = scheme.weights.group_size or 32, 8
-    shape = {"per_channel": (n,), "per_group": (n, 1), "per_tensor": (1,)}[scheme.weights.granularity]
+    shape = (n, 1) if scheme.weights.granularity == "per_group" else (n,)  # a scale of the tensor is held for each row
     quantised = not scheme.is_float
     codes = torch.zeros(
         n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""), device=device

@@ -61,10 +61,13 @@ def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:
     if not (folder / "config.json").is_file():
         raise ArgumentError(argument, f"folder {folder} without config.json", MODEL_HELP)
     try:
-        from transformers import AutoModel
+        import transformers
     except ImportError:
         raise ArgumentError(argument, f"folder {folder}", "transformers installed: pip install transformers") from None
-    model: torch.nn.Module = AutoModel.from_pretrained(str(folder), local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    # the class that the folder names has the head that its weights belong to; AutoModel is the body alone
+    named = next((getattr(transformers, name, None) for name in config.architectures or ()), None)
+    model: torch.nn.Module = (named or transformers.AutoModel).from_pretrained(str(folder), local_files_only=True)
     return model.eval()
 
 

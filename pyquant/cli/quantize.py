@@ -72,6 +72,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Quantises and saves. -> 0. Raises ArgumentError, or what building the model raises."""
     import pyquant
+    from pyquant.integrations.transformers import copy_companions
+    from pyquant.recipe import Recipe
 
     quantise = _quantiser(args)
     factory = model_factory(args.model)
@@ -84,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
         shown.step("quantising")
         model = quantise(model)
         shown.step("saving")
-        pyquant.save_pretrained(model, args.out)
+        pyquant.save_pretrained(model, args.out, recipe=Recipe.load(args.recipe) if args.recipe else None)
+        if Path(args.model).is_dir():
+            copy_companions(args.model, args.out)
     _print_summary(model, before, args.out)
     return 0
 

@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--sensitivity", default="", help="first tables by fisher, hessian ...; default: the metric")
     parser.add_argument("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
     parser.add_argument("--budget", type=int, default=40, help="configurations measured at most; default: 40")
-    parser.add_argument("--batches", type=int, default=16, metavar="N", help="batches that calibrate; default: 16")
+    parser.add_argument("--batches", type=int, metavar="N", help="batches that calibrate; default: 16, or all of fewer")
     parser.add_argument("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
     parser.add_argument("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
     parser.add_argument("--latency-seconds", type=float, default=60.0, metavar="S", help="default: 60")
@@ -76,6 +76,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Searches and writes. -> 0. Raises ArgumentError, UnsupportedError, or what building the model raises."""
     import pyquant
+    from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
     factory, data = model_factory(args.model), load_callable(args.data, "--data")
@@ -104,9 +105,8 @@ def run(args: argparse.Namespace) -> int:
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
     for line in summary(plan):
         print(line)
-    written = [plan.save(args.out)]
-    if plan.ranges:
-        written.append(plan.save_ranges(args.calibration))
+    # without static layers a file without ranges: the next command names it whatever the plan is
+    written = [plan.save(args.out), save_ranges(args.calibration, plan.ranges, plan.recipe)]
     if args.record:
         written.append(plan.report(args.record))
     written += [plan.report(path) for path in args.report]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,7 +55,7 @@ def add_parser(commands: Any) -> None:
         help="behind noise, fisher, hessian and cumulative steps (default: kl)",
     )
     add("--grouping", default="auto", choices=("auto", "none"), help="auto: q/k/v and gate/up share a format (default)")
-    add("--batches", type=int, default=16, metavar="N", help="batches of --data that are used (default: 16)")
+    add("--batches", type=int, metavar="N", help="batches of --data that are used (default: 16, or all of fewer)")
     add("--repeats", type=int, metavar="N", help="draws of noise, fisher and hessian (default: the metric's own)")
     add("--seed", type=int, default=0, metavar="N", help="of those draws (default: 0)")
     add("--max-drop", type=float, metavar="X", help="print the layers to skip so that the rest loses at most X")
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     from pyquant.analyse import cost_of, sensitivity
     from pyquant.analyse.latency import load_latency
-    from pyquant.analyse.switchable import SwitchableModel
+    from pyquant.analyse.switchable import USUAL_BATCHES, SwitchableModel
     from pyquant.report.sensitivity import groups_table
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]
@@ -82,9 +83,13 @@ def run(args: argparse.Namespace) -> int:
     if args.by == "task" and eval_fn is None:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
     held_out = None if args.held_out is None else list(_batches(args.held_out, "--held-out"))
+    count = args.batches
+    if count is None:  # as many as there are, up to the usual number, so that the cost can be told before
+        data = list(itertools.islice(data, USUAL_BATCHES))
+        count = max(len(data), 1)
     model = factory()
     cost = cost_of(
-        model, formats, args.metric, mode, with_eval=eval_fn is not None, num_batches=args.batches,
+        model, formats, args.metric, mode, with_eval=eval_fn is not None, num_batches=count,
         batches=None if held_out is None else len(held_out), grouping=args.grouping, repeats=args.repeats,
         loss=args.loss,
     )  # fmt: skip
@@ -92,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
     subject: nn.Module | SwitchableModel = model
     latency = None
     if args.latency is not None:
-        subject = SwitchableModel(model, formats, data, num_batches=args.batches, grouping=args.grouping)
+        subject = SwitchableModel(model, formats, data, num_batches=count, grouping=args.grouping)
         latency = load_latency(args.latency, subject)
     with Progress("sensitivity", cost.evaluations) as shown:
         report = sensitivity(
             subject, data if subject is model else None, formats, args.metric, mode, eval_fn=eval_fn,
-            higher_is_better=not args.lower_is_better, batches=held_out, num_batches=args.batches,
+            higher_is_better=not args.lower_is_better, batches=held_out, num_batches=count,
             grouping=args.grouping, loss=args.loss, repeats=args.repeats, seed=args.seed,
             progress=lambda done, total, what: shown.step(what), journal=args.journal, latency=latency,
         )  # fmt: skip

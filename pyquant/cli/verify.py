@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.cli.layers import layer_of
 from pyquant.cli.models import load_callable, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
@@ -21,6 +20,7 @@ from pyquant.io.record import LayerRecord
 from pyquant.nn.forms import expose_linears_
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
+from pyquant.pretrained import layer_of
 from pyquant.report.render import table
 
 _ROWS = (1, 5)  # batch sizes that each layer is tried with
@@ -106,11 +106,22 @@ def verify_layer(record: LayerRecord, float_layer: nn.Linear | nn.Conv2d | None)
 
 
 def _inputs(layer: QLinear | QConv2d, rows: int, generator: torch.Generator) -> Tensor:
-    """Gaussian rows, or for a convolution as many (at most four) images a little larger than its kernel."""
+    """Gaussian rows, or for a convolution as many (at most four) images a little larger than its kernel.
+
+    Of a static layer they fill the range that it was calibrated for: its middle, and six standard deviations across.
+    """
     if isinstance(layer, QLinear):
-        return torch.randn(rows, layer.in_features, generator=generator)
-    height, width = (d * (k - 1) + 4 for d, k in zip(layer.patches.dilation, layer.patches.kernel_size, strict=True))
-    return torch.randn(min(rows, 4), layer.in_channels, height, width, generator=generator)
+        x = torch.randn(rows, layer.in_features, generator=generator)
+    else:
+        sizes = zip(layer.patches.dilation, layer.patches.kernel_size, strict=True)
+        height, width = (d * (k - 1) + 4 for d, k in sizes)
+        x = torch.randn(min(rows, 4), layer.in_channels, height, width, generator=generator)
+    inputs, scale = layer.scheme.inputs, layer.input_scale
+    if inputs is None or scale is None:
+        return x
+    low, high = inputs.code_range
+    zero = 0 if layer.input_zero_point is None else layer.input_zero_point.item()
+    return scale.item() * ((high - low) / 6 * x + (high + low) / 2 - zero)
 
 
 def compare(y: Tensor, reference: Tensor) -> dict[str, float]:

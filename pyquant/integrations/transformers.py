@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from pyquant.io.atomic import SaveDirectory, read_file
@@ -67,6 +69,31 @@ def generation_files(model: Any) -> dict[str, bytes]:
     """The generation_config.json of a model that generates text, by its name; else nothing."""
     config = getattr(model, "generation_config", None)
     return {} if config is None else {GENERATION: config.to_json_string().encode()}
+
+
+def refill_buffers(model: Any, undo: list[Callable[[], Any]]) -> None:
+    """Gives buffers that are on the meta device, which no file holds, the numbers that a new model has in them.
+
+    model  of transformers, whose _init_weights fills the buffers of one module: rotary tables, position numbers.
+    undo   receives the steps that take it back.
+    A buffer that _init_weights leaves alone stays on the meta device.
+    """
+    for module in model.modules():
+        old = {name: t for name, t in module._buffers.items() if t is not None and t.is_meta}
+        if not old or any(p is not None for p in module._parameters.values()):
+            continue
+        blank = {name: torch.full(t.shape, _blank(t.dtype), dtype=t.dtype, device="cpu") for name, t in old.items()}
+        undo.append(partial(module._buffers.update, old))
+        module._buffers.update({name: t.clone() for name, t in blank.items()})
+        with torch.no_grad():
+            model._init_weights(module)
+        same = [name for name, t in blank.items() if torch.equal(t.nan_to_num(), module._buffers[name].nan_to_num())]
+        module._buffers.update({name: old[name] for name in same})
+
+
+def _blank(dtype: torch.dtype) -> float:
+    """A number that nothing fills a buffer with."""
+    return float("nan") if dtype.is_floating_point else -77
 
 
 def copy_companions(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[str]:

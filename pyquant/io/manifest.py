@@ -16,10 +16,10 @@ import torch
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io.compressed_tensors import tensor_specs
-from pyquant.io.record import GEOMETRY, LayerEntry, check_entry, is_safe_name
+from pyquant.io.record import GEOMETRY, NAMES, LayerEntry, check_entry, is_plain_name, is_safe_name
 from pyquant.io.strict_json import lines, loads, pretty
 
-VERSION: Final = 2  # 2: convolutions; a model without any is written as version 1
+VERSION: Final = 3  # 2: convolutions; 3: names with other characters; a model is written as the oldest that can say it
 FILE: Final = "manifest.json"
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
@@ -115,7 +115,7 @@ class Manifest:
         files = {**self.files, CONFIG: FileEntry.of(self.config_bytes()), INDEX: FileEntry.of(self.index_bytes())}
         return {
             "format": "pyquant",
-            "version": _version_of(self.layers),
+            "version": _version_of(self.layers, self.tensors),
             "config": self.config,
             "extra": self.extra,
             "files": {name: {"bytes": f.size, "sha256": f.sha256} for name, f in files.items()},
@@ -144,10 +144,10 @@ def parse(data: bytes) -> Manifest:
             raise _refused(key, document[key], "an object")
     files = {name: _file(name, body) for name, body in document["files"].items()}
     layers = {name: _layer(name, body) for name, body in document["layers"].items()}
-    if document["version"] != _version_of(layers):
-        allowed = f"{_version_of(layers)}, the first version that knows its kinds of layers"
-        raise _refused("version", document["version"], allowed)
     tensors = {name: _tensor(name, body, files) for name, body in document["tensors"].items()}
+    if document["version"] != _version_of(layers, tensors):
+        allowed = f"{_version_of(layers, tensors)}, the first version that knows its kinds of layers and its names"
+        raise _refused("version", document["version"], allowed)
     pending = {name: _superseded(name, value) for name, value in document["pending"].items()}
     shards = {name: entry for name, entry in files.items() if name not in (CONFIG, INDEX)}
     manifest = Manifest(document["config"], document["extra"], shards, tensors, layers, pending)
@@ -166,8 +166,10 @@ def _check_version(version: object) -> None:
         )
 
 
-def _version_of(layers: Mapping[str, LayerEntry]) -> int:
+def _version_of(layers: Mapping[str, LayerEntry], tensors: Mapping[str, object]) -> int:
     """The oldest version that can say it, so that older readers refuse nothing that they could read."""
+    if not all(is_plain_name(name) for name in (*layers, *tensors)):
+        return 3
     return 2 if any(layer.kind == "conv2d" for layer in layers.values()) else 1
 
 
@@ -200,7 +202,7 @@ def _file(name: str, body: object) -> FileEntry:
 def _tensor(name: str, body: object, files: Mapping[str, FileEntry]) -> TensorEntry:
     where = f"tensor {name[:80]!r}"
     if not is_safe_name(name):
-        raise _refused("tensor name", name, "1 to 256 of A-Z a-z 0-9 _ . -, without '..'")
+        raise _refused("tensor name", name, NAMES)
     body = _check_keys(where, body, ("dtype", "file", "sha256", "shape"))
     if not isinstance(body["dtype"], str) or body["dtype"] not in DTYPES:
         raise _refused(f"{where}: dtype", body["dtype"], " ".join(DTYPES))

@@ -10,7 +10,7 @@ import torch
 from pyquant.errors import ArgumentError
 from pyquant.io.compressed_tensors import quantization_config, tensor_specs, to_tensors
 from pyquant.io.manifest import DTYPE_NAMES
-from pyquant.io.record import LayerEntry, LayerRecord, check_layer, is_safe_name
+from pyquant.io.record import NAMES, LayerEntry, LayerRecord, check_layer, is_safe_name
 from pyquant.io.strict_json import MAX_DEPTH
 
 
@@ -34,7 +34,7 @@ def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, Layer
             raise ArgumentError("layers", f"tensor name {name[:80]!r}", "at most 256 characters")
     for name, tensor in other.items():
         if not is_safe_name(name) or name in taken:
-            allowed = "1 to 256 of A-Z a-z 0-9 _ . -, without '..', not the name of a layer's tensor"
+            allowed = f"{NAMES}, not the name of a layer's tensor"
             raise ArgumentError("other_tensors", f"name {str(name)[:80]!r}", allowed)
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"other_tensors[{name!r}]", type(tensor).__name__, "a tensor")

@@ -21,14 +21,16 @@ ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 MAX_SIZE: Final = 2**31 - 1
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+NAMES: Final = "1 to 256 printable characters, without '..'"
+_MAX_NAME: Final = 256
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
 class LayerRecord:
     """One quantised layer, all tensors on the CPU or moved there when saved.
 
-    name               path of the module in the model, [A-Za-z0-9_.-], without '..'; '' for the model itself.
+    name               path of the module in the model, printable characters, without '..'; '' for the model itself.
     scheme             QScheme.to_dict().
     in_features        K; for an embedding the width of a row; for a convolution kernel height * width * channels.
     out_features       N; for an embedding the number of rows; for a convolution its output channels.
@@ -89,13 +91,22 @@ class LayerEntry:
 
 
 def is_safe_name(name: object) -> bool:
-    """Whether a tensor or layer name is [A-Za-z0-9_.-]{1,256} without '..' and not reserved by safetensors.
+    """Whether a tensor or layer name is 1 to 256 printable characters without '..', and not safetensors' own.
+
+    A name is a key and never a path: a slash or a space in it is harmless.
 
     Example:
-        >>> is_safe_name("blocks.0.fc1"), is_safe_name("../x"), is_safe_name("a/b"), is_safe_name("")
-        (True, False, False, False)
+        >>> is_safe_name("blocks.0.fc1"), is_safe_name("<a___cites___b>"), is_safe_name("../x"), is_safe_name("")
+        (True, True, False, False)
     """
-    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and ".." not in name and name != "__metadata__"
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
+        return False
+    return name.isprintable() and ".." not in name and name != "__metadata__"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is made of A-Z a-z 0-9 _ . - alone, as format versions 1 and 2 ask for."""
+    return name == "" or _PLAIN_NAME.fullmatch(name) is not None
 
 
 def check_layer(layer: LayerRecord) -> LayerEntry:
@@ -146,7 +157,7 @@ def check_entry(entry: LayerEntry) -> None:
     Raises ArgumentError naming layer and field.
     """
     if entry.name != "" and not is_safe_name(entry.name):
-        raise ArgumentError("name", repr(entry.name)[:80], "1 to 256 of A-Z a-z 0-9 _ . -, without '..'")
+        raise ArgumentError("name", repr(entry.name)[:80], NAMES)
     _check_words(entry)
     entry.scheme.check_kernels()
     _check_sizes(entry)

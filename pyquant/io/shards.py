@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Final
 
@@ -86,7 +87,8 @@ def check_digest(path: str, data: bytes, file: FileEntry) -> None:
 
 def _check_header(path: str, data: bytes) -> None:
     """Refuses a header that says something twice or more than we write; its offsets were the parser's business."""
-    header = loads(data[8 : 8 + int.from_bytes(data[:8], "little")], path)
+    text = data[8 : 8 + int.from_bytes(data[:8], "little")].decode("utf-8", "replace")
+    header = loads("".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text).encode("ascii"), path)
     if header.get("__metadata__") != _METADATA:
         raise CheckpointError(f"{path}: metadata {str(header.get('__metadata__'))[:80]}; allowed: {_METADATA}")
 

@@ -37,7 +37,7 @@ class SearchOptions:
     candidates     configurations that are timed end to end before one is chosen.
     never_slower_margin  a format or a plan that is not faster by this share is not taken.
     score_data     batches for losses; None: those that calibrated. Held-out data is better.
-    num_batches    how many batches calibrate, and how many of score_data are used.
+    num_batches    how many batches calibrate, and how many of score_data are used; None: 16, or all of fewer.
     batch_to_inputs, grouping, filter_fn, to_output   as in SwitchableModel: the form of batches, which layers share a
                    format, which have a choice, which tensor of the output counts.
     latency        a LatencyTable, or the path of one, of this device and these layers; None: measured.
@@ -62,7 +62,7 @@ class SearchOptions:
     candidates: int = 5
     never_slower_margin: float = 0.01
     score_data: Iterable[Any] | None = None
-    num_batches: int = 16
+    num_batches: int | None = None
     batch_to_inputs: Callable[[Any], Any] | None = None
     grouping: Grouping = "auto"
     filter_fn: Filter | None = None
@@ -91,6 +91,8 @@ class SearchOptions:
             raise ArgumentError("algorithm", repr(self.algorithm), ", ".join(map(repr, algorithms())))
         for name in ("budget", "batch", "evaluations", "candidates", "num_batches"):
             value = getattr(self, name)
+            if value is None and name == "num_batches":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(name, repr(value), "an integer >= 1")
         for name in ("max_loss", "max_latency_us", "max_size_bytes", "max_effective_bits"):

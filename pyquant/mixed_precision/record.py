@@ -134,7 +134,7 @@ def _choose(found: Findings) -> tuple[Config, str]:
     measured = f", {found.times[best][0]:.1f} us end to end" if best in found.times else ""
     return best, (
         f"{saved:.1%} less {_UNITS[found.costs.unit]} than floating point{measured}; {why}: {found.losses[best]:.4g} "
-        f"{_loss_unit(found.options.metric)}"
+        f"{_loss_unit(found.options.metric)}{_task(found, best)}"
     )
 
 
@@ -148,7 +148,17 @@ def _fastest(found: Findings, candidates: Sequence[Config]) -> tuple[Config, str
         return start, told + f"{margin:.0%}, measured end to end ({base:.1f} us)"
     saved = 1 - found.times[best][0] / base
     told = f"{saved:.1%} less latency than floating point, measured end to end ({found.times[best][0]:.1f} of "
-    return best, told + f"{base:.1f} us); loses {found.losses[best]:.4g} {_loss_unit(found.options.metric)}"
+    return (
+        best,
+        told + f"{base:.1f} us); loses {found.losses[best]:.4g} {_loss_unit(found.options.metric)}{_task(found, best)}",
+    )
+
+
+def _task(found: Findings, config: Config) -> str:
+    """What eval_fn gave, for a configuration and for the float model; '' where it was not run."""
+    if not found.is_task or config not in found.values or found.start not in found.values:
+        return ""
+    return f"; eval_fn {found.values[config]:.6g} where floating point has {found.values[found.start]:.6g}"
 
 
 def _limits(found: Findings, config: Config) -> list[tuple[str, float, float]]:

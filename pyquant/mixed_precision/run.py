@@ -11,7 +11,7 @@ from torch import nn
 
 from pyquant.analyse.evaluate import LossOfOutputs, TaskMetric
 from pyquant.analyse.fingerprint import fingerprint
-from pyquant.analyse.switchable import Config, SwitchableModel
+from pyquant.analyse.switchable import USUAL_BATCHES, Config, SwitchableModel
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choice import within_limit
 from pyquant.mixed_precision.costs import OBJECTIVES, CostTable, bits_cost, cost_table, size_cost
@@ -202,4 +202,6 @@ def front_of(problem: SearchProblem, losses: dict[Config, float]) -> list[Config
 
 
 def _score_batches(options: SearchOptions) -> list[Any] | None:
-    return None if options.score_data is None else list(itertools.islice(options.score_data, options.num_batches))
+    if options.score_data is None:
+        return None
+    return list(itertools.islice(options.score_data, options.num_batches or USUAL_BATCHES))

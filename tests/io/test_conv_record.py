@@ -87,7 +87,7 @@ def _shape(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
     ("edit", "words"),
     [
         (lambda d: d.__setitem__("version", 1), "version.*first version that knows"),
-        (lambda d: d.__setitem__("version", 3), "newer pyquant"),
+        (lambda d: d.__setitem__("version", 4), "newer pyquant"),
         (lambda d: d["layers"]["stem"].pop("geometry"), "'geometry' is missing"),
         (lambda d: d["layers"]["head"].__setitem__("geometry", None), "unknown key 'geometry'"),
         (_layer("geometry", []), "an object"),

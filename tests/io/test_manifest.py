@@ -86,7 +86,7 @@ SCHEME = ("layers", FC1, "scheme")
 CRAFTED: dict[str, tuple[Edit, str]] = {
     "other format": (_set("format", "torchquant"), "format"),
     "no format": (_del("format"), "format"),
-    "future version": (_set("version", 3), "newer pyquant"),
+    "future version": (_set("version", 4), "newer pyquant"),
     "a version that no layer needs": (_set("version", 2), "first version that knows"),
     "far future version": (_set("version", 10**12), "newer pyquant"),
     "version 0": (_set("version", 0), "version"),
@@ -125,7 +125,7 @@ CRAFTED: dict[str, tuple[Edit, str]] = {
     "tensor in no shard": (_set(T, "scalar", "file", "config.json"), "file"),
     "tensor in an unlisted shard": (_set(T, "scalar", "file", "model-0123456789abcdef.safetensors"), "file"),
     "tensor file no text": (_set(T, "scalar", "file", ["x"]), "file"),
-    "tensor name with a slash": (_rename(T, "scalar", "a/b"), "tensor name"),
+    "tensor name with a line break": (_rename(T, "scalar", "a\nb"), "tensor name"),
     "tensor name with two dots": (_rename(T, "scalar", "a..b"), "tensor name"),
     "tensor name empty": (_rename(T, "scalar", ""), "tensor name"),
     "tensor name too long": (_rename(T, "scalar", "x" * 257), "tensor name"),

@@ -28,7 +28,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layers": [LAYER, LAYER]}, "layers"),
     ({"layers": [LAYER, checkpoints.layer("fc" + "x" * 252, checkpoints.SCHEMES["W8A8"], 4, 8, 1)]}, "layers"),
     ({"other_tensors": {"fc.weight": torch.ones(1)}}, "other_tensors"),
-    ({"other_tensors": {"a/b": torch.ones(1)}}, "other_tensors"),
+    ({"other_tensors": {"a\nb": torch.ones(1)}}, "other_tensors"),
     ({"other_tensors": {"": torch.ones(1)}}, "other_tensors"),
     ({"other_tensors": {3: torch.ones(1)}}, "other_tensors"),
     ({"other_tensors": {"x": [1.0]}}, "other_tensors"),

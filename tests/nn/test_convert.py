@@ -315,6 +315,8 @@ def test_a_lazy_layer_is_refused_as_running_the_model_once_mends_it() -> None:
         (lambda: pyquant.quantize_(nn.Linear(2, 2), W8A8Dynamic()), "model"),
         (lambda: pyquant.quantize_(nn.ReLU(), W8A8Dynamic()), "model"),
         (lambda: pyquant.quantize_(Mlp(), None), "config"),
+        (lambda: pyquant.quantize_(Mlp(), b"W8A8"), "config"),
+        (lambda: pyquant.quantize_(Mlp(), print), "config"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), "head"), "filter_fn"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device="nowhere"), "device"),
         (lambda: pyquant.quantize_(Mlp(), W8A8Dynamic(), device=1.5), "device"),

@@ -1,0 +1,140 @@
+"""inspect, verify and quantize on what people save: scales of whole tensors, equal layers, Hugging Face folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fresh import python
+from torch import nn
+
+import pyquant
+from pyquant import QScheme, TensorScheme
+from pyquant.cli.main import main
+from pyquant.cli.verify import verify_layer
+from pyquant.pretrained import _record
+
+
+def per_tensor() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)}) for _ in range(3)]
+    return nn.ModuleDict({"blocks": nn.ModuleList(blocks), "last": nn.Linear(8, 37)})
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_scales_of_whole_tensors_through_inspect_and_verify(
+    tmp_path: Path, symmetric: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = TensorScheme(granularity="per_token", dynamic=True) if symmetric else None
+    scheme = QScheme(TensorScheme(symmetric=symmetric), inputs)
+    pyquant.save_pretrained(pyquant.quantize_(per_tensor(), scheme), tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "blocks.*.up" in shown
+    assert "blocks.0.up" not in shown
+    assert [line.split("|")[2].strip() for line in shown.splitlines() if line.startswith("| blocks")] == ["3", "3"]
+    assert main(["inspect", str(tmp_path), "--all"]) == 0
+    assert "blocks.2.up" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path), "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert [layer["exact"] for layer in layers] == [True if symmetric else None] * 7
+
+
+@pytest.mark.parametrize("amax", [0.02, 1.0, 300.0])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_verify_compares_on_inputs_of_the_calibrated_range(amax: float, symmetric: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32)
+    scheme = pyquant.W8A8(symmetric_inputs=symmetric)
+    zero = {} if symmetric else {"input_zero_point": -60}
+    layer = pyquant.QLinear.from_float(linear, scheme, input_scale=amax / 127, **zero)  # type: ignore[arg-type]
+    verdict = verify_layer(_record("a", layer), linear)
+    assert verdict.exact
+    assert verdict.sqnr_db is not None
+    assert verdict.sqnr_db > 24  # it was 10 dB and less where inputs of size 1 met another range
+
+
+def test_the_recipe_is_recorded(tmp_path: Path) -> None:
+    recipe = pyquant.Recipe.from_dict({"default": "W8A8Dynamic"})
+    digests = []
+    for name, words in (("a", {"recipe": recipe}), ("b", {"recipe": recipe.to_dict()}), ("c", {})):
+        model = pyquant.quantize_recipe_(nn.Sequential(nn.Linear(8, 8)), recipe)
+        pyquant.save_pretrained(model, tmp_path / name, **words)  # type: ignore[arg-type]
+        config = json.loads((tmp_path / name / "config.json").read_bytes())
+        digests.append(config["quantization_config"]["pyquant"]["recipe_sha256"])
+    assert digests[0] == digests[1] != digests[2] == ""
+    assert len(digests[0]) == 64
+    with pytest.raises(pyquant.ArgumentError, match="one of the two"):
+        pyquant.save_pretrained(model, tmp_path / "d", recipe=recipe, extra={"recipe": {}})
+    with pytest.raises(pyquant.ArgumentError, match="'recipe'"):
+        pyquant.save_pretrained(model, tmp_path / "d", recipe=3)
+
+
+def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval()
+    data = [torch.randn(4, 8) for _ in range(3)]
+    assert pyquant.sensitivity(model, data, ("fp16", "int8")).loss
+    plan = pyquant.search(model, None, data, ("fp16", "W8A8Dynamic"), lambda m: 0.5, 1.0, "size")
+    assert "; eval_fn 0.5 where floating point has 0.5" in str(plan)
+    with pytest.raises(pyquant.ArgumentError, match="num_batches"):
+        pyquant.sensitivity(model, data, ("fp16", "int8"), num_batches=4)
+    with pytest.raises(pyquant.ArgumentError, match="num_batches"):
+        pyquant.sensitivity(model, [], ("fp16", "int8"))
+
+
+FOLDER = """
+import json, os, subprocess, sys
+import torch, transformers as T
+import pyquant
+from pyquant.cli.main import main
+small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, vocab_size=40, num_attention_heads=2)
+told = {}
+for name, model in {
+    "bert": T.BertForSequenceClassification(T.BertConfig(**small, id2label={0: "bad", 1: "good", 2: "so"})),
+    "llama": T.LlamaForCausalLM(T.LlamaConfig(**small, pad_token_id=0, tie_word_embeddings=True)),
+}.items():
+    model.eval().save_pretrained(name)
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [chr(97 + i) for i in range(26)]
+    open(f"{name}/vocab.txt", "w").write("\\n".join(vocab))
+    T.BertTokenizer(f"{name}/vocab.txt").save_pretrained(name)
+    os.makedirs(f"{name}/1_Pooling")
+    open(f"{name}/1_Pooling/config.json", "w").write("{}")
+    open(f"{name}/secret.bin", "w").write("weights of something else")
+    out = f"{name}-q"
+    assert main(["quantize", name, "--scheme", "W8A8Dynamic", "--out", out]) == 0
+    assert main(["quantize", name, "--scheme", "W8A8Dynamic", "--out", out]) == 0, "again, over the first"
+    assert main(["verify", out, "--against", name]) == 0
+    read, tokenizer = type(model).from_pretrained(out).eval(), T.AutoTokenizer.from_pretrained(out)
+    made = [os.path.exists(f"{folder}/generation_config.json") for folder in (name, out)]
+    words = tokenizer("a b c", return_tensors="pt")
+    words.pop("token_type_ids", None)
+    with torch.no_grad():
+        want, got = model(**words).logits, read(**words).logits
+    told[name] = {
+        "error": float((want - got).norm() / want.norm()),
+        "labels": read.config.id2label == model.config.id2label,
+        "generation": made[0] == made[1] == (name == "llama"),
+        "pooling": os.path.exists(f"{out}/1_Pooling/config.json"),
+        "left": not os.path.exists(f"{out}/secret.bin"),
+    }
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)
+    loaded = pyquant.load_pretrained(out, skeleton.eval(), device="cpu")
+    again = pyquant.load_pretrained(out, model)
+    with torch.no_grad():
+        told[name]["meta"] = torch.equal(loaded(**words).logits, again(**words).logits)
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("compressed_tensors", "transformers")),
+    reason="transformers or compressed-tensors is not installed (pip install transformers compressed-tensors==0.20.0)",
+)
+def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
+    for name, found in python(FOLDER, tmp_path).items():
+        assert found.pop("error") < 0.03, name
+        assert found == dict.fromkeys(found, True), name
