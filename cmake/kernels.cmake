@@ -97,6 +97,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_f16 128x128x32 64x64x32  multistage 4 smoke)
   pyquant_kernel(sm80_f16 128x256x32 64x64x32  multistage 3 full)
   pyquant_kernel(sm80_f16 160x128x32 80x64x32  multistage 4 full)
+  pyquant_kernel(sm80_f16 256x128x64 64x64x64  multistage 3 full)
 
   pyquant_family(sm80_bf16 sm80 80
                  "GemmSm80<Sm80Bf16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
@@ -109,6 +110,7 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_bf16 128x128x32 64x64x32  multistage 4 full)
   pyquant_kernel(sm80_bf16 128x256x32 64x64x32  multistage 3 full)
   pyquant_kernel(sm80_bf16 160x128x32 80x64x32  multistage 4 full)
+  pyquant_kernel(sm80_bf16 256x128x64 64x64x64  multistage 3 full)
 
   pyquant_family(sm90_s8s8 sm90 90a "GemmSm90<Sm90S8S8, @TILE@, @SHAPE@, schedule90::@SCHEDULE@>")
   pyquant_kernel(sm90_s8s8 8x128x128   1x1      swapped_streamk  0 full)

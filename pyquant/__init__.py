@@ -22,7 +22,7 @@ from pyquant.core.presets import (
     W8A8Dynamic,
     scheme_from_name,
 )
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import (
     ArgumentError,
@@ -107,6 +107,7 @@ __all__ = [
     "MaxCalibrator",
     "NativeLibraryError",
     "NonFiniteError",
+    "PackedQTensor",
     "PercentileCalibrator",
     "Plan",
     "PyquantError",

@@ -117,7 +117,9 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
   LinearCall call;
   const LinearSpec& s = call.spec = linear_spec(spec);
-  if (x_scale)
+  if (x_scale && four_bits(s.x_qmin, s.x_qmax))
+    dtype_in("x", x, {ScalarType::Char, ScalarType::Byte});
+  else if (x_scale)
     dtype_in("x", x, {ScalarType::Char});
   else if (s.input == InputMode::static_per_tensor)
     dtype_in("x", x, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Char, ScalarType::Byte});
@@ -130,6 +132,8 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   const bool x_packed =
       x.scalar_type() == ScalarType::Byte && four_bits(s.x_qmin, s.x_qmax) && columns == bytes && columns != s.k;
   if (columns != s.k && !x_packed) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
+  if (x_scale && x.scalar_type() == ScalarType::Byte && !x_packed)
+    refuse("x", describe(x), "int8, or uint8 with two codes a byte");
   dtype_in("packed", packed, {ScalarType::Byte});
   shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
   same_device("packed", packed, x);
@@ -164,10 +168,55 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
 
 // ---- the plain GEMM
 
-static int64_t x_reach(const GemmArgs& a) {
-  const bool s4 = !std::strcmp(a.op, "gemm_s4s4");
-  if (a.x_zero_point) return s4 ? 15 : 255;
-  return a.x.scalar_type() == ScalarType::Byte ? 255 : s4 ? 8 : 128;
+// What the operands are, by the op's name; those of `gemm` by their types and shapes.
+struct GemmTypes {
+  DType x, w;
+  bool x_packed = false;
+  int64_t k = 0;
+};
+
+static GemmTypes gemm_types(const GemmArgs& a) {
+  const auto is = [&](const char* name) { return !std::strcmp(a.op, name); };
+  const bool any = is("gemm");
+  if (any) dtype_in("w", a.w, {ScalarType::Char, ScalarType::Byte, ScalarType::Half, ScalarType::BFloat16});
+  const bool real = any && is_float(dtype_of(a.w)),
+             w_s4 = any ? a.w.scalar_type() == ScalarType::Byte : !is("gemm_s8s8");
+  if (real)
+    dtype_in("x", a.x, {a.w.scalar_type()});
+  else
+    dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
+  min_dim("x", a.x, 1);
+  if (!any) dtype_in("w", a.w, {w_s4 ? ScalarType::Byte : ScalarType::Char});
+  exact_dim("w", a.w, 2);
+  same_device("w", a.w, a.x);
+  const int64_t columns = a.x.size(a.x.dim() - 1), n = a.w.size(0);
+  const bool bytes = a.x.scalar_type() == ScalarType::Byte;
+  // One uint8 code a row is a code of its own, as in qlinear.
+  const bool packed = bytes && (is("gemm_s4s4") || (any && w_s4 && columns == a.w.size(1) && columns != 1));
+  const DType x = packed || is("gemm_s4s4") ? DType::s4 : dtype_of(a.x);
+  const int64_t k = packed ? 2 * columns : columns;
+  shape_is("w", a.w, {n, w_s4 ? (k + 1) / 2 : k});
+  return {x, real ? dtype_of(a.w) : w_s4 ? DType::s4 : DType::s8, packed, k};
+}
+
+static int64_t x_reach(const GemmArgs& a, DType x) {
+  if (a.x_zero_point) return x == DType::s4 ? 15 : 255;
+  return x == DType::u8 ? 255 : x == DType::s4 ? 8 : 128;
+}
+
+// What only codes have.
+static void only_floats(const GemmArgs& a) {
+  const auto none = [](const char* name, const MaybeTensor& t) {
+    if (t) refuse(name, "a tensor", "None where x and w are floats");
+  };
+  none("w_scale", a.w_scale);
+  none("x_scale", a.x_scale);
+  none("x_zero_point", a.x_zero_point);
+  none("out_scale", a.out_scale);
+  none("out_zero_point", a.out_zero_point);
+  if (a.group_size != 0) refuse("group_size", std::to_string(a.group_size), "0 where x and w are floats");
+  if (!is_float_type(a.out_dtype))
+    refuse("out_dtype", name_of_scalar(a.out_dtype), "float32 or float16 or bfloat16 where x and w are floats");
 }
 
 static void only_accumulator(const GemmArgs& a) {
@@ -183,21 +232,14 @@ static void only_accumulator(const GemmArgs& a) {
 }
 
 GemmCall gemm_call(const GemmArgs& a) {
-  const bool s4 = !std::strcmp(a.op, "gemm_s4s4"), w_s4 = std::strcmp(a.op, "gemm_s8s8") != 0;
-  if (s4)
-    dtype_in("x", a.x, {ScalarType::Char});
-  else
-    dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
-  min_dim("x", a.x, 1);
-  dtype_in("w", a.w, {w_s4 ? ScalarType::Byte : ScalarType::Char});
-  exact_dim("w", a.w, 2);
-  same_device("w", a.w, a.x);
+  const GemmTypes types = gemm_types(a);
+  const bool real = is_float(types.w), w_s4 = types.w == DType::s4;
   const Shape lead = lead_of(a.x);
-  const int64_t k = a.x.size(a.x.dim() - 1), n = a.w.size(0), m = product(lead);
-  shape_is("w", a.w, {n, w_s4 ? (k + 1) / 2 : k});
+  const int64_t k = types.k, n = a.w.size(0), m = product(lead);
+  if (real) only_floats(a);
   group(a.group_size, k);
-  const int64_t limit = k_max(x_reach(a), w_s4 ? 8 : 128);
-  if (k > limit)
+  const int64_t limit = k_max(x_reach(a, types.x), w_s4 ? 8 : 128);
+  if (!real && k > limit)
     refuse("x", "K = " + std::to_string(k),
            "K <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
   const Shape scale_shape = a.group_size ? Shape{n, k / a.group_size} : Shape{n};
@@ -217,7 +259,7 @@ GemmCall gemm_call(const GemmArgs& a) {
   } else {
     if (!codes && !is_float_type(a.out_dtype))
       refuse("out_dtype", name_of_scalar(a.out_dtype), "float32 or float16 or bfloat16 or int32 or int8");
-    if (!a.w_scale) refuse("w_scale", "None", "float32 " + text_of(scale_shape));
+    if (!a.w_scale && !real) refuse("w_scale", "None", "float32 " + text_of(scale_shape));
   }
   if (codes) {
     if (!a.out_scale) refuse("out_scale", "None", "float32 [1] when out_dtype is int8");
@@ -235,16 +277,17 @@ GemmCall gemm_call(const GemmArgs& a) {
   p.m = m;
   p.n = n;
   p.k = k;
-  p.x = s4 ? DType::s4 : x.type;
-  p.w = w_s4 ? DType::s4 : DType::s8;
+  p.x = types.x;
+  p.x_packed = types.x_packed;
+  p.w = types.w;
   p.out = accumulator ? DType::s32 : codes ? DType::s8 : dtype_of_scalar(a.out_dtype);
-  p.ldx = x.ld;
+  p.ldx = types.x_packed ? 2 * x.ld : x.ld;
   p.ldw = w_s4 ? 2 * w.ld : w.ld;
   p.ldo = n;
   p.group_size = a.group_size;
   p.per_token_scale = a.x_scale && shape_of(*a.x_scale) == lead && !lead.empty();
   p.per_token_zero_point = a.x_zero_point && shape_of(*a.x_zero_point) == lead && !lead.empty();
-  p.has_zero_point = a.x_zero_point.has_value() || x.type == DType::u8;
+  p.has_zero_point = a.x_zero_point.has_value() || types.x == DType::u8;
   GemmOperands& o = call.operands;
   o.x = x.data;
   o.w = w.data;

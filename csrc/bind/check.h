@@ -112,7 +112,8 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;
 LinearSpec linear_spec(const std::vector<int64_t>& spec);
 size_t packed_bytes(const LinearSpec& spec);
 
-// The GEMM ops: every rule of their arguments, then the plain structs. `keep` owns copies.
+// The GEMM ops: every rule of their arguments, then the plain structs. `keep` owns copies. `op` is a name of SCHEMAS;
+// gemm takes all pairs of types, floats of 16 bits too. int4 activations also come two a byte: K is then even.
 struct GemmCall {
   GemmProblem problem;
   GemmOperands operands;

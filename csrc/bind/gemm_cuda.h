@@ -13,6 +13,16 @@ void align(GemmProblem* problem, const GemmOperands& operands);
 // The plan's row for the operands as they lie in memory, null when none takes them; aligns the problem. The only place
 // where bindings ask the plan.
 const Row* choose(GemmProblem* problem, const GemmOperands& operands, const On& on);
+// A launch of its own over the activations, in the cost model's microseconds.
+constexpr double kPassUs = 3.0;
+// The choice for int4 activations, in the form that the quickest row reads them: one a byte or two, rewritten by a pass
+// where that pays. `keep` owns the copy.
+const Row* choose_int4(const Tensor& like, const On& on, std::vector<Tensor>* keep, GemmProblem* problem,
+                       GemmOperands* operands);
+// The row of a name. Refuses a name that there is not, and says why a row does not take the problem. Weights are laid
+// out for the row where it does not read checkpoint order.
+const Row* named(const std::string& name, const Tensor& like, const On& on, std::vector<Tensor>* keep,
+                 GemmProblem* problem, GemmOperands* operands);
 // Its predicted time in microseconds; infinity without a row.
 double cost_us(const Row* row, const GemmProblem& problem, const On& on);
 // Launches a row, with its workspace on the device of `like`; without a row, throws every row's refusal.

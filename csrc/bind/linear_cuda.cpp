@@ -9,8 +9,6 @@
 namespace pyquant::bind {
 namespace {
 
-constexpr double kPassUs = 3.0;  // a launch of its own over x, in the cost model's microseconds
-
 // The sections of a packed buffer.
 struct Buffer {
   RowsLayout at;

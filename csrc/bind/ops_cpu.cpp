@@ -227,6 +227,17 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
   Tensor out = empty_cpu(call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
   call.operands.out = out.mutable_data_ptr();
+  GemmProblem& p = call.problem;
+  Tensor codes;
+  if (p.x_packed) {  // the kernels take a code a byte
+    const Tensor dense_rows = torch::stable::contiguous(x);
+    codes = empty_cpu({p.m, p.k}, ScalarType::Char);
+    cpu::unpack_int4(static_cast<const uint8_t*>(dense_rows.const_data_ptr()), p.m, p.k,
+                     static_cast<int8_t*>(codes.mutable_data_ptr()));
+    call.operands.x = codes.const_data_ptr();
+    p.x_packed = false;
+    p.ldx = p.k;
+  }
   cpu::gemm(call.problem, call.operands, call.epilogue);
   return out;
 }

@@ -15,7 +15,7 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
             const MaybeTensor& x_zero_point, const MaybeTensor& bias, const MaybeTensor& residual,
             const MaybeTensor& out_scale, const MaybeTensor& out_zero_point, int64_t group_size,
             const std::string& activation, double clamp_min, double clamp_max, int64_t out_qmin, int64_t out_qmax,
-            ScalarType out_dtype) {
+            ScalarType out_dtype, const std::string& kernel) {
   GemmCall call = gemm_call({op, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
                              group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});
   const On on(x);
@@ -31,7 +31,11 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
                       call.problem.group_size, data, on.context);
     call.operands.w_sum = data;
   }
-  run(choose(&call.problem, call.operands, on), call.problem, call.operands, call.epilogue, x, on);
+  GemmProblem& p = call.problem;
+  const Row* row = !kernel.empty()    ? named(kernel, x, on, &call.keep, &p, &call.operands)
+                   : p.x == DType::s4 ? choose_int4(x, on, &call.keep, &p, &call.operands)
+                                      : choose(&p, call.operands, on);
+  run(row, p, call.operands, call.epilogue, x, on);
   return out;
 }
 
@@ -70,11 +74,26 @@ Tensor unpack_int4(const Tensor& packed, int64_t k) {
               int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,            \
               int64_t out_qmax, ScalarType out_dtype) {                                                             \
     return gemm(#NAME, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, \
-                activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype);                                   \
+                activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype, "");                               \
   }
 PYQUANT_GEMM_OP(gemm_s8s8)
 PYQUANT_GEMM_OP(gemm_s8s4)
 PYQUANT_GEMM_OP(gemm_s4s4)
+
+// All pairs of types, and a row of the caller's choice: without one, floats are the framework's (plan/float_route.h).
+Tensor gemm_any(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point,
+                MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,
+                int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,
+                int64_t out_qmax, ScalarType out_dtype, Text kernel) {
+  const std::string name = kernel;
+  if (name.empty() && w.defined() && is_float(dtype_of(w)) && w.scalar_type() != ScalarType::Float) {
+    gemm_call({"gemm", x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size,
+               activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});
+    return float_linear_cuda(x, w, bias, residual, activation, clamp_min, clamp_max, out_dtype);
+  }
+  return gemm("gemm", x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size,
+              activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype, name);
+}
 
 }  // namespace
 }  // namespace pyquant::bind
@@ -84,6 +103,7 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   m.impl("gemm_s8s8", TORCH_BOX(&b::gemm_s8s8));
   m.impl("gemm_s8s4", TORCH_BOX(&b::gemm_s8s4));
   m.impl("gemm_s4s4", TORCH_BOX(&b::gemm_s4s4));
+  m.impl("gemm", TORCH_BOX(&b::gemm_any));
   m.impl("qlinear", TORCH_BOX(&b::qlinear_cuda));
   if (!pyquant::cuda::is_built()) return;  // what follows has a stand-in in Python (pyquant/ops/fallback.py)
   m.impl("pack_int4", TORCH_BOX(&b::pack_int4));

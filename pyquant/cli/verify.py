@@ -18,6 +18,7 @@ from pyquant.errors import ArgumentError
 from pyquant.io.checkpoint import load_checkpoint
 from pyquant.io.record import LayerRecord
 from pyquant.nn.forms import expose_linears_
+from pyquant.nn.linear_call import unpacked
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.pretrained import layer_of
@@ -167,7 +168,7 @@ def _first_tensor(output: Any) -> Tensor:
 
 
 def _data(y: Any) -> Tensor:
-    data: Tensor = y if isinstance(y, Tensor) else y.data
+    data: Tensor = y if isinstance(y, Tensor) else unpacked(y).data
     return data
 
 

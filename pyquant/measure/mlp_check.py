@@ -16,10 +16,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.errors import PyquantError
 from pyquant.measure.mlp_net import LARGEST, Joint, MlpNet, Value, all_joints, joints
 from pyquant.measure.mlp_space import FLOAT, Config
+from pyquant.nn.linear_call import unpacked
 
 ROWS: Final = 8
 _CHUNK_BYTES: Final = 256 << 20  # of float64 weights at a time
@@ -66,12 +67,14 @@ def _ready_calls(net: MlpNet, configs: Sequence[Config], rows: Tensor) -> int:
     found = [j for j in all_joints(net.layers, from_float=False) if (j.layer, j.own, j.after) in used]
     for joint in found:
         y, scale = net.product(joint)(), net.layer(joint).output_scale
-        compare(net, joint, net.ready[joint.layer, joint.own], y if scale is None else QTensor(y, scale), rows)
+        codes = PackedQTensor if y.dtype == torch.uint8 else QTensor
+        compare(net, joint, net.ready[joint.layer, joint.own], y if scale is None else codes(y, scale), rows)
     return len(found)
 
 
 def compare(net: MlpNet, joint: Joint, x: Value, y: Value, rows: Tensor) -> None:
     """Some rows of one layer's result with the reference. Raises PyquantError."""
+    x, y = (unpacked(value) if isinstance(value, QTensor) else value for value in (x, y))
     sums, bound = _reference(net, joint, x, rows)
     gives_codes = joint.own != FLOAT and joint.after != FLOAT
     if isinstance(y, QTensor) != gives_codes:

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant import ops
 from pyquant.core.presets import FP16, W4A4, W8A8
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
@@ -146,10 +147,15 @@ class MlpNet:
         """The op of one layer on its ready input, without the module round it. -> codes or floats."""
         layer, x = self.layer(joint), self.ready[joint.layer, joint.own]
         if isinstance(x, QTensor):
-            out = None if layer.scheme.outputs is not None else self.float_type
+            out = self.float_type if layer.scheme.outputs is None else self._codes_dtype(joint)
             return partial(torch.ops.pyquant.qlinear.default, x.data, layer.storage, None, layer._spec, out)
         fused = (layer.activation, *layer.clamp)
         return partial(torch.ops.pyquant.float_linear.default, x, layer.storage, None, None, *fused, x.dtype)
+
+    def _codes_dtype(self, joint: Joint) -> torch.dtype | None:
+        """uint8 where the next layer's int4 codes lie two a byte; None: a byte each."""
+        packed = joint.after == "int4" and ops.packs_int4(self.device, self.sizes[joint.layer + 1])
+        return torch.uint8 if packed else None
 
     def one(self, joint: Joint) -> Callable[[], Value]:
         """One layer between its neighbours, called as in the whole network."""
@@ -179,7 +185,7 @@ class MlpNet:
                 for name in _INT:
                     reader = self._plain[i, name]
                     codes = Quantize(reader.input_scale, scheme=reader.scheme.inputs)(x)
-                    ready[i, name] = QTensor(codes.data, reader.input_scale, None)  # type: ignore[arg-type]
+                    ready[i, name] = codes._replace(scale=reader.input_scale, zero_point=None)
                 x = self._plain[i, FLOAT](x)
         return ready
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.core.dtypes import KERNEL_BITS
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state
-from pyquant.nn.linear_call import LinearCall, same_memory
+from pyquant.nn.linear_call import LinearCall, same_memory, unpacked
 from pyquant.nn.weights import FLOAT_TYPES
 from pyquant.ops.check import describe
 
@@ -86,15 +86,16 @@ class Quantize(_WithRange):
         self._hold(scheme, scale, zero_point)
 
     def forward(self, x: Tensor) -> QTensor:
-        """x float, any shape (dynamic: [..., K]) -> codes of the same shape."""
+        """x float, any shape (dynamic: [..., K]) -> codes of the same shape; int4 ones two a byte (a PackedQTensor)
+        where the device's tensor cores read them so."""
         s = self.scheme
         if not isinstance(x, Tensor) or x.dtype not in FLOAT_TYPES:
             raise ArgumentError("x", describe(x) if isinstance(x, Tensor) else type(x).__name__, "a float tensor")
         if s.dynamic:
             codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, s.symmetric, *s.code_range)
-            return QTensor(codes, scale, None if s.symmetric else zero_point)
-        return QTensor(ops.quantize(x, self.scale, self.zero_point, "per_tensor", 0, *s.code_range), self.scale,
-                       self.zero_point)  # fmt: skip
+            return _as_they_lie(QTensor(codes, scale, None if s.symmetric else zero_point), s)
+        codes = ops.quantize(x, self.scale, self.zero_point, "per_tensor", 0, *s.code_range)
+        return _as_they_lie(QTensor(codes, self.scale, self.zero_point), s)
 
 
 class Dequantize(nn.Module):
@@ -239,16 +240,32 @@ class QResidualAdd(nn.Module):
             return torch.relu(y)
         if self.relu_is_free:
             return y
+        if isinstance(y, PackedQTensor):
+            plain = unpacked(y)
+            return PackedQTensor(ops.pack_int4(self._clipped(plain)), y.scale, y.zero_point)
+        return QTensor(self._clipped(y), y.scale, y.zero_point)
+
+    @staticmethod
+    def _clipped(y: QTensor) -> Tensor:
+        """ReLU over codes."""
         floor = torch.zeros(1, dtype=torch.int8, device=y.data.device) if y.zero_point is None else y.zero_point
-        return QTensor(torch.maximum(y.data, floor.to(torch.int8)), y.scale, y.zero_point)
+        return torch.maximum(y.data, floor.to(torch.int8))
 
     def extra_repr(self) -> str:
         """The activation, as print(model) shows it."""
         return "" if self.activation is None else f"activation={self.activation}"
 
 
+def _as_they_lie(x: QTensor, scheme: TensorScheme) -> QTensor:
+    """Codes one a byte, as the kernels of their device read them."""
+    if scheme.bits != 4 or x.data.dim() == 0 or not ops.packs_int4(x.data.device, x.data.shape[-1]):
+        return x
+    return PackedQTensor(ops.pack_int4(x.data), x.scale, x.zero_point)
+
+
 def dequantise(x: QTensor, dtype: torch.dtype) -> Tensor:
     """Real numbers of codes; the scale is one number or one a row."""
+    x = unpacked(x)
     granularity = "per_tensor" if x.scale.numel() == 1 else "per_token"
     return ops.dequantize(x.data, x.scale, x.zero_point, granularity, 0, dtype)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyquant import ops
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
@@ -40,6 +40,8 @@ def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | Non
 
 class LinearCall(LinearState):
     """rows [..., K] -> [..., N]: the product of QLinear, and of QConv2d once it has gathered its patches."""
+
+    _packs_results = True  # int4 codes may be given two a byte, neighbours in the last dimension
 
     def _take(self: Self, codes: Tensor, numbers: dict[str, Any]) -> Self:
         """Fill a described layer with codes [N, K] and the numbers of its scheme (state.NUMBERS; None: not given)."""
@@ -75,7 +77,7 @@ class LinearCall(LinearState):
             elif torch.is_grad_enabled() and needs_grad(x, residual) and not self._gives_codes:
                 y = straight_through.apply(self, x, residual)
             else:
-                y = _qlinear(x, self._buffers["storage"], residual, self._spec)
+                y = _qlinear(x, self._buffers["storage"], residual, self._spec, self._codes_dtype(x))
         except PyquantError:
             raise
         except OP_ERRORS as error:
@@ -83,7 +85,17 @@ class LinearCall(LinearState):
         return self._result(y)
 
     def _result(self, y: Tensor) -> Any:
-        return y if self.output_scale is None else QTensor(y, self.output_scale, self.output_zero_point)
+        if self.output_scale is None:
+            return y
+        kind = PackedQTensor if y.dtype == torch.uint8 else QTensor
+        return kind(y, self.output_scale, self.output_zero_point)
+
+    def _codes_dtype(self, x: Tensor) -> torch.dtype | None:
+        """uint8 where the codes that the layer gives lie two a byte on the device of x; None: as they otherwise do."""
+        outputs = self.scheme.outputs
+        if outputs is None or outputs.bits != 4 or not self._packs_results:
+            return None
+        return torch.uint8 if ops.packs_int4(x.device, self.out_features) else None
 
     def _check_ready(self, x: object, residual: object) -> None:
         if self._waits and (self._is_packed or not self.scheme.is_integer):
@@ -111,8 +123,9 @@ class LinearCall(LinearState):
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
+        x = self._readable(x)
         self._check_codes(x)
-        data, zero_point = signed(x)
+        data, zero_point = (x.data, x.zero_point) if isinstance(x, PackedQTensor) else signed(x)
         if self.scheme.is_static:
             self._check_linked(x, zero_point)
         return self._product(data, x.scale, zero_point, residual, self.dtype)
@@ -123,6 +136,7 @@ class LinearCall(LinearState):
         """Rows of int8 codes times the weights; `dtype` of the result where the scheme has no outputs."""
         inputs = self.scheme.inputs
         out_dtype = None if self._gives_codes or dtype == torch.float32 else dtype
+        out_dtype = self._codes_dtype(data) or out_dtype
         if self.scheme.is_static:
             return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype))
         # The packed weights multiply what their own quantiser could have made; other codes need them laid out anew.
@@ -132,16 +146,27 @@ class LinearCall(LinearState):
         w, limits = self.scheme.weights, self._output_range()
         four_bit_inputs = inputs is not None and inputs.bits == 4
         gemm = ops.gemm_s8s8 if w.bits == 8 else ops.gemm_s4s4 if four_bit_inputs else ops.gemm_s8s4
-        return gemm(
+        y = gemm(
             data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias, residual, self.output_scale,
             self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
             torch.int8 if self._gives_codes else dtype,
         )  # fmt: skip
+        return ops.pack_int4(y) if out_dtype == torch.uint8 else y
 
-    def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-        if x.dtype not in dtypes or x.layout != torch.strided or x.dim() < 1 or x.shape[-1] != self.in_features:
+    def _readable(self, x: QTensor) -> QTensor:
+        """Packed codes where the layer's own codes are int4 ones, else one a byte."""
+        inputs = self.scheme.inputs
+        if not isinstance(x, PackedQTensor) or (
+            inputs is not None and inputs.bits == 4 and self.scheme.weights.bits == 4
+        ):
+            return x
+        return unpacked(x)
+
+    def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
+        columns = self.in_features if columns is None else columns
+        if x.dtype not in dtypes or x.layout != torch.strided or x.dim() < 1 or x.shape[-1] != columns:
             names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ArgumentError("x", describe(x), f"{names} [..., {self.in_features}], dense")
+            raise ArgumentError("x", describe(x), f"{names} [..., {columns}], dense")
         self._check_device(x)
 
     def _check_device(self, x: Tensor) -> None:
@@ -157,7 +182,10 @@ class LinearCall(LinearState):
 
     def _check_codes(self, x: QTensor) -> None:
         self._check_parts(x)
-        self._check_operand(x.data, (torch.int8, torch.uint8))
+        if isinstance(x, PackedQTensor):
+            self._check_operand(x.data, (torch.uint8,), (self.in_features + 1) // 2)
+        else:
+            self._check_operand(x.data, (torch.int8, torch.uint8))
 
     def _check_parts(self, x: QTensor) -> None:
         for name, tensor, dtype in (
@@ -205,6 +233,13 @@ def same_memory(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.numel() == 1 and a.device == b.device and a.data_ptr() == b.data_ptr()
+
+
+def unpacked(x: QTensor) -> QTensor:
+    """The same codes one a byte."""
+    if not isinstance(x, PackedQTensor):
+        return x
+    return QTensor(ops.unpack_int4(x.data, 2 * x.data.shape[-1]), x.scale, x.zero_point)
 
 
 def signed(x: QTensor) -> tuple[Tensor, Tensor | None]:

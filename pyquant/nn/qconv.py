@@ -12,7 +12,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import reference, state, straight_through, weights
-from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_grad, signed
+from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_grad, signed, unpacked
 from pyquant.nn.linear_state import check_scheme
 from pyquant.nn.patches import Patches, is_channels_last, unsupported
 from pyquant.ops.check import describe
@@ -42,6 +42,8 @@ class QConv2d(LinearCall):
     in_channels: int
     out_channels: int
     patches: Patches
+
+    _packs_results = False  # neighbours in memory are pixels or channels, as the layout says
 
     def __init__(
         self,
@@ -181,6 +183,7 @@ class QConv2d(LinearCall):
     def _convolve(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
         self._check_ready(x, residual)
         if isinstance(x, QTensor):
+            x = unpacked(x)
             if not self.scheme.is_integer:
                 raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
             self._check_parts(x)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant import numerics
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any:
-    """The result of layer(x, residual), by pyquant.numerics."""
+    """The result of layer(x, residual), by pyquant.numerics; codes one a byte."""
+    if isinstance(x, PackedQTensor):
+        x = QTensor(numerics.unpack_int4(x.data, 2 * x.data.shape[-1]), x.scale, x.zero_point)
     scheme, w = layer.scheme, layer.scheme.weights
     group_size = w.group_size or 0
     fused: dict[str, Any] = {

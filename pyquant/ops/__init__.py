@@ -14,6 +14,7 @@ from pyquant.ops.functional import (
     add_rms_norm_quantize,
     dequantize,
     float_linear,
+    gemm,
     gemm_s4s4,
     gemm_s8s4,
     gemm_s8s8,
@@ -30,16 +31,18 @@ from pyquant.ops.functional import (
     unpack_linear,
     weight_only_linear,
 )
-from pyquant.ops.load import layout_for, native_available, why_not_native
+from pyquant.ops.load import layout_for, native_available, packs_int4, why_not_native
+from pyquant.ops.plan import Kernel, kernels
 from pyquant.ops.spec import ACTIVATIONS, LinearSpec
 from pyquant.ops.strict import set_strict
 from pyquant.ops.values import checks_enabled, set_checks
 
 __all__ = [
-    "ACTIVATIONS", "LinearSpec", "add_layer_norm_quantize", "add_rms_norm_quantize", "checks_enabled", "dequantize",
-    "fake_quantize", "fake_quantize_backward", "fake_quantize_backward_", "fake_quantize_dynamic",
-    "fake_quantize_dynamic_out", "fake_quantize_lsq_backward", "fake_quantize_out", "float_linear", "gemm_s4s4",
-    "gemm_s8s4", "gemm_s8s8", "layer_norm_quantize", "layout_for", "magnitude_histogram", "native_available",
-    "pack_int4", "pack_linear", "qlinear", "quantize", "quantize_dynamic", "rms_norm_quantize", "set_checks",
-    "set_strict", "silu_mul_quantize", "unpack_int4", "unpack_linear", "weight_only_linear", "why_not_native",
+    "ACTIVATIONS", "Kernel", "LinearSpec", "add_layer_norm_quantize", "add_rms_norm_quantize", "checks_enabled",
+    "dequantize", "fake_quantize", "fake_quantize_backward", "fake_quantize_backward_", "fake_quantize_dynamic",
+    "fake_quantize_dynamic_out", "fake_quantize_lsq_backward", "fake_quantize_out", "float_linear", "gemm",
+    "gemm_s4s4", "gemm_s8s4", "gemm_s8s8", "kernels", "layer_norm_quantize", "layout_for", "magnitude_histogram",
+    "native_available", "pack_int4", "pack_linear", "packs_int4", "qlinear", "quantize", "quantize_dynamic",
+    "rms_norm_quantize", "set_checks", "set_strict", "silu_mul_quantize", "unpack_int4", "unpack_linear",
+    "weight_only_linear", "why_not_native",
 ]  # fmt: skip

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from pyquant import numerics
-from pyquant.ops import rows_layout, shapes, values
+from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.ops import plan, rows_layout, shapes, values
 from pyquant.ops.spec import LinearSpec
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
-EVERYWHERE: Final = ("weight_only_linear", "float_linear")
+EVERYWHERE: Final = ("weight_only_linear", "float_linear", "gemm")
 ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 
 
@@ -152,8 +153,41 @@ def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s4s4(x, w, *args, **kwargs)
-    _gemm_zero_points(x, True, *args, **kwargs)
-    return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
+    codes = numerics.unpack_int4(x, 2 * x.shape[-1]) if x.dtype == torch.uint8 else x
+    _gemm_zero_points(codes, True, *args, **kwargs)
+    return numerics.gemm(codes, numerics.unpack_int4(w, codes.shape[-1]), *args, **kwargs)
+
+
+def gemm(
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str = "",
+) -> Tensor:  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    fused = (activation, clamp_min, clamp_max)
+    shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)
+    if kernel:
+        _refuse_kernel(kernel, x.device)
+    op: Any = torch.ops.pyquant
+    if w.dtype.is_floating_point:
+        return op.float_linear(x, w, bias, residual, *fused, out_dtype)  # type: ignore[no-any-return]
+    packed = shapes.gemm_x_is_packed("gemm", x, w)
+    product = op.gemm_s8s8 if w.dtype == torch.int8 else op.gemm_s4s4 if packed else op.gemm_s8s4
+    return product(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)  # type: ignore[no-any-return]
+
+
+def _refuse_kernel(name: str, device: torch.device) -> NoReturn:
+    """Why a row of the kernel table does not run here: it is for CUDA tensors."""
+    for row in plan.kernels():
+        if row.name == name:
+            chips = f"compute capability {row.sm_min / 10} to below {row.sm_end / 10}"
+            raise UnsupportedError(
+                f"no kernel of that name runs on {device}",
+                [f"{name}: needs CUDA tensors, {chips}; kernel=None computes the same here"],
+            )
+    raise ArgumentError("kernel", repr(name), "a name of the kernel table, as ops.kernels() lists them")
 
 
 def pack_linear(

@@ -280,8 +280,11 @@ def gemm_s4s4(
     activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
     out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:  # fmt: skip
-    """gemm_s8s4 with 4-bit activations: x holds codes in [-8, 7], one per int8.
+    """gemm_s8s4 with 4-bit activations: x holds codes in [-8, 7], one per int8 or two per uint8.
 
+    x     int8 [..., K], or uint8 [..., K / 2] as pack_int4 makes them, K even. Where the device has int4 tensor cores
+          (compute capability 8.0 to 8.9) they read packed codes; the others, and CPUs, one a byte. Codes that come the
+          other way are rewritten by one pass where the plan expects that to pay. The result is the same.
     Raises ArgumentError, on the CPU also when a code of x lies outside [-8, 7].
 
     Example:
@@ -296,6 +299,45 @@ def gemm_s4s4(
     return _gemm(
         _ops.gemm_s4s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
         group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
+    )  # fmt: skip
+
+
+def gemm(
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, *, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Every product of the kernel table, told apart by the types of its operands, by a kernel of your choice.
+
+    x, w     int8 or uint8 codes [..., K] and int8 [N, K]; the same and packed int4, uint8 [N, ceil(K / 2)]; packed int4
+             both, uint8 [..., K / 2] and [N, K / 2]; float16 or bfloat16 both, [..., K] and [N, K].
+    others   as gemm_s8s8. Floats take bias, residual and activation alone, give floats and have no gradient
+             (float_linear has one).
+    kernel   None: the plan chooses (floats: torch's product, where no measurement says otherwise). Else a name of
+             ops.kernels(), with its tile, stages and schedule: it runs, or the call fails and says why not. Weights
+             that a row reads in another order than a checkpoint's are laid out anew in each such call.
+    ->       out_dtype [..., N]; the bits do not depend on the kernel where codes are multiplied.
+    Raises ArgumentError, also for an unknown name; UnsupportedError where the kernel does not take the problem, with
+    the reason: its types, the alignment, the device. Source: docs/kernels.md.
+
+    Example:
+        >>> x, w = torch.ones(2, 64, dtype=torch.float16), torch.ones(8, 64, dtype=torch.float16)
+        >>> gemm(x, w, activation="relu", out_dtype=torch.float16)[0, 0].item()
+        64.0
+        >>> from pyquant.errors import UnsupportedError
+        >>> try:
+        ...     gemm(x, w, kernel="gemm_sm80_f16_256x128x64")  # on a GPU: this tile of three stages
+        ... except UnsupportedError as error:
+        ...     print(str(error).splitlines()[0])
+        no kernel of that name runs on cpu
+    """
+    values.scale_values("w_scale", w_scale)
+    values.scale_values("x_scale", x_scale, allow_nan=True)
+    return _call(
+        _ops.gemm.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size,
+        activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype, kernel or "",
     )  # fmt: skip
 
 
@@ -341,9 +383,9 @@ def qlinear(
     packed     uint8 buffer of pack_linear with the same spec.     residual   float [..., N] or None.
     out_dtype  None: x.dtype (float32 for codes). Where the spec says codes_out: int8, or uint8 for two codes a byte
                (out limits in [-8, 7]).
-    x_scale, x_zero_point   float32 and int32 [...], one a row: what came with the codes, int8 [..., K], of a spec with
-               dynamic inputs (quantize_dynamic "per_token", rms_norm_quantize ...); x_zero_point only where the inputs
-               are affine, None: 0. The codes must lie within the spec's limits.
+    x_scale, x_zero_point   float32 and int32 [...], one a row: what came with the codes, int8 [..., K] (of 4 bits also
+               uint8, two a byte), of a spec with dynamic inputs (quantize_dynamic "per_token", rms_norm_quantize ...);
+               x_zero_point only where the inputs are affine, None: 0. The codes must lie within the spec's limits.
     ->         [..., N] (two codes a byte: [..., ceil(N / 2)]). A row of x that holds NaN or infinity gives a row of NaN
                when quantised dynamically.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.

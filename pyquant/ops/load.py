@@ -55,6 +55,31 @@ def layout_for(device: torch.device, spec: LinearSpec | None = None) -> str:
     return plan.weight_layout(spec, plan.Device.of(device)) if device.type == "cuda" and spec is not None else "rows"
 
 
+@functools.lru_cache(maxsize=64)
+def _int4_multiple(index: int) -> int:
+    return plan.reads_int4_packed(plan.Device.of(torch.device("cuda", index)).sm)
+
+
+# What torch.compiler.assume_constant_result does, without the second that importing it takes.
+_int4_multiple._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def packs_int4(device: torch.device, columns: int) -> bool:
+    """Whether int4 activations lie two a byte on a device: where its int4 tensor cores read them so.
+
+    device   where they are.     columns   of a row: codes that the kernels take packed come in multiples of 32.
+
+    Example:
+        >>> packs_int4(torch.device("cpu"), 4096)
+        False
+    """
+    if device.type != "cuda" or columns % 32 or columns == 0:
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    multiple = _int4_multiple(index)
+    return multiple > 0 and columns % multiple == 0
+
+
 def _define() -> None:
     for name, schema in SCHEMAS.items():
         _definitions.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))

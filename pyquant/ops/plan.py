@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+import re
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from pyquant.errors import NativeLibraryError
+from pyquant.errors import ArgumentError, NativeLibraryError
 from pyquant.ops.rows_layout import BLOCKED, sections
 from pyquant.ops.spec import LinearSpec
 
@@ -42,6 +44,70 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A row of the kernel table, which `gemm(..., kernel=name)` runs.
+
+    x, w, out      types that it takes and gives, such as ("s8",).
+    tile           tokens, channels and codes of one block.
+    cluster        blocks that share what they load, tokens x channels.
+    stages         buffers of the main loop in shared memory; 0: as many as fit.
+    schedule       how blocks share the work (docs/kernels.md).
+    sm_min, sm_end compute capabilities times ten: it runs where sm_min <= sm < sm_end.
+    is_compiled    whether this build holds its machine code.
+    """
+
+    name: str
+    x: tuple[str, ...]
+    w: tuple[str, ...]
+    out: tuple[str, ...]
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    stages: int
+    schedule: str
+    sm_min: int
+    sm_end: int
+    is_compiled: bool
+
+
+def kernels(pattern: str = "") -> tuple[Kernel, ...]:
+    """The rows of the kernel table whose names match a regular expression, compiled into this build or not.
+
+    Raises NativeLibraryError when the compiled module is not there.
+
+    Example:
+        >>> [(k.name, k.stages) for k in kernels("s4s4_128x256x256")]
+        [('gemm_sm80_s4s4_128x256x256', 3)]
+    """
+    return tuple(
+        Kernel(
+            str(row["name"]), tuple(row["x"]), tuple(row["w"]), tuple(row["out"]), tuple(row["tile"]),
+            tuple(row["cluster"]), int(row["stages"]), str(row["schedule"]), int(row["sm_min"]), int(row["sm_end"]),
+            bool(row["compiled"]),
+        )
+        for row in _native().kernel_table()
+        if re.search(pattern, str(row["name"]))
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def reads_int4_packed(sm: int) -> int:
+    """What a number of int4 codes must be a multiple of, so that a chip's own rows read them two a byte; 0: none does.
+
+    sm   compute capability times ten.
+
+    Example:
+        >>> reads_int4_packed(90)  # Hopper multiplies int4 codes as bytes
+        0
+    """
+    try:
+        rows = _native().kernel_table()
+    except NativeLibraryError:
+        return 0
+    fits = [r for r in rows if r["compiled"] and r["x_packing"] == "nibbles" and r["sm_min"] <= sm < r["sm_end"]]
+    return max((int(row["k_multiple"]) for row in fits), default=0)
+
+
+@dataclass(frozen=True)
 class Selection:
     """kernel: name of the row for the problem, or None; predicted_us: its time in microseconds, by the model or as
     `pyquant tune` measured it (is_measured); refusals: one line per row that cannot, with both numbers."""
@@ -59,41 +125,72 @@ def _native() -> ModuleType:
         raise NativeLibraryError(f"pyquant._native, the kernel table, cannot be imported: {error}") from None
 
 
-_OUT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "s8"}
+_OUT = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "s8", torch.uint8: "s4",
+}  # fmt: skip
+
+
+# A launch of its own over the activations, in the cost model's microseconds: csrc/bind/gemm_cuda.h.
+_PASS_US = 3.0
+GIVEN = ("floats", "packed")
+_BYTE_WISE = "gemm_simt_any"
 
 
 def select(
     spec: LinearSpec, m: int, out_dtype: torch.dtype, device: Device, *, has_residual: bool = False,
-    only_compiled: bool = True,
+    only_compiled: bool = True, given: str = "floats",
 ) -> Selection:  # fmt: skip
     """The row of the kernel table that qlinear takes for m rows on a device, or every row's refusal.
 
     spec           layer, in any layout (CUDA buffers are padded rows).
     m              rows, >= 0.
-    out_dtype      float16, bfloat16, float32, or int8 for codes.
+    out_dtype      float16, bfloat16, float32, int8 for codes, or uint8 for codes two a byte.
     only_compiled  rows with machine code in this build; False asks the whole table.
-    Raises NativeLibraryError when the compiled module is not there.
+    given          'floats', which the layer quantises into the form that its row reads; 'packed': int4 codes two a
+                   byte, read as they come where a tensor-core row does, else laid out first.
+    Raises NativeLibraryError when the compiled module is not there, ArgumentError for an unknown `given`.
 
     Example:
         >>> h200 = Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560)
         >>> select(LinearSpec(4096, 4096), 4096, torch.float16, h200, only_compiled=False).kernel[:9]
         'gemm_sm90'
     """
-    problem = problem_of(spec, m, out_dtype)
-    kernel, predicted_us, refused = _native().select(problem, vars(device), has_residual, only_compiled)
-    measured = _native().tuned(problem, vars(device))
-    refusals = tuple(f"{name}: {why}" for name, why in refused.items())
-    return Selection(kernel, predicted_us, refusals, measured is not None and measured[0] == kernel)
+    if given not in GIVEN:
+        raise ArgumentError("given", repr(given), " or ".join(map(repr, GIVEN)))
+    found: list[tuple[float, Selection]] = []
+    for problem, pass_us in _forms(problem_of(spec, m, out_dtype), spec, given):
+        kernel, predicted_us, refused = _native().select(problem, vars(device), has_residual, only_compiled)
+        measured = _native().tuned(problem, vars(device))
+        refusals = tuple(f"{name}: {why}" for name, why in refused.items())
+        is_measured = measured is not None and measured[0] == kernel
+        us = math.inf if kernel is None else predicted_us + pass_us
+        found.append((us, Selection(kernel, predicted_us, refusals, is_measured)))
+    as_they_come = found[0][1]
+    if given == "packed" and as_they_come.kernel not in (None, _BYTE_WISE):
+        return as_they_come
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _forms(problem: dict[str, Any], spec: LinearSpec, given: str) -> list[tuple[dict[str, Any], float]]:
+    """The forms in which qlinear offers its codes to the rows, and what each costs before the launch."""
+    packed = problem | {"x": "s4", "x_packed": True}
+    if given == "packed":
+        as_they_come = packed | {"k": spec.k, "ldx": spec.k}
+        return [(as_they_come, 0.0), (problem, _PASS_US), (problem | {"x": "s4"}, _PASS_US)]
+    if spec.x_qmin < -8 or spec.x_qmax > 7:
+        return [(problem, 0.0)]
+    return [(problem, 0.0), (problem | {"x": "s4"}, 0.0), (packed, _PASS_US)]
 
 
 def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, Any]:
     """The GEMM that qlinear asks of the plan for m rows, as pyquant._native takes it."""
     at, dynamic = sections(spec), spec.input == "dynamic"
-    row_bytes = spec.n * out_dtype.itemsize
+    row_bytes = (spec.n + 1) // 2 if out_dtype == torch.uint8 else spec.n * out_dtype.itemsize
+    ldo = 2 * row_bytes if out_dtype == torch.uint8 else spec.n
     return {
         "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": "s4" if spec.w_bits == 4 else "s8",
         "w_layout": "blocked128" if spec.layout == BLOCKED else "natural", "out": _OUT[out_dtype],
-        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": spec.n, "out_align": min(16, row_bytes & -row_bytes) or 16,
+        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": ldo, "out_align": min(16, row_bytes & -row_bytes) or 16,
         "group_size": spec.group_size, "per_token_scale": dynamic, "per_token_zero_point": dynamic,
         "has_zero_point": not dynamic or not spec.x_symmetric,
     }  # fmt: skip

@@ -52,6 +52,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "gemm_s8s8": _GEMM,
     "gemm_s8s4": _GEMM,
     "gemm_s4s4": _GEMM,
+    "gemm": _GEMM.replace(") -> Tensor", ", str kernel='') -> Tensor"),
     "pack_linear": "(Tensor w, Tensor w_scale, Tensor? bias, Tensor? x_scale, Tensor? x_zero_point, Tensor? out_scale, "
     "Tensor? out_zero_point, int[] spec) -> Tensor",
     "unpack_linear": "(Tensor packed, int[] spec) -> Tensor",

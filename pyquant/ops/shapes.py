@@ -19,8 +19,6 @@ from pyquant.ops.rows_layout import BLOCKED, packed_bytes
 from pyquant.ops.spec import ACTIVATIONS, WIRE_FIELDS, LinearSpec
 
 GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
-_X_ABS_MAX = {"gemm_s8s8": 128, "gemm_s8s4": 128, "gemm_s4s4": 8}
-_W_ABS_MAX = {"gemm_s8s8": 128, "gemm_s8s4": 8, "gemm_s4s4": 8}
 _INT32_MAX = 2**31 - 1
 
 
@@ -255,18 +253,28 @@ def _gemm(
     x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
     out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
     activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str = "",
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, (torch.int8,) if op == "gemm_s4s4" else (torch.int8, torch.uint8))
+    codes = (torch.int8, torch.uint8)
+    if op == "gemm":
+        check.dtype_in("w", w, (*codes, torch.float16, torch.bfloat16))
+    is_float = op == "gemm" and w.dtype.is_floating_point
+    check.dtype_in("x", x, (w.dtype,) if is_float else codes)
     check.min_dim("x", x, 1)
-    w_is_int4 = op != "gemm_s8s8"
-    check.dtype_in("w", w, (torch.uint8,) if w_is_int4 else (torch.int8,))
+    w_is_int4 = w.dtype == torch.uint8 if op == "gemm" else op != "gemm_s8s8"
+    if op != "gemm":
+        check.dtype_in("w", w, (torch.uint8,) if w_is_int4 else (torch.int8,))
     check.exact_dim("w", w, 2)
     check.same_device("w", w, x)
-    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
+    packed = gemm_x_is_packed(op, x, w)
+    lead, k, n = list(x.shape[:-1]), x.shape[-1] * (2 if packed else 1), w.shape[0]
     check.shape_is("w", w, [n, (k + 1) // 2 if w_is_int4 else k])
+    if is_float:
+        _only_floats(w_scale, x_scale, x_zero_point, out_scale, out_zero_point, group_size, out_dtype)
     check.group(group_size, k)
-    _k_bound(op, x, x_zero_point, k)
+    if not is_float:
+        x_type = "s4" if packed or op == "gemm_s4s4" else "u8" if x.dtype == torch.uint8 else "s8"
+        _k_bound(x_type, 8 if w_is_int4 else 128, x_zero_point, k)
     check.scalar_or("x_scale", x_scale, x, torch.float32, lead)
     check.scalar_or("x_zero_point", x_zero_point, x, torch.int32, lead)
     check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
@@ -275,7 +283,7 @@ def _gemm(
     check.dtype_among("out_dtype", out_dtype, (*check.FLOATS, torch.int32, torch.int8))
     if out_dtype == torch.int32:
         _only_accumulator(w_scale, x_scale, bias, residual, group_size, activation)
-    elif w_scale is None:
+    elif w_scale is None and not is_float:
         raise ArgumentError("w_scale", "None", f"float32 {[n, k // group_size] if group_size else [n]}")
     if out_dtype == torch.int8:
         if out_scale is None:
@@ -303,13 +311,43 @@ def _only_accumulator(
         raise ArgumentError("activation", repr(activation), "'none' when out_dtype is int32")
 
 
-def _k_bound(op: str, x: Tensor, x_zero_point: Tensor | None, k: int) -> None:
-    x_abs = 255 if x.dtype == torch.uint8 else _X_ABS_MAX[op]
+def gemm_x_is_packed(op: str, x: Tensor, w: Tensor) -> bool:
+    """Whether x holds two int4 codes a byte. For op gemm the shapes tell; one code a row is a code of its own."""
+    if x.dtype != torch.uint8 or op in ("gemm_s8s8", "gemm_s8s4"):
+        return False
+    return op == "gemm_s4s4" or (w.dtype == torch.uint8 and x.shape[-1] == w.shape[-1] != 1)
+
+
+def _only_floats(
+    w_scale: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None, out_scale: Tensor | None,
+    out_zero_point: Tensor | None, group_size: int, out_dtype: torch.dtype,
+) -> None:  # fmt: skip
+    named = {
+        "w_scale": w_scale, "x_scale": x_scale, "x_zero_point": x_zero_point, "out_scale": out_scale,
+        "out_zero_point": out_zero_point,
+    }  # fmt: skip
+    for name, tensor in named.items():
+        if tensor is not None:
+            raise ArgumentError(name, "a tensor", "None where x and w are floats")
+    if group_size != 0:
+        raise ArgumentError("group_size", group_size, "0 where x and w are floats")
+    if out_dtype not in check.FLOATS:
+        raise ArgumentError(
+            "out_dtype", check.dtype_name(out_dtype), "float32 or float16 or bfloat16 where x and w are floats"
+        )
+
+
+def _k_bound(x_type: str, w_abs: int, x_zero_point: Tensor | None, k: int) -> None:
+    x_abs = {"s4": 8, "s8": 128, "u8": 255}[x_type]
     if x_zero_point is not None:
-        x_abs = 15 if op == "gemm_s4s4" else 255
-    limit = _INT32_MAX // (x_abs * _W_ABS_MAX[op])
+        x_abs = 15 if x_type == "s4" else 255
+    limit = _INT32_MAX // (x_abs * w_abs)
     if k > limit:
         raise ArgumentError("x", f"K = {k}", f"K <= {limit}, beyond which an int32 accumulator can overflow")
+
+
+def gemm(*args: object, **kwargs: object) -> Tensor:
+    return _gemm("gemm", *args, **kwargs)  # type: ignore[arg-type]
 
 
 def gemm_s8s8(*args: object, **kwargs: object) -> Tensor:
@@ -414,7 +452,7 @@ def _codes_bound(s: LinearSpec, x: Tensor) -> None:
 
 def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
     """Whether x holds two 4-bit codes a byte. One code is one byte either way, and then means a code of its own."""
-    is_candidate = x.dtype == torch.uint8 and s.input == "static" and _four_bits(s.x_qmin, s.x_qmax)
+    is_candidate = x.dtype == torch.uint8 and _four_bits(s.x_qmin, s.x_qmax)
     return is_candidate and x.shape[-1] == (s.k + 1) // 2 != s.k
 
 
@@ -424,7 +462,8 @@ def qlinear(
 ) -> Tensor:  # fmt: skip
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
-    check.dtype_in("x", x, (*check.FLOATS, *codes) if x_scale is None else (torch.int8,))
+    given = (torch.int8, torch.uint8) if _four_bits(s.x_qmin, s.x_qmax) else (torch.int8,)
+    check.dtype_in("x", x, (*check.FLOATS, *codes) if x_scale is None else given)
     check.min_dim("x", x, 1)
     if x_scale is not None and s.input == "static":
         raise ArgumentError("x_scale", "a tensor", "None where inputs are static")
@@ -434,6 +473,8 @@ def qlinear(
     check.vector("x_zero_point", x_zero_point, x, torch.int32, list(x.shape[:-1]))
     if x.shape[-1] != s.k and not x_is_packed(s, x):
         raise ArgumentError("x", check.describe(x), f"last dimension {s.k} (in_features)")
+    if x_scale is not None and x.dtype == torch.uint8 and not x_is_packed(s, x):
+        raise ArgumentError("x", check.describe(x), "int8, or uint8 with two codes a byte")
     _packed(packed, s)
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])

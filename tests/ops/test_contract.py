@@ -66,6 +66,7 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "gemm_s8s8": (x_q, w, *epilogue),
         "gemm_s8s4": (x_q, packed4, *epilogue),
         "gemm_s4s4": (problems.codes(draw, "s4", "uniform", m, k), packed4, *epilogue),
+        "gemm": (problems.codes(draw, "s4", "uniform", m, k), packed4, *epilogue),
         "pack_linear": (w, w_scale, bias, None, None, None, None, s),
         "unpack_linear": (packed, s),
         "qlinear": (x, packed, residual, s, torch.float16),
@@ -229,7 +230,8 @@ LEGAL = {
     ("dequantize", 0, "one less"), ("pack_int4", 0, "one more"), ("pack_int4", 0, "one less"),
     ("pack_int4", 0, "two more dimensions"), ("quantize_dynamic", 0, "meta"), ("pack_int4", 0, "meta"),
     ("unpack_int4", 0, "meta"), ("unpack_linear", 0, "meta"), ("gemm_s8s4", 0, "one less"),
-    ("gemm_s4s4", 0, "one less"), ("weight_only_linear", 0, "one less"), ("silu_mul_quantize", 0, "meta"),
+    ("gemm_s4s4", 0, "one less"), ("gemm", 0, "one less"), ("weight_only_linear", 0, "one less"),
+    ("silu_mul_quantize", 0, "meta"),
     ("fake_quantize", 0, "one more"), ("fake_quantize", 0, "one less"), ("fake_quantize_dynamic", 0, "one more"),
     ("fake_quantize_dynamic", 0, "one less"), ("fake_quantize_dynamic", 0, "two more dimensions"),
     ("fake_quantize_dynamic", 0, "meta"), ("fake_quantize_backward", 0, "one less"),
@@ -238,7 +240,8 @@ LEGAL = {
     *(("magnitude_histogram", 0, kind) for kind in ("one more", "one less", "two more dimensions", "meta")),
 }  # fmt: skip
 OPTIONAL = {
-    "gemm_s8s8": {2, 3, 5, 6}, "gemm_s8s4": {2, 3, 5, 6}, "gemm_s4s4": {2, 3, 5, 6}, "qlinear": {2},
+    "gemm": {2, 3, 5, 6}, "gemm_s8s8": {2, 3, 5, 6}, "gemm_s8s4": {2, 3, 5, 6}, "gemm_s4s4": {2, 3, 5, 6},
+    "qlinear": {2},
     "weight_only_linear": {4, 5}, "float_linear": {2, 3}, "rms_norm_quantize": {1}, "layer_norm_quantize": {1, 2},
     "add_rms_norm_quantize": {2}, "add_layer_norm_quantize": {2, 3},
 }  # fmt: skip

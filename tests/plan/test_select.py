@@ -6,6 +6,10 @@ from pathlib import Path
 
 import plan_grid as grid
 import pytest
+import torch
+
+from pyquant.errors import ArgumentError
+from pyquant.ops import LinearSpec, plan
 
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 
@@ -65,3 +69,43 @@ def test_without_compiled_rows_nothing_is_chosen() -> None:
     name, _, refusals = native.select({"m": 1, "n": 64, "k": 64, "out": "f16"}, grid.DEVICES[80])
     assert name in compiled if compiled else name is None
     assert set(refusals) <= set(compiled), "rows that are not built are not asked"
+
+
+FOUNDING = ((32768, 16384), (16384, 8192), (8192, 4096), (4096, 2048), (2048, 1024), (1024, 32768))
+INT4_CHIPS = {
+    "A100": plan.Device(80, 108, 166912, 41943040, 1555), "A10": plan.Device(86, 72, 101376, 6291456, 600),
+    "L4": plan.Device(89, 58, 101376, 50331648, 300),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("out", [torch.float16, torch.uint8], ids=str)
+@pytest.mark.parametrize("chip", INT4_CHIPS)
+def test_int4_times_int4_is_what_packed_codes_get(chip: str, out: torch.dtype) -> None:
+    """The founding experiment's layers, and few rows: the int4 tensor cores of sm_80 to sm_89, never int8's."""
+    taken = set()
+    for k, n in FOUNDING:
+        spec = LinearSpec(
+            n, k, w_bits=4, input="static", x_qmin=-7, x_qmax=7, codes_out=out == torch.uint8, out_qmin=-7, out_qmax=7
+        )
+        # of few rows that come as floats, a pass that packs their codes would cost more than it gains
+        for m, given in ((64, "packed"), (2048, "packed"), (2048, "floats")):
+            choice = plan.select(spec, m, out, INT4_CHIPS[chip], only_compiled=False, given=given)
+            assert str(choice.kernel).startswith("gemm_sm80_s4s4_"), (chip, m, n, k, given, choice.kernel)
+            taken.add(choice.kernel)
+    if chip == "A100":
+        assert "gemm_sm80_s4s4_128x256x256" in taken
+
+
+def test_hopper_multiplies_int4_codes_as_bytes() -> None:
+    h200 = plan.Device(90, 132, 232448, 62914560, 4800)
+    spec = LinearSpec(4096, 4096, w_bits=4, input="static", x_qmin=-7, x_qmax=7)
+    for given in plan.GIVEN:
+        assert (
+            str(plan.select(spec, 2048, torch.float16, h200, only_compiled=False, given=given).kernel)[:9]
+            == "gemm_sm90"
+        )
+
+
+def test_an_unknown_form_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="given"):
+        plan.select(LinearSpec(64, 64), 1, torch.float16, INT4_CHIPS["A100"], given="bytes")
