@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         spearman = torch.corrcoef(torch.stack([ranks(sums), ranks(losses)]))[0, 1]
         told = f"; sum / measured: median {sorted(s / v for s, v in zip(sums, losses, strict=True))[count // 2]:.2f}"
         passes = f"{report.cost.forward_passes} forward, {report.cost.backward_passes} backward passes"
-        print(f"{name:<10} Spearman {spearman:.3f}{told if report.unit == 'nats per token' else ''} ({passes})")
+        print(f"{name:<10} Spearman {spearman:.3f}{told if report.unit == 'nats per row' else ''} ({passes})")
 
 
 if __name__ == "__main__":

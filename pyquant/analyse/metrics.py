@@ -162,7 +162,7 @@ def find_metric(name: str) -> OutputMetric:
 
     Example:
         >>> find_metric("kl").unit
-        'nats per token'
+        'nats per row'
     """
     if name not in OUTPUT_METRICS:
         raise ArgumentError("metric", repr(name), ", ".join(map(repr, OUTPUT_METRICS)))
@@ -226,7 +226,7 @@ def _ratio(sums: Sequence[float], rows: int) -> float:
 OUTPUT_METRICS: Final[dict[str, OutputMetric]] = {
     m.name: m
     for m in (
-        OutputMetric("kl", "nats per token", True, _kl_rows, _mean),
+        OutputMetric("kl", "nats per row", True, _kl_rows, _mean),
         OutputMetric("sqnr", "noise to signal", True, _square_rows, _ratio),
         OutputMetric("mse", "mean squared error", True, _mean_square_rows, _mean),
         OutputMetric("cosine", "1 - cosine", False, _angle_rows, _mean),

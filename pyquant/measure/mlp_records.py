@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from pyquant.measure.mlp import END_TO_END, KERNEL, MlpResult
-from pyquant.measure.mlp_space import BITS, capacity
+from pyquant.measure.mlp_space import BITS, FLOAT, capacity
 from pyquant.measure.records import Bar, Environment
 from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, largest_spread, trade_off
 
+HEADLINE_RUNS = 7
 _WHAT = {
     KERNEL: "the products alone, inputs ready in each layer's format",
     END_TO_END: "floats in, floats out, quantising and converting included",
@@ -22,24 +25,25 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
     of      'output' or 'input' dimensions: what capacity counts.
     """
     bench, times = result.bench, result.times[column]
+    shown = {FLOAT: "bf16" if bench.float_type == torch.bfloat16 else FLOAT}  # what it is, not what the option calls it
     points = [
         TradeOffPoint(
-            {f"layer {i + 1}": name for i, name in enumerate(config)},
+            {f"layer {i + 1}": shown.get(name, name) for i, name in enumerate(config)},
             _rounded(s.median), float(capacity(bench.sizes, config, of)), _rounded(s.low), _rounded(s.high),
             figures={"mean_us": _rounded(s.mean), "std_us": _rounded(s.std)},
         )
         for config, s in times.items()
     ]  # fmt: skip
-    float_name = str(bench.float_type).removeprefix("torch.")
-    told = "" if float_name == "float16" else f"; 'fp16' is {float_name}"
     made = trade_off(
         points,
         f"{'-'.join(map(str, bench.sizes))}, batch {bench.batch}: {len(points)} configurations, {column} latency",
-        TradeOffAxis("latency", "us", f"{_WHAT[column]}; median of {bench.runs} runs{told}"),
+        TradeOffAxis("latency", "us", f"{_WHAT[column]}; median of {bench.runs} runs"),
         TradeOffAxis("representational capacity", "bits", f"sum over layers of {of} dimension x bits of its format"),
         higher_is_better=True,
-        formats=tuple(BITS),
+        formats=tuple(shown.get(name, name) for name in BITS),
     )
+    if bench.runs < HEADLINE_RUNS:  # the largest of hundreds of differences is then one of noise
+        made = replace(made, pair=None)
     return replace(
         made, environment=environment.plain(), command=environment.command,
         notes=(*_notes(result, column), *goal_lines(result, environment)),
@@ -51,7 +55,9 @@ def _notes(result: MlpResult, column: str) -> list[str]:
     errors = f"median error {added.median:.1%}, worst {added.worst:.1%}, bias {added.bias:+.1%}"
     against = f"{added.configs} random configurations"
     how = "integer ones bit by bit, and every timed network against its checked layers"
+    few = f"{result.bench.runs} runs: too few for a headline, which takes medians of {HEADLINE_RUNS} or more."
     return [
+        *([few] if result.bench.runs < HEADLINE_RUNS else []),
         f"Column {column}: {_WHAT[column]}. The other column has a record of its own.",
         f"Checked before timing: {result.checked} layer results in place against exact references, {how}.",
         "Every round times every configuration once, in random order.",

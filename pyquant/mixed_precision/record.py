@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -263,7 +264,12 @@ def _digest(plain: Mapping[str, object]) -> str:
 
 
 def _notes(found: Findings) -> tuple[str, ...]:
-    notes = ["fp16: the layer as the model has it, counted as 16 bits a weight"]
+    floating = found.switchable.formats[0]
+    kinds = Counter(str(t.dtype).removeprefix("torch.") for _, t in _tensors(found) if t.is_floating_point())
+    kind = kinds.most_common(1)[0][0] if kinds else "floating point"
+    notes = [
+        f"{floating.name}: the layer as the model has it ({kind}); bits a weight count it as {floating.weight_bits}"
+    ]
     if found.latency is not None and found.latency.bias is not None:
         error = found.latency.median_error or 0.0
         notes.append(

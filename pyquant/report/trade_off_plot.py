@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FRONT, _PAIR, _TEXT = "#000000", "#D01C1C", "#444444"
-_SHAPES = ("o", "s", "^", "D", "v", "P")  # told apart without colours too
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7f7f7f")
 
 
 def to_png(record: TradeOff) -> bytes:
@@ -33,7 +31,7 @@ _LARGER: Final = {"us": ((1e6, "s"), (1e3, "ms")), "bytes": ((1e9, "GB"), (1e6, 
 
 
 def leading_group(record: TradeOff) -> str:
-    """The group whose format explains most of the differences in cost: the one to colour points by.
+    """The group whose format explains most of the differences in cost: what the page colours points by at first.
 
     Example:
         >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
@@ -72,6 +70,8 @@ def scale_of(record: TradeOff) -> tuple[float, str]:
 
 
 def _draw(record: TradeOff) -> Any:
+    from matplotlib.lines import Line2D
+
     figure, axes = _figure(10.2, 6.4)
     by, unit = scale_of(record)
     _scatter(record, axes, by)
@@ -95,27 +95,42 @@ def _draw(record: TradeOff) -> Any:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=9, loc="lower right" if record.higher_is_better else "upper right", framealpha=0.92)
+    handles = axes.get_legend_handles_labels()[0]
+    if any(one.quality is not None for one in record.lines):
+        star = {"color": _FRONT, "marker": "*", "linestyle": "none", "markersize": 9}
+        handles.append(Line2D([], [], label="one format everywhere", **star))  # type: ignore[arg-type]
+    figure.legend(handles=handles, fontsize=9, loc="outside upper right", ncol=4, frameon=False)
     caption = record.caption + (f"; {record.command}" if record.command else "")
     figure.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=_TEXT)
     return figure
 
 
 def _scatter(record: TradeOff, axes: Axes, by: float) -> None:
-    group = leading_group(record)
-    for i, name in enumerate(record.formats):
-        of_name = [p for p in record.points if p.configuration[group] == name]
-        for measured in (True, False):
-            points = [p for p in of_name if p.measured is measured]
-            if not points:
-                continue
-            colour = _COLOURS[i % len(_COLOURS)]
-            axes.scatter(
-                [p.cost / by for p in points], [p.quality for p in points], s=18, zorder=2, alpha=0.65,
-                marker=_SHAPES[i % len(_SHAPES)], facecolors=colour if measured else "none",
-                edgecolors="none" if measured else colour,
-                label=f"{group} in {name}" + ("" if measured else ", predicted"),
-            )  # fmt: skip
+    """Points coloured by how many groups are not in floating point, which no order of the layers decides."""
+    n, floating = len(record.groups), record.formats[0]
+    drawn = None
+    for measured in (True, False):
+        points = [p for p in record.points if p.measured is measured]
+        if not points:
+            continue
+        lowered = [sum(f != floating for f in p.configuration.values()) for p in points]
+        xy: tuple[list[float], list[float]] = ([p.cost / by for p in points], [p.quality for p in points])
+        if measured:
+            drawn = axes.scatter(*xy, c=lowered, cmap="viridis_r", vmin=0, vmax=max(n, 1), s=18, zorder=2, alpha=0.75)
+        else:
+            drawn = axes.scatter(*xy, c=lowered, cmap="viridis_r", vmin=0, vmax=max(n, 1), s=20, zorder=2, marker="x",
+                                 linewidths=0.9, label="predicted")  # fmt: skip
+    if drawn is not None:
+        bar = axes.figure.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04)
+        bar.set_label(f"groups not in {floating}, of {n}", fontsize=9)
+        bar.locator = _whole_numbers()
+        bar.update_ticks()
+
+
+def _whole_numbers() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True)
 
 
 def _lines(record: TradeOff, axes: Axes, by: float) -> None:

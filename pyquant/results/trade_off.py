@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pyquant.results.pareto import pareto_front
 from pyquant.results.record import record
+
+_SPELT, _NAMED = 8, 3  # groups whose formats are spelt in order; of the rarer formats: whose names are told
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,18 @@ class TradeOff:
         return "; ".join(f"{name} {text}" if name else text for name, text in sorted(self.environment.items()))
 
     def text_of(self, point: TradeOffPoint) -> str:
-        """A point's configuration in few characters: the formats in the order of the groups, or 'all int8'."""
-        return configuration_text([point.configuration[group] for group in self.groups])
+        """A point's configuration in few characters: 'all int8', or the formats in the order of the groups.
+
+        Of more than eight groups: how many have each format, and the names of those few that have the rarer ones.
+        """
+        formats = [point.configuration[group] for group in self.groups]
+        if len(self.groups) <= _SPELT or len(set(formats)) == 1:
+            return configuration_text(formats)
+        told: list[str] = []
+        for name, count in Counter(formats).most_common():
+            named = [group for group, format in zip(self.groups, formats, strict=True) if format == name]
+            told.append(f"{count} x {name}" + (f" ({', '.join(named)})" if told and count <= _NAMED else ""))
+        return ", ".join(told)
 
 
 def trade_off(

@@ -25,7 +25,7 @@ def test_all_configurations_are_written_in_every_format(tmp_path: Path, capsys: 
     assert {p.name for p in tmp_path.iterdir()} == names | {"mlp_rounds.jsonl"}
     kernel = load_record(tmp_path / "mlp.json", TradeOff)
     assert len(kernel.points) == 9
-    assert [line.name for line in kernel.lines] == ["uniform fp16", "uniform int8", "uniform int4"]
+    assert [line.name for line in kernel.lines] == ["uniform bf16", "uniform int8", "uniform int4"]
     assert all(point.low is not None and point.low <= point.cost for point in kernel.points)
     assert all(set(point.figures) == {"mean_us", "std_us"} for point in kernel.points)
     out = capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_it_says_the_cost_measures_and_writes_what_python_finds(
     first = shown.out.splitlines()[0]
     assert first == "cost: 6 evaluations: 21 forward passes, 6 forward passes before, to calibrate"
     assert "sensitivity: 6/6" in shown.err
-    assert "skip for int4, predicted drop of the rest <= 1e-09 (nats per token): 0, 2, 4" in shown.out
+    assert "skip for int4, predicted drop of the rest <= 1e-09 (nats per row): 0, 2, 4" in shown.out
     import toy_net
 
     expected = pyquant.sensitivity(toy_net.build().eval(), toy_net.batches(), num_batches=3, batches=toy_net.held_out())

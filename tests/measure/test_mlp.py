@@ -134,12 +134,20 @@ def test_additivity_sees_what_a_border_costs() -> None:
     assert additivity_of(dict.fromkeys(all_configs(2), 25.0), single, count=5).bias == pytest.approx(-0.2)
 
 
+def test_few_runs_make_no_headline() -> None:
+    few, enough = (trade_off_of(run(FakeClock(), runs=n), KERNEL, CPU) for n in (4, 7))
+    assert few.pair is None
+    assert any("too few for a headline" in note for note in few.notes)
+    assert enough.pair is not None
+    assert not any("too few" in note for note in enough.notes)
+
+
 def test_the_records_keep_the_columns_apart_and_state_the_formula() -> None:
     result = run(FakeClock())
     kernel, whole = (trade_off_of(result, column, CPU) for column in (KERNEL, END_TO_END))
     assert "products alone" in kernel.cost.definition
     assert "quantising and converting included" in whole.cost.definition
-    assert "'fp16' is bfloat16" in kernel.cost.definition  # no float16 is claimed where none ran
+    assert kernel.formats == ("bf16", "int8", "int4")  # no float16 is claimed where none ran
     assert kernel.quality.definition == "sum over layers of output dimension x bits of its format"
     assert [point.quality for point in kernel.points][:2] == [16 * 16 + 24 * 16, 16 * 16 + 24 * 8]
     by_input = trade_off_of(result, KERNEL, CPU, "input")

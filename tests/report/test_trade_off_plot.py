@@ -35,8 +35,16 @@ def test_axes_lines_front_and_arrow_are_those_of_the_record() -> None:
     assert drawn == 729 + len(made.lines)
 
 
-def test_points_are_coloured_by_the_layer_that_decides() -> None:
-    assert plot.leading_group(seed_trade_off()) == "layer 1"
-    labels = [text.get_text() for text in plot._draw(small_trade_off()).axes[0].get_legend().get_texts()]
-    assert "c in <i>, predicted" in labels
-    assert "chosen" in labels
+def test_points_are_coloured_by_how_much_is_lowered_and_the_legend_hides_none() -> None:
+    assert plot.leading_group(seed_trade_off()) == "layer 1"  # what the page colours by at first
+    figure = plot._draw(seed_trade_off())
+    points = max(figure.axes[0].collections, key=lambda c: len(c.get_offsets()))
+    lowered = [sum(f != "fp16" for f in p.configuration.values()) for p in seed_trade_off().points]
+    assert points.get_array().tolist() == lowered
+    assert figure.axes[1].get_ylabel() == "groups not in fp16, of 6"
+    figure.draw_without_rendering()
+    (legend,), (axes, _) = figure.legends, figure.axes
+    assert axes.get_legend() is None
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+    labels = [text.get_text() for text in plot._draw(small_trade_off()).legends[0].get_texts()]
+    assert {"predicted", "chosen", "Pareto front"} <= set(labels)

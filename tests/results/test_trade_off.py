@@ -11,7 +11,14 @@ import pytest
 from trade_offs import CAPACITY, LATENCY, seed_points, seed_trade_off, small_trade_off
 
 from pyquant.results.record import load_record, save_record
-from pyquant.results.trade_off import TradeOff, TradeOffPoint, configuration_text, largest_spread, trade_off
+from pyquant.results.trade_off import (
+    TradeOff,
+    TradeOffAxis,
+    TradeOffPoint,
+    configuration_text,
+    largest_spread,
+    trade_off,
+)
 
 
 def test_the_seeds_ratios_give_the_figures_that_were_predicted_for_them() -> None:
@@ -103,3 +110,13 @@ def test_files_give_the_record_back_with_the_order_of_its_groups(tmp_path: Path)
     assert loaded.groups == tuple(names)
     assert loaded.text_of(loaded.points[0]) == "x x y x"
     assert loaded.caption == "a CPU; torch 2"
+
+
+def test_configurations_of_many_groups_are_counted() -> None:
+    groups = [f"h.{i}" for i in range(12)]
+    formats = dict.fromkeys(groups, "int8") | {"h.3": "fp32", "h.9": "fp32"}
+    made = trade_off(
+        [TradeOffPoint(formats, 2.0, 1.0), TradeOffPoint(dict.fromkeys(groups, "int8"), 1.0, 1.0)], "t",
+        TradeOffAxis("latency", "us"), TradeOffAxis("loss"), higher_is_better=False, formats=("fp32", "int8"),
+    )  # fmt: skip
+    assert [made.text_of(p) for p in made.points] == ["10 x int8, 2 x fp32 (h.3, h.9)", "all int8"]
