@@ -170,8 +170,10 @@ def use(python: str, folder: Path) -> None:
 def cells(python: Python, torches: list[str], sdist: Path, wheel: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """(what was tried, what came of it) of one Python. The first torch also installs the source distribution itself."""
     offered = 0
+    here = environment(python, folder / f"use-{python.version}")
     for version in torches:
-        here = environment(python, folder / f"use-{python.version}-{version}")
+        if offered:
+            here = environment(python, folder / f"use-{python.version}-{version}")
         if not try_torch(here, version):
             yield f"torch {version}", "no small build is offered"
             continue
@@ -183,7 +185,6 @@ def cells(python: Python, torches: list[str], sdist: Path, wheel: Path, folder: 
             use(here, folder / f"run-{python.version}-{version}-{name[:5]}")
             yield f"torch {version}, {name}", "ok"
     if not offered:
-        here = environment(python, folder / f"use-{python.version}")
         pip(here, "install", "--no-deps", str(wheel))
         run(here, "-c", LOAD, cwd=folder)
         yield "no torch, wheel", "ok: installed, the native module loads"
