@@ -14,9 +14,14 @@ CALLS = ("open", "write", "fsync", "rename", "unlink", "ftruncate")
 
 
 def fork(work: Callable[[], object]) -> int:
+    """work() in a forked child, on one thread: a fork has none of the threads of its parent's pool, and would wait for
+    them for ever (torch alone does)."""
     pid = os.fork()
     if pid == 0:
         try:
+            import torch
+
+            torch.set_num_threads(1)
             work()
             os._exit(0)
         except BaseException:
