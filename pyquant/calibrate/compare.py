@@ -101,7 +101,7 @@ def signed_histogram(statistics: HistogramStatistics, bins: int = 200) -> tuple[
         >>> statistics = HistogramStatistics()
         >>> statistics.observe(torch.tensor([-2.0, 0.0, 1.0, 1.9]))
         >>> signed_histogram(statistics, 4)
-        ([-2.0, -1.025..., -0.05..., 0.925..., 1.899...], [1.0, 0.0, 1.0, 2.0])
+        ([-2.0, -1.025..., -0.05..., 0.924..., 1.899...], [1.0, 0.0, 1.0, 2.0])
     """
     data = statistics.distribution()
     low, high = float(data.low), float(data.high)
