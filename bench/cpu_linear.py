@@ -1,35 +1,44 @@
-"""The CPU bars as one command: QLinear against F.linear fp32 and torch.ao's fbgemm path, one thread, hot, CPU time.
+"""The CPU bars as one command: QLinear against F.linear fp32, torch.ao's fbgemm path and the machine's own limits.
 
-`python -m bench.cpu_linear` runs all of it in about five minutes and writes bench/results/cpu-<model>/; exit code 1
-when a bar is missed or a bit is wrong.
+`python -m bench.cpu_linear` runs with the machine's threads (`--threads 1`: one thread, CPU time), takes about six
+minutes and writes bench/results/cpu-<model>/; exit code 1 when a bar is missed or a bit is wrong. `--scaling` times our
+layers at 1, 2, 4 ... threads against the same code on one.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from bench import scaling
 from pyquant.cli.bench import parse_kn
 from pyquant.cli.progress import Progress
+from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
-from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES
-from pyquant.measure.records import Bar, GemmReport, GemmRow
-from pyquant.measure.timing import geometric_mean
+from pyquant.measure.ours import build_qlinear
+from pyquant.measure.peers import FBGEMM, FP32, GemmCase
+from pyquant.measure.records import Bar, GemmRow
+from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
 
 KN = ("384x384", "384x1536", "1536x384", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 MS = (1, 8, 64, 512)
 W8, W4 = "W8A8Dynamic", "W4A8Dynamic(group_size=128)"
 GOALS = {W8: {1: 6.0, 8: 8.0, 64: 5.5, 512: 4.2}, W4: {1: 9.0, 8: 5.5, 64: 4.5, 512: 3.5}}
-OVERHEAD_US = 6.0
-OVERHEAD_SHAPE = (1, 384, 384)
+# Shares of the machine's own limits, for layers of at least LEAST_SIDE inputs and outputs: others are mostly call.
+LEAST_SIDE = 768
+SHARES = {8: 0.75, 64: 0.90, 512: 0.90}
+SHARE_AT_ONE_ROW, BEYOND_CACHE = 0.85, 4 << 20  # of the bandwidth; bytes of weights that are read from afar
+W4_SLOWER = 1.10
+POOR_RULER = 1.05
+CALL_SHAPE, CALL_GOAL = (1, 384, 384), 3.0  # in calls of torch.relu, the cheapest op of torch, on the same row
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -42,68 +51,138 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=12.0, help="seconds a shape after which rounds end (default: 12)"
     )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
+    parser.add_argument("--scaling", action="store_true", help="only the table of thread counts against one thread")
     parser.add_argument("--out", default=None, metavar="DIR", help="default: bench/results/cpu-<model>")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.threads is not None and args.threads < 1:
+        parser.error(f"--threads {args.threads}: at least 1")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads or before)
+    try:
+        return _scaling(args) if args.scaling else _linear(args)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _linear(args: argparse.Namespace) -> int:
     shapes = [(m, *parse_kn(kn)) for m in args.m for kn in args.kn]
-    bench = GemmBench(shapes, schemes=[W8, W4], peers=[FBGEMM], rounds=args.rounds, budget_s=args.budget)
+    threads = torch.get_num_threads()
+    bench = GemmBench(
+        shapes, schemes=[W8, W4], peers=[FBGEMM], clock=default_clock(threads), rounds=args.rounds, budget_s=args.budget
+    )
     with Progress("cpu_linear", len(shapes) + 2) as shown:
         shown.step("limits of the machine")
         ceilings = measure_ceilings("cpu")
-        shown.step("call overhead")
-        overhead = run_gemm_bench(
-            GemmBench([OVERHEAD_SHAPE], schemes=[W8], peers=[INT_MM_CODES], rounds=4 * args.rounds, check_exact=False)
-        )
+        shown.step("one call")
+        call = call_bar(4 * args.rounds)
         report = run_gemm_bench(
             bench, ceilings=ceilings, on_shape=lambda shape: shown.step("M={} K={} N={}".format(*shape))
         )
-    report = GemmReport(
-        report.environment, report.baseline, report.rows, report.ceilings, report.unavailable,
-        bars=[*bars_of(report.rows), overhead_bar(overhead.rows)],
-        notes=[*report.notes, "never behind fbgemm: the smallest ratio over all shapes of that M",
-               "call overhead: QLinear at 384x384, M=1, less torch._int_mm on ready codes of the same shape"],
-    )  # fmt: skip
-    markdown = gemm_markdown(report, "CPU linear layers against the bars")
+    report = replace(report, bars=[*bars_of(report.rows), call], notes=[*report.notes, *_NOTES])
+    markdown = gemm_markdown(report, f"CPU linear layers against the bars, threads: {threads}")
     print(markdown)
+    name = "cpu_linear_one_thread" if threads == 1 else "cpu_linear"
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
-    for name, text in (
-        ("cpu_linear.md", markdown), ("cpu_linear.json", to_json(report)), ("cpu_linear.csv", to_csv(report)),
-    ):  # fmt: skip
-        print(f"wrote {write_text(out / name, text)}")
+    for suffix, text in ((".md", markdown), (".json", to_json(report)), (".csv", to_csv(report))):
+        print(f"wrote {write_text(out / (name + suffix), text)}")
     inexact = [row for row in report.rows if row.exact is False]
     return 1 if inexact or not all(bar.passed for bar in report.bars) else 0
 
 
+def _scaling(args: argparse.Namespace) -> int:
+    shapes = [(m, *parse_kn(kn)) for m in args.m for kn in args.kn]
+    with Progress("scaling", 2 * len(shapes)) as shown:
+        report = scaling.measure(shapes, (W8, W4), args.rounds, args.budget, shown.step)
+    markdown = scaling.markdown(report)
+    print(markdown)
+    out = Path(args.out or Path("bench/results") / folder_name(report.environment))
+    for suffix, text in ((".md", markdown), (".json", to_json(report))):
+        print(f"wrote {write_text(out / ('cpu_scaling' + suffix), text)}")
+    return 0 if all(bar.passed for bar in report.bars) else 1
+
+
+_NOTES = (
+    "never behind fbgemm: the smallest ratio over all shapes of that M",
+    (
+        f"of the limit: the smallest share of the floor over shapes with K and N >= {LEAST_SIDE}; at M = 1, over those "
+        f"with at least {BEYOND_CACHE >> 20} MiB of weights"
+    ),
+    "one call: QLinear at 384x384, M=1, over torch.relu on the same row, median of the ratios of a round",
+    "largest share of a limit: above 1 the limit was measured badly, and the shares of this run mean nothing",
+)
+
+
 def bars_of(rows: Sequence[GemmRow]) -> list[Bar]:
-    """The bars that the rows can answer: geometric means against fp32, and the worst shape against fbgemm."""
+    """The bars that the rows can answer: against fp32 and fbgemm, and as shares of the machine's limits."""
+    return [*_against_fp32(rows), *_against_fbgemm(rows), *_of_the_limit(rows), *_four_bits(rows)]
+
+
+def _against_fp32(rows: Sequence[GemmRow]) -> list[Bar]:
     bars = []
     for scheme, goals in GOALS.items():
-        name = f"QLinear {scheme}"
         for m, goal in goals.items():
-            ratios = [row.ratio for row in rows if row.candidate == name and row.m == m]
+            ratios = [row.ratio for row in rows if row.candidate == f"QLinear {scheme}" and row.m == m]
             if ratios:
                 bars.append(Bar(f"{scheme}, M={m}, against {FP32}, {len(ratios)} shapes", goal, geometric_mean(ratios)))
-    fbgemm = {(row.m, row.k, row.n): row.median_us for row in rows if row.candidate == FBGEMM}
+    return bars
+
+
+def _against_fbgemm(rows: Sequence[GemmRow]) -> list[Bar]:
+    fbgemm, bars = _us(rows, FBGEMM), []
+    ours = _us(rows, f"QLinear {W8}")
     for m in sorted({row.m for row in rows}):
-        against = [
-            fbgemm[row.m, row.k, row.n] / row.median_us
-            for row in rows
-            if row.m == m and row.candidate == f"QLinear {W8}" and (row.m, row.k, row.n) in fbgemm
-        ]
+        against = [fbgemm[shape] / us for shape, us in ours.items() if shape[0] == m and shape in fbgemm]
         if against:
             bars.append(Bar(f"{W8}, M={m}, never behind {FBGEMM}", 1.0, min(against)))
     return bars
 
 
-def overhead_bar(rows: Sequence[GemmRow]) -> Bar:
-    """What a QLinear call costs beyond torch's own integer op on codes that are ready."""
-    us = {row.candidate: row.median_us for row in rows}
-    ours = us.get(f"QLinear {W8}", math.inf)  # it did not run: the bar is missed
-    return Bar("call overhead, 384x384, M=1", OVERHEAD_US, ours - us[INT_MM_CODES], "<=", "us")
+def _of_the_limit(rows: Sequence[GemmRow]) -> list[Bar]:
+    shares = {
+        (row.m, row.k, row.n): row.of_floor
+        for row in rows
+        if row.candidate == f"QLinear {W8}" and row.of_floor is not None
+    }
+    bars = []
+    far = [share for (m, k, n), share in shares.items() if m == 1 and k * n >= BEYOND_CACHE]
+    if far:
+        bars.append(Bar(f"{W8}, M=1, of the limit", SHARE_AT_ONE_ROW, min(far), unit=""))
+    for goal_m, goal in SHARES.items():
+        there = [share for (m, k, n), share in shares.items() if m == goal_m and min(k, n) >= LEAST_SIDE]
+        if there:
+            bars.append(Bar(f"{W8}, M={goal_m}, of the limit", goal, min(there), unit=""))
+    if shares:
+        bars.append(Bar("largest share of a limit", POOR_RULER, max(shares.values()), "<=", ""))
+    return bars
+
+
+def _four_bits(rows: Sequence[GemmRow]) -> list[Bar]:
+    eight, four = _us(rows, f"QLinear {W8}"), _us(rows, f"QLinear {W4}")
+    slower = [us / eight[s] for s, us in four.items() if s in eight and s[0] >= 64 and min(s[1:]) >= LEAST_SIDE]
+    return [Bar(f"{W4}, M >= 64, time over {W8}'s", W4_SLOWER, max(slower), "<=")] if slower else []
+
+
+def _us(rows: Sequence[GemmRow], candidate: str) -> dict[tuple[int, int, int], float]:
+    return {(row.m, row.k, row.n): row.median_us for row in rows if row.candidate == candidate}
+
+
+def call_bar(rounds: int) -> Bar:
+    """What a call of a small layer costs on one thread, in calls of the cheapest op of torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        layer, x = build_qlinear(GemmCase(*CALL_SHAPE, torch.device("cpu")), scheme_from_name(W8), torch.float32)
+        runs = {"relu": lambda: torch.relu(x), "layer": lambda: layer(x)}
+        timings = time_interleaved(runs, clock=make_clock("cpu"), rounds=rounds)
+    finally:
+        torch.set_num_threads(threads)
+    return Bar("one call, 384x384, M=1, in calls of torch.relu", CALL_GOAL, timings.ratio("layer", "relu"), "<=")
 
 
 if __name__ == "__main__":

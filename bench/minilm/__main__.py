@@ -29,11 +29,12 @@ from pyquant.errors import UnsupportedError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.memory import keep_freed_memory
 from pyquant.measure.records import Bar, ModelReport, ModelRow
-from pyquant.measure.timing import make_clock
+from pyquant.measure.timing import default_clock, make_clock
 from pyquant.report.plot import plot_model
 from pyquant.report.render import model_markdown, to_json, write_text
 
-_BASE, _MAIN = "fp32", "W8A8Dynamic"
+_BASE, _MAIN, _FUSED = "fp32", "W8A8Dynamic", "W8A8Dynamic, GELU in the kernel"
+_RIVALS = ("bf16", "torch.ao dynamic int8")
 _ASKED_FOR = ("W8A16",)  # weight-only: made for GPUs, slower than fp32 on a CPU; `--only W8A16` measures it
 
 
@@ -41,8 +42,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.minilm", description=__doc__)
     parser.add_argument("--out", default="demo-out", metavar="DIR", help="where results go (default: demo-out)")
     parser.add_argument("--device", default=None, help="default: cuda when there is a GPU, else cpu")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
-    parser.add_argument("--clock", choices=("cpu", "wall", "cuda-events"), help="default: cpu; cuda-events on a GPU")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
+    parser.add_argument(
+        "--clock",
+        choices=("cpu", "wall", "cuda-events"),
+        help="default: wall, cpu with one thread; cuda-events on a GPU",
+    )
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default: 11)")
     parser.add_argument("--sentences", type=int, default=200, help="for the fidelity figures (default: 200)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants whose names hold one of these, and fp32")
@@ -50,7 +55,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--keep-memory", action="store_true", help="keep freed memory (glibc), so that no page faults are timed"
     )
     parser.add_argument("--readme", metavar="FILE", help="also put the table between the markers of this Markdown file")
-    parser.add_argument("--bars", action="store_true", help="exit code 1 when a stated bar is missed (1 CPU thread)")
+    parser.add_argument("--bars", action="store_true", help="exit code 1 when a stated bar is missed (on a CPU)")
     return parser.parse_args(argv)
 
 
@@ -58,11 +63,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.keep_memory and not keep_freed_memory():
         print("--keep-memory: this C library has no such setting", file=sys.stderr)
-    torch.set_num_threads(args.threads)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     started = time.perf_counter()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    clock = make_clock(args.clock or ("cuda-events" if device.type == "cuda" else "cpu"))
+    clock = make_clock(
+        args.clock or ("cuda-events" if device.type == "cuda" else default_clock(torch.get_num_threads()))
+    )
     out = Path(args.out)
     texts = sentences(args.sentences)
     chosen = [
@@ -122,6 +130,13 @@ def _bars(rows: list[ModelRow], models: dict[str, Embedder], device: torch.devic
         return []
     goals = {"batch 1, 24 tokens": 3.0, "batch 32, 32 tokens": 2.8}
     bars = [Bar(f"{_MAIN} against fp32, {name}", goals[name], row.speedup[name]) for name in row.speedup]
+    by_name = {r.variant: r for r in rows}
+    for rival in (name for name in _RIVALS if name in by_name):
+        bars += [Bar(f"{_MAIN} against {rival}, {name}", 1.0, row.speedup[name] / by_name[rival].speedup[name])
+                 for name in row.speedup]  # fmt: skip
+    if (fused := by_name.get(_FUSED)) is not None:
+        bars += [Bar(f"{_FUSED}, against {_MAIN}, {name}", 1.0, fused.speedup[name] / row.speedup[name])
+                 for name in row.speedup]  # fmt: skip
     bars.append(Bar(f"{_MAIN}: cosine to fp32, mean", 0.997, row.cosine_mean, unit=""))
     codes = row.state_bytes - scale_and_vector_bytes(models[_MAIN])
     share = codes / state_bytes(models[_BASE])
@@ -144,9 +159,12 @@ def _notes(args: argparse.Namespace, device: torch.device) -> list[str]:
     ]
     if args.keep_memory:
         notes.append("freed memory is kept by the process for all variants alike, so that no page faults are timed")
-    if device.type == "cpu" and args.threads == 1:
+    if device.type == "cpu":
         notes.append(
-            "one CPU thread and CPU time, so that other programs do not disturb; more: `--threads N --clock wall`"
+            "one CPU thread and CPU time, so that other programs do not disturb"
+            if torch.get_num_threads() == 1
+            else "the machine's threads and wall time; one thread by CPU time, which other programs do not disturb: "
+            "`--threads 1`"
         )
     return notes
 

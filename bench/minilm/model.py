@@ -73,13 +73,15 @@ def tokenise(texts: Sequence[str], *, tokens: int | None = None) -> tuple[Tensor
 
 
 def variants() -> list[Variant]:
-    """fp32 first (what everything is compared with), bf16, torch's own int8, then pyquant's schemes."""
+    """fp32 first (what everything is compared with), bf16, torch's own int8, then pyquant's schemes: integer layers in
+    an fp32 model, and once in a bf16 model."""
     return [
         Variant("fp32", lambda model: model),
         Variant("bf16", lambda model: model.bfloat16()),
         Variant("torch.ao dynamic int8", _torch_ao),
         _pyquant("W8A8Dynamic", pyquant.W8A8Dynamic()),
         Variant("W8A8Dynamic, GELU in the kernel", _gelu_in_kernel, ours=True),
+        Variant("W8A8Dynamic in a bf16 model", _in_bf16, ours=True),
         _pyquant("W4A8Dynamic g32", pyquant.W4A8Dynamic(group_size=32)),
         _pyquant("W4A8Dynamic g128", pyquant.W4A8Dynamic(group_size=128)),
         _pyquant("W8A16", pyquant.W8A16()),
@@ -93,6 +95,10 @@ def _pyquant(name: str, scheme: pyquant.QScheme) -> Variant:
 def _gelu_in_kernel(model: Embedder) -> Embedder:
     fused: Embedder = pyquant.fuse_(pyquant.quantize_(model, pyquant.W8A8Dynamic(), embeddings=True))
     return fused
+
+
+def _in_bf16(model: Embedder) -> Embedder:
+    return pyquant.quantize_(model.bfloat16(), pyquant.W8A8Dynamic(), embeddings=True)
 
 
 def _torch_ao(model: Embedder) -> Embedder:

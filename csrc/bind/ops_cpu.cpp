@@ -332,6 +332,22 @@ int64_t packed_bytes_op(std::vector<int64_t> spec) { return static_cast<int64_t>
 
 std::string cpu_info() { return cpu::isa_report(); }
 
+int64_t cpu_multiply_op(int64_t rows, int64_t quads, int64_t calls) {
+  const auto within = [](const char* argument, int64_t value, int64_t most) {
+    if (value < 1 || value > most) refuse(argument, std::to_string(value), "1 to " + std::to_string(most));
+  };
+  within("rows", rows, 48);
+  within("quads", quads, 1 << 14);
+  within("calls", calls, 1 << 20);
+  return cpu::multiply_in_cache(rows, quads, calls);
+}
+
+double cpu_read_op(const Tensor& x) {
+  dtype_in("x", x, {ScalarType::Float});
+  if (!x.is_contiguous()) refuse("x", "a strided view", "a contiguous tensor");
+  return static_cast<double>(cpu::read_all(static_cast<const float*>(x.const_data_ptr()), x.numel()));
+}
+
 // Measured choices of CUDA kernels (plan/tuned.h); they need no GPU to be set.
 std::string lines_of(const std::vector<std::string>& lines) {
   std::string text;
@@ -365,10 +381,12 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&b::pack_linear));
   m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear));
   m.impl("qlinear", TORCH_BOX(&b::qlinear));
+  m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyquant, CompositeExplicitAutograd, m) {
   m.impl("_packed_bytes", TORCH_BOX(&pyquant::bind::packed_bytes_op));
+  m.impl("_cpu_multiply", TORCH_BOX(&pyquant::bind::cpu_multiply_op));
   m.impl("_cpu_info", TORCH_BOX(&pyquant::bind::cpu_info));
   m.impl("_set_tuned", TORCH_BOX(&pyquant::bind::set_tuned_op));
   m.impl("_tuned_remarks", TORCH_BOX(&pyquant::bind::tuned_remarks_op));

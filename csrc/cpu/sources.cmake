@@ -1,6 +1,7 @@
 # The CPU engine. Each instruction set is one file with its own flags; nothing else may use more than the base ones.
 set(PYQUANT_CPU_SOURCES
     csrc/cpu/blocks.cpp
+    csrc/cpu/ceilings.cpp
     csrc/cpu/dispatch.cpp
     csrc/cpu/fake_quantize.cpp
     csrc/cpu/float_epilogue.cpp

@@ -16,6 +16,7 @@ from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
 from pyquant.measure.peers import FP32, PEERS
 from pyquant.measure.records import GemmReport
+from pyquant.measure.timing import default_clock
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
 
 _EXAMPLES = """\
@@ -26,9 +27,9 @@ examples:
   pyquant bench gemm --device cuda --models llama-3-8b --m 1 16 256 4096 --out results
   pyquant bench gemm --device cuda --candidates W8A8 scaled_mm --kn 8192x8192 --m 16
 
-one thread and CPU time are the default: on a shared machine nothing else repeats; use --threads N --clock wall on a
-quiet one. Every candidate's product is checked before it is timed. On a GPU graphs are replayed with weights that
-rotate beyond the caches, and a run that is killed goes on with what its --out folder holds.
+the machine's threads and wall time are the default; on a machine that others use, --threads 1 times one thread by CPU
+time, which repeats. Every candidate's product is checked before it is timed. On a GPU graphs are replayed with weights
+that rotate beyond the caches, and a run that is killed goes on with what its --out folder holds.
 """
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _KN = ("384x1536", "1024x4096")
@@ -57,9 +58,9 @@ def add_parser(commands: Any) -> None:
     gemm.add_argument("--baseline", metavar="NAME", help=f"what ratios divide by (default: {FP32})")
     gemm.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     gemm.add_argument("--dtype", choices=_DTYPES, help="of input and output (default: float32; on a GPU bfloat16)")
-    gemm.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: 1)")
+    gemm.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     gemm.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-                      help="default: cpu; cuda-graph on a GPU")  # fmt: skip
+                      help="default: wall, cpu with one thread; cuda-graph on a GPU")  # fmt: skip
     gemm.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     gemm.add_argument("--cold", action="store_true", help="flush the caches before every call")
     gemm.add_argument("--no-floor", action="store_true", help="do not measure the machine's limits")
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return _on_gpu(args)
     bench = bench_from_args(args)
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or 1)
+    torch.set_num_threads(args.threads or threads_before)
     try:
         ceilings = [] if args.no_floor else measure_ceilings("cpu")
         with Progress("bench gemm", len(bench.shapes)) as shown:
@@ -107,7 +108,7 @@ def bench_from_args(args: argparse.Namespace) -> GemmBench:
         peers=None if args.peers is None else match_peers(args.peers),
         baseline=match_peers([args.baseline or FP32])[0],
         dtype=_DTYPES[args.dtype or "float32"],
-        clock=args.clock or "cpu",
+        clock=args.clock or default_clock(args.threads or torch.get_num_threads()),
         rounds=_positive("--rounds", [args.rounds])[0],
         cold=args.cold,
     )

@@ -16,7 +16,7 @@ from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
 from pyquant.measure.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
 from pyquant.measure.mlp_records import goal_lines, trade_off_of
 from pyquant.measure.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
-from pyquant.measure.timing import Clock, make_clock
+from pyquant.measure.timing import Clock, default_clock, make_clock
 from pyquant.report import registry
 from pyquant.report.trade_off import to_markdown
 
@@ -59,9 +59,9 @@ def add_parser(kinds: Any) -> None:
     mlp.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
     mlp.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     mlp.add_argument("--float-type", choices=_TYPES, help="of fp16 layers (default: bfloat16; on a GPU float16)")
-    mlp.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
+    mlp.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     mlp.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-                     help="default: cpu time; on a GPU a replayed graph")  # fmt: skip
+                     help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip
     mlp.add_argument("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
     mlp.add_argument("--out", metavar="DIR", help="write the results there")
     mlp.set_defaults(run=run)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures, writes and prints Markdown. -> 0; a wrong result is an error before anything is timed."""
     bench, clock = bench_from_args(args), clock_from_args(args)
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads or threads_before)
     try:
         environment = describe_environment(bench.device, clock=clock.name)
         journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
@@ -111,9 +111,10 @@ def bench_from_args(args: argparse.Namespace) -> MlpBench:
 def clock_from_args(args: argparse.Namespace) -> Clock:
     """The clock. Raises ArgumentError for one of the other kind of device, or CPU time of several threads."""
     on_gpu = args.device.startswith("cuda")
-    name = args.clock or ("cuda-graph" if on_gpu else "cpu")
+    threads = args.threads or torch.get_num_threads()
+    name = args.clock or ("cuda-graph" if on_gpu else default_clock(threads))
     if name.startswith("cuda") != on_gpu:
         raise ArgumentError("--clock", name, "cuda-graph, cuda-events" if on_gpu else "cpu, wall")
-    if name == "cpu" and args.threads > 1:
-        raise ArgumentError("--threads", args.threads, "1 with --clock cpu, which adds up the time of all threads")
+    if name == "cpu" and threads > 1:
+        raise ArgumentError("--threads", threads, "1 with --clock cpu, which adds up the time of all threads")
     return CudaGraphClock(TorchCuda(one_pool=True)) if name == "cuda-graph" else make_clock(name)

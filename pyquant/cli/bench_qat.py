@@ -14,6 +14,7 @@ from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.qat import GRANULARITIES, QatBench, markdown, run_qat_bench
 from pyquant.measure.qat_steps import MODELS
+from pyquant.measure.timing import default_clock
 from pyquant.report.render import to_json, write_text
 
 # With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
@@ -48,8 +49,8 @@ def add_parser(kinds: Any) -> None:
     qat.add_argument("--granularity", nargs="+", choices=GRANULARITIES, help="default: both")
     qat.add_argument("--step", nargs="+", choices=tuple(MODELS), help="training steps instead of single passes")
     qat.add_argument("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
-    qat.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
-    qat.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="default: cpu")
+    qat.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
+    qat.add_argument("--clock", choices=("cpu", "wall"), help="default: wall, cpu with one thread")
     qat.add_argument("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
     qat.add_argument("--allocator", choices=("kept", "default"), default="kept",
                      help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
@@ -60,20 +61,21 @@ def add_parser(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark, in a child where the allocator's environment must be set. -> 0, or the child's exit code."""
-    for option, values in (("--elements", args.elements or [1]), ("--threads", [args.threads]),
+    threads = torch.get_num_threads() if args.threads is None else args.threads
+    for option, values in (("--elements", args.elements or [1]), ("--threads", [threads]),
                            ("--rounds", [args.rounds])):  # fmt: skip
         if bad := [value for value in values if value < 1]:
             raise ArgumentError(option, bad[0], ">= 1")
     bench = QatBench(
         elements=args.elements or QatBench.elements, granularities=args.granularity or GRANULARITIES,
-        candidates=args.candidates, steps=args.step or (), clock=args.clock, rounds=args.rounds,
-        allocator=args.allocator,
+        candidates=args.candidates, steps=args.step or (), clock=args.clock or default_clock(threads),
+        rounds=args.rounds, allocator=args.allocator,
     )  # fmt: skip
     if args.allocator == "kept" and os.environ.get(_MARK) != "1":
         command = [sys.executable, "-m", "pyquant", "bench", "qat", *_words(args)]
         return subprocess.run(command, env={**os.environ, **KEPT, _MARK: "1"}, check=False).returncode
     before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(threads)
     try:
         cases = len(bench.steps) or len(bench.elements) * len(bench.granularities)
         with Progress("bench qat", cases) as shown:

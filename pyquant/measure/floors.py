@@ -7,22 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.records import Ceiling
-from pyquant.measure.timing import Clock, CpuClock, time_interleaved
+from pyquant.measure.timing import Clock, default_clock, make_clock, time_interleaved
+from pyquant.ops.load import native_available, why_not_native
 
-COPY = "copy"  # main memory; COPY_SETS are working sets that fit caches
-COPY_SETS: Mapping[str, int] = {
-    "copy in 256 KiB": 256 << 10,
-    "copy in 1 MiB": 1 << 20,
-    "copy in 4 MiB": 4 << 20,
-    "copy in 16 MiB": 16 << 20,
-    "copy in 64 MiB": 64 << 20,
+COPY = "copy"  # a GPU's memory
+READ = "read"  # a CPU's main memory; READ_SETS are working sets that caches hold
+READ_SETS: Mapping[str, int] = {
+    f"read in {size >> 10} KiB" if size < 1 << 20 else f"read in {size >> 20} MiB": size
+    for size in (
+        64 << 10,
+        128 << 10,
+        256 << 10,
+        512 << 10,
+        1 << 20,
+        2 << 20,
+        4 << 20,
+        8 << 20,
+        16 << 20,
+        32 << 20,
+        64 << 20,
+    )
 }
+# Operands of the inner loop, as (rows, K / 4): one tile of AVX-512 registers over a long K, one of AMX, many rows.
+_INNER = ((6, 1024), (32, 256), (48, 256))
+_INNER_PRODUCTS = 1 << 24  # a sample: well below a millisecond
 
 
 @dataclass(frozen=True)
@@ -42,8 +57,8 @@ def gemm_bytes(m: int, k: int, n: int, *, w_bits: float, x_bits: int, out_bits: 
 def gemm_floor(m: int, k: int, n: int, *, moved_bytes: int, gbps: float, gops: float) -> Floor:
     """max(bytes / bandwidth, 2 m k n / peak).
 
-    gbps  copy bandwidth in GB/s counting bytes read and written; gops  peak in 1e9 operations a second, a
-          multiply-add counting as two.
+    gbps  bandwidth in GB/s (read-only on a CPU; a copy, counting bytes read and written, on a GPU).
+    gops  peak in 1e9 operations a second, a multiply-add counting as two.
     Raises ArgumentError when a limit is not positive.
     """
     if gbps <= 0 or gops <= 0:
@@ -52,21 +67,43 @@ def gemm_floor(m: int, k: int, n: int, *, moved_bytes: int, gbps: float, gops: f
     return Floor(by_bytes, "bytes") if by_bytes >= by_ops else Floor(by_ops, "ops")
 
 
-def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = None, rounds: int = 5) -> list[Ceiling]:
-    """Measured copy bandwidth and matmul peaks of `device`.
+def measure_ceilings(
+    device: str | torch.device = "cpu", *, size: int | None = None, rounds: int = 5, clock: str | None = None
+) -> list[Ceiling]:
+    """Measured bandwidths and multiplication peaks of `device`, with the threads that torch uses now.
 
-    size  edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
-          random data, and zeros would flatter the peak.
-    ->    Ceilings 'copy' (main memory) and, on a CPU, COPY_SETS (working sets that caches hold) [GB/s]; 'fp32', 'bf16',
-          'int8' (and on a GPU 'fp16', 'fp8') [Gop/s]; a type that the device's torch cannot multiply is left out.
+    size   edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
+           random data, and zeros would flatter the peak.
+    clock  of the CPU; None: CPU time on one thread, wall time on several.
+    ->     On a CPU 'read' (main memory, a stream that only reads) and READ_SETS (working sets that caches hold) [GB/s],
+           and 'int8' [Gop/s], the inner loop of our own kernels on operands in the caches: nothing multiplies faster.
+           On a GPU 'copy' and 'int8', 'fp16', 'fp8' of torch. 'fp32' and 'bf16': torch.mm. A type that the device's
+           torch cannot multiply is left out.
     """
     device = torch.device(device)
-    clock: Clock = CudaEventClock() if device.type == "cuda" else CpuClock()
     size = size or (8192 if device.type == "cuda" else 2048)
-    # on a GPU weights rotate beyond the caches, so only main memory matters
-    sets = {COPY: 2 << 30} if device.type == "cuda" else {COPY: 256 << 20, **COPY_SETS}
-    work = {name: _copy(size_bytes // 2, device) for name, size_bytes in sets.items()} | {
-        name: run for name, make in _matmuls(device).items() if (run := _runs(make, size, device)) is not None
+    if device.type == "cuda":  # weights rotate beyond the caches, so only main memory matters
+        return _measured(
+            {COPY: _copy(1 << 30, device)}, {COPY: 2 << 30}, _matmuls(device), CudaEventClock(), device, size, rounds
+        )
+    if not native_available():
+        raise UnsupportedError("the machine's limits are those of the compiled kernels", [str(why_not_native())])
+    sets = {READ: 256 << 20, **READ_SETS}
+    streams = {name: _read(size_bytes) for name, size_bytes in sets.items()}
+    clock_used = make_clock(clock or default_clock(torch.get_num_threads()))
+    return [
+        *_measured(streams, sets, _matmuls(device), clock_used, device, size, rounds),
+        Ceiling("int8", 2.0 * _inner_loop(clock_used, rounds) * 1e-9, "Gop/s"),
+    ]
+
+
+def _measured(
+    streams: Mapping[str, Callable[[], object]], sets: Mapping[str, int],
+    makers: Mapping[str, Callable[[int, torch.device], Callable[[], object]]],
+    clock: Clock, device: torch.device, size: int, rounds: int,
+) -> list[Ceiling]:  # fmt: skip
+    work = dict(streams) | {
+        name: run for name, make in makers.items() if (run := _runs(make, size, device)) is not None
     }
     timings = time_interleaved(work, clock=clock, rounds=rounds, warm_calls=2)
     ceilings = []
@@ -79,17 +116,32 @@ def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = N
     return ceilings
 
 
+def _inner_loop(clock: Clock, rounds: int) -> float:
+    """Products a second of the inner loop of the CPU's kernels: the best sample of the best operands."""
+    multiply = torch.ops.pyquant._cpu_multiply
+    calls = {shape: max(1, _INNER_PRODUCTS // (shape[0] * shape[1] * 256)) for shape in _INNER}
+    runs = {f"{rows} rows": partial(multiply, rows, quads, calls[rows, quads]) for rows, quads in _INNER}
+    timings = time_interleaved(runs, clock=clock, rounds=4 * rounds, warm_calls=2)
+    return max(run() / min(timings.samples[name]) for name, run in runs.items())
+
+
 def ceiling_value(ceilings: Sequence[Ceiling], name: str) -> float | None:
     """The value of the ceiling called `name`, None where it was not measured."""
     return next((c.value for c in ceilings if c.name == name), None)
 
 
-def copy_gbps(ceilings: Sequence[Ceiling], moved_bytes: int, *, cached: bool) -> float | None:
-    """Bandwidth of a working set: with `cached`, of the smallest measured set that holds it; else of main memory."""
-    for name, size_bytes in COPY_SETS.items() if cached else ():
+def bandwidth(ceilings: Sequence[Ceiling], moved_bytes: int, *, cached: bool) -> float | None:
+    """Bandwidth of a working set in GB/s: with `cached`, of the smallest measured set that holds it; else of memory."""
+    for name, size_bytes in READ_SETS.items() if cached else ():
         if moved_bytes <= size_bytes and (value := ceiling_value(ceilings, name)) is not None:
             return value
-    return ceiling_value(ceilings, COPY)
+    read = ceiling_value(ceilings, READ)
+    return ceiling_value(ceilings, COPY) if read is None else read
+
+
+def _read(size_bytes: int) -> Callable[[], object]:
+    source = torch.ones(size_bytes // 4)
+    return lambda: torch.ops.pyquant._cpu_read(source)
 
 
 def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:
@@ -99,9 +151,9 @@ def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:
 
 
 def _matmuls(device: torch.device) -> dict[str, Callable[[int, torch.device], Callable[[], object]]]:
-    makers = {"fp32": _float_mm(torch.float32), "bf16": _float_mm(torch.bfloat16), "int8": _int8_mm}
+    makers = {"fp32": _float_mm(torch.float32), "bf16": _float_mm(torch.bfloat16)}
     if device.type == "cuda":
-        makers |= {"fp16": _float_mm(torch.float16), "fp8": _fp8_mm}
+        makers |= {"int8": _int8_mm, "fp16": _float_mm(torch.float16), "fp8": _fp8_mm}
     return makers
 
 

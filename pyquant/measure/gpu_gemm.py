@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.measure.floors import ceiling_value, copy_gbps, gemm_bytes, gemm_floor
+from pyquant.measure.floors import bandwidth, ceiling_value, gemm_bytes, gemm_floor
 from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
 from pyquant.measure.kernels import ADAPTERS
 from pyquant.measure.kernels.adapter import Adapter, Built, Run
@@ -232,7 +232,7 @@ def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings:
     moved = adapter.products * gemm_bytes(
         m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=adapter.out_bits
     )
-    gbps, gops = copy_gbps(ceilings, moved, cached=False), ceiling_value(ceilings, adapter.peak)
+    gbps, gops = bandwidth(ceilings, moved, cached=False), ceiling_value(ceilings, adapter.peak)
     floor = None
     if gbps and gops:
         floor = gemm_floor(m * adapter.products, k, n, moved_bytes=moved, gbps=gbps, gops=gops)

@@ -71,6 +71,16 @@ def make_clock(name: str) -> Clock:
     return CLOCKS[name]()
 
 
+def default_clock(threads: int) -> str:
+    """CPU time on one thread, which other programs do not disturb; wall time on several, whose CPU time adds up.
+
+    Example:
+        >>> default_clock(1), default_clock(8)
+        ('cpu', 'wall')
+    """
+    return "cpu" if threads == 1 else "wall"
+
+
 class CacheFlush:
     """Streams through a buffer larger than the last cache, so that the next call finds its weights in memory.
 

@@ -18,6 +18,8 @@ LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
 NATIVE_SCHEMAS = {
     "_packed_bytes": "(int[] spec) -> int",
     "_cpu_info": "() -> str",
+    "_cpu_multiply": "(int rows, int quads, int calls) -> int",
+    "_cpu_read": "(Tensor x) -> float",
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import cpu_linear, gemm, latency_additivity  # noqa: E402
+from bench import cpu_linear, gemm, latency_additivity, scaling  # noqa: E402
+from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
-from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES  # noqa: E402
+from pyquant.measure.peers import FBGEMM, FP32  # noqa: E402
 from pyquant.measure.records import GemmRow, ModelReport, ModelRow  # noqa: E402
+from pyquant.measure.timing import default_clock  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
@@ -52,23 +55,66 @@ def test_goals_are_those_of_the_documentation() -> None:
         assert " / ".join(f"{goals[m]:g}" for m in cpu_linear.MS) in text
 
 
-def test_overhead_is_beyond_torchs_own_op() -> None:
-    bar = cpu_linear.overhead_bar(
-        [row(1, (384, 384), INT_MM_CODES, 4.0, 2.0), row(1, (384, 384), f"QLinear {cpu_linear.W8}", 9.0, 1.0)]
-    )
-    assert bar.measured == pytest.approx(5.0)
-    assert bar.passed
+def limited(m: int, kn: tuple[int, int], name: str, us: float, floor_us: float) -> GemmRow:
+    return replace(row(m, kn, f"QLinear {name}", us, 1.0, True), floor_us=floor_us, floor_kind="ops")
+
+
+def test_bars_as_shares_of_the_machines_limits() -> None:
+    found = [
+        limited(1, (4096, 4096), cpu_linear.W8, 10.0, 8.0),
+        limited(1, (768, 768), cpu_linear.W8, 10.0, 1.0),  # in the cache: not of the bar
+        limited(8, (768, 3072), cpu_linear.W8, 10.0, 7.6),
+        limited(64, (768, 3072), cpu_linear.W8, 10.0, 9.1),
+        limited(64, (384, 3072), cpu_linear.W8, 10.0, 1.0),  # a side below 768: mostly call
+        limited(512, (4096, 4096), cpu_linear.W8, 10.0, 8.9),
+        limited(64, (768, 3072), cpu_linear.W4, 10.9, 5.0),
+        limited(512, (4096, 4096), cpu_linear.W4, 11.1, 5.0),
+    ]
+    bars = {bar.name: bar for bar in cpu_linear.bars_of(found)}
+    verdicts = {m: bars[f"W8A8Dynamic, M={m}, of the limit"].passed for m in (1, 8, 64, 512)}
+    assert verdicts == {1: False, 8: True, 64: True, 512: False}
+    slower = bars[f"{cpu_linear.W4}, M >= 64, time over W8A8Dynamic's"]
+    assert slower.measured == pytest.approx(1.11)
+    assert not slower.passed
+    assert bars["largest share of a limit"].passed
+    impossible = cpu_linear.bars_of([limited(64, (768, 768), cpu_linear.W8, 10.0, 12.0)])
+    assert [bar.passed for bar in impossible if bar.name == "largest share of a limit"] == [False]
+
+
+def test_scaling_bars_see_a_layer_that_threads_slow_down() -> None:
+    fast = scaling.ScalingRow(64, 768, 768, "s", {1: 10.0, 2: 5.5}, {1: 1.0, 2: 1.8})
+    slow = scaling.ScalingRow(1, 384, 384, "s", {1: 10.0, 2: 11.0}, {1: 1.0, 2: 0.9})
+    assert [bar.passed for bar in scaling.bars_of([fast])] == [True, True]
+    assert [bar.passed for bar in scaling.bars_of([fast, slow])] == [True, False]
+    assert [bar.passed for bar in scaling.bars_of([replace(fast, speedup={1: 1.0, 2: 1.6})])] == [False, True]
+    assert scaling.bars_of([replace(fast, speedup={1: 1.0})]) == []
+    assert [scaling.thread_counts(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+
+
+def test_scaling_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--scaling", "--m", "1", "--kn", "128x64", "--rounds", "1", "--threads", "2", "--out", str(tmp_path)]
+    threads = torch.get_num_threads()
+    assert cpu_linear.main(words) in (0, 1)
+    assert torch.get_num_threads() == threads
+    assert "2 threads" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cpu_scaling.json", "cpu_scaling.md"]
+
+
+def test_the_machines_threads_are_the_default() -> None:
+    assert cpu_linear.parse([]).threads is None
+    assert minilm.parse([]).threads is None
+    assert default_clock(1) == "cpu"
+    assert default_clock(torch.get_num_threads() + 1) == "wall"  # the time of several threads adds up
 
 
 def test_cpu_driver_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    try:
-        code = cpu_linear.main(["--m", "1", "--kn", "128x32", "--rounds", "1", "--out", str(tmp_path)])
-    finally:
-        torch.set_num_threads(threads)
+    code = cpu_linear.main(["--m", "1", "--kn", "128x32", "--rounds", "1", "--out", str(tmp_path)])
+    assert torch.get_num_threads() == threads
     assert code in (0, 1)  # bars are not judged here: nothing timed is asserted
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["cpu_linear.csv", "cpu_linear.json", "cpu_linear.md"]
-    assert "call overhead" in capsys.readouterr().out
+    stem = "cpu_linear_one_thread" if threads == 1 else "cpu_linear"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{stem}.csv", f"{stem}.json", f"{stem}.md"]
+    assert "one call" in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_driver_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

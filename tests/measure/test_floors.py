@@ -8,9 +8,10 @@ import torch
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import (
     COPY,
-    COPY_SETS,
+    READ,
+    READ_SETS,
+    bandwidth,
     ceiling_value,
-    copy_gbps,
     gemm_bytes,
     gemm_floor,
     measure_ceilings,
@@ -40,17 +41,18 @@ def test_impossible_limits_are_refused(gbps: float, gops: float) -> None:
 
 
 def test_bandwidth_of_the_working_set() -> None:
-    ceilings = [Ceiling(COPY, 10.0, "GB/s"), *[Ceiling(name, 100.0 - i, "GB/s") for i, name in enumerate(COPY_SETS)]]
-    assert copy_gbps(ceilings, 1, cached=True) == 100.0
-    assert copy_gbps(ceilings, 300 << 10, cached=True) == 99.0
-    assert copy_gbps(ceilings, 1 << 40, cached=True) == 10.0
-    assert copy_gbps(ceilings, 1, cached=False) == 10.0
-    assert copy_gbps([], 1, cached=True) is None
+    ceilings = [Ceiling(READ, 10.0, "GB/s"), *[Ceiling(name, 100.0 - i, "GB/s") for i, name in enumerate(READ_SETS)]]
+    assert bandwidth(ceilings, 1, cached=True) == 100.0
+    assert bandwidth(ceilings, 100 << 10, cached=True) == 99.0
+    assert bandwidth(ceilings, 1 << 40, cached=True) == 10.0
+    assert bandwidth(ceilings, 1, cached=False) == 10.0
+    assert bandwidth([Ceiling(COPY, 7.0, "GB/s")], 1, cached=False) == 7.0  # a GPU
+    assert bandwidth([], 1, cached=True) is None
 
 
 def test_ceilings_are_measured_and_positive() -> None:
     ceilings = measure_ceilings("cpu", size=64, rounds=1)
-    assert {c.name for c in ceilings} >= {COPY, *COPY_SETS, "fp32", "int8"}
+    assert {c.name for c in ceilings} >= {READ, *READ_SETS, "fp32", "int8"}
     assert all(c.value > 0 for c in ceilings)
     assert ceiling_value(ceilings, "no such") is None
 
@@ -62,3 +64,23 @@ def test_random_codes_fill_the_range() -> None:
     assert int(codes.max()) == 127
     assert int(codes.min()) == -127  # -128 would not be a symmetric code
     assert len(codes.unique()) > 200
+
+
+def test_the_stream_reads_every_element_and_refuses_what_it_cannot_read() -> None:
+    for count in (0, 1, 4095, 4096, 4097, 100_003):
+        x = torch.zeros(count)
+        for i in {0, count // 2, count - 1} if count else ():
+            x[i] = -3.5
+            assert torch.ops.pyquant._cpu_read(x) == 3.5, (count, i)
+            x[i] = 0
+        assert torch.ops.pyquant._cpu_read(x) == 0
+    with pytest.raises(RuntimeError, match="x"):
+        torch.ops.pyquant._cpu_read(torch.zeros(4, 4).t())
+
+
+def test_the_inner_loop_counts_its_products_and_refuses_other_sizes() -> None:
+    threads = torch.get_num_threads()
+    assert torch.ops.pyquant._cpu_multiply(6, 10, 3) == threads * 3 * 6 * 40 * 64
+    for argument, wrong in (("rows", (49, 1, 1)), ("quads", (1, 0, 1)), ("calls", (1, 1, -1))):
+        with pytest.raises(RuntimeError, match=argument):
+            torch.ops.pyquant._cpu_multiply(*wrong)
