@@ -52,6 +52,7 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import LayerReport, quantization_report
+from pyquant.nn.speed import LayerSpeed, compare_speed
 from pyquant.ops import set_checks, set_strict
 from pyquant.pretrained import load_pretrained, save_pretrained
 from pyquant.ptq import (
@@ -102,6 +103,7 @@ __all__ = [
     "KernelInfo",
     "LatencyTable",
     "LayerReport",
+    "LayerSpeed",
     "LearnedPrecision",
     "MSECalibrator",
     "MaxCalibrator",
@@ -145,6 +147,7 @@ __all__ = [
     "bias_correction_",
     "calibrate_recipe_",
     "chain_report",
+    "compare_speed",
     "convert_",
     "dequantize_",
     "distillation",

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from pyquant.cli.models import load_callable, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
-from pyquant.io.checkpoint import load_checkpoint
+from pyquant.io.checkpoint import Checkpoint, load_checkpoint
 from pyquant.io.record import LayerRecord
 from pyquant.nn.forms import expose_linears_
 from pyquant.nn.linear_call import unpacked
+from pyquant.nn.matrices import is_matrix
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.pretrained import layer_of
@@ -85,8 +86,20 @@ def run(args: argparse.Namespace) -> int:
     if args.inputs and factory:
         whole = _whole_model(args.directory, factory, load_callable(args.inputs, "--inputs"))
     wrong = [v.name for v in verdicts if v.exact is False]
-    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong)
+    floats = float_matrices(checkpoint)
+    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong, floats)
     return 1 if wrong else 0
+
+
+def float_matrices(checkpoint: Checkpoint) -> dict[str, float]:
+    """{tensor name: share} of the matrices that a checkpoint holds in floating point, the largest first.
+
+    share  of the elements of all matrices, quantised ones included, 0 to 1.
+    """
+    sizes = {name: tensor.numel() for name, tensor in checkpoint.tensors.items() if is_matrix(tensor)}
+    quantised = sum(record.in_features * record.out_features for record in checkpoint.layers)
+    total = (sum(sizes.values()) + quantised) or 1
+    return {name: size / total for name, size in sorted(sizes.items(), key=lambda item: -item[1])}
 
 
 def verify_layer(record: LayerRecord, float_layer: nn.Linear | nn.Conv2d | None) -> LayerVerdict:
@@ -174,13 +187,14 @@ def _data(y: Any) -> Tensor:
 
 def _print(
     args: argparse.Namespace, verdicts: list[LayerVerdict], whole: dict[str, float] | None, digest: str, count: int,
-    wrong: list[str],
+    wrong: list[str], floats: dict[str, float],
 ) -> None:  # fmt: skip
     if args.json:
         layers = [
             {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts
         ]
-        print(json.dumps({"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole}, indent=1))
+        told = {"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole, "float": floats}
+        print(json.dumps(told, indent=1))
         return
     words = {True: "equal", False: "DIFFER", None: "not promised"}
     print(table(
@@ -191,6 +205,10 @@ def _print(
     if whole:
         cells = f"cosine {whole['cosine']:.6f}, max error {whole['max_error']:.3g}"
         print(f"whole model: SQNR {whole['sqnr_db']:.1f} dB, {cells}")
+    if floats:
+        shown = ", ".join(f"{name} ({share:.1%})" for name, share in list(floats.items())[:5])
+        more = f" and {len(floats) - 5} more" if len(floats) > 5 else ""
+        print(f"floating point: {sum(floats.values()):.1%} of the weights: {shown}{more}")
     print(f"files: every byte as the manifest says ({count} quantised layers); manifest SHA-256 {digest}")
     if wrong:
         print(f"problem: {len(wrong)} layer(s) whose bits differ from the specification: {', '.join(wrong[:5])}")

@@ -34,6 +34,7 @@ from pyquant.nn.sites import (
     rules_of,
     sites_within,
 )
+from pyquant.nn.speed import compare_speed, warn_of_slow_layers
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.nn.tell import warn_of_floats
 
@@ -48,6 +49,7 @@ def quantize_(
     heads: bool | None = None,
     on_indivisible: str = "per_channel",
     input_scales: Mapping[str, float | Tensor] | None = None,
+    check_speed: object = None,
 ) -> nn.Module:
     """Replace the Linear and Conv2d layers of a model by QLinear and QConv2d, in place.
 
@@ -64,6 +66,9 @@ def quantize_(
     on_indivisible  layers whose K the scheme's group size does not divide: 'per_channel' gives them one scale a
                   channel, 'skip' leaves them in floating point, 'error' raises SchemeError.
     input_scales  {layer name: real size of one input code} for static schemes.
+    check_speed   example inputs (a tensor, a tuple of arguments, a mapping of keyword arguments): the quantised model
+                  runs once, its layers are timed against float ones for about two seconds, and a QuantizationWarning
+                  gives the figures of those that are slower (compare_speed); None: nothing is timed.
     ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
     Transactional: on any exception the model is as before.
 
@@ -121,6 +126,8 @@ def quantize_(
                 if site.owner is not None:
                     remember(site.owner.module, note, undo)
         warn_of_floats(quantization_report(model), wished | _wished(model, rules, filter_fn, embeddings, heads))
+        if check_speed is not None:
+            warn_of_slow_layers(compare_speed(model, check_speed))
     except BaseException:  # a warning that the caller made an error is one, too
         for step in reversed(undo):
             step()

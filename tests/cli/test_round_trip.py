@@ -94,6 +94,17 @@ def test_skip_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "W8A8Dynamic" in capsys.readouterr().out
 
 
+def test_verify_tells_what_a_checkpoint_holds_in_floating_point(capsys: pytest.CaptureFixture[str]) -> None:
+    quantize("--scheme", "W8A8Dynamic", "--skip", "3")
+    capsys.readouterr()
+    assert main(["verify", "q"]) == 0
+    total = 20 * 64 + 64 * 96 + 96 * 32
+    share = (20 * 64 + 96 * 32) / total
+    assert f"floating point: {share:.1%} of the weights: 3.weight ({96 * 32 / total:.1%})" in capsys.readouterr().out
+    main(["verify", "q", "--json"])
+    assert list(json.loads(capsys.readouterr().out)["float"]) == ["3.weight", "0.weight"]
+
+
 def test_progress_goes_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
     quantize("--scheme", "W8A8Dynamic")
     captured = capsys.readouterr()
