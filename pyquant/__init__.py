@@ -1,5 +1,6 @@
 """pyquant: int8 and int4 Linear layers that run in integers, exactly, on CPUs and NVIDIA GPUs."""
 
+import pyquant.cli.start  # first: `pyquant --help` does not wait for torch
 from pyquant.analyse.errors import error_report
 from pyquant.analyse.latency import load_latency, measure_latency
 from pyquant.analyse.layerwise import sensitivity
@@ -83,7 +84,7 @@ from pyquant.results.latency import LatencyTable
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 from pyquant.simulate.torch_operators import torch_fake_quantize
 
-__version__ = "0.1.0"
+__version__ = pyquant.cli.start.VERSION
 
 __all__ = [
     "FP16",

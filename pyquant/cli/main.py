@@ -24,37 +24,15 @@ from pyquant.cli import (
     tune,
     verify,
 )
+from pyquant.cli.start import top_parser
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-_EXAMPLES = """\
-examples:
-  pyquant doctor
-  pyquant quantize mypackage.models:build --scheme W8A8Dynamic --out quantised
-  pyquant calibrate mypackage.models:build --data mypackage.data:batches --recipe recipe.yaml
-  pyquant sensitivity mypackage.models:build --data mypackage.data:batches --max-drop 0.01
-  pyquant search mypackage.models:build --data mypackage.data:batches --eval mypackage.data:accuracy
-  pyquant inspect quantised
-  pyquant verify quantised --against mypackage.models:build
-  pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
-  pyquant tune --model quantised --m 1 16 64 512
-  pyquant report results/trade_off.json --out report
-
-exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
-"""
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; every command sets `run` to its function."""
-    parser = argparse.ArgumentParser(
-        prog="pyquant",
-        description="Quantised Linear layers that really run in int8 and int4, bit for bit the same on every device.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
+    parser = top_parser()
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         doctor, calibrate, sensitivity, latency, search, quantize, inspect, verify, error, bench, tune, report,

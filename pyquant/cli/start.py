@@ -1,0 +1,90 @@
+"""What the command line says without a command: answered before torch is imported, which takes seconds.
+
+`import pyquant.cli.start` is the first line of the package: where this process is the command itself and is asked for
+nothing but its help or its version, it answers and leaves. It imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Final
+
+VERSION: Final = "0.1.0"
+
+COMMANDS: Final = {
+    "doctor": "environment, native library, GPUs, and a self-test of every scheme",
+    "calibrate": "find the ranges of static schemes from data",
+    "sensitivity": "find which layers suffer by which format",
+    "latency": "measure what every layer costs in every format",
+    "search": "find a format for every layer",
+    "quantize": "quantise a model and save it",
+    "inspect": "layers, schemes, sizes and kernels of a saved model",
+    "verify": "check a saved model: bytes, bits, and error against the float model",
+    "error": "errors of every layer of a saved model on data",
+    "bench": "measure: `pyquant bench gemm|mlp|qat|calib`",
+    "tune": "measure the quickest kernels for your layers on your GPU",
+    "report": "render saved results: Markdown, CSV, PNG, SVG, HTML",
+}
+
+_EXAMPLES = """\
+examples:
+  pyquant doctor
+  pyquant quantize mypackage.models:build --scheme W8A8Dynamic --out quantised
+  pyquant calibrate mypackage.models:build --data mypackage.data:batches --recipe recipe.yaml
+  pyquant sensitivity mypackage.models:build --data mypackage.data:batches --max-drop 0.01
+  pyquant search mypackage.models:build --data mypackage.data:batches --eval mypackage.data:accuracy
+  pyquant inspect quantised
+  pyquant verify quantised --against mypackage.models:build
+  pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic
+  pyquant tune --model quantised --m 1 16 64 512
+  pyquant report results/trade_off.json --out report
+
+exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
+"""
+
+
+def top_parser() -> argparse.ArgumentParser:
+    """The parser of what stands before the command."""
+    parser = argparse.ArgumentParser(
+        prog="pyquant",
+        description="Quantised Linear layers that really run in int8 and int4, bit for bit the same on every device.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from, not one line only")
+    return parser
+
+
+def outline() -> argparse.ArgumentParser:
+    """The whole parser as its help shows it: commands without their options."""
+    parser = top_parser()
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, told in COMMANDS.items():
+        commands.add_parser(name, help=told)
+    return parser
+
+
+def answer(words: list[str], program: str) -> str | None:
+    """What to print for these words after the name of the program, or None where a command is wanted.
+
+    program  sys.argv[0]: the path of the installed `pyquant`, or '-m' while `python -m pyquant` looks for it.
+    """
+    is_module = program == "-m" and sys.orig_argv[-len(words) - 2 : len(sys.orig_argv) - len(words)] == [
+        "-m",
+        "pyquant",
+    ]
+    if not is_module and os.path.basename(program) not in ("pyquant", "pyquant.exe"):
+        return None
+    if words == ["--version"]:
+        return f"pyquant {VERSION}\n"
+    return outline().format_help() if words in (["-h"], ["--help"]) else None
+
+
+_told = answer(sys.argv[1:], sys.argv[0]) if getattr(sys, "argv", None) else None
+if _told is not None:
+    sys.stdout.write(_told)
+    sys.stdout.flush()
+    raise SystemExit(0)
