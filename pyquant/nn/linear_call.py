@@ -7,15 +7,18 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
-from pyquant.nn import state, straight_through, weights
+from pyquant.nn import state, straight_through, traced, weights
 from pyquant.nn.linear_state import LinearState
 from pyquant.ops.check import describe
+from pyquant.ops.transforms import autocast
 from pyquant.ops.translate import reraise
 
 _qlinear = torch.ops.pyquant.qlinear.default
@@ -65,16 +68,18 @@ class LinearCall(LinearState):
 
     def dequantised_weight(self) -> Tensor:
         """float32 [N, K]: the real weights that the codes stand for."""
-        return self._form.matrix(self.storage, self._buffers["weight_scale"], self._buffers["weight_zero_point"])
+        return self._form.matrix(self.storage, self.weight_scale, self.weight_zero_point)
 
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
+        if isinstance(x, Proxy):
+            return traced.node(self, x, residual)
         self._check_ready(x, residual)
         try:
             if not self.scheme.is_integer:
                 return self._forward_float(x, residual)
             if isinstance(x, QTensor):
                 y = self._forward_codes(x, residual)
-            elif torch.is_grad_enabled() and needs_grad(x, residual) and not self._gives_codes:
+            elif needs_derivative(x, residual) and not self._gives_codes:
                 y = straight_through.apply(self, x, residual)
             else:
                 y = _qlinear(x, self._buffers["storage"], residual, self._spec, self._codes_dtype(x))
@@ -115,8 +120,11 @@ class LinearCall(LinearState):
         if isinstance(x, QTensor):
             raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
         self._check_operand(x, weights.FLOAT_TYPES)
+        if needs_derivative(x, residual) and straight_through.is_transformed():
+            return straight_through.smooth(self, x, residual)
         storage, fused = self.storage, (self.activation, *self.clamp)
         if self.scheme.is_float:
+            x = autocast(x)
             return _tensor(_float(x.to(storage.dtype), storage, self.bias, residual, *fused, x.dtype))
         w, zero_point = self.scheme.weights, self.weight_zero_point
         scaled = (storage, self.weight_scale, zero_point, self.bias)
@@ -225,8 +233,11 @@ def _tensor(result: Any) -> Tensor:
     return cast(Tensor, result)
 
 
-def needs_grad(x: Tensor, residual: Tensor | None) -> bool:
-    return x.requires_grad or (residual is not None and residual.requires_grad)
+def needs_derivative(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether someone asks for the derivative of this call, backwards or (within a dual level) forwards."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad))
 
 
 def same_memory(a: Tensor | None, b: Tensor | None) -> bool:

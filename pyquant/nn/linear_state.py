@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
@@ -18,6 +19,14 @@ from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops.check import describe
 
 Self = TypeVar("Self", bound="LinearState")
+
+
+def _number(name: str) -> Any:
+    """A tensor of the state as an attribute. Its buffer has another name (state.held), so that torch.func's
+    functional_call, which puts tensors into buffers of their name, assigns it instead: the packed weight follows."""
+    key = state.held(name)
+    return property(lambda layer: layer._buffers[key])
+
 
 _WEIGHT: Final = ("storage", "weight_scale", "weight_zero_point")  # the buffers that a weight is made of
 
@@ -40,13 +49,13 @@ class LinearState(nn.Module):
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
     note: str = ""  # why quantize_ gave the layer another scheme than the config says
     storage: Tensor
-    weight_scale: Tensor  # None in a 16-bit layer
-    weight_zero_point: Tensor | None
-    bias: Tensor | None
-    input_scale: Tensor | None
-    input_zero_point: Tensor | None
-    output_scale: Tensor | None
-    output_zero_point: Tensor | None
+    weight_scale: Tensor = _number("weight_scale")  # None in a 16-bit layer
+    weight_zero_point: Tensor | None = _number("weight_zero_point")
+    bias: Tensor | None = _number("bias")
+    input_scale: Tensor | None = _number("input_scale")
+    input_zero_point: Tensor | None = _number("input_zero_point")
+    output_scale: Tensor | None = _number("output_scale")
+    output_zero_point: Tensor | None = _number("output_zero_point")
 
     def _describe(
         self, in_features: int, out_features: int, has_bias: bool, scheme: QScheme, activation: str | None,
@@ -69,7 +78,7 @@ class LinearState(nn.Module):
         self._spec: tuple[int, ...] = ()
         self.register_buffer("storage", None, persistent=False)
         for name in state.NUMBERS:
-            self.register_buffer(name, None)
+            self.register_buffer(state.held(name), None)
 
     def _fill(self, tensors: Mapping[str, Tensor], *, in_place: bool = False, waits: bool = False) -> None:
         """Take checked tensors as the state: all of them, or (on an error) none.
@@ -96,12 +105,14 @@ class LinearState(nn.Module):
         new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
         new["storage"] = storage
         if in_place and (is_packed, spec) == (self._is_packed, self._spec):
-            new |= {name: _written(self._buffers[name], new[name]) for name in _WEIGHT if name in new}
-        for name in (*state.NUMBERS, "storage"):
-            self._buffers[name] = new.get(name)
+            new |= {name: _written(getattr(self, name), new[name]) for name in _WEIGHT if name in new}
+        self._buffers["storage"] = new["storage"]
+        for name in state.NUMBERS:
+            self._buffers[state.held(name)] = new.get(name)
         self._spec, self.missing = spec, self._weight_name if waits else missing
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
+        self._parameters["stand_in"] = state.stand_in(self.dtype, storage.device)
         self._form = Form(self.in_features, codes_of, spec if is_packed else (), self._weight_patches())
 
     def _weight_patches(self) -> Patches | None:
@@ -130,7 +141,7 @@ class LinearState(nn.Module):
         """
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin.__dict__["_buffers"] = dict(self._buffers)
+        twin.__dict__["_buffers"], twin.__dict__["_parameters"] = dict(self._buffers), dict(self._parameters)
         twin.activation, twin.clamp = _activation(activation, clamp)
         twin._fill(self._state(), waits=self._waits)
         return twin
@@ -153,7 +164,7 @@ class LinearState(nn.Module):
         """
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin.__dict__["_buffers"] = dict(self._buffers)
+        twin.__dict__["_buffers"], twin.__dict__["_parameters"] = dict(self._buffers), dict(self._parameters)
         numbers = {"output_scale": scale, "output_zero_point": zero_point}
         twin.scheme = replace(self.scheme, outputs=outputs)
         twin._gives_codes = outputs is not None
@@ -191,7 +202,7 @@ class LinearState(nn.Module):
 
     def _state(self) -> dict[str, Tensor]:
         held = {
-            name: self._canonical() if name == self._weight_name else self._buffers[name] for name in self.state_slots
+            name: self._canonical() if name == self._weight_name else getattr(self, name) for name in self.state_slots
         }
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
@@ -204,8 +215,11 @@ class LinearState(nn.Module):
         layer with the same scheme, whose scales come along.
         """
         held = self._buffers
-        storage, numbers = cast(Tensor, held["storage"]), (held["weight_scale"], held["weight_zero_point"])
-        return weight_of(storage, *numbers, self._form, self.out_features, self.dtype)
+        storage, numbers = cast(Tensor, held["storage"]), (self.weight_scale, self.weight_zero_point)
+        shown = weight_of(storage, *numbers, self._form, self.out_features, self.dtype)
+        if isinstance(shown, QWeight):
+            shown.home = weakref.ref(self)
+        return shown
 
     @property
     def codes(self) -> Tensor:
@@ -227,9 +241,9 @@ class LinearState(nn.Module):
             same = value.form.scheme == self._form.scheme and value.form.patches == self._form.patches
             if not same:
                 raise ArgumentError(name, f"the weight of a layer with codes {value.form.scheme}", str(self.scheme))
-            new = {
-                self._weight_name: value.canonical, "weight_scale": value.scale_, "weight_zero_point": value.zero_point_
-            }  # fmt: skip
+            new: dict[str, Tensor | None] = {self._weight_name: value.canonical}
+            if value.home is None or value.home() is not self:  # its own codes come back: scales are put back as such
+                new |= {"weight_scale": value.scale_, "weight_zero_point": value.zero_point_}
         elif name != self._weight_name or not isinstance(value, Tensor):
             got = describe(value) if isinstance(value, Tensor) else type(value).__name__
             raise ArgumentError(name, got, f"{self._weight_name}, {self.state_slots[self._weight_name].text}")
@@ -241,7 +255,7 @@ class LinearState(nn.Module):
             self._fill(held | given)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in state.NUMBERS and name in self.__dict__.get("_buffers", {}):
+        if name in state.NUMBERS:
             changed = self._state() | ({} if value is None else {name: value})
             if value is None:
                 changed.pop(name, None)
@@ -305,6 +319,7 @@ class LinearState(nn.Module):
             self._fill(moved, waits=self._waits)
         if probe.dtype in weights.FLOAT_TYPES:
             self.dtype = probe.dtype
+        self._parameters["stand_in"] = state.stand_in(self.dtype, probe.device)
         return self
 
 

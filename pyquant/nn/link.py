@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import flow as flows
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, state
 from pyquant.nn.chain import ExpectedRange, QResidual, QResidualAdd, expected_range, same_numbers
 from pyquant.nn.flow import Flow, Use
 from pyquant.nn.fuse_rules import Pair, neighbours, register_pair
@@ -242,6 +242,7 @@ def _link(model: nn.Module, found: list[Flow], undo: list[Undo]) -> None:
 def _share(first: nn.Module, other: nn.Module, undo: list[Undo]) -> None:
     wanted, prefix = _range_of(first), "input_" if isinstance(other, LinearCall) else ""
     for name, tensor in ((f"{prefix}scale", wanted[1]), (f"{prefix}zero_point", wanted[2])):
+        name = state.held(name) if isinstance(other, LinearCall) else name
         held = other._buffers[name]
         if held is not None and tensor is not None and held.device == tensor.device:
             undo.append(partial(other._buffers.__setitem__, name, held))

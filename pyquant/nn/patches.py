@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
 from pyquant.errors import ArgumentError
 
@@ -119,6 +121,15 @@ class Patches:
         top, bottom, left, right = self.padding
         return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation)
 
+    def convolve_backward(self, grad: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+        """The gradient of convolve for x [(B,) C, H, W] of a shape, from that of its result."""
+        top, bottom, left, right = self.padding
+        height, width = shape[-2:]
+        images = grad if grad.dim() == 4 else grad.unsqueeze(0)
+        size = (images.shape[0], shape[-3], height + top + bottom, width + left + right)
+        padded = conv2d_input(size, weight, images, self.stride, 0, self.dilation)
+        return padded[..., top : top + height, left : left + width].reshape(shape)
+
     def float_padding(self) -> Pair | str:
         """The padding as nn.Conv2d spells it. Raises ArgumentError where it cannot."""
         top, bottom, left, right = self.padding
@@ -137,7 +148,12 @@ def _numbers(name: str, value: object, count: int, least: int) -> tuple[int, ...
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether an image [B, C, H, W] lies in memory as [B, H, W, C] and not also as [B, C, H, W]."""
+    """Whether an image [B, C, H, W] lies in memory as [B, H, W, C] and not also as [B, C, H, W].
+
+    Inside of torch.func nobody can say; it is not, as far as speed is concerned.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 

@@ -6,16 +6,18 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import reference, state, straight_through, weights
-from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_grad, signed, unpacked
+from pyquant.nn import reference, state, straight_through, traced, weights
+from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_derivative, signed, unpacked
 from pyquant.nn.linear_state import check_scheme
 from pyquant.nn.patches import Patches, is_channels_last, unsupported
 from pyquant.ops.check import describe
+from pyquant.ops.transforms import autocast
 
 _quantize = torch.ops.pyquant.quantize.default
 _quantize_dynamic = torch.ops.pyquant.quantize_dynamic.default
@@ -175,8 +177,12 @@ class QConv2d(LinearCall):
                   channels_last where x is, which spares two transpositions.
         Gradients flow to float x and residual as in QLinear. Raises ArgumentError, UnsupportedError.
         """
+        if isinstance(x, Proxy):
+            return traced.node(self, x, residual)
+        if isinstance(x, Tensor):
+            x = autocast(x)
         is_integer_float = isinstance(x, Tensor) and self.scheme.is_integer and not self._gives_codes
-        if is_integer_float and torch.is_grad_enabled() and needs_grad(x, residual):  # type: ignore[arg-type]
+        if is_integer_float and needs_derivative(x, residual):  # type: ignore[arg-type]
             return straight_through.apply_convolution(self, x, residual)  # type: ignore[arg-type]
         return self._convolve(x, residual)
 

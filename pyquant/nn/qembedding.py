@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
-from pyquant.nn import foreign_saves, state, weights
+from pyquant.nn import foreign_saves, state, traced, weights
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 
 ROWS = TensorScheme(bits=8, granularity="per_channel")
@@ -59,6 +60,7 @@ class QEmbedding(nn.Module):
         # the buffer that state_dict calls `weight`; the attribute of that name shows the numbers it stands for
         self._buffers["weight"] = torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=where)
         self.register_buffer("weight_scale", torch.ones(num_embeddings, device=where, dtype=torch.float32))
+        self._parameters["stand_in"] = state.stand_in(dtype, where)
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding) -> QEmbedding:
@@ -89,6 +91,7 @@ class QEmbedding(nn.Module):
         for name, tensor in (("weight", codes), ("weight_scale", weight_scale)):
             argument = "codes" if name == "weight" else name
             layer._buffers[name] = state.check(argument, tensor, layer.state_slots[name]).detach().contiguous()
+        layer._parameters["stand_in"] = state.stand_in(dtype, codes.device)
         return layer
 
     @property
@@ -125,6 +128,8 @@ class QEmbedding(nn.Module):
 
         Raises ArgumentError for another type, and for an index outside [0, num_embeddings) on the CPU.
         """
+        if isinstance(x, Proxy):
+            return traced.node(self, x)  # type: ignore[return-value]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
             got = (
                 f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -144,6 +149,7 @@ class QEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         foreign_saves.refuse(prefix)
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        del destination[prefix + "stand_in"]
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
@@ -159,6 +165,8 @@ class QEmbedding(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )  # type: ignore[no-untyped-call]
+        if prefix + "stand_in" in missing_keys:
+            missing_keys.remove(prefix + "stand_in")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QEmbedding:
         probe = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device))
@@ -166,6 +174,7 @@ class QEmbedding(nn.Module):
             self._buffers[name] = state.same_type(fn, cast(Tensor, self._buffers[name]))
         if probe.dtype in weights.FLOAT_TYPES:
             self.dtype = probe.dtype
+        self._parameters["stand_in"] = state.stand_in(self.dtype, self.codes.device)
         return self
 
     def extra_repr(self) -> str:

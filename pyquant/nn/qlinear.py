@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
@@ -171,7 +172,7 @@ class QLinear(LinearCall):
         """
         if self._is_direct:
             try:
-                if not x.requires_grad and residual is None:  # type: ignore[union-attr]
+                if not x.requires_grad and residual is None and forward_ad._current_level < 0:  # type: ignore[union-attr]
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
                 if isinstance(x, Tensor):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -17,6 +17,11 @@ from pyquant.ops.check import describe
 NUMBERS = (
     "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point",
 )  # fmt: skip
+
+
+def held(name: str) -> str:
+    """The buffer that holds one of NUMBERS."""
+    return f"{name}_"
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,15 @@ def _from_number(name: str, value: float, slot: Slot, device: torch.device) -> T
         return torch.tensor([value], dtype=slot.dtype, device=device)
     except (OverflowError, RuntimeError):
         raise ArgumentError(name, value, slot.text) from None
+
+
+def stand_in(dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    """The parameter of a layer whose numbers are codes: none of them, but the float type and device of its weight.
+
+    Frameworks ask the first parameter of a model for both, and optimisers want one; it takes no memory, is frozen and
+    is in no state_dict.
+    """
+    return nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
 
 
 def device_of(device: object) -> torch.device:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from pyquant.ops.autograd import activation_gradient
@@ -23,79 +24,138 @@ _qlinear = torch.ops.pyquant.qlinear.default
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, storage: Tensor, spec: tuple[int, ...], weight: Tensor,
-        bias: Tensor | None, limits: tuple[Tensor, Tensor] | None, fused: tuple[str, float, float],
+        x: Tensor, residual: Tensor | None, storage: Tensor, spec: tuple[int, ...], weight: Tensor,
+        bias: Tensor | None, low: Tensor | None, high: Tensor | None, fused: tuple[str, float, float],
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.limits, ctx.fused = bias, limits, fused
-        ctx.residual_dtype = None if residual is None else residual.dtype
         y: Tensor = _qlinear(x, storage, residual, spec)
         return y
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, residual, _, _, weight, bias, low, high, ctx.fused = inputs
+        ctx.save_for_backward(x, weight, bias, low, high)
+        ctx.save_for_forward(x, weight, bias, low, high)
+        ctx.residual_dtype = None if residual is None else residual.dtype
+        ctx.out_dtype = output.dtype
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, bias, low, high = ctx.saved_tensors
         g = grad.float()
         if ctx.fused[0] != "none":
-            g = activation_gradient(F.linear(x.float(), weight, ctx.bias), g, *ctx.fused)
-        grad_x = g @ weight
-        if ctx.limits is not None:
-            low, high = ctx.limits
-            grad_x = grad_x * ((x.float() >= low) & (x.float() <= high))
+            g = activation_gradient(F.linear(x.float(), weight, bias), g, *ctx.fused)
+        grad_x = _inside(g @ weight, x, low, high)
         grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None
+        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None, None
+
+
+class _WithTangents(_StraightThrough):
+    """Forwards too; a class of its own, as torch.compile refuses functions that have a jvp."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:
+        x, weight, bias, low, high = ctx.saved_tensors
+        moved = torch.zeros_like(x, dtype=torch.float32) if tangent is None else tangent.float()
+        t = F.linear(_inside(moved, x, low, high), weight)
+        if ctx.fused[0] != "none":
+            t = activation_gradient(F.linear(x.float(), weight, bias), t, *ctx.fused)
+        return (t if residual is None else t + residual.float()).to(ctx.out_dtype)
 
 
 class _Convolution(torch.autograd.Function):
     """The same for a convolution."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, layer: QConv2d) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer, ctx.residual_dtype = layer, None if residual is None else residual.dtype
+    def forward(
+        x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, low: Tensor | None,
+        high: Tensor | None, layer: QConv2d,
+    ) -> Tensor:  # fmt: skip
         y: Tensor = layer._convolve(x, residual)
         return y
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, residual, weight, bias, low, high, layer = inputs
+        ctx.save_for_backward(x, weight, bias, low, high)
+        ctx.save_for_forward(x, weight, bias, low, high)
+        ctx.patches, ctx.fused = layer.patches, (layer.activation, *layer.clamp)
+        ctx.residual_dtype, ctx.out_dtype = None if residual is None else residual.dtype, output.dtype
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layer: QConv2d = ctx.layer
-        x, fused = ctx.saved_tensors[0], (layer.activation, *layer.clamp)
-        weight = layer.patches.image(layer.dequantised_weight(), layer.in_channels)
-        with torch.enable_grad():
-            real = x.detach().float().requires_grad_()
-            y = layer.patches.convolve(real, weight, layer.bias)
-        g = grad.float()
-        if fused[0] != "none":
-            g = activation_gradient(y.detach(), g, *fused)
-        (grad_x,) = torch.autograd.grad(y, real, g)
-        limits = _limits(layer)
-        if limits is not None:
-            grad_x = grad_x * ((real >= limits[0]) & (real <= limits[1]))
-        return grad_x.to(x.dtype), None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype), None
+        x, weight, bias, low, high = ctx.saved_tensors
+        g, patches = grad.float(), ctx.patches
+        if ctx.fused[0] != "none":
+            g = activation_gradient(patches.convolve(x.float(), weight, bias), g, *ctx.fused)
+        grad_x = _inside(patches.convolve_backward(g, weight, x.shape), x, low, high)
+        grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
+        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None
+
+
+class _ConvolutionWithTangents(_Convolution):
+    """Forwards too."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:
+        x, weight, bias, low, high = ctx.saved_tensors
+        moved = torch.zeros_like(x, dtype=torch.float32) if tangent is None else tangent.float()
+        t = ctx.patches.convolve(_inside(moved, x, low, high), weight, None)
+        if ctx.fused[0] != "none":
+            t = activation_gradient(ctx.patches.convolve(x.float(), weight, bias), t, *ctx.fused)
+        return (t if residual is None else t + residual.float()).to(ctx.out_dtype)
+
+
+def _inside(change: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """The change where a static range does not clip x, else 0."""
+    return change if low is None or high is None else change * ((x.float() >= low) & (x.float() <= high))
 
 
 def apply(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """layer(x, residual) with gradients for x and residual."""
-    limits = _limits(layer)
+    low, high = _limits(layer)
     storage = layer.storage
     fused = (layer.activation, *layer.clamp)
     weight = layer.dequantised_weight()
-    y: Tensor = _StraightThrough.apply(x, residual, storage, layer._spec, weight, layer.bias, limits, fused)  # type: ignore[no-untyped-call]
+    function = _StraightThrough if forward_ad._current_level < 0 else _WithTangents
+    y: Tensor = function.apply(x, residual, storage, layer._spec, weight, layer.bias, low, high, fused)  # type: ignore[no-untyped-call]
     return y
 
 
 def apply_convolution(layer: QConv2d, x: Tensor, residual: Tensor | None) -> Tensor:
     """layer(x, residual) of a convolution, with gradients for x and residual."""
-    y: Tensor = _Convolution.apply(x, residual, layer)  # type: ignore[no-untyped-call]
+    weight = layer.patches.image(layer.dequantised_weight(), layer.in_channels)
+    function = _Convolution if forward_ad._current_level < 0 else _ConvolutionWithTangents
+    y: Tensor = function.apply(x, residual, weight, layer.bias, *_limits(layer), layer)  # type: ignore[no-untyped-call]
     return y
 
 
-def _limits(layer: LinearCall) -> tuple[Tensor, Tensor] | None:
+def is_transformed() -> bool:
+    """Whether the call runs inside of torch.func or forward-mode differentiation, which know no op of ours."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
+    """A layer with floating-point products, in torch's own operations: they have every derivative."""
+    y = F.linear(x.float(), layer.dequantised_weight(), layer.bias)
+    if layer.activation == "clamp":
+        y = y.clamp(*layer.clamp)
+    elif layer.activation.startswith("gelu"):
+        y = F.gelu(y, approximate="none" if layer.activation == "gelu" else "tanh")
+    elif layer.activation != "none":
+        y = F.silu(y) if layer.activation == "silu" else F.relu(y)
+    return (y if residual is None else y + residual.float()).to(x.dtype)
+
+
+def _limits(layer: LinearCall) -> tuple[Tensor | None, Tensor | None]:
     """The real numbers at which a static range begins to clip."""
     if layer.scheme.inputs is None or layer.input_scale is None:
-        return None
+        return None, None
     qmin, qmax = layer.scheme.inputs.code_range
     zero_point = 0 if layer.input_zero_point is None else layer.input_zero_point
     return layer.input_scale * (qmin - zero_point), layer.input_scale * (qmax - zero_point)

@@ -6,6 +6,7 @@ Looking at it (dtype, shape, device, isinstance) costs nothing; computing with i
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -100,6 +101,7 @@ class QWeight(Tensor):
     scale_: Tensor | None
     zero_point_: Tensor | None
     form: Form
+    home: weakref.ref[Any] | None = None  # the layer that showed it
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

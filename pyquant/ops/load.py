@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pyquant.ops import autograd, fallback, plan, shapes, strict, tuned, versions
+from pyquant.ops import autograd, fallback, plan, shapes, strict, transforms, tuned, versions
 from pyquant.ops.schema import SCHEMAS
 from pyquant.ops.spec import LinearSpec
 
@@ -88,6 +88,7 @@ def _define() -> None:
         torch.library.register_fake(f"pyquant::{name}", getattr(shapes, name), lib=_definitions)
     autograd.register(_definitions)
     versions.register(_definitions)
+    transforms.register(_definitions)
 
 
 def _load() -> str | None:
