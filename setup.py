@@ -84,6 +84,7 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("MAX_JOBS")
         run_step("the configuration", cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), *forgotten, *defines)
         run_step("the build", cmake, "--build", str(build), *(["-j", jobs] if jobs else []))
+        shutil.rmtree(build / "install", ignore_errors=True)  # of another Python
         run_step("the installation", cmake, "--install", str(build))
         publish(build / "install", target)
 
