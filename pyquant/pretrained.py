@@ -157,6 +157,10 @@ def load_pretrained(
                     f"layer '{layer.name}' is in the checkpoint; the model has no module of that name"
                 )
             places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
+            for name in places:  # a name beside the layer's own is another name of such a layer, and of nothing else
+                if type(names[name]) is not type(old):
+                    told = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
+                    raise CheckpointError(f"extra['{OWN_EXTRA}']: alias '{name}' is a {told}")
             new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
         if any("" in places for places, _ in new):
             return new[0][1] if target is None else new[0][1].to(target)
@@ -261,14 +265,19 @@ def _own_extra(
     if not isinstance(own, Mapping) or not own.keys() <= _OWN_KEYS:
         raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
-    if not isinstance(aliases, Mapping) or any(target not in layers for target in aliases.values()):
+    if not _is_text(aliases) or any(target not in layers for target in aliases.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
-    if not isinstance(dtypes, Mapping) or any(k not in layers or v not in _DTYPES for k, v in dtypes.items()):
+    if not _is_text(dtypes) or any(k not in layers or v not in _DTYPES for k, v in dtypes.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(_DTYPES)}}}")
     known = layers | aliases.keys()
-    if not isinstance(fused, Mapping) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
+    if not _is_text(fused) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
     return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}, dict(fused)
+
+
+def _is_text(value: object) -> bool:
+    """{text: text}; JSON may hold anything in the place of either."""
+    return isinstance(value, Mapping) and all(isinstance(word, str) for pair in value.items() for word in pair)
 
 
 def _residuals(extra: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, QResidual], dict[str, Tensor]]:

@@ -130,6 +130,23 @@ void buffer(const char* argument, const Tensor& t, const Tensor& x, ScalarType t
   refuse(argument, "strides " + text_of(Shape(strides.begin(), strides.end())), "a contiguous tensor");
 }
 
+void apart(const char* argument, const Tensor& written, const char* other_name, const Tensor& other, bool same) {
+  if (written.numel() == 0 || other.numel() == 0) return;
+  const auto bytes = [](const Tensor& t) {
+    int64_t last = 0;  // the element that lies farthest behind the first; strides of torch are never negative
+    for (int64_t i = 0; i < t.dim(); ++i) last += (t.size(i) - 1) * t.stride(i);
+    return (last + 1) * static_cast<int64_t>(t.element_size());
+  };
+  const auto a = reinterpret_cast<uintptr_t>(written.const_data_ptr());
+  const auto b = reinterpret_cast<uintptr_t>(other.const_data_ptr());
+  if (a + static_cast<uintptr_t>(bytes(written)) <= b || b + static_cast<uintptr_t>(bytes(other)) <= a) return;
+  if (same && a == b && written.is_contiguous() && other.is_contiguous() &&
+      written.scalar_type() == other.scalar_type() && shape_of(written) == shape_of(other))
+    return;
+  refuse(argument, std::string("memory that argument '") + other_name + "' shares",
+         same ? std::string("memory of its own, or the whole of '") + other_name + "'" : "memory of its own");
+}
+
 void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
   if (qmin < -128 || qmin > 127) refuse(low, std::to_string(qmin), "-128 to 127");
   if (qmax <= qmin || qmax > 127) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + " to 127");

@@ -39,6 +39,8 @@ void vector(const char* argument, const MaybeTensor& tensor, const Tensor& x, Sc
 void scalar_or(const char* argument, const MaybeTensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
 // An operand that is written: this dtype and shape, on the device of x, in one contiguous piece.
 void buffer(const char* argument, const Tensor& tensor, const Tensor& x, ScalarType type, const Shape& shape);
+// A buffer that is written shares no byte with another operand; `same` allows the very same elements (in place).
+void apart(const char* argument, const Tensor& written, const char* other_name, const Tensor& other, bool same = false);
 void code_range(int64_t qmin, int64_t qmax, const char* low = "qmin", const char* high = "qmax");
 void group(int64_t group_size, int64_t k);
 // Zero points whose memory the host can read (null: none): beyond [low, high] the bounds of docs/numerics.md 3 would
@@ -104,6 +106,9 @@ FakeCall fake_call(const Tensor& x, const Tensor& scale, const MaybeTensor& zero
 FakeCall fake_dynamic_call(const Tensor& x, const std::string& granularity, int64_t group_size, bool symmetric,
                            int64_t qmin, int64_t qmax);
 Shape mask_shape(const Tensor& x);
+void fake_out_apart(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const Tensor& y,
+                    const Tensor& mask);
+void fake_dynamic_out_apart(const Tensor& x, const Tensor& y, const Tensor& scale, const Tensor& zero_point);
 void fake_backward_check(const Tensor& grad, const Tensor& mask);
 void lsq_check(const Tensor& grad, const Tensor& x);
 

@@ -30,6 +30,27 @@ FakeCall fake_dynamic_call(const Tensor& x, const std::string& granularity, int6
 
 Shape mask_shape(const Tensor& x) { return {(x.numel() + 7) / 8}; }
 
+void fake_out_apart(const Tensor& x, const Tensor& scale, const MaybeTensor& zero_point, const Tensor& y,
+                    const Tensor& mask) {
+  apart("y", y, "x", x, true);
+  apart("y", y, "scale", scale);
+  apart("mask", mask, "x", x);
+  apart("mask", mask, "y", y);
+  apart("mask", mask, "scale", scale);
+  if (!zero_point) return;
+  apart("y", y, "zero_point", *zero_point);
+  apart("mask", mask, "zero_point", *zero_point);
+}
+
+void fake_dynamic_out_apart(const Tensor& x, const Tensor& y, const Tensor& scale, const Tensor& zero_point) {
+  apart("y", y, "x", x, true);
+  apart("scale", scale, "x", x);
+  apart("scale", scale, "y", y);
+  apart("zero_point", zero_point, "x", x);
+  apart("zero_point", zero_point, "y", y);
+  apart("zero_point", zero_point, "scale", scale);
+}
+
 void fake_backward_check(const Tensor& grad, const Tensor& mask) {
   floats("grad", grad);
   dtype_in("mask", mask, {ScalarType::Byte});

@@ -43,6 +43,7 @@ void fake_quantize_out(const Tensor& x, const Tensor& scale, MaybeTensor zero_po
   const FakeCall call = checked_call(x, scale, zero_point, granularity, group_size, qmin, qmax);
   buffer("y", y, x, x.scalar_type(), shape_of(x));
   buffer("mask", mask, x, ScalarType::Byte, mask_shape(x));
+  fake_out_apart(x, scale, zero_point, y, mask);
   write(call, group_size, qmin, qmax, y, mask);
 }
 
@@ -71,6 +72,7 @@ void fake_quantize_dynamic_out(const Tensor& x, Text granularity, int64_t group_
   buffer("y", y, x, x.scalar_type(), shape_of(x));
   buffer("scale", scale, x, ScalarType::Float, call.q.scale_shape);
   buffer("zero_point", zero_point, x, ScalarType::Int, call.q.scale_shape);
+  fake_dynamic_out_apart(x, y, scale, zero_point);
   write_dynamic(call, group_size, symmetric, qmin, qmax, y, scale, zero_point);
 }
 
@@ -86,6 +88,7 @@ Tensor fake_quantize_backward(const Tensor& grad, const Tensor& mask) {
 void fake_quantize_backward_in_place(const Tensor& grad, const Tensor& mask) {
   fake_backward_check(grad, mask);
   buffer("grad", grad, grad, grad.scalar_type(), shape_of(grad));
+  apart("grad", grad, "mask", mask);
   std::vector<Tensor> keep;
   cpu::fake_quantize_backward(grad.const_data_ptr(), dtype_of(grad), grad.numel(),
                               static_cast<const uint8_t*>(dense(mask, keep)), grad.mutable_data_ptr());

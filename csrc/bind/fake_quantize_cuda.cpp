@@ -35,6 +35,7 @@ void fake_quantize_out(const Tensor& x, const Tensor& scale, MaybeTensor zero_po
   const FakeCall call = fake_call(x, scale, zero_point, granularity, group_size, qmin, qmax);
   buffer("y", y, x, x.scalar_type(), shape_of(x));
   buffer("mask", mask, x, ScalarType::Byte, mask_shape(x));
+  fake_out_apart(x, scale, zero_point, y, mask);
   const On on(x);
   write(call, group_size, qmin, qmax, y, mask, on);
 }
@@ -70,6 +71,7 @@ void fake_quantize_dynamic_out(const Tensor& x, Text granularity, int64_t group_
   buffer("y", y, x, x.scalar_type(), shape_of(x));
   buffer("scale", scale, x, ScalarType::Float, call.q.scale_shape);
   buffer("zero_point", zero_point, x, ScalarType::Int, call.q.scale_shape);
+  fake_dynamic_out_apart(x, y, scale, zero_point);
   const On on(x);
   write_dynamic(x, call, group_size, symmetric, qmin, qmax, y, scale, zero_point, on);
 }
@@ -91,6 +93,7 @@ Tensor fake_quantize_backward(const Tensor& grad, const Tensor& mask) {
 void fake_quantize_backward_in_place(const Tensor& grad, const Tensor& mask) {
   fake_backward_check(grad, mask);
   buffer("grad", grad, grad, grad.scalar_type(), shape_of(grad));
+  apart("grad", grad, "mask", mask);
   const On on(grad);
   keep(grad, mask, grad, on);
 }

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import manifest as manifests
 from pyquant.io.atomic import SaveDirectory, read_file
@@ -79,6 +80,7 @@ def save_checkpoint(
         ...     load_checkpoint(d, manifest_sha256=pin).tensors["w"].tolist()
         [1.0, 1.0]
     """
+    file_path("directory", directory)
     if isinstance(max_shard_bytes, bool) or not isinstance(max_shard_bytes, int) or max_shard_bytes < 1:
         raise ArgumentError("max_shard_bytes", repr(max_shard_bytes)[:80], "an integer >= 1")
     entries = check_layers(layers)
@@ -101,11 +103,13 @@ def load_checkpoint(directory: str | os.PathLike[str], *, manifest_sha256: str |
     """Reads a checkpoint after checking all of it: nothing is returned unless every byte is what the manifest says.
 
     manifest_sha256  the SHA-256 that manifest.json must have; None: any.
-    Needs at most twice the size of the files as memory, above what earlier shards gave.
-    Raises CheckpointError naming file, tensor, what was found and what is allowed; nothing else.
+    Needs at most twice the size of the files as memory, above what earlier shards gave, and what the manifest's own
+    limits allow (SECURITY.md).
+    Raises CheckpointError naming file, tensor, what was found and what is allowed; ArgumentError for arguments that are
+    no path or digest; nothing else.
     Source: docs/file_format.md.
     """
-    path = Path(directory)
+    path = file_path("directory", directory)
     if manifest_sha256 is not None and not manifests.is_digest(manifest_sha256):
         raise ArgumentError("manifest_sha256", repr(manifest_sha256)[:80], "64 hexadecimal digits or None")
     for _ in range(_ATTEMPTS):
@@ -123,9 +127,9 @@ def load_checkpoint(directory: str | os.PathLike[str], *, manifest_sha256: str |
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """The checked manifest alone: layers, schemes, sizes and digests, without reading a tensor.
 
-    Raises CheckpointError.
+    Raises CheckpointError; ArgumentError for what is no path.
     """
-    return manifests.parse(_read_manifest(Path(directory)))
+    return manifests.parse(_read_manifest(file_path("directory", directory)))
 
 
 def _save(out: SaveDirectory, draft: Manifest, parts: Iterator[dict[str, torch.Tensor]]) -> str:

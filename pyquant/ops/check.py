@@ -100,6 +100,31 @@ def buffer(argument: str, tensor: Tensor, like: Tensor) -> None:
         raise ArgumentError(argument, f"strides {list(tensor.stride())}", "a contiguous tensor")
 
 
+def apart(argument: str, written: Tensor, other_argument: str, other: Tensor | None, same: bool = False) -> None:
+    """A buffer that is written shares no byte with another operand; same: it may be that operand as a whole."""
+    if other is None or written.numel() == 0 or other.numel() == 0 or written.device.type == "meta":
+        return
+    (a, a_end), (b, b_end) = _bytes(written), _bytes(other)
+    if a_end <= b or b_end <= a:
+        return
+    whole = a == b and written.dtype == other.dtype and written.shape == other.shape
+    if same and whole and written.is_contiguous() and other.is_contiguous():
+        return
+    own = f"memory of its own, or the whole of '{other_argument}'" if same else "memory of its own"
+    raise ArgumentError(argument, f"memory that argument '{other_argument}' shares", own)
+
+
+def _bytes(tensor: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def not_a_leaf(argument: str, tensor: Tensor) -> None:
+    """A buffer that is written is no parameter whose gradient autograd is to find."""
+    if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        raise ArgumentError(argument, "a leaf that requires grad", "a buffer: detach() it, or torch.no_grad()")
+
+
 def code_range(qmin: int, qmax: int, names: tuple[str, str] = ("qmin", "qmax")) -> None:
     if not -128 <= qmin <= 127:
         raise ArgumentError(names[0], qmin, "-128 to 127")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyquant.ops import load, values
+from pyquant.ops import check, load, values
 from pyquant.ops.functional import _call
 
 _ops = torch.ops.pyquant
@@ -123,6 +123,7 @@ def fake_quantize_out(
         ([0.5, 0.5], [3])
     """
     _check(x, scale)
+    check.not_a_leaf("y", y)
     _call(_ops.fake_quantize_out.default, x, scale, zero_point, granularity, group_size, qmin, qmax, y, mask)
 
 
@@ -163,6 +164,8 @@ def fake_quantize_dynamic_out(
         >>> y.tolist()
         [[7.0, 1.0]]
     """
+    for name, buffer in (("y", y), ("scale", scale)):
+        check.not_a_leaf(name, buffer)
     _call(
         _ops.fake_quantize_dynamic_out.default, x, granularity, group_size, symmetric, qmin, qmax, y, scale, zero_point
     )
@@ -194,6 +197,7 @@ def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
         >>> grad.tolist()
         [1.0, 0.0, 3.0]
     """
+    check.not_a_leaf("grad", grad)
     _call(_ops.fake_quantize_backward_.default, grad, mask)
 
 

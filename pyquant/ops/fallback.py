@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyquant import numerics
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.ops import plan, rows_layout, shapes, values
+from pyquant.ops import check, plan, rows_layout, shapes, values
 from pyquant.ops.spec import LinearSpec
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
@@ -78,6 +78,13 @@ def fake_quantize_out(x: Tensor, *args: Any) -> None:
     shapes.fake_quantize_out(x, *args)
     _given_zero_point(*args)
     *given, y, mask = args
+    check.apart("y", y, "x", x, same=True)
+    check.apart("y", y, "scale", given[0])
+    check.apart("mask", mask, "x", x)
+    check.apart("mask", mask, "y", y)
+    check.apart("mask", mask, "scale", given[0])
+    check.apart("y", y, "zero_point", given[1])
+    check.apart("mask", mask, "zero_point", given[1])
     _fill((y, mask), numerics.fake_quantize(x, *given))
 
 
@@ -89,6 +96,10 @@ def fake_quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor,
 def fake_quantize_dynamic_out(x: Tensor, *args: Any) -> None:
     shapes.fake_quantize_dynamic_out(x, *args)
     *given, y, scale, zero_point = args
+    check.apart("y", y, "x", x, same=True)
+    for name, own, others in (("scale", scale, (x, y)), ("zero_point", zero_point, (x, y, scale))):
+        for other_name, other in zip(("x", "y", "scale"), others, strict=False):
+            check.apart(name, own, other_name, other)
     _fill((y, scale, zero_point), numerics.fake_quantize_dynamic(x, *given))
 
 
@@ -99,6 +110,7 @@ def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
 
 def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
     shapes.fake_quantize_backward_(grad, mask)
+    check.apart("grad", grad, "mask", mask)
     _fill((grad,), (numerics.fake_quantize_backward(grad, mask),))
 
 
