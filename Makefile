@@ -19,7 +19,7 @@ NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f
 PYTEST := $(PY) -m pytest
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-install
+NIGHTLY := nightly-tests nightly-install nightly-fuzz
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
@@ -161,6 +161,12 @@ nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
 # Source distribution, wheels and installations in clean environments, on every Python and small torch at hand.
 nightly-install: $(STAMPS)/tools
 	$(PY) tools/install_matrix.py
+
+# Everything that reads untrusted bytes, under coverage guidance; seconds for each of its targets. atheris comes as a wheel.
+FUZZ_SECONDS ?= 600
+nightly-fuzz: $(SAMPLE)
+	@$(PY) -c "import atheris, yaml" 2>/dev/null || $(PIP) install atheris pyyaml
+	$(PY) tools/fuzz.py --seconds $(FUZZ_SECONDS)
 
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools

@@ -289,6 +289,8 @@ def _share(part: float, parts: Sequence[float]) -> float:
 
 def example_of(switchable: SwitchableModel, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the model's call for the batch, or for the first one that was kept."""
+    if not isinstance(switchable, SwitchableModel):
+        raise ArgumentError("switchable", type(switchable).__name__, "a SwitchableModel")
     if example_inputs is None:
         if not switchable.batches:
             raise ArgumentError("example_inputs", "None, and no data", "a batch")

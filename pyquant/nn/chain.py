@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -140,6 +140,10 @@ class QSequential(nn.Sequential):
     """
 
     def __init__(self, *args: Any) -> None:
+        parts = args[0].values() if len(args) == 1 and isinstance(args[0], Mapping) else args
+        for part in parts:
+            if not isinstance(part, nn.Module):
+                raise ArgumentError("modules", type(part).__name__, "torch.nn.Modules, or one OrderedDict of them")
         super().__init__(*args)
         members = [(name, member) for name, member in self.named_children() if type(member) is not nn.Identity]
         for (before, giver), (after, taker) in itertools.pairwise(members):

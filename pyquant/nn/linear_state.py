@@ -63,7 +63,7 @@ class LinearState(nn.Module):
     ) -> None:  # fmt: skip
         check_scheme(scheme)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
                 raise ArgumentError(name, repr(value), "a whole number >= 0")
         if dtype not in weights.FLOAT_TYPES:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")

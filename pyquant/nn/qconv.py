@@ -65,7 +65,7 @@ class QConv2d(LinearCall):
     ) -> None:
         super().__init__()
         patches = Patches.make(kernel_size, stride, padding, dilation)
-        if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 0:
+        if isinstance(in_channels, bool) or not isinstance(in_channels, int) or not 0 <= in_channels < 2**31:
             raise ArgumentError("in_channels", repr(in_channels), "a whole number >= 0")
         features = in_channels * patches.pixels
         self._describe(features, out_channels, bool(bias), scheme or W8A8Dynamic(), activation, clamp, dtype)

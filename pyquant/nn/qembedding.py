@@ -45,7 +45,7 @@ class QEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
                 raise ArgumentError(name, repr(value), "a whole number >= 0")
         if dtype not in weights.FLOAT_TYPES:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")

@@ -24,6 +24,12 @@ def _call(op: Any, *args: Any) -> Any:
         translate.reraise(error, op._schema.arguments[0].name)
 
 
+def _words(spec: Sequence[int]) -> list[int]:
+    if not isinstance(spec, (list, tuple)):
+        raise ArgumentError("spec", f"a value of type {type(spec).__name__}", "integers as LinearSpec.to_ints() gives")
+    return list(spec)
+
+
 def quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     qmin: int = -127, qmax: int = 127,
@@ -363,13 +369,13 @@ def pack_linear(
     values.scale_values("x_scale", x_scale)
     values.scale_values("out_scale", out_scale)
     return _call(
-        _ops.pack_linear.default, w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point, list(spec)
+        _ops.pack_linear.default, w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point, _words(spec)
     )
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
     """The weight codes of a packed buffer, exactly as pack_linear was given them."""
-    return _call(_ops.unpack_linear.default, packed, list(spec))
+    return _call(_ops.unpack_linear.default, packed, _words(spec))
 
 
 def qlinear(

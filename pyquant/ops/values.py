@@ -74,7 +74,7 @@ def code_limits(dtype: torch.dtype, four_bits: bool = False) -> tuple[int, int]:
         >>> code_limits(torch.uint8), code_limits(torch.int8, four_bits=True)
         ((0, 255), (-8, 7))
     """
-    return (0, 255) if dtype == torch.uint8 else (-8, 7) if four_bits else (-128, 127)
+    return (-8, 7) if four_bits else (0, 255) if dtype == torch.uint8 else (-128, 127)
 
 
 def finite_values(argument: str, x: Tensor) -> None:

@@ -57,6 +57,8 @@ class QATMonitor:
     def __init__(
         self, model: nn.Module, path: str | os.PathLike[str] | None = None, *, every: int = 1, tensorboard: Any = None
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ArgumentError("every", repr(every), "a whole number >= 1")
         self.rows: list[dict[str, Any]] = []  # of the last look

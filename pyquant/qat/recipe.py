@@ -141,7 +141,7 @@ class QATRecipe:
     optimizer: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or self.bits not in range(2, 9):
+        if type(self.bits) is not int or self.bits not in range(2, 9):
             raise ArgumentError("bits", repr(self.bits), "2 to 8")
         for name in ("schedule", "final", "grad_clip"):
             _number(name, getattr(self, name))
