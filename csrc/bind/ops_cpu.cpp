@@ -342,10 +342,11 @@ int64_t cpu_multiply_op(int64_t rows, int64_t quads, int64_t calls) {
   return cpu::multiply_in_cache(rows, quads, calls);
 }
 
-double cpu_read_op(const Tensor& x) {
+double cpu_read_op(const Tensor& x, int64_t times) {
   dtype_in("x", x, {ScalarType::Float});
   if (!x.is_contiguous()) refuse("x", "a strided view", "a contiguous tensor");
-  return static_cast<double>(cpu::read_all(static_cast<const float*>(x.const_data_ptr()), x.numel()));
+  if (times < 1 || times > 1 << 20) refuse("times", std::to_string(times), "1 to 1048576");
+  return static_cast<double>(cpu::read_all(static_cast<const float*>(x.const_data_ptr()), x.numel(), times));
 }
 
 // Measured choices of CUDA kernels (plan/tuned.h); they need no GPU to be set.

@@ -28,14 +28,15 @@ int64_t multiply_in_cache(int64_t rows, int64_t quads, int64_t calls) {
   return shares.count() * calls * rows * quads * 4 * kBlockN;
 }
 
-float read_all(const float* x, int64_t count) {
+float read_all(const float* x, int64_t count, int64_t times) {
   constexpr int64_t kPiece = 4096, kGrain = 1 << 15;  // a page of floats; floats worth a thread
   const Kernels& in_use = kernels();
   const Shares shares((count + kPiece - 1) / kPiece, count, kGrain);
   std::vector<float> most(static_cast<size_t>(shares.count()), 0.f);
   shares.run([&](Share s) {
     const int64_t begin = s.begin * kPiece, end = std::min(s.end * kPiece, count);
-    most[static_cast<size_t>(s.index)] = in_use.stats(x + begin, DType::f32, end - begin, false).amax;
+    for (int64_t i = 0; i < times; ++i)
+      most[static_cast<size_t>(s.index)] = in_use.stats(x + begin, DType::f32, end - begin, false).amax;
   });
   return *std::max_element(most.begin(), most.end());
 }

@@ -80,11 +80,11 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
             const float* x_scale = nullptr, const int32_t* x_zero_point = nullptr);
 
 // ---- what layers are held to (bench.cpu_linear).
-// The inner loop of the fused layer on operands that stay in the caches, `calls` times on every thread of the pool: rows
-// in [1, 48], 4 * quads codes along K. -> products done.
+// The inner loop of the fused layer on operands that stay in the caches, `calls` times on every thread of the pool:
+// rows in [1, 48], 4 * quads codes along K. -> products done.
 int64_t multiply_in_cache(int64_t rows, int64_t quads, int64_t calls);
-// Reads every element once, on all threads where that pays. -> the largest magnitude, so that nothing is left out.
-float read_all(const float* x, int64_t count);
+// Reads every element so many times, on all threads where that pays. -> the largest magnitude: nothing is left out.
+float read_all(const float* x, int64_t count, int64_t times);
 
 // ---- the same epilogue on a ready float accumulator [m, n] (16-bit and weight-only layers).
 void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, const Epilogue& epilogue,

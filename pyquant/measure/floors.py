@@ -90,15 +90,16 @@ def measure_ceilings(
         raise UnsupportedError("the machine's limits are those of the compiled kernels", [str(why_not_native())])
     sets = {READ: 256 << 20, **READ_SETS}
     streams = {name: _read(size_bytes) for name, size_bytes in sets.items()}
+    moved = {name: size_bytes * _turns(size_bytes) for name, size_bytes in sets.items()}
     clock_used = make_clock(clock or default_clock(torch.get_num_threads()))
     return [
-        *_measured(streams, sets, _matmuls(device), clock_used, device, size, rounds),
+        *_measured(streams, moved, _matmuls(device), clock_used, device, size, rounds),
         Ceiling("int8", 2.0 * _inner_loop(clock_used, rounds) * 1e-9, "Gop/s"),
     ]
 
 
 def _measured(
-    streams: Mapping[str, Callable[[], object]], sets: Mapping[str, int],
+    streams: Mapping[str, Callable[[], object]], moved: Mapping[str, int],
     makers: Mapping[str, Callable[[int, torch.device], Callable[[], object]]],
     clock: Clock, device: torch.device, size: int, rounds: int,
 ) -> list[Ceiling]:  # fmt: skip
@@ -109,8 +110,8 @@ def _measured(
     ceilings = []
     for name in work:
         seconds = min(timings.samples[name])  # the best sample: a ceiling is what the machine can do
-        if name in sets:
-            ceilings.append(Ceiling(name, sets[name] / seconds * 1e-9, "GB/s"))
+        if name in moved:
+            ceilings.append(Ceiling(name, moved[name] / seconds * 1e-9, "GB/s"))
         else:
             ceilings.append(Ceiling(name, 2.0 * size**3 / seconds * 1e-9, "Gop/s"))
     return ceilings
@@ -141,7 +142,12 @@ def bandwidth(ceilings: Sequence[Ceiling], moved_bytes: int, *, cached: bool) ->
 
 def _read(size_bytes: int) -> Callable[[], object]:
     source = torch.ones(size_bytes // 4)
-    return lambda: torch.ops.pyquant._cpu_read(source)
+    return lambda: torch.ops.pyquant._cpu_read(source, _turns(size_bytes))
+
+
+def _turns(size_bytes: int) -> int:
+    """Reads of a working set in one call, so that small sets are not lost in the cost of the call."""
+    return max(1, (4 << 20) // size_bytes)
 
 
 def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:

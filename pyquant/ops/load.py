@@ -19,7 +19,7 @@ NATIVE_SCHEMAS = {
     "_packed_bytes": "(int[] spec) -> int",
     "_cpu_info": "() -> str",
     "_cpu_multiply": "(int rows, int quads, int calls) -> int",
-    "_cpu_read": "(Tensor x) -> float",
+    "_cpu_read": "(Tensor x, int times=1) -> float",
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }
