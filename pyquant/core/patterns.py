@@ -250,6 +250,8 @@ class Globs:
             key = self._keys[i]
             if "?" in key or "[" in key:
                 test = re.compile(translate(key)).fullmatch
+            elif "*" not in key:
+                test = key.__eq__
             else:
                 test = _Stars(key).fits
             self._tests[i] = test

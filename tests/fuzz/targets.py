@@ -64,7 +64,7 @@ def tuned_table(data: bytes) -> None:
 def patterns(data: bytes) -> None:
     """expression, a null, name: where `re` is quick, both must say the same."""
     text, _, name = data.decode("utf-8", "replace").partition("\0")
-    name = name[:40].replace("\n", " ")
+    name = name[:40].replace("\n", " ") or "a"  # no layer has an empty name; `re` has answered "\\B" for it in two ways
     try:
         found = Expression(text).matches(name)
     except ArgumentError:
