@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyquant
 
-BUDGET_S = 0.5
+BUDGET = 0.5  # of what importing torch itself takes in the same process; 0.3 to 0.4 was measured
 
 
 def python(code: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -21,11 +21,14 @@ def python(code: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str
 
 
 def test_import_is_quick(tmp_path: Path) -> None:
-    """CPU seconds above torch: the clock on the wall would measure the neighbours."""
-    code = "import time, torch; t = time.process_time(); import pyquant; print(time.process_time() - t)"
+    """CPU time beside that of torch: the clock on the wall would measure the neighbours, and machines differ."""
+    code = (
+        "import time; s = time.process_time(); import torch; t = time.process_time(); import pyquant; "
+        "print((time.process_time() - t) / (t - s))"
+    )
     python(code, tmp_path)  # warms the file cache
-    seconds = [float(python(code, tmp_path).stdout) for _ in range(3)]
-    assert statistics.median(seconds) <= BUDGET_S, seconds
+    shares = [float(python(code, tmp_path).stdout) for _ in range(3)]
+    assert statistics.median(shares) <= BUDGET, shares
 
 
 def test_import_is_silent_and_touches_nothing(tmp_path: Path) -> None:
