@@ -55,7 +55,7 @@ def test_one_configuration(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nn-size", "64"], "--nn-size"),
         (["--batch-size", "0"], "--batch-size"),
         (["--runs", "0"], "--runs"),
-        (["--threads", "2"], "--clock cpu"),
+        (["--threads", "2", "--clock", "cpu"], "--clock cpu"),
         (["--clock", "cuda-graph"], "cpu, wall"),
         (["--device", "tpu"], "--device"),
         (["--device", "cuda:77"], "--device"),
