@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
     parser.add_argument("--against", required=True, metavar="MODEL", help=f"the float model: {MODEL_HELP}")
     parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
-    parser.add_argument("--batches", type=int, default=16, metavar="N", help="so many batches; default %(default)s")
+    parser.add_argument("--batches", type=int, metavar="N", help="so many batches; default: 16, or all of fewer")
     parser.add_argument("--out", metavar="FILE", help="write a .md, .csv or .json file as well")
     parser.set_defaults(run=run)
 
@@ -41,14 +42,19 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table. -> 0. Raises CheckpointError for damaged files, ArgumentError."""
     import pyquant
     from pyquant.analyse.errors import error_report
+    from pyquant.analyse.switchable import USUAL_BATCHES
     from pyquant.report.error import error_table, write_errors
 
     factory, data = model_factory(args.against, "--against"), load_callable(args.data, "--data")
     model, batches = pyquant.load_pretrained(args.directory, factory), data()
     if not isinstance(batches, Iterable):
         raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
-    with Progress("error", max(args.batches, 1)) as shown:
-        report = error_report(model, factory(), counted(batches, shown), args.batches)
+    count = args.batches
+    if count is None:
+        batches = list(itertools.islice(batches, USUAL_BATCHES))
+        count = max(len(batches), 1)
+    with Progress("error", max(count, 1)) as shown:
+        report = error_report(model, factory(), counted(batches, shown), count)
     print(error_table(report))
     if args.out:
         print(f"written: {write_errors(report, args.out)}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+HEAD = "cmake_minimum_required(VERSION 3.24)"  # older policies apply to a script without it
 
 pytestmark = pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 
@@ -18,7 +19,7 @@ def read(folder: Path, *texts: str, gpus: str | None = None) -> str:
     """What cmake prints. gpus: compute capabilities that nvidia-smi tells; None: there is no nvidia-smi."""
     script, smi = folder / "read.cmake", folder / "nvidia-smi"
     lines = [f'pyquant_read_architectures("{text}" archs)\nmessage("archs: ${{archs}}")' for text in texts]
-    script.write_text("\n".join([f'include("{ROOT}/cmake/architectures.cmake")', *lines]))
+    script.write_text("\n".join([HEAD, f'include("{ROOT}/cmake/architectures.cmake")', *lines]))
     if gpus is not None:
         smi.write_text("#!/bin/sh\n" + (f"printf '{gpus}'" if gpus else "echo 'no devices were found'; exit 6") + "\n")
         smi.chmod(0o755)

@@ -164,6 +164,7 @@ def test_an_architecture_that_nvcc_does_not_know_is_refused(tmp_path: Path) -> N
     nvcc.chmod(0o755)
     script = tmp_path / "ask.cmake"
     script.write_text(
+        "cmake_minimum_required(VERSION 3.24)\n"
         f'include("{ROOT}/cmake/architectures.cmake")\nset(CMAKE_CUDA_COMPILER "{nvcc}")\n'
         'pyquant_check_nvcc_knows("80;90a")\npyquant_check_nvcc_knows("120")\n'
     )

@@ -104,7 +104,7 @@ def test_a_recipe_without_static_tensors_needs_no_data() -> None:
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "gone", "--out", "q"], 2, "no such file"),
         (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--data", "toy_models:batches", "--out", "q"], 2, "--recipe"),
-        (["quantize", MODEL, "--recipe", "r.json", "--skip", "3", "--out", "q"], 2, "skip_modules"),
+        (["quantize", MODEL, "--recipe", "r.json", "--skip", "3", "--out", "q"], 2, "--skip"),
         (["quantize", MODEL, "--recipe", "r.json", "--embeddings", "--out", "q"], 2, "--embeddings"),
     ],
 )

@@ -55,7 +55,7 @@ def test_quant_residual_takes_the_method_of_the_calibration() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"num_bits": 5}, "bits"),
+        ({"num_bits": 9}, "bits"),
         ({"axis": 1}, "axis"),
         ({"axis": (0, 1)}, "axis"),
         ({"unsigned": True}, "unsigned"),

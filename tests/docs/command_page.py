@@ -12,16 +12,16 @@ from torch import nn
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.dense = nn.Linear(64, 64)
+        self.dense = nn.Linear(512, 512)  # wide enough that integers win on every machine: the search must find a plan
     def forward(self, x):
         return x + torch.relu(self.dense(x))
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(20, 64)
+        self.embed = nn.Embedding(20, 512)
         self.encoder = nn.Sequential(Block(), Block())
-        self.head, self.classifier = nn.Linear(64, 64), nn.Linear(64, 8)
+        self.head, self.classifier = nn.Linear(512, 512), nn.Linear(512, 8)
     def forward(self, ids):
         return self.classifier(self.head(self.encoder(self.embed(ids).mean(1))))
 

@@ -254,17 +254,22 @@ def test_tails_of_every_size(checked_device: CudaOps, kind: str, m: int, n: int,
 
 
 def test_layers_take_codes(checked_device: CudaOps) -> None:
-    """int8 and uint8 codes, aligned and not: a zero point counts in the terms of the codes that come."""
-    taken = 0
+    """int8 and uint8 codes, aligned and not: a zero point counts in the terms of the codes that come, and is one."""
+    taken = unsigned = 0
     for x, here, spec, there, there_spec, residual, operands, what in _layers(checked_device, 60):
         if spec.input != "static":
             continue
         taken += 1
         q = ops.quantize(x, operands["x_scale"], operands["x_zero_point"], qmin=spec.x_qmin, qmax=spec.x_qmax)
-        for codes in (q, (q.to(torch.int16) + 128).to(torch.uint8), torch.cat([q, q[:, :1]], 1)[:, : q.shape[1]]):
+        kinds = [q, torch.cat([q, q[:, :1]], 1)[:, : q.shape[1]]]
+        if operands["x_zero_point"] is None or int(operands["x_zero_point"]) >= 0:
+            kinds.append((q.to(torch.int16) + 128).to(torch.uint8))
+            unsigned += 1
+        for codes in kinds:
             want = ops.qlinear(codes, here, residual, spec.to_ints())
             compare(checked_device.qlinear(codes, there, residual, there_spec), want, f"{codes.dtype} {what}")
     assert taken >= 15
+    assert unsigned >= 5
 
 
 def test_layers_take_codes_with_a_scale_a_row(checked_device: CudaOps) -> None:
