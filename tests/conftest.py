@@ -25,6 +25,15 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _threads_come_back() -> Iterator[None]:
+    """No test leaves another number of threads to the next."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
 def pytest_report_header() -> str:
     return f"seed: PYQUANT_TEST_SEED={problems.BASE_SEED}"
 

@@ -44,7 +44,7 @@ int64_t thread_count() {
 }
 
 Shares::Shares(int64_t units, int64_t work, int64_t grain)
-    : Shares(units, work / grain < 2 ? 1 : std::min({work / grain, thread_count(), units})) {}
+    : Shares(units, in_body || work / grain < 2 ? 1 : std::min({work / grain, thread_count(), units})) {}
 
 void Shares::run_on_pool(Body body, void* context) const {
   Marked marked{body, context};

@@ -21,7 +21,8 @@ struct Share {
 // Units that stay whole (rows, blocks, runs), dealt out to the pool. The cut is made here, once, before anything runs.
 class Shares {
  public:
-  // At most one share a thread, none of them empty; one share when `work` (`grain` of it is worth a thread) is small.
+  // At most one share a thread, none of them empty; one share when `work` (`grain` of it is worth a thread) is small,
+  // or inside the body of other work.
   Shares(int64_t units, int64_t work, int64_t grain);
   // A share for each unit: for callers that have cut the work themselves.
   static Shares of_one_unit(int64_t units) { return Shares(units, units); }

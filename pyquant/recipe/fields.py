@@ -23,7 +23,7 @@ def refuse(where: str, got: object, allowed: str) -> NoReturn:
 
 def shown(value: object) -> str:
     """repr for messages: bounded, and of integers whose digits Python refuses to print."""
-    if isinstance(value, int) and abs(value) >= 2**64:
+    if isinstance(value, int) and abs(value) >= 2**512:
         return f"an integer of {value.bit_length()} bits"
     try:
         return repr(value)[:200]

@@ -18,7 +18,7 @@ def test_without_pymoo_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for name in [n for n in sys.modules if n.split(".")[0] == "pymoo"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymoo", None)
-    with pytest.raises(UnsupportedError, match=r"pyquant\[search\]"):
+    with pytest.raises(UnsupportedError, match=r"pyquant-gemm\[search\]"):
         search_front(PROBLEM, PROBLEM.loss_of, 10, algorithm="nsga2")
 
 
