@@ -17,6 +17,9 @@ PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
+# The suite runs file by file in as many processes as there are cores; each still has the machine's threads, which then must
+# not wait for each other in busy loops.
+SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile
 
 # A part more: its name here and its recipe below.
 NIGHTLY := nightly-tests nightly-install nightly-fuzz
@@ -56,7 +59,7 @@ install: $(EVERY)
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@! command -v nvcc >/dev/null || $(PIP) install --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
-	@$(PIP) install pytest hypothesis psutil pyyaml tqdm matplotlib
+	@$(PIP) install pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
 # Pages are tested in a real browser where one is installed or, in CI, can be: otherwise those tests are skipped and say so.
@@ -74,7 +77,7 @@ $(STAMPS)/interop: $(STAMPS)/demo $(STAMPS)/examples
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/tools pyproject.toml
-	@$(PIP) install ruff mypy clang-format pytest hypothesis psutil pyyaml tqdm matplotlib
+	@$(PIP) install ruff mypy clang-format pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
@@ -92,7 +95,7 @@ demo: $(QUICK) $(STAMPS)/demo
 	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
 test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser
-	cd tests && $(PYTEST) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
+	cd tests && $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(EVERY) $(STAMPS)/test
 	cd tests && PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu house/test_machine_code.py $(TESTFLAGS)
