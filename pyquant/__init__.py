@@ -2,6 +2,7 @@
 
 import pyquant.cli.start  # first: `pyquant --help` does not wait for torch
 from pyquant.analyse.errors import error_report
+from pyquant.analyse.floats import FloatMatrix, trace_floats
 from pyquant.analyse.latency import load_latency, measure_latency
 from pyquant.analyse.layerwise import sensitivity
 from pyquant.calibrate.collectors import (
@@ -99,6 +100,7 @@ __all__ = [
     "CheckpointError",
     "Dequantize",
     "EntropyCalibrator",
+    "FloatMatrix",
     "FqnConfig",
     "HistogramCollector",
     "KernelInfo",
@@ -183,6 +185,7 @@ __all__ = [
     "set_strict",
     "smooth_",
     "torch_fake_quantize",
+    "trace_floats",
 ]  # fmt: skip
 
 

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.analyse.floats import FloatMatrix, trace_floats
 from pyquant.cli.models import load_callable, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
 from pyquant.io.record import LayerRecord
+from pyquant.nn.flow import call
 from pyquant.nn.forms import expose_linears_
 from pyquant.nn.linear_call import unpacked
 from pyquant.nn.matrices import is_matrix
+from pyquant.nn.products import MULTIPLIED
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-from pyquant.pretrained import layer_of
+from pyquant.pretrained import layer_of, load_pretrained
 from pyquant.report.render import table
 
 _ROWS = (1, 5)  # batch sizes that each layer is tried with
@@ -50,8 +53,8 @@ def add_parser(commands: Any) -> None:
         help="check a saved model: bytes, bits, and error against the float model",
         description="Checks every byte against the manifest's digests and every layer's output bits, as the native "
         "kernels give them, against the executable specification. With --against also reports each layer's error to "
-        "the float model's layer; with --inputs the error of the whole model's output. Exit code 1 when a byte or a "
-        "bit is wrong.",
+        "the float model's layer, runs the loaded model once and names what it multiplies by in floating point; with "
+        "--inputs the error of the whole model's output. Exit code 1 when a byte or a bit is wrong.",
         epilog="examples:\n  pyquant verify quantised\n  pyquant verify quantised --against mypackage.models:build\n"
         "  pyquant verify quantised --against mypackage.models:build --inputs mypackage.models:example_inputs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,7 +64,10 @@ def add_parser(commands: Any) -> None:
         "--against", metavar="MODEL", help="the float model: package.module:callable or a Hugging Face folder"
     )
     parser.add_argument(
-        "--inputs", metavar="CALLABLE", help="package.module:callable that returns a tensor, tuple or dict"
+        "--inputs",
+        metavar="CALLABLE",
+        help="package.module:callable that returns a tensor, tuple or dict; without it inputs are made for an "
+        "nn.Sequential or a transformers model",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -82,12 +88,21 @@ def run(args: argparse.Namespace) -> int:
         for record in layers:
             shown.step(record.name)
             verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
-    whole = None
-    if args.inputs and factory:
-        whole = _whole_model(args.directory, factory, load_callable(args.inputs, "--inputs"))
+    whole, traced, why_not = None, None, "--against builds the model that is run"
+    if factory:
+        given = load_callable(args.inputs, "--inputs")() if args.inputs else None
+        quantised = load_pretrained(args.directory, factory).eval()
+        if args.inputs:
+            whole = _whole_model(quantised, factory, given)
+        try:
+            traced, why_not = trace_floats(quantised, given), ""
+        except ArgumentError as error:
+            if args.inputs:
+                raise
+            why_not = f"--inputs: {error.got}"
     wrong = [v.name for v in verdicts if v.exact is False]
     floats = float_matrices(checkpoint)
-    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong, floats)
+    _print(args, verdicts, whole, checkpoint.manifest_sha256, len(checkpoint.layers), wrong, floats, traced, why_not)
     return 1 if wrong else 0
 
 
@@ -160,14 +175,9 @@ def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | nn.Conv2d | 
     return module
 
 
-def _whole_model(directory: str, factory: Callable[[], nn.Module], inputs: Callable[[], Any]) -> dict[str, float]:
-    import pyquant
-
-    given = inputs()
-    args, kwargs = ((), given) if isinstance(given, dict) else ((given if isinstance(given, tuple) else (given,)), {})
-    quantised = pyquant.load_pretrained(directory, factory).eval()
+def _whole_model(quantised: nn.Module, factory: Callable[[], nn.Module], given: Any) -> dict[str, float]:
     with torch.inference_mode():
-        return compare(_first_tensor(quantised(*args, **kwargs)), _first_tensor(factory()(*args, **kwargs)))
+        return compare(_first_tensor(call(quantised, given)), _first_tensor(call(factory(), given)))
 
 
 def _first_tensor(output: Any) -> Tensor:
@@ -187,13 +197,14 @@ def _data(y: Any) -> Tensor:
 
 def _print(
     args: argparse.Namespace, verdicts: list[LayerVerdict], whole: dict[str, float] | None, digest: str, count: int,
-    wrong: list[str], floats: dict[str, float],
+    wrong: list[str], floats: dict[str, float], traced: list[FloatMatrix] | None, why_not: str,
 ) -> None:  # fmt: skip
     if args.json:
         layers = [
             {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts
         ]
         told = {"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole, "float": floats}
+        told["run"] = None if traced is None else [asdict(one) for one in traced]
         print(json.dumps(told, indent=1))
         return
     words = {True: "equal", False: "DIFFER", None: "not promised"}
@@ -209,11 +220,26 @@ def _print(
         shown = ", ".join(f"{name} ({share:.1%})" for name, share in list(floats.items())[:5])
         more = f" and {len(floats) - 5} more" if len(floats) > 5 else ""
         print(f"floating point: {sum(floats.values()):.1%} of the weights: {shown}{more}")
+    print(_told_of_run(traced, why_not))
     print(f"files: every byte as the manifest says ({count} quantised layers); manifest SHA-256 {digest}")
     if wrong:
         print(f"problem: {len(wrong)} layer(s) whose bits differ from the specification: {', '.join(wrong[:5])}")
     else:
         print("all is well")
+
+
+def _told_of_run(traced: list[FloatMatrix] | None, why_not: str) -> str:
+    """One line: what the model multiplies by in floating point, or that it was not run, and why."""
+    if traced is None:
+        return f"not run, so what is multiplied in floating point is not known: {why_not}"
+    multiplied = [one for one in traced if one.use == MULTIPLIED]
+    if not multiplied:
+        return "run once: nothing that the model holds is multiplied in floating point"
+    shown = "; ".join(f"{m.name} ({', '.join(m.ops)}, {m.share:.1%}): {m.reason}" for m in multiplied[:5])
+    more = f"; {len(multiplied) - 5} more" if len(multiplied) > 5 else ""
+    share = sum(m.share for m in multiplied)
+    told = f"{len(multiplied)} matrices are multiplied in floating point, {share:.1%} of the weights"
+    return f"run once: {told}: {shown}{more}"
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -16,12 +16,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory, read_file
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 
 MAX_COMPANION_BYTES: Final = 2**30
+_EXAMPLES, _TOKENS, _SAMPLES = 2, 8, 4000
 GENERATION: Final = "generation_config.json"
 # Files of a model's folder that say how its inputs are made and its outputs are used: all but weights and config.json.
 _COMPANIONS: Final = re.compile(
@@ -69,6 +71,51 @@ def generation_files(model: Any) -> dict[str, bytes]:
     """The generation_config.json of a model that generates text, by its name; else nothing."""
     config = getattr(model, "generation_config", None)
     return {} if config is None else {GENERATION: config.to_json_string().encode()}
+
+
+def example_of(model: Any) -> dict[str, Any]:
+    """Keyword arguments that a model of transformers takes: token ids, images, spectra or waves, as it says itself.
+
+    model   is_model. Sizes come from its configuration; ids lie inside of its vocabulary.
+    Raises ArgumentError for a model of which the principal input is something else.
+    """
+    generator, main = torch.Generator().manual_seed(0), str(getattr(model, "main_input_name", ""))
+    home = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
+
+    def ids(length: int) -> torch.Tensor:
+        vocabulary = int(_setting(model.config, "vocab_size") or 1)
+        return torch.randint(vocabulary, (_EXAMPLES, length), generator=generator).to(home.device)
+
+    def real(*shape: int) -> torch.Tensor:
+        return torch.randn(_EXAMPLES, *shape, generator=generator).to(home.device, home.dtype)
+
+    frames = _setting(model.config, "max_source_positions") or 16
+    sizes: dict[str, Callable[[], torch.Tensor]] = {
+        "input_ids": lambda: ids(_TOKENS),
+        "pixel_values": lambda: real(_setting(model.config, "num_channels") or 3, *_image_size(model.config)),
+        "input_features": lambda: real(_setting(model.config, "num_mel_bins") or 80, 2 * frames),
+        "input_values": lambda: real(_SAMPLES),
+    }
+    if main not in sizes:
+        got = f"none, and a {type(model).__name__} takes {main or 'an input without a name'}"
+        raise ArgumentError("example_inputs", got, "a mapping of the keyword arguments that the model takes")
+    found = {main: sizes[main]()}
+    if main == "input_ids" and getattr(model.config, "vision_config", None) is not None:
+        found["pixel_values"] = sizes["pixel_values"]()
+    if getattr(model.config, "is_encoder_decoder", False):
+        found["decoder_input_ids"] = ids(_TOKENS)
+    return found
+
+
+def _setting(config: Any, name: str) -> Any:
+    """A setting of a configuration, or of the first configuration inside of it that has it."""
+    inner = (getattr(config, part, None) for part in ("text_config", "vision_config", "encoder", "decoder"))
+    return next((getattr(c, name) for c in (config, *inner) if getattr(c, name, None) is not None), None)
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    size = _setting(config, "image_size") or 64
+    return (int(size[0]), int(size[1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
 def refill_buffers(model: Any, undo: list[Callable[[], Any]]) -> None:

@@ -18,6 +18,7 @@ from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import Patches
+from pyquant.nn.products import ONLY_ADDED, only_added
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -68,7 +69,8 @@ def quantize_(
     input_scales  {layer name: real size of one input code} for static schemes.
     check_speed   example inputs (a tensor, a tuple of arguments, a mapping of keyword arguments): the quantised model
                   runs once, its layers are timed against float ones for about two seconds, and a QuantizationWarning
-                  gives the figures of those that are slower (compare_speed); None: nothing is timed.
+                  gives the figures of those that are slower (compare_speed). The same run shows which matrices of
+                  other classes are only added, which the warning then leaves out. None: nothing is run.
     ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
     Transactional: on any exception the model is as before.
 
@@ -125,6 +127,10 @@ def quantize_(
                 remember(site.module, note, undo)
                 if site.owner is not None:
                     remember(site.owner.module, note, undo)
+        for name in set() if check_speed is None else only_added(model, check_speed):
+            if not isinstance(module := model.get_submodule(name), obstacles.KINDS):
+                remember(module, ONLY_ADDED, undo)
+                wished.add(name)
         warn_of_floats(quantization_report(model), wished | _wished(model, rules, filter_fn, embeddings, heads))
         if check_speed is not None:
             warn_of_slow_layers(compare_speed(model, check_speed))

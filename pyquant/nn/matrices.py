@@ -31,9 +31,20 @@ class Holder:
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
             return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
-        if any(self.module._parameters[name].dim() == 3 for name in self.names):  # type: ignore[union-attr]
+        if self.is_stack:
             return f"stacked matrices ({shapes}{more}), one an expert or a head, that {kind} multiplies by itself"
-        return f"matrices that {kind} reads itself ({shapes}{more})"
+        return f"{kind} holds them, and may multiply by them itself ({shapes}{more})"
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether there are several matrices in one parameter."""
+        shapes = [self.module._parameters[name].shape for name in self.names]  # type: ignore[union-attr]
+        return any(len(shape) == 3 and shape[0] > 1 for shape in shapes)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the matrices are multiplied by for all that is known of such modules; else they may be added."""
+        return self.is_stack or isinstance(self.module, _CONVOLUTIONS)
 
 
 def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:

@@ -34,6 +34,7 @@ class LayerReport:
     fused         name of the activation that fuse_ moved into this layer; empty for none.
     gives_codes   whether it hands codes to the next layer (link_, or a scheme with outputs).
     share         bytes_before as a share of all records together, 0 to 1.
+    is_certain    False where a class holds matrices and only a run (trace_floats) tells whether it multiplies by them.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LayerReport:
     fused: str = ""
     gives_codes: bool = False
     share: float = 0.0
+    is_certain: bool = True
 
 
 def quantization_report(model: nn.Module) -> list[LayerReport]:
@@ -110,7 +112,8 @@ def _others(model: nn.Module) -> Iterator[LayerReport]:
         told = remembered(holder.module)
         reason = told or (kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason)
         kind = type(holder.module).__name__
-        yield LayerReport(holder.name, kind, "float", holder.size, holder.size, reason)
+        is_certain = holder.is_certain or reason != holder.reason
+        yield LayerReport(holder.name, kind, "float", holder.size, holder.size, reason, is_certain=is_certain)
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from pyquant.errors import QuantizationWarning
 from pyquant.nn.report import LayerReport
 
 NOTEWORTHY: Final = 0.01  # share of a model's weight bytes
+UNCERTAIN: Final = 0.02  # and what may as well be added (positions) is not spoken of below this share
 _SHOWN: Final = 5
 
 
@@ -23,6 +24,8 @@ def warn_of_floats(
     """
     leave = set(wished)
     left = [record for record in records if record.scheme == "float" and record.name not in leave]
+    if sum(record.share for record in left if not record.is_certain) < UNCERTAIN:
+        left = [record for record in left if record.is_certain]
     told = []
     share = sum(record.share for record in left)
     if share >= NOTEWORTHY:

@@ -105,6 +105,45 @@ def test_verify_tells_what_a_checkpoint_holds_in_floating_point(capsys: pytest.C
     assert list(json.loads(capsys.readouterr().out)["float"]) == ["3.weight", "0.weight"]
 
 
+def test_verify_runs_the_model_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "odd_models.py").write_text(ODD)
+    assert main(["quantize", "odd_models:build", "--scheme", "W8A8Dynamic", "--out", "q"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "q"]) == 0
+    assert "not run, so what is multiplied in floating point is not known: --against" in capsys.readouterr().out
+    assert main(["verify", "q", "--against", "odd_models:build"]) == 0
+    assert "not known: --inputs: none, and a Net does not say what it takes" in capsys.readouterr().out
+    words = ["verify", "q", "--against", "odd_models:build", "--inputs", "odd_models:example"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "run once: 1 matrices are multiplied in floating point" in told
+    assert "hidden (mm, 4" in told
+    assert main([*words, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["run"]
+    assert (one["name"], one["use"]) == ("hidden", "multiplied")
+    quantize("--scheme", "W8A8Dynamic")
+    capsys.readouterr()
+    assert main(["verify", "q", "--against", MODEL]) == 0
+    assert "run once: nothing that the model holds is multiplied" in capsys.readouterr().out
+
+
+ODD = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.hidden = nn.Linear(16, 16), nn.Parameter(torch.randn(16, 16))
+    def forward(self, x):
+        return self.fc(x) @ self.hidden
+def build():
+    torch.manual_seed(0)
+    return Net()
+def example():
+    return torch.ones(2, 16)
+"""
+
+
 def test_progress_goes_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
     quantize("--scheme", "W8A8Dynamic")
     captured = capsys.readouterr()

@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "ptq",
         "measure",
         "results",
+        "integrations",  # inside functions alone
     },
     "search": {"errors", "core", "io", "results"},  # pure: it sees tables and callables, no module and no tensor
     "report": {"errors", "core", "io", "measure", "results"},  # of measure: records and means
