@@ -30,8 +30,8 @@ from pyquant.results.latency import LatencyTable
 RESULTS = Path(__file__).resolve().parent / "results"
 BAR: Final = 0.10
 FORMATS: Final = {
-    "dynamic": ("fp16", "W8A8Dynamic", "W4A8Dynamic(group_size=64)"),
-    "static": ("fp16", "int8", "int4"),
+    "dynamic": ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=64)"),
+    "static": ("fp32", "int8", "int4"),
 }
 MLP_SIZES: Final = (1024, 512, 1024, 256, 768, 512, 256)
 

@@ -14,7 +14,7 @@ from pyquant.results.pareto import Point, hypervolume
 from pyquant.search import Config, Measured, SearchProblem
 
 TABLES: Final = Path(__file__).resolve().parents[1] / "tests/search/fixtures/tables.npz"  # by bench.search_tables
-FORMATS: Final = ("fp16", "int8", "int4")
+FORMATS: Final = ("fp32", "int8", "int4")
 BITS: Final = (16, 8, 4)
 CORNER_SHARE: Final = 0.3  # of the loss of all groups in int4
 

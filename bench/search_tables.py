@@ -26,7 +26,7 @@ from bench.accuracy.train import train_float
 from pyquant import W4A4, W8A8, QScheme, convert_, insert_fake_quantize_
 from pyquant.simulate.calibrate import calibrate_
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 WIDTH_OF = (16, 8, 4)
 CALIBRATION = 8  # batches
 OUTLIERS, GAIN = (3, 17, 40), 12.0

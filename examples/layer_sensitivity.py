@@ -18,7 +18,7 @@ from pyquant.analyse.evaluate import LossOfOutputs
 from pyquant.analyse.switchable import SwitchableModel
 
 METRICS = ("kl", "fisher", "noise", "hessian", "sqnr", "error")
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("float", "int8", "int4")
 
 
 def byte_transformer() -> ModuleType:

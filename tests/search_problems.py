@@ -10,7 +10,7 @@ import numpy as np
 from pyquant.results.pareto import pareto_front
 from pyquant.search import Config, SearchProblem
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 
 
 def random_problem(seed: int, groups: int = 6, top: int = 6, pairs: bool = True, allow: float = 0.85) -> SearchProblem:

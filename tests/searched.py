@@ -13,7 +13,7 @@ import pyquant
 from pyquant.io import strict_json
 from pyquant.results.record import to_plain
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 
 
 def net() -> nn.Sequential:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 SIZES = (32768, 16384, 8192, 4096, 2048, 1024, 32768)
-BITS = {"fp16": 16, "int8": 8, "int4": 4}
-SEED_RATIOS = {"fp16": 1.0, "int8": 0.69, "int4": 0.53}  # -31 % and -47 %
+BITS = {"fp32": 16, "int8": 8, "int4": 4}
+SEED_RATIOS = {"fp32": 1.0, "int8": 0.69, "int4": 0.53}  # -31 % and -47 %
 LATENCY, CAPACITY = TradeOffAxis("latency", "us", "invented"), TradeOffAxis("capacity", "bits", "sum of outputs x bits")
 NASTY = 'a "net" <&> </script><script>document.title = "broken"</script> @@DATA@@ \u2028'
 
@@ -36,13 +36,13 @@ def seed_trade_off() -> TradeOff:
 def small_trade_off() -> TradeOff:
     """Four points of two groups: a loss, an interval, a prediction, a choice, further figures, texts that bite."""
     points = [
-        TradeOffPoint({"a|b": "fp16", "c": "fp16"}, 100.0, 0.5, 95.0, 110.0, figures={"mean_us": 101.5}),
-        TradeOffPoint({"a|b": "fp16", "c": "<i>"}, 70.0, 0.625, 69.0, 75.0),
-        TradeOffPoint({"a|b": "<i>", "c": "fp16"}, 80.0, 0.75, chosen=True),
+        TradeOffPoint({"a|b": "fp32", "c": "fp32"}, 100.0, 0.5, 95.0, 110.0, figures={"mean_us": 101.5}),
+        TradeOffPoint({"a|b": "fp32", "c": "<i>"}, 70.0, 0.625, 69.0, 75.0),
+        TradeOffPoint({"a|b": "<i>", "c": "fp32"}, 80.0, 0.75, chosen=True),
         TradeOffPoint({"a|b": "<i>", "c": "<i>"}, 50.0, 0.875, measured=False),
     ]
     made = trade_off(
         points, NASTY, TradeOffAxis("latency", "us"), TradeOffAxis("loss"), higher_is_better=False,
-        formats=("fp16", "<i>"),
+        formats=("fp32", "<i>"),
     )  # fmt: skip
     return replace(made, environment={"cpu": "no such", "torch": NASTY}, notes=(NASTY,), command="pyquant <made up>")

@@ -22,7 +22,7 @@ _BATCH = 8
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.minilm.search", description=__doc__)
     parser.add_argument("--out", default="demo-out/search", metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--formats", nargs="+", default=["fp16", "int8", "int4"], help="default: fp16 int8 int4")
+    parser.add_argument("--formats", nargs="+", default=["float", "int8", "int4"], help="default: float int8 int4")
     parser.add_argument("--grouping", default="none", help="none: 36 choices; auto: q, k, v together; default: none")
     parser.add_argument("--max-drop", type=float, default=0.01, help="of the mean cosine to fp32; default: 0.01")
     parser.add_argument("--budget", type=int, default=40, help="default: 40")

@@ -13,6 +13,7 @@ from pyquant.analyse.suspects import usual_suspects
 from pyquant.analyse.switchable import Config, SwitchableModel
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
+from pyquant.results.float_format import alike
 from pyquant.results.sensitivity import (
     Cells,
     SensitivityCost,
@@ -220,5 +221,5 @@ def check_latency(latency: Latency | None, switchable: SwitchableModel) -> None:
     own = {"groups": [g.name for g in switchable.groups], "formats": [f.name for f in switchable.formats]}
     for what, names in own.items():
         told = getattr(latency, what, None)
-        if told is not None and list(told) != names:
+        if told is not None and not (alike(told, names) if what == "formats" else list(told) == names):
             raise ArgumentError("latency", f"a table of {what} {', '.join(told)}"[:200], ", ".join(names)[:200])

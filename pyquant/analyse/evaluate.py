@@ -31,7 +31,7 @@ class LossOfOutputs:
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
         >>> data = [torch.randn(4, 8) for _ in range(2)]
-        >>> loss = LossOfOutputs(SwitchableModel(model, ("fp16", "W8A8Dynamic"), data, num_batches=2), "kl")
+        >>> loss = LossOfOutputs(SwitchableModel(model, ("float", "W8A8Dynamic"), data, num_batches=2), "kl")
         >>> loss((0, 0)), loss((1, 1)) > 0, loss.forward_passes
         (0.0, True, 4)
     """
@@ -97,7 +97,7 @@ class TaskMetric:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
         >>> x = torch.randn(64, 8)
         >>> labels = model(x).argmax(-1)
-        >>> task = TaskMetric(SwitchableModel(model, ("fp16", "W8A8Dynamic")),
+        >>> task = TaskMetric(SwitchableModel(model, ("float", "W8A8Dynamic")),
         ...                   lambda model: (model(x).argmax(-1) == labels).float().mean())
         >>> task.baseline, task((0, 0)), task.value((1, 1)) <= 1.0
         (1.0, 0.0, True)

@@ -21,7 +21,7 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
 
     Example:
         >>> from torch import nn
-        >>> switchable = SwitchableModel(nn.Sequential(nn.Linear(8, 2)), ("fp16", "W8A8Dynamic"))
+        >>> switchable = SwitchableModel(nn.Sequential(nn.Linear(8, 2)), ("float", "W8A8Dynamic"))
         >>> fingerprint(switchable, [1]) == fingerprint(switchable, [1]) != fingerprint(switchable, [2])
         True
     """

@@ -51,7 +51,7 @@ def measure_latency(
 
     model           float model, or a SwitchableModel, which has formats, data and groups of its own.
     example_inputs  one batch, whose size and shape the figures are for; None: the first batch of the data.
-    formats         names as in formats_of: ('fp16', 'int8', 'W4A8Dynamic').
+    formats         names as in formats_of: ('float', 'int8', 'W4A8Dynamic').
     data, num_batches, batch_to_inputs, grouping, filter_fn   as SwitchableModel; data where a format is static.
     rounds, min_rounds, max_seconds, tolerance   rounds are added until every median is known to +- tolerance (95 %),
                     at most `rounds`, none begun after max_seconds; at least min_rounds.
@@ -68,7 +68,7 @@ def measure_latency(
 
     Example:
         >>> model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-        >>> table = measure_latency(model, torch.randn(8, 16), ("fp16", "W8A8Dynamic"), rounds=2, min_rounds=1)
+        >>> table = measure_latency(model, torch.randn(8, 16), ("float", "W8A8Dynamic"), rounds=2, min_rounds=1)
         >>> table.groups, table.predict((0, 1)) > 0
         (('0', '2'), True)
     """
@@ -80,7 +80,7 @@ def measure_latency(
             raise ArgumentError("formats", "given with a SwitchableModel", "None: it has formats and data")
         switchable = model
     elif formats is None:
-        raise ArgumentError("formats", "None", "names such as ('fp16', 'int8', 'W4A8Dynamic')")
+        raise ArgumentError("formats", "None", "names such as ('float', 'int8', 'W4A8Dynamic')")
     else:
         switchable = SwitchableModel(
             model, formats, data, num_batches=num_batches, batch_to_inputs=batch_to_inputs, grouping=grouping,

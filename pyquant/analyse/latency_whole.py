@@ -41,7 +41,7 @@ def measure_configurations(
     Example:
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-        >>> switchable = SwitchableModel(model, ("fp16", "W8A8Dynamic"))
+        >>> switchable = SwitchableModel(model, ("float", "W8A8Dynamic"))
         >>> found = measure_configurations(switchable, [(0, 0), (1, 0)], torch.randn(8, 16), rounds=2, min_rounds=2)
         >>> [low <= median <= high for median, low, high in found.values()]
         [True, True]

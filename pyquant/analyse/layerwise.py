@@ -25,7 +25,7 @@ from pyquant.results.sensitivity import SensitivityCost, SensitivityReport
 def sensitivity(
     model: nn.Module | SwitchableModel,
     data: Iterable[Any] | None = None,
-    formats: Sequence[str] = ("fp16", "int8", "int4"),
+    formats: Sequence[str] = ("float", "int8", "int4"),
     metric: str = "kl",
     mode: str = "one_at_a_time",
     *,
@@ -103,7 +103,7 @@ def sensitivity(
 
 def cost_of(
     model: nn.Module,
-    formats: Sequence[str] = ("fp16", "int8", "int4"),
+    formats: Sequence[str] = ("float", "int8", "int4"),
     metric: str = "kl",
     mode: str = "one_at_a_time",
     *,

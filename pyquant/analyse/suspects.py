@@ -21,7 +21,7 @@ def usual_suspects(switchable: SwitchableModel) -> dict[str, str]:
         >>> from torch import nn
         >>> sizes = (64, 64, 8, 64, 64, 64, 64)
         >>> model = nn.Sequential(*(nn.Linear(k, n) for k, n in zip(sizes, sizes[1:])))
-        >>> usual_suspects(SwitchableModel(model, ("fp16", "W8A8Dynamic")))
+        >>> usual_suspects(SwitchableModel(model, ("float", "W8A8Dynamic")))
         {'0': 'first', '1': 'bottleneck of 8', '2': 'bottleneck of 8', '5': 'last'}
     """
     sides = {

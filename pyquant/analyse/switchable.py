@@ -31,7 +31,7 @@ class SwitchableModel:
     """A float model with every quantisable layer in every format, calibrated once; integer layers are the real ones.
 
     model            nn.Module in floating point; it is changed only inside of `using`, and restored.
-    formats          names, see formats_of; the float one becomes number 0.
+    formats          names, see formats_of; the float one becomes number 0 and is called by the dtype of the layers.
     data             batches, as for calibration; the first num_batches are kept. None where no format is static and
                      nothing is to be called.
     num_batches      how many batches are kept and calibrate. None: the first 16, or all where there are fewer.
@@ -46,7 +46,7 @@ class SwitchableModel:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-        >>> switchable = SwitchableModel(model, ("fp16", "W8A8Dynamic"))
+        >>> switchable = SwitchableModel(model, ("float", "W8A8Dynamic"))
         >>> with switchable.using((0, 1)):
         ...     print([type(layer).__name__ for layer in model])
         ['Linear', 'ReLU', 'QLinear']
@@ -65,9 +65,9 @@ class SwitchableModel:
         to_output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.model = model
-        self.formats = formats_of(formats)
-        self.groups = find_groups(model, grouping, filter_fn)
         self._sites = {site.names[0]: site for site in quantisable(model, filter_fn)}
+        self.formats = formats_of(formats, {_dtype(site.module) for site in self._sites.values()})
+        self.groups = find_groups(model, grouping, filter_fn)
         self._to_inputs, self._to_output = inputs_of(model, batch_to_inputs), to_output or first_tensor
         self._batch_to_inputs = batch_to_inputs
         self.batches = _kept(data, num_batches, [f.name for f in self.formats if f.needs_data])
@@ -93,7 +93,7 @@ class SwitchableModel:
     @property
     def numel(self) -> tuple[int, ...]:
         """Weights of each group."""
-        return tuple(sum(self._sites[n].module.weight.numel() for n in g.layers) for g in self.groups)  # type: ignore
+        return tuple(sum(_weight(self._sites[n].module).numel() for n in g.layers) for g in self.groups)
 
     def uniform(self, format_index: int) -> Config:
         """Every group in that format, or in floating point where it cannot take it."""
@@ -103,6 +103,12 @@ class SwitchableModel:
         """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte."""
         return [[sum(_bytes(self.layer(n, f)) for n in g.layers) for f in range(len(self.formats))]
                 for g in self.groups]  # fmt: skip
+
+    def group_bits(self) -> list[list[int]]:
+        """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
+        floats = [sum(8 * _weight(self._sites[n].module).nbytes for n in g.layers) for g in self.groups]
+        return [[first, *(numel * f.weight_bits for f in self.formats[1:])]
+                for first, numel in zip(floats, self.numel, strict=True)]  # fmt: skip
 
     def other_bytes(self) -> int:
         """Bytes of everything that is in no group."""
@@ -230,6 +236,14 @@ def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[
     if not kept or (num_batches is not None and len(kept) < num_batches):
         raise ArgumentError("num_batches", wanted, f"at most {len(kept)}: so many batches does the data have")
     return kept
+
+
+def _weight(module: nn.Module) -> Tensor:
+    return cast(Tensor, module.weight)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return _weight(module).dtype
 
 
 def _bytes(module: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""`pyquant bench mlp`: the founding experiment, every configuration of fp16, int8 and int4 in a perceptron."""
+"""`pyquant bench mlp`: the founding experiment, every configuration of float, int8 and int4 in a perceptron."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXAMPLES = """\
 examples:
   pyquant bench mlp --out results
   pyquant bench mlp --scale 16 --batch-size 64
-  pyquant bench mlp --nn-config fp16,s8,s4,int8,int4,fp16
+  pyquant bench mlp --nn-config float,s8,s4,int8,int4,float
   pyquant bench mlp --device cuda --out results
 
 Writes mlp.* (the products alone, inputs ready) and mlp_end_to_end.* (floats in, floats out) to --out: JSON, Markdown,
@@ -48,7 +48,7 @@ def add_parser(kinds: Any) -> None:
     which = mlp.add_mutually_exclusive_group()
     which.add_argument("--all-configs", action="store_true", help="every configuration (the default)")
     which.add_argument(
-        "--nn-config", metavar="F,F,..", help="one: a format for each layer, fp16, int8 (s8) or int4 (s4)"
+        "--nn-config", metavar="F,F,..", help="one: a format for each layer, float, int8 (s8) or int4 (s4)"
     )
     mlp.add_argument("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
                      help="activation dimensions (default: %(default)s)")  # fmt: skip
@@ -58,7 +58,7 @@ def add_parser(kinds: Any) -> None:
     mlp.add_argument("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
     mlp.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
     mlp.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    mlp.add_argument("--float-type", choices=_TYPES, help="of fp16 layers (default: bfloat16; on a GPU float16)")
+    mlp.add_argument("--float-type", choices=_TYPES, help="of float layers (default: bfloat16; on a GPU float16)")
     mlp.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     mlp.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
                      help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip

@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-DEFAULT: Final = ("fp16", "int8", "int4")
+DEFAULT: Final = ("float", "int8", "int4")
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
     """Adds --formats; `formats_of(args.formats)` reads it."""
     parser.add_argument(
         "--formats", nargs="+", metavar="FORMAT",
-        help="fp16 (the model as it is), int8, int4, or presets such as W8A8Dynamic; apart or between commas; default: "
+        help="float (the model as it is), int8, int4, presets such as W8A8Dynamic; apart or between commas; default: "
         + " ".join(DEFAULT),
     )  # fmt: skip
 
@@ -23,8 +23,8 @@ def formats_of(words: Sequence[str] | None) -> tuple[str, ...]:
     """The names in what followed --formats; None: the default. Commas in brackets belong to a preset.
 
     Example:
-        >>> formats_of(["fp16,W4A8Dynamic(group_size=64)", "W4A4(a=1,b=2)"])
-        ('fp16', 'W4A8Dynamic(group_size=64)', 'W4A4(a=1,b=2)')
+        >>> formats_of(["float,W4A8Dynamic(group_size=64)", "W4A4(a=1,b=2)"])
+        ('float', 'W4A8Dynamic(group_size=64)', 'W4A4(a=1,b=2)')
     """
     if words is None:
         return DEFAULT

@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 _EXAMPLES = """\
 examples:
   pyquant latency mypackage.models:build --data mypackage.data:batches --out latency.json
-  pyquant latency mypackage.models:build --data mypackage.data:batches --formats fp16 W8A8Dynamic --threads 1
+  pyquant latency mypackage.models:build --data mypackage.data:batches --formats float W8A8Dynamic --threads 1
   pyquant report latency.json --out report
 
 The figures are for the shape of the first batch. `pyquant report` draws the saved table.

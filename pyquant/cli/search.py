@@ -22,7 +22,7 @@ _EXAMPLES = """\
 examples:
   pyquant search mypackage.models:build --data mypackage.data:calibration --eval mypackage.data:accuracy
   pyquant search mypackage.models:build --data mypackage.data:calibration --max-drop 0.02 --report pareto.html
-  pyquant search mypackage.models:build --data mypackage.data:calibration --objective size --formats fp16 W8A8Dynamic
+  pyquant search mypackage.models:build --data mypackage.data:calibration --objective size --formats float W8A8Dynamic
   pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
 """
 

@@ -207,8 +207,8 @@ def additivity_of(
     measured, single  latencies in one unit. Layers that were timed on ready inputs count for both kinds of neighbour.
 
     Example:
-        >>> layers = {Joint(0, "int8", "fp16", True): 2.0, Joint(1, "fp16", "fp16", True): 3.0}
-        >>> additivity_of({("int8", "fp16"): 4.0}, layers)
+        >>> layers = {Joint(0, "int8", "float", True): 2.0, Joint(1, "float", "float", True): 3.0}
+        >>> additivity_of({("int8", "float"): 4.0}, layers)
         Additivity(configs=1, median=0.25, worst=0.25, bias=0.25)
     """
     chosen = random.Random(seed).sample(sorted(measured), min(count, len(measured)))

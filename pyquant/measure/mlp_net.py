@@ -57,7 +57,7 @@ def joints(config: Config) -> list[Joint]:
     """The layers of a configuration with their neighbours; the input of the network is floats.
 
     Example:
-        >>> [joint.from_float for joint in joints(("int8", "int8", "fp16", "int4"))]
+        >>> [joint.from_float for joint in joints(("int8", "int8", "float", "int4"))]
         [True, False, True, True]
     """
     befores, afters = (FLOAT, *config[:-1]), (*config[1:], FLOAT)
@@ -103,7 +103,7 @@ class MlpNet:
     """Layers for every pair of formats; layers of one format share their weights' numbers, not their kernels.
 
     sizes         of the activations.
-    float_type    what 'fp16' is: float16 or bfloat16.
+    float_type    of floating-point layers: float16 or bfloat16.
     weights       codes int8 [N, K], one a layer; exponents: the weights are codes x 2^-exponent.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from pyquant.measure.mlp import END_TO_END, KERNEL, MlpResult
+from pyquant.measure.mlp import END_TO_END, KERNEL, MlpBench, MlpResult
 from pyquant.measure.mlp_space import BITS, FLOAT, capacity
 from pyquant.measure.records import Bar, Environment
 from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, largest_spread, trade_off
@@ -25,7 +25,7 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
     of      'output' or 'input' dimensions: what capacity counts.
     """
     bench, times = result.bench, result.times[column]
-    shown = {FLOAT: "bf16" if bench.float_type == torch.bfloat16 else FLOAT}  # what it is, not what the option calls it
+    shown = {FLOAT: _float_name(bench)}
     points = [
         TradeOffPoint(
             {f"layer {i + 1}": shown.get(name, name) for i, name in enumerate(config)},
@@ -83,18 +83,23 @@ def goals(result: MlpResult, environment: Environment) -> list[Bar]:
     if any(config not in result.times[KERNEL] for config in uniform.values()):
         return []
     kernel, whole = ({n: result.times[c][uniform[n]].median for n in BITS} for c in (KERNEL, END_TO_END))
-    int8, int4 = kernel["int8"] / kernel["fp16"], kernel["int4"] / kernel["fp16"]
-    found = [Bar("int8 against fp16, kernels", 0.69, int8, "<=")]
+    int8, int4 = kernel["int8"] / kernel[FLOAT], kernel["int4"] / kernel[FLOAT]
+    base = _float_name(result.bench)
+    found = [Bar(f"int8 against {base}, kernels", 0.69, int8, "<=")]
     if any(f"sm_{version}" in environment.gpu for version in (80, 86, 89)):
-        found += [Bar("int4 against fp16, kernels", 0.53, int4, "<="),
-                  Bar("int8 against fp16, kernels (stretch)", 0.58, int8, "<="),
-                  Bar("int4 against fp16, kernels (stretch)", 0.38, int4, "<=")]  # fmt: skip
+        found += [Bar(f"int4 against {base}, kernels", 0.53, int4, "<="),
+                  Bar(f"int8 against {base}, kernels (stretch)", 0.58, int8, "<="),
+                  Bar(f"int4 against {base}, kernels (stretch)", 0.38, int4, "<=")]  # fmt: skip
     else:
         found += [Bar("int4 against int8, kernels", 1.0, kernel["int4"] / kernel["int8"], "<="),
-                  Bar("int8 against fp16, kernels (stretch)", 0.55, int8, "<=")]  # fmt: skip
-    found.append(Bar("int8 against fp16, end to end", 0.62, whole["int8"] / whole["fp16"], "<="))
+                  Bar(f"int8 against {base}, kernels (stretch)", 0.55, int8, "<=")]  # fmt: skip
+    found.append(Bar(f"int8 against {base}, end to end", 0.62, whole["int8"] / whole[FLOAT], "<="))
     found.append(Bar("spread at equal capacity, kernels", 0.55, kernel_spread(result), ">="))
     return found
+
+
+def _float_name(bench: MlpBench) -> str:
+    return "bf16" if bench.float_type == torch.bfloat16 else "fp16"
 
 
 def kernel_spread(result: MlpResult) -> float:

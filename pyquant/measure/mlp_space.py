@@ -12,9 +12,9 @@ Config = tuple[str, ...]  # the format of each layer
 
 SIZES: Final = (32768, 16384, 8192, 4096, 2048, 1024, 32768)
 BATCH: Final = 2048
-BITS: Final[Mapping[str, int]] = {"fp16": 16, "int8": 8, "int4": 4}  # the float format first
-FLOAT: Final = "fp16"
-_OTHER_NAMES: Final = {"s8": "int8", "s4": "int4", "f16": "fp16"}
+FLOAT: Final = "float"  # float16 or bfloat16, as the run has it; records say which
+BITS: Final[Mapping[str, int]] = {FLOAT: 16, "int8": 8, "int4": 4}  # the float format first
+_OTHER_NAMES: Final = {"s8": "int8", "s4": "int4", "f16": FLOAT, "fp16": FLOAT, "bf16": FLOAT}
 CAPACITIES: Final = ("output", "input")
 
 
@@ -23,17 +23,17 @@ def all_configs(layers: int = len(SIZES) - 1) -> list[Config]:
 
     Example:
         >>> len(all_configs()), all_configs(2)[:4]
-        (729, [('fp16', 'fp16'), ('fp16', 'int8'), ('fp16', 'int4'), ('int8', 'fp16')])
+        (729, [('float', 'float'), ('float', 'int8'), ('float', 'int4'), ('int8', 'float')])
     """
     return list(itertools.product(BITS, repeat=layers))
 
 
 def parse_config(text: str, layers: int) -> Config:
-    """'fp16,s8,int4' as a configuration. Raises ArgumentError for an unknown format or another number of layers.
+    """'float,s8,int4' as a configuration. Raises ArgumentError for an unknown format or another number of layers.
 
     Example:
-        >>> parse_config("fp16,s8,s4", 3)
-        ('fp16', 'int8', 'int4')
+        >>> parse_config("float,s8,s4", 3)
+        ('float', 'int8', 'int4')
     """
     names = [_OTHER_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
@@ -80,9 +80,9 @@ def capacity(sizes: Sequence[int], config: Config, of: str = "output") -> int:
     of      'output' or 'input': both give the same set of values, but another order of the configurations.
 
     Example:
-        >>> capacity(SIZES, ("int4",) * 6), capacity(SIZES, ("fp16",) * 6)
+        >>> capacity(SIZES, ("int4",) * 6), capacity(SIZES, ("float",) * 6)
         (258048, 1032192)
-        >>> capacity((8, 4, 2), ("fp16", "int4"), "input")
+        >>> capacity((8, 4, 2), ("float", "int4"), "input")
         144
     """
     if of not in CAPACITIES:

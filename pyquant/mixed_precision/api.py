@@ -17,7 +17,7 @@ def search(
     model: nn.Module,
     example_inputs: Any = None,
     calib_data_loader: Iterable[Any] | None = None,
-    formats: Sequence[str] = ("fp16", "int8", "int4"),
+    formats: Sequence[str] = ("float", "int8", "int4"),
     eval_fn: Callable[[nn.Module], Any] | None = None,
     max_drop: float | None = 0.01,
     objective: str = "latency",
@@ -48,7 +48,7 @@ def search(
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
         >>> data = [torch.randn(8, 16) for _ in range(4)]
-        >>> plan = search(model, data[0], data, ("fp16", "int8"), max_drop=1.0, objective="size", num_batches=4)
+        >>> plan = search(model, data[0], data, ("float", "int8"), max_drop=1.0, objective="size", num_batches=4)
         >>> plan.configuration
         {'0': 'int8', '2': 'int8'}
     """

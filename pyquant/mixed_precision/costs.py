@@ -9,6 +9,7 @@ from typing import Final
 
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.errors import ArgumentError
+from pyquant.results.float_format import alike
 from pyquant.results.latency import LatencyTable
 
 Rows = list[list[float]]
@@ -50,7 +51,8 @@ def latency_cost(model: SwitchableModel, latency: LatencyTable | None) -> CostTa
     """Measured microseconds of every group, the rest of the model, and conversions at borders."""
     if latency is None:
         raise ArgumentError("latency", "None", "a LatencyTable for objective 'latency'")
-    if latency.groups != tuple(g.name for g in model.groups) or latency.formats != tuple(f.name for f in model.formats):
+    formats = [f.name for f in model.formats]
+    if latency.groups != tuple(g.name for g in model.groups) or not alike(latency.formats, formats):
         raise ArgumentError("latency", "a table of other groups or formats", "one that measure_latency made of this "
                             "model, these formats and this grouping")  # fmt: skip
     pairs = None
@@ -68,7 +70,8 @@ def size_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> Co
 
 @objective("effective_bits")
 def bits_cost(model: SwitchableModel, latency: LatencyTable | None = None) -> CostTable:
-    """Bits a weight on average over the quantisable weights (science: sum of numel x bits / sum of numel)."""
+    """Bits a weight on average over the quantisable weights: sum of numel x bits / sum of numel. A weight that stays in
+    floating point has those of its dtype, as in the bytes of `size`."""
     total = math.fsum(model.numel)
-    table = [[numel * f.weight_bits / total for f in model.formats] for numel in model.numel]
+    table = [[bits / total for bits in row] for row in model.group_bits()]
     return CostTable("bits", table)

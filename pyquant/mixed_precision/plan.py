@@ -33,7 +33,7 @@ class Plan:
         >>> import torch, pyquant
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
         >>> data = [torch.randn(16, 8) for _ in range(4)]
-        >>> plan = pyquant.search(model, calib_data_loader=data, formats=("fp16", "W8A8Dynamic"), objective="size",
+        >>> plan = pyquant.search(model, calib_data_loader=data, formats=("float", "W8A8Dynamic"), objective="size",
         ...                       num_batches=4, max_drop=1.0)
         >>> plan.configuration
         {'0': 'W8A8Dynamic', '2': 'W8A8Dynamic'}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +19,7 @@ from pyquant.mixed_precision.latencies import Interval
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.plan import Plan, recipe_of_layers
 from pyquant.recipe import Provenance, SearchParams
+from pyquant.results.float_format import FLOAT
 from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
 from pyquant.results.record import to_plain
@@ -265,11 +265,8 @@ def _digest(plain: Mapping[str, object]) -> str:
 
 def _notes(found: Findings) -> tuple[str, ...]:
     floating = found.switchable.formats[0]
-    kinds = Counter(str(t.dtype).removeprefix("torch.") for _, t in _tensors(found) if t.is_floating_point())
-    kind = kinds.most_common(1)[0][0] if kinds else "floating point"
-    notes = [
-        f"{floating.name}: the layer as the model has it ({kind}); bits a weight count it as {floating.weight_bits}"
-    ]
+    counted = "each counted by its dtype" if floating.name == FLOAT else f"{floating.weight_bits} bits a weight"
+    notes = [f"{floating.name}: the layer as the model has it, {counted}"]
     if found.latency is not None and found.latency.bias is not None:
         error = found.latency.median_error or 0.0
         notes.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -248,13 +247,22 @@ def _layers(layers: Mapping[str, Any], where: str) -> dict[str, LayerRule]:
     if (count := sum(key.startswith("re:") for key in layers)) > MAX_EXPRESSIONS:
         refuse(f"{where}.layers", f"{count} expressions 're:...'", f"at most {MAX_EXPRESSIONS}")
     for key, data in layers.items():
-        told = shown(data) if data is None or isinstance(data, str) else json.dumps(data, sort_keys=True, default=shown)
+        told = _told(data)
         if told not in known:
             if len(known) >= MAX_RULES:
                 refuse(f"{where}.layers", f"more than {MAX_RULES} different rules", f"at most {MAX_RULES}")
             known[told] = LayerRule.from_plain(data, f"{where}.layers[{key!r}]")
         found[_key_text(key, where)] = known[told]
     return found
+
+
+def _told(data: Any) -> str:
+    """Plain data as text: equal for equal data, whatever the order of its keys and whatever stands for a key."""
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(sorted(f"{_told(key)}: {_told(value)}" for key, value in data.items())) + "}"
+    if isinstance(data, (list, tuple)):
+        return "[" + ", ".join(map(_told, data)) + "]"
+    return repr(data) if data is None or isinstance(data, (str, bool, int, float)) else shown(data)
 
 
 def _key_text(key: str, where: str) -> str:

@@ -11,7 +11,7 @@ from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, refuse, text
 
 OPEN = "histogram"  # a calibrator whose method is named when the data is seen (histogram_calib_method)
-FORMATS = ("fp16", "bf16", "fp32", "int8", "int4")
+FORMATS = ("float", "fp32", "fp16", "bf16", "int8", "int4")  # those before the integers: as the model has it
 METHODS = ("max", "percentile", "entropy", "mse")
 
 
@@ -97,7 +97,7 @@ class QatModification:
 
 
 def _format(value: object, where: str) -> str:
-    """A format as pyquant.search names it: 'fp16', 'int8', 'int4', or the text of a preset."""
+    """A format as pyquant.search names it: 'float', 'int8', 'int4', or the text of a preset."""
     name = text(value, where)
     if name not in FORMATS:
         try:
@@ -116,10 +116,10 @@ class SearchParams:
 
     Example:
         >>> SearchParams().formats
-        ('fp16', 'int8', 'int4')
+        ('float', 'int8', 'int4')
     """
 
-    formats: tuple[str, ...] = checked(("fp16", "int8", "int4"), listed(_format))
+    formats: tuple[str, ...] = checked(("float", "int8", "int4"), listed(_format))
     metric: str = checked("kl", choice("kl", "sqnr", "mse", "cosine"))
     algorithm: str = checked("dp", choice("dp", "exhaustive", "greedy", "bisection", "nsga2"))
     max_drop: float = checked(0.01, number(0, 1))

@@ -43,8 +43,8 @@ def render(record: Any, form: str) -> bytes:
 
     Example:
         >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
-        >>> made = trade_off([TradeOffPoint({"a": "fp16"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
-        ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp16",))
+        >>> made = trade_off([TradeOffPoint({"a": "fp32"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
+        ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp32",))
         >>> render(made, "md").decode().splitlines()[0]
         '# t'
     """

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Final
 
 from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.results.float_format import FLOAT, is_float, renamed
 from pyquant.results.record import load_record, record, save_record
 
 Row = tuple[float | None, ...]  # an entry for each format; None: the group cannot take it
+_DTYPES: Final = {" float32,": ("fp32", 32), " float16,": ("fp16", 16), " bfloat16,": ("bf16", 16)}
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,30 @@ class MeasuredConfig:
     predicted_us: float
 
 
-@record("latency-table")
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 called the floating-point format fp16 and 16 bits whatever it was; the fingerprint has the dtypes."""
+    facts, formats = data.get("fingerprint"), data.get("formats")
+    if not isinstance(facts, dict) or not isinstance(formats, list) or not formats or not is_float(str(formats[0])):
+        return data
+    dtypes = {word for name, told in facts.items() if name.startswith("layer ") for word in _DTYPES if word in told}
+    name, bits = _DTYPES[dtypes.pop()] if len(dtypes) == 1 else (FLOAT, 16)
+    found = renamed(data, name)
+    if "formats" in facts:
+        found["fingerprint"] = {**facts, "formats": ", ".join(map(str, found["formats"]))}
+    for entry in ("weight_bits", "input_bits"):
+        if isinstance(found.get(entry), list):
+            found[entry] = [bits, *found[entry][1:]]
+    return found
+
+
+@record("latency-table", version=2, upgrades={1: _from_1})
 @dataclass(frozen=True)
 class LatencyTable:
     """Microseconds of every group in every format, and of everything else, measured on one machine.
 
-    groups, formats   names; the first format is the floating-point one. layers: names of each group's layers.
-    weight_bits, input_bits   of each format, 16 for floating point.
+    groups, formats   names; the first format is the floating-point one, called by its dtype: 'fp32', 'fp16', 'bf16', or
+                      'float' where layers differ. layers: names of each group's layers.
+    weight_bits, input_bits   of each format, those of the dtype for floating point.
     base_us           everything that is in no group.
     group_us          [groups][formats], None where a group cannot take a format; interval_us: 95 % intervals of those.
     layer_us          the same for each layer: {name: [formats]}; the layers of a group add up to it.
@@ -53,10 +73,10 @@ class LatencyTable:
     Raises ArgumentError where tables do not fit together.
 
     Example:
-        >>> table = LatencyTable(("a", "b"), (("a",), ("b",)), ("fp16", "int8"), (16, 8), (16, 8), 5.0,
+        >>> table = LatencyTable(("a", "b"), (("a",), ("b",)), ("fp32", "int8"), (32, 8), (32, 8), 5.0,
         ...                      ((8.0, 4.0), (6.0, None)), (((8, 8), (4, 4)), ((6, 6), None)),
         ...                      {"a": (8.0, 4.0), "b": (6.0, None)}, None)
-        >>> table.predict((1, 0)), table.predict({"a": "fp16", "b": "fp16"})
+        >>> table.predict((1, 0)), table.predict({"a": "float", "b": "fp32"})
         (15.0, 19.0)
     """
 
@@ -108,7 +128,8 @@ class LatencyTable:
     def predict(self, config: Sequence[int] | Mapping[str, str]) -> float:
         """Microseconds of a configuration: base_us, its groups, and its borders.
 
-        config  the index of a format for every group, or {group: format} with every group.
+        config  the index of a format for every group, or {group: format} with every group; 'float' is the first
+                format whatever it is called.
         Raises ArgumentError for a configuration that is not of this table, also where a group cannot take a format.
         """
         chosen = self.check(config)
@@ -137,7 +158,8 @@ class LatencyTable:
 
     def layer_costs(self, *, inputs: bool = False) -> dict[str, dict[int, float]]:
         """{layer: {4: us, 8: us, 16: us}}, as LearnedPrecision takes it: the bits of the weights, or with `inputs` the
-        larger of weights and inputs. Of formats with equal bits the first counts; a layer lacks what it cannot take.
+        larger of weights and inputs; 16 stands for floating point whatever its dtype. Of formats with equal bits the
+        first counts; a layer lacks what it cannot take.
 
         Raises ArgumentError where the table has no format of 4, 8 or 16 bits.
         """
@@ -204,6 +226,8 @@ class LatencyTable:
         return self.groups.index(name)
 
     def _format(self, name: str) -> int:
+        if name not in self.formats and is_float(name) and is_float(self.formats[0]):
+            return 0
         if name not in self.formats:
             raise ArgumentError("format", repr(name), ", ".join(self.formats))
         return self.formats.index(name)

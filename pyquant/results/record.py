@@ -17,12 +17,15 @@ from pyquant.io.atomic import SaveDirectory, read_file
 
 T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+_UPGRADES: Final[dict[str, Mapping[int, Upgrade]]] = {}
 _WORDS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
+def record(kind: str, version: int = 1, upgrades: Mapping[int, Upgrade] | None = None) -> Callable[[type[T]], type[T]]:
     """Give a frozen dataclass a kind and a version in files.
 
+    upgrades  {older version: function from its plain data to that of the next}; older files stay readable.
     Fields may be str, bool, int, float, None, other dataclasses, and lists, tuples and dicts (keys str) of those.
 
     Example:
@@ -41,6 +44,7 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
         if kind in KINDS and KINDS[kind][0].__qualname__ != cls.__qualname__:
             raise TypeError(f"record kind {kind!r} is taken by {KINDS[kind][0].__qualname__}")
         KINDS[kind] = (cls, version)
+        _UPGRADES[kind] = dict(upgrades or {})
         return cls
 
     return register
@@ -61,8 +65,12 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
     cls, known = KINDS[kind]
-    if version != known:
-        raise CheckpointError(f"{where}: version {version!r} of {kind}; allowed: {known}")
+    steps = _UPGRADES[kind]
+    if isinstance(version, bool) or (version != known and version not in steps):
+        allowed = ", ".join(map(str, [*sorted(steps), known]))
+        raise CheckpointError(f"{where}: version {version!r} of {kind}; allowed: {allowed}")
+    for older in range(version, known):
+        entries = steps[older](entries)
     return _read(cls, entries, where)
 
 

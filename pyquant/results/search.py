@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from pyquant.results.float_format import renamed, with_note
 from pyquant.results.record import record
 
 
@@ -30,7 +32,8 @@ class SearchedPoint:
     """A configuration that was measured.
 
     configuration   {group: format}.
-    cost            by the tables, in the unit of the objective; size_bytes, effective_bits: of the model.
+    cost            by the tables, in the unit of the objective; size_bytes: of the model's file; effective_bits: a
+                    weight on average over the groups, those of its dtype where it stays in floating point.
     loss            by the label-free metric, measured; predicted_loss: by the tables before any measurement.
     quality         of the user's eval_fn, None where it was not run; drop: what is missing to the float model's.
     latency_us      measured end to end, None where it was not; latency_low_us, latency_high_us: 95 % interval.
@@ -52,12 +55,17 @@ class SearchedPoint:
     is_on_front: bool = False
 
 
-@record("search")
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    return with_note(renamed(data))
+
+
+@record("search", version=2, upgrades={1: _from_1})
 @dataclass(frozen=True)
 class SearchReport:
     """Everything that pyquant.search found.
 
-    model        its class. formats: names, the float one first. groups: SearchedGroup in the order of the model.
+    model        its class. formats: names, the float one first, called by its dtype.
+    groups       SearchedGroup in the order of the model.
     settings     what was asked for, as text: objective, metric, algorithm, limits, budget, seed.
     cost_unit    of costs: 'us', 'bytes', 'bits'. loss_unit, quality_name: what the other axes mean.
     points       SearchedPoint in the order in which they were measured; chosen, reference: indices into it (reference:

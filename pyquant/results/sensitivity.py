@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyquant.errors import ArgumentError
+from pyquant.results.float_format import renamed
 from pyquant.results.record import record
 
 Cells = tuple[tuple[float | None, ...], ...]
@@ -94,13 +95,13 @@ class SensitivityLatency:
     uniform: tuple[float | None, ...]
 
 
-@record("sensitivity")
+@record("sensitivity", version=2, upgrades={1: renamed})
 @dataclass(frozen=True)
 class SensitivityReport:
     """The sensitivity of every group of layers to every format.
 
     model      class of the model; metric, mode: as asked for; unit: of `loss`.
-    formats    names, the float one first; groups: in the order of the model.
+    formats    names, the float one first, called by its dtype (fp32, fp32, bf16); groups: in the order of the model.
     loss       [groups][formats]. Modes 'one_at_a_time' and 'cumulative': the loss with this group alone lowered. Mode
                'leave_one_out': the loss with everything BUT this group lowered. None where a group refuses the format.
     additive   `loss` may be summed to predict what lowering several groups costs.
@@ -178,7 +179,7 @@ class SensitivityReport:
             >>> from pyquant.results.sensitivity import SensitivityCost
             >>> groups = tuple(SensitivityGroup(name, (name,), 1) for name in ("a", "b", "c"))
             >>> loss = ((0.0, 0.25), (0.0, 3.0), (0.0, 0.5))
-            >>> report = SensitivityReport("Net", "kl", "nats", "one_at_a_time", ("fp16", "int4"), groups, loss, True,
+            >>> report = SensitivityReport("Net", "kl", "nats", "one_at_a_time", ("fp32", "int4"), groups, loss, True,
             ...                            "nats", (0.0, None), (), None, None, (), SensitivityCost(0, 0, 0, 0, 0), "")
             >>> report.ranking(), report.skip_list(1.0), report.skip_list(0.6)
             (['b', 'c', 'a'], ['b'], ['b', 'c'])

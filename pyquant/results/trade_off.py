@@ -156,11 +156,11 @@ def trade_off(
     Raises ValueError naming the point that is wrong.
 
     Example:
-        >>> points = [TradeOffPoint({"a": "fp16"}, 9.0, 16.0), TradeOffPoint({"a": "int8"}, 5.0, 8.0)]
+        >>> points = [TradeOffPoint({"a": "fp32"}, 9.0, 16.0), TradeOffPoint({"a": "int8"}, 5.0, 8.0)]
         >>> made = trade_off(points, "t", TradeOffAxis("latency", "us"), TradeOffAxis("capacity", "bits"),
-        ...                  higher_is_better=True, formats=("fp16", "int8"))
+        ...                  higher_is_better=True, formats=("fp32", "int8"))
         >>> [point.on_front for point in made.points], [line.name for line in made.lines]
-        ([True, True], ['uniform fp16', 'uniform int8'])
+        ([True, True], ['uniform fp32', 'uniform int8'])
     """
     _check(points, formats)
     compared = [i for i, p in enumerate(points) if p.measured] or list(range(len(points)))
@@ -200,8 +200,8 @@ def configuration_text(formats: Sequence[str]) -> str:
     """Formats in few characters.
 
     Example:
-        >>> configuration_text(["int8", "fp16"]), configuration_text(["int8", "int8"])
-        ('int8 fp16', 'all int8')
+        >>> configuration_text(["int8", "fp32"]), configuration_text(["int8", "int8"])
+        ('int8 fp32', 'all int8')
     """
     return f"all {formats[0]}" if len(formats) > 1 and len(set(formats)) == 1 else " ".join(formats)
 

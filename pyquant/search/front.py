@@ -57,7 +57,7 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0, work: Work | None 
     Source: docs/search.md 2.
 
     Example:
-        >>> problem = SearchProblem(("a", "b"), ("fp16", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
         >>> [c.config for c in exact_front(problem)]
         [(1, 1), (1, 0), (0, 0)]
     """

@@ -22,7 +22,7 @@ class Journal:
 
     Example:
         >>> import tempfile
-        >>> problem = SearchProblem(("a",), ("fp16", "int4"), loss=[[0, 1]], cost=[[8, 2]])
+        >>> problem = SearchProblem(("a",), ("fp32", "int4"), loss=[[0, 1]], cost=[[8, 2]])
         >>> with tempfile.TemporaryDirectory() as d:
         ...     with Journal(f"{d}/journal", problem) as journal:
         ...         journal.append((1,), 0.5)

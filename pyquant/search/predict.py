@@ -53,7 +53,7 @@ class Model:
     shares    None: the likeliest ones.
 
     Example:
-        >>> problem = SearchProblem(("a", "b"), ("fp16", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
         >>> model = Model(problem, [((1, 1), 5.0), ((1, 0), 1.0), ((0, 1), 3.0)])
         >>> bool(abs(model.predict([(1, 1)]).mean[0] - 5.0) < 0.2)
         True

@@ -69,7 +69,7 @@ class SearchProblem:
     Raises ArgumentError naming the field.
 
     Example:
-        >>> problem = SearchProblem(("a", "b"), ("fp16", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
         >>> problem.cost_of((0, 1)), problem.loss_of((0, 1)), problem.uniform(1)
         (10.0, 3.0, (1, 1))
     """

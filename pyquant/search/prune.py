@@ -29,9 +29,9 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
     within the margin of a measurement. The first format is dropped by the second rule only where it is kept: never.
 
     Example:
-        >>> problem = SearchProblem(("a",), ("fp16", "int8", "int4"), loss=[[0, 1, 2]], cost=[[8, 5, 7.99]])
+        >>> problem = SearchProblem(("a",), ("fp32", "int8", "int4"), loss=[[0, 1, 2]], cost=[[8, 5, 7.99]])
         >>> drop_slower(problem)[1][0].reason
-        'costs 7.99 and more where fp16 costs 8: not faster by 1 %'
+        'costs 7.99 and more where fp32 costs 8: not faster by 1 %'
     """
     if not 0 <= margin < 1:
         raise ArgumentError("never_slower_margin", margin, "0 to below 1")

@@ -147,7 +147,7 @@ def search_front(
     Raises ArgumentError, and CheckpointError for a journal that cannot be used. Source: docs/search.md 3.
 
     Example:
-        >>> problem = SearchProblem(("a", "b"), ("fp16", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
         >>> points = search_front(problem, lambda config: 1.0 * config[0] + 3.2 * config[1], corner=(17, 5))
         >>> [(point.config, point.loss) for point in points]
         [((1, 1), 4.2), ((1, 0), 1.0), ((0, 1), 3.2)]

@@ -13,7 +13,7 @@ from pyquant.analyse.metrics import cosine, kl, mse, noise_to_signal
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.errors import ArgumentError, NonFiniteError
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 
 
 def _switchable() -> SwitchableModel:
@@ -71,14 +71,14 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ArgumentError, match="batches"):
         LossOfOutputs(switchable, "kl", [])
     with pytest.raises(ArgumentError, match="batches"):
-        LossOfOutputs(SwitchableModel(switchable.model, ("fp16", "W8A8Dynamic")))((1, 0, 0))
+        LossOfOutputs(SwitchableModel(switchable.model, ("fp32", "W8A8Dynamic")))((1, 0, 0))
     with pytest.raises(ArgumentError, match="metric"):
         LossOfOutputs(switchable, "accuracy")
     with pytest.raises(ArgumentError, match="eval_fn"):
         TaskMetric(switchable, 3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="eval_fn"):
         TaskMetric(switchable, lambda model: "good").baseline  # noqa: B018
-    with pytest.raises(NonFiniteError, match=r"0: int4, 2: fp16, 4: fp16"):
+    with pytest.raises(NonFiniteError, match=r"0: int4, 2: fp32, 4: fp32"):
         TaskMetric(switchable, lambda model: float("nan")).value((2, 0, 0))
     with pytest.raises(ArgumentError, match="higher_is_better"):
         TaskMetric(switchable, lambda model: 1.0, higher_is_better=1)  # type: ignore[arg-type]

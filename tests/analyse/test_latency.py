@@ -23,7 +23,7 @@ from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.gpu_timing import CudaGraphClock
 from pyquant.results.latency import LatencyTable
 
-FORMATS = ("fp16", "W8A8Dynamic", "W4A8Dynamic(group_size=8)")
+FORMATS = ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=8)")
 # Microseconds of each group in each format.
 COST = {"0": (90.0, 40.0, 55.0), "2": (60.0, 35.0, 20.0), "4": (200.0, 70.0, 90.0), "6": (30.0, 25.0, 28.0)}
 BASE = 50.0
@@ -148,7 +148,7 @@ def test_reading_the_clock_costs_nothing_in_the_table() -> None:
     table = planted.measure()
     assert _error(planted, table) < 1e-9
     assert table.base_us == pytest.approx(BASE)
-    assert table.us("2", "fp16") == pytest.approx(COST["2"][0])
+    assert table.us("2", "fp32") == pytest.approx(COST["2"][0])
 
 
 def test_borders_are_found_exactly() -> None:
@@ -221,7 +221,7 @@ def test_what_has_no_base_or_no_borders_fails(monkeypatch: pytest.MonkeyPatch) -
 def test_refused_formats_are_neither_run_nor_predicted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
-    formats = ("fp16", "W8A8Dynamic", "W4A8Dynamic(group_size=64)")
+    formats = ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=64)")
     switchable = SwitchableModel(model, formats)
     assert switchable.allowed[1] == (True, True, False)
     table = measure_latency(switchable, torch.randn(3, 64), rounds=2, min_rounds=1, held_out=5)
@@ -244,7 +244,7 @@ def test_groups_add_up_their_layers_and_their_calls() -> None:
             return self.out(self.out(self.q(x) + self.k(x) + self.v(x)))
 
     clock = FakeClock()
-    switchable = SwitchableModel(Attention().eval(), ("fp16", "W8A8Dynamic"))
+    switchable = SwitchableModel(Attention().eval(), ("fp32", "W8A8Dynamic"))
     costs = {"q": 10.0, "k": 20.0, "v": 30.0, "out": 5.0}
     for name, f in itertools.product(costs, range(2)):
         layer = switchable.layer(name, f)
@@ -275,8 +275,8 @@ def test_the_model_is_as_before_also_after_ctrl_c() -> None:
 
     options: dict[str, Any] = {"rounds": 2, "min_rounds": 1, "threads": threads + 1}
     with pytest.raises(KeyboardInterrupt):
-        measure_latency(model, x, ("fp16", "W8A8Dynamic"), progress=interrupt, **options)
-    measure_latency(model, x, ("fp16", "W8A8Dynamic"), **options)
+        measure_latency(model, x, ("fp32", "W8A8Dynamic"), progress=interrupt, **options)
+    measure_latency(model, x, ("fp32", "W8A8Dynamic"), **options)
     assert dict(model.named_modules()) == before
     assert all(module.training and "forward" not in module.__dict__ for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -313,7 +313,7 @@ def test_layers_alone_on_a_clock_of_graphs() -> None:
 def test_alone_layers_see_the_inputs_of_the_model() -> None:
     seen: dict[str, set[tuple[int, ...]]] = {}
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)).eval()
-    switchable = SwitchableModel(model, ("fp16", "W8A8Dynamic"))
+    switchable = SwitchableModel(model, ("fp32", "W8A8Dynamic"))
     for name, f in itertools.product(("0", "2"), range(2)):
         layer = switchable.layer(name, f)
         layer.register_forward_pre_hook(lambda m, a, name=name: seen.setdefault(name, set()).add(tuple(a[0].shape)))
@@ -333,7 +333,7 @@ def test_a_table_belongs_to_its_machine_and_inputs(tmp_path: Path) -> None:
         load_latency(path, planted.switchable, torch.ones(3, 8))
     with pytest.raises(CheckpointError, match="threads is"):
         load_latency(path, planted.switchable, batch, threads=torch.get_num_threads() + 1)
-    other = SwitchableModel(_model(), ("fp16", "W8A8Dynamic"), grouping="none")
+    other = SwitchableModel(_model(), ("fp32", "W8A8Dynamic"), grouping="none")
     with pytest.raises(CheckpointError, match="formats is"):
         load_latency(path, other, batch)
     mapping = latency_fingerprint(planted.switchable, torch.ones(2, 8, dtype=torch.float64))
@@ -343,7 +343,7 @@ def test_a_table_belongs_to_its_machine_and_inputs(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_named() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), torch.ones(2, 4)
-    formats = ("fp16", "W8A8Dynamic")
+    formats = ("fp32", "W8A8Dynamic")
     for argument, options in {
         "formats": {"formats": None}, "clock": {"clock": "sundial"}, "rounds": {"rounds": 0},
         "min_rounds": {"rounds": 2, "min_rounds": 3}, "max_seconds": {"max_seconds": 0.0}, "held_out": {"held_out": -1},
@@ -369,25 +369,25 @@ def test_a_layer_that_is_never_called_is_named() -> None:
             return self.used(x)
 
     with pytest.raises(ArgumentError, match="'unused' is not called"):
-        measure_latency(Half().eval(), torch.ones(1, 4), ("fp16", "W8A8Dynamic"))
+        measure_latency(Half().eval(), torch.ones(1, 4), ("fp32", "W8A8Dynamic"))
 
 
 def test_fused_encoder_layers_are_measured_where_they_call_their_layers() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    model, x, formats = nn.Sequential(layer), torch.randn(2, 5, 16), ("fp16", "W8A8Dynamic")
+    model, x, formats = nn.Sequential(layer), torch.randn(2, 5, 16), ("fp32", "W8A8Dynamic")
     options: dict[str, Any] = {"rounds": 2, "min_rounds": 1}
     table = measure_latency(model, x, formats, **options)
     assert table.groups == ("0.linear1", "0.linear2")
     assert table.predict((0, 0)) > 0
     assert layer.activation_relu_or_gelu == 1
-    with pytest.raises(ArgumentError, match=r"argument 'grouping'.*both: in fp16 the model never calls"):
+    with pytest.raises(ArgumentError, match=r"argument 'grouping'.*both: in fp32 the model never calls"):
         measure_latency(model, x, formats, grouping={"both": ["0.linear*"]}, **options)
 
 
 def test_weights_rotate_over_copies_as_large_as_the_model() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 256)).eval()
-    switchable = SwitchableModel(model, ("fp16", "W8A8Dynamic"))
+    switchable = SwitchableModel(model, ("fp32", "W8A8Dynamic"))
     calls = layer_calls(switchable, (torch.randn(2, 64),), {})
     for f in range(2):
         small, large = (rotating(switchable, name, f, calls[name]) for name in ("0", "3"))
@@ -407,7 +407,7 @@ def test_borders_need_groups_in_the_order_of_the_model() -> None:
             return self.second(self.first(x))
 
     with pytest.raises(ArgumentError, match="argument 'borders'"):
-        measure_latency(Reversed().eval(), torch.ones(1, 4), ("fp16", "W8A8Dynamic"), borders=True)
+        measure_latency(Reversed().eval(), torch.ones(1, 4), ("fp32", "W8A8Dynamic"), borders=True)
 
 
 def test_every_pair_of_neighbours_is_in_the_design() -> None:

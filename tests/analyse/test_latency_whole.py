@@ -26,7 +26,7 @@ class Ticking:
 def _switchable(clock: Ticking, cost_us: dict[int, float]) -> SwitchableModel:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    switchable = SwitchableModel(model, ("fp16", "W8A8Dynamic", "W4A8Dynamic(group_size=8)"))
+    switchable = SwitchableModel(model, ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=8)"))
     for group in switchable.groups:
         costs = {switchable.layer(group.layers[0], f): us for f, us in cost_us.items()}
 

@@ -28,7 +28,7 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.results.record import load_record, save_record, to_plain
 from pyquant.results.sensitivity import SensitivityReport
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 
 
 class Accuracy:
@@ -201,7 +201,7 @@ def told(done, total, what):
     if done == 4:
         sys.stdin.readline()
 
-sensitivity(nets.classifier(), nets.batches(), ("fp16", "int8", "int4"), "kl", "cumulative", num_batches=4,
+sensitivity(nets.classifier(), nets.batches(), ("fp32", "int8", "int4"), "kl", "cumulative", num_batches=4,
             progress=told, journal={journal!r})
 """
 
@@ -281,7 +281,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
 def test_the_skip_list_is_what_a_quantizer_and_a_recipe_take() -> None:
     torch.manual_seed(0)
     model = nets.planted()
-    report = sensitivity(model, nets.batches(2, 64, 128), ("fp16", "int4"), num_batches=2)
+    report = sensitivity(model, nets.batches(2, 64, 128), ("fp32", "int4"), num_batches=2)
     rest = sum(sorted(row[1] for row in report.loss)[:-1])
     skipped = report.skip_list(rest * 1.001)
     assert skipped == [nets.PLANTED]
@@ -296,7 +296,7 @@ def test_the_skip_list_is_what_a_quantizer_and_a_recipe_take() -> None:
 
 
 def test_groups_that_refuse_a_format_are_told_and_skipped() -> None:
-    report = sensitivity(nets.classifier(), nets.batches(), ("fp16", "W4A8Dynamic(group_size=16)"), num_batches=4)
+    report = sensitivity(nets.classifier(), nets.batches(), ("fp32", "W4A8Dynamic(group_size=16)"), num_batches=4)
     assert report.loss[0][1] is None
     assert "group_size" in report.refusals[0]
     assert report.skip_list(1e9) == ["0"]
@@ -312,11 +312,11 @@ def test_projections_of_one_input_share_a_row() -> None:
 
 def test_a_task_metric_alone_needs_no_data() -> None:
     model = nets.classifier()
-    report = sensitivity(model, None, ("fp16", "W8A8Dynamic"), "eval", eval_fn=Accuracy(model))
+    report = sensitivity(model, None, ("fp32", "W8A8Dynamic"), "eval", eval_fn=Accuracy(model))
     assert report.task.baseline == 1.0
     assert report.loss[0][1] == 1.0 - report.task.table[0][1]
     with pytest.raises(ArgumentError, match="batches"):
-        sensitivity(model, None, ("fp16", "W8A8Dynamic"), "fisher")
+        sensitivity(model, None, ("fp32", "W8A8Dynamic"), "fisher")
 
 
 def test_wrong_arguments_are_refused_before_anything_runs() -> None:
@@ -335,7 +335,7 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
         with pytest.raises(ArgumentError, match=match):
             sensitivity(model, nets.batches(), num_batches=1, **more)
     table = Table()
-    table.formats = ("fp16", "int4")  # type: ignore[attr-defined]
+    table.formats = ("fp32", "int4")  # type: ignore[attr-defined]
     with pytest.raises(ArgumentError, match="latency"):
         _run(latency=table)
     with pytest.raises(ArgumentError, match="SwitchableModel"):
@@ -347,7 +347,7 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
         with pytest.raises(ArgumentError, match="max_drop"):
             report.skip_list(bad)
     with pytest.raises(ArgumentError, match="format"):
-        _run().skip_list(0.1, "fp16")
+        _run().skip_list(0.1, "fp32")
     with pytest.raises(ArgumentError, match="by"):
         _run().skip_list(0.1, by="task")
 

@@ -15,7 +15,7 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.ptq import quantize_recipe_
 from pyquant.recipe import CalibrationParams, LayerRule, Recipe
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4")
 
 
 def _model() -> nn.Sequential:
@@ -71,7 +71,7 @@ def test_encoder_layers_leave_their_fused_path_and_return_to_it() -> None:
 
 
 def test_a_format_that_a_layer_cannot_take_is_told_and_left_out() -> None:
-    switchable = SwitchableModel(_model(), ("fp16", "W4A8Dynamic(group_size=16)"))
+    switchable = SwitchableModel(_model(), ("fp32", "W4A8Dynamic(group_size=16)"))
     assert switchable.allowed == ((True, False), (True, True), (True, True))
     assert "divisor of in_features = 24" in switchable.refusals["0", "W4A8Dynamic(group_size=16)"]
     assert switchable.uniform(1) == (0, 1, 1)

@@ -49,8 +49,8 @@ def test_one_configuration(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--nn-config", ",".join(["fp16"] * 7)], "7 formats"),
-        (["--nn-config", "fp16,fp16,fp16,fp16,fp16,fp4"], "fp4"),
+        (["--nn-config", ",".join(["float"] * 7)], "7 formats"),
+        (["--nn-config", "float,float,float,float,float,fp4"], "fp4"),
         (["--scale", "3"], "--scale"),
         (["--nn-size", "64"], "--nn-size"),
         (["--batch-size", "0"], "--batch-size"),

@@ -35,11 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_table_is_printed_saved_and_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["latency", MODEL, "--data", "toy_latency:batches", "--rounds", "2", "--held-out", "2", "--threads", "1"]
-    assert main([*words, "--formats", "fp16", "int8", "W4A8Dynamic(group_size=32)", "--out", "found.json"]) == 0
+    assert main([*words, "--formats", "fp32", "int8", "W4A8Dynamic(group_size=32)", "--out", "found.json"]) == 0
     shown = capsys.readouterr()
     table = LatencyTable.load("found.json")
     assert table.groups == ("1", "3")
-    assert table.formats == ("fp16", "int8", "W4A8Dynamic(group_size=32)")
+    assert table.formats == ("fp32", "int8", "W4A8Dynamic(group_size=32)")
     assert (table.clock, table.rounds, len(table.held_out)) == ("cpu", 2, 2)
     assert "everything else" in shown.out
     assert "latency: 2/2 rounds" in shown.err
@@ -52,7 +52,7 @@ def test_a_table_is_printed_saved_and_drawn(capsys: pytest.CaptureFixture[str]) 
     [
         (["--data", "toy_latency:no_batches"], "'--data'"),
         (["--data", "toy_latency:batches", "--out", "table.txt"], "'--out'"),
-        (["--data", "toy_latency:batches", "--formats", "fp16"], "'formats'"),
+        (["--data", "toy_latency:batches", "--formats", "fp32"], "'formats'"),
         (["--data", "toy_latency:batches", "--rounds", "0"], "'rounds'"),
         (["--data", "toy_latency:batches", "--clock", "sundial"], "'clock'"),
     ],

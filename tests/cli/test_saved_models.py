@@ -76,13 +76,13 @@ def test_the_recipe_is_recorded(tmp_path: Path) -> None:
 def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval()
     data = [torch.randn(4, 8) for _ in range(3)]
-    assert pyquant.sensitivity(model, data, ("fp16", "int8")).loss
-    plan = pyquant.search(model, None, data, ("fp16", "W8A8Dynamic"), lambda m: 0.5, 1.0, "size")
+    assert pyquant.sensitivity(model, data, ("fp32", "int8")).loss
+    plan = pyquant.search(model, None, data, ("fp32", "W8A8Dynamic"), lambda m: 0.5, 1.0, "size")
     assert "; eval_fn 0.5 where floating point has 0.5" in str(plan)
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
-        pyquant.sensitivity(model, data, ("fp16", "int8"), num_batches=4)
+        pyquant.sensitivity(model, data, ("fp32", "int8"), num_batches=4)
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
-        pyquant.sensitivity(model, [], ("fp16", "int8"))
+        pyquant.sensitivity(model, [], ("fp32", "int8"))
 
 
 FOLDER = """

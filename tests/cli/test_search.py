@@ -59,11 +59,11 @@ def test_it_writes_what_quantize_takes(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_recipe_gives_defaults_and_its_training_goes_on() -> None:
     Path("base.yaml").write_text(
-        "search: {formats: [fp16, W8A8Dynamic], algorithm: greedy, max_drop: 0.5}\nqat: {optimizer: adamw}\n"
+        "search: {formats: [fp32, W8A8Dynamic], algorithm: greedy, max_drop: 0.5}\nqat: {optimizer: adamw}\n"
     )
     assert main([*WORDS, "--recipe", "base.yaml", "--record", "r.json"]) == 0
     record = load_record("r.json", SearchReport)
-    assert record.formats == ("fp16", "W8A8Dynamic")
+    assert record.formats == ("fp32", "W8A8Dynamic")
     assert (record.settings["algorithm"], record.settings["max_drop"]) == ("greedy", "0.5")
     found = pyquant.Recipe.load("recipe.yaml")
     assert found.qat is not None

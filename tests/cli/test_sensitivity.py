@@ -88,7 +88,7 @@ def test_errors_name_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
     for words, text in (
         ("--metric eval", "--eval"),
         ("--by task --max-drop 1", "--by"),
-        ("--formats fp16", "formats"),
+        ("--formats fp32", "formats"),
         ("--held-out toy_net:one", "--held-out"),
         ("--metric fisher --mode leave-one-out", "leave_one_out"),
         ("--eval toy_net:NUMBER", "--eval"),
@@ -110,6 +110,6 @@ def test_latency_stands_beside_the_losses(capsys: pytest.CaptureFixture[str]) ->
     report = registry.load("o/sensitivity.json")
     table = registry.load("l.json")
     assert report.latency is not None
-    assert report.formats == table.formats == ("fp16", "int8", "int4")
+    assert report.formats == table.formats == ("fp32", "int8", "int4")
     assert main(["sensitivity", *words[:5], "--formats", "int8", "--latency", "l.json"]) == 1
     assert "formats" in capsys.readouterr().err

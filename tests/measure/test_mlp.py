@@ -128,7 +128,7 @@ def test_a_round_must_be_whole(tmp_path: Path) -> None:
 def test_additivity_sees_what_a_border_costs() -> None:
     single = {joint: 10.0 for config in all_configs(2) for joint in joints(config)}
     assert additivity_of(dict.fromkeys(all_configs(2), 20.0), single).worst == 0.0
-    single[Joint(1, "int8", "fp16", True)] = 15.0
+    single[Joint(1, "int8", "float", True)] = 15.0
     found = additivity_of(dict.fromkeys(all_configs(2), 20.0), single)
     assert (found.median, found.worst) == (0.0, 0.25)
     assert additivity_of(dict.fromkeys(all_configs(2), 25.0), single, count=5).bias == pytest.approx(-0.2)
@@ -161,11 +161,11 @@ def test_goals_follow_the_gpu() -> None:
     result = run(FakeClock())
     assert goals(result, CPU) == []
     ampere = {bar.name: bar for bar in goals(result, replace(CPU, gpu="Some GPU, sm_80, 108 SMs"))}
-    assert ampere["int8 against fp16, kernels"].measured == pytest.approx(0.5)
-    assert ampere["int8 against fp16, kernels"].passed
-    assert ampere["int4 against fp16, kernels"].goal == 0.53
+    assert ampere["int8 against bf16, kernels"].measured == pytest.approx(0.5)
+    assert ampere["int8 against bf16, kernels"].passed
+    assert ampere["int4 against bf16, kernels"].goal == 0.53
     hopper = {bar.name: bar for bar in goals(result, replace(CPU, gpu="Other GPU, sm_90, 132 SMs"))}
-    assert "int4 against fp16, kernels" not in hopper
+    assert "int4 against bf16, kernels" not in hopper
     assert hopper["int4 against int8, kernels"].measured == pytest.approx(0.5)
     one = run(FakeClock(), configs=BENCH.configs[:1])
     assert goals(one, replace(CPU, gpu="Some GPU, sm_80")) == []

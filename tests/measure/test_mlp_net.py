@@ -56,12 +56,12 @@ def test_every_configuration_passes_its_check(net: MlpNet) -> None:
 
 def test_integer_configurations_equal_a_chain_of_whole_numbers(net: MlpNet) -> None:
     for config in all_configs(3):
-        if "fp16" not in config:
+        if "float" not in config:
             assert torch.equal(values(net, config)[-1], integer_chain(net, config)), config
 
 
 def test_all_formats_agree_on_inputs_that_all_of_them_hold(net: MlpNet) -> None:
-    first = [net.layer(Joint(0, name, "fp16", True))(net.x) for name in BITS]
+    first = [net.layer(Joint(0, name, "float", True))(net.x) for name in BITS]
     assert torch.equal(first[0], first[1])
     assert torch.equal(first[0], first[2])
     for whole in (net.x, *net.weights):  # the original drew 8 too, which is no int4 code
@@ -72,7 +72,7 @@ def test_every_layer_runs_its_own_format_not_the_first_ones(net: MlpNet) -> None
     for config in all_configs(3):
         for joint, name in zip(joints(config), config, strict=True):
             scheme = net.layer(joint).scheme
-            assert (scheme.is_float, scheme.weights.bits) == (name == "fp16", BITS[name])
+            assert (scheme.is_float, scheme.weights.bits) == (name == "float", BITS[name])
 
 
 def test_results_are_not_zero(net: MlpNet) -> None:
@@ -84,7 +84,7 @@ def test_results_are_not_zero(net: MlpNet) -> None:
 def test_what_passes_between_layers_is_codes_of_the_next_format_or_floats(net: MlpNet) -> None:
     for config in all_configs(3):
         for before, value, name in zip(config, values(net, config)[1:-1], config[1:]):
-            if "fp16" in (before, name):
+            if "float" in (before, name):
                 assert value.dtype == net.float_type
                 continue
             assert isinstance(value, QTensor)
@@ -94,7 +94,7 @@ def test_what_passes_between_layers_is_codes_of_the_next_format_or_floats(net: M
 
 def test_int4_weights_are_packed() -> None:
     net = MlpNet((512, 256, 256), 2, "cpu", torch.bfloat16, 0)
-    held = {name: net.layer(Joint(0, name, "fp16", True)).state_dict() for name in ("int8", "int4")}
+    held = {name: net.layer(Joint(0, name, "float", True)).state_dict() for name in ("int8", "int4")}
     assert held["int8"]["weight"].nbytes == 512 * 256
     assert held["int4"]["weight_packed"].nbytes == 512 * 256 // 2
 
@@ -102,7 +102,7 @@ def test_int4_weights_are_packed() -> None:
 def test_conversions_are_part_of_the_whole_and_not_of_the_products(
     net: MlpNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = ("int8", "fp16", "int4")
+    config = ("int8", "float", "int4")
     products = [net.product(joint) for joint in joints(config)]
     given = [product.args[0].dtype for product in products]  # type: ignore[attr-defined]
     assert given == [torch.int8, torch.bfloat16, torch.int8]
@@ -159,7 +159,7 @@ def test_planted_defects_are_caught(net: MlpNet, wrong: str, monkeypatch: pytest
     monkeypatch.setattr(net, "layer", layer)
     if wrong == "ready":
         product = net.product
-        last = Joint(2, "int8", "fp16", False)
+        last = Joint(2, "int8", "float", False)
         monkeypatch.setattr(net, "product", lambda j: (lambda: product(j)() * 2) if j == last else product(j))
     if wrong == "first format":
         monkeypatch.setattr(net, "forward", lambda config: MlpNet.forward(net, (config[0],) * 3))
@@ -174,7 +174,7 @@ def test_planted_defects_are_caught(net: MlpNet, wrong: str, monkeypatch: pytest
 def test_activations_keep_their_size() -> None:
     net = MlpNet(scaled(SIZES, 64), 16, "cpu", torch.bfloat16, 0)
     for i in range(6):
-        spread = float(net.ready[i, "fp16"].float().std())
+        spread = float(net.ready[i, "float"].float().std())
         assert 1.5 < spread < 5.5, i
     assert len(exponents(SIZES)) == 6
 

@@ -30,15 +30,15 @@ def test_scaling_keeps_the_number_of_distinct_capacities() -> None:
 
 
 def test_both_spellings_of_formats() -> None:
-    assert parse_config("fp16, s8,s4,int8,int4,f16", 6) == ("fp16", "int8", "int4", "int8", "int4", "fp16")
+    assert parse_config("float, s8,s4,int8,int4,f16", 6) == ("float", "int8", "int4", "int8", "int4", "float")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (",".join(["fp16"] * 7), "7 formats.*each of the 6"),  # the original's default listed one too many
-        ("fp16", "1 formats"),
-        ("fp16,fp16,fp16,fp16,fp16,fp8", "fp8"),
+        (",".join(["float"] * 7), "7 formats.*each of the 6"),  # the original's default listed one too many
+        ("float", "1 formats"),
+        ("float,float,float,float,float,fp8", "fp8"),
         ("", "''"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_task_metric_decides_where_there_is_one() -> None:
 
 def test_slower_formats_are_dropped_with_the_reason_and_never_chosen() -> None:
     model = net()
-    table = fixed_latency(model, {"fp16": 8.0, "int8": 4.0, "int4": 9.0})
+    table = fixed_latency(model, {"fp32": 8.0, "int8": 4.0, "int4": 9.0})
     plan = search(model, objective="latency", latency=table, max_drop=1.0, latency_seconds=0.2, candidates=2)
     assert all("not faster" in group.dropped["int4"] for group in plan.record.groups)
     assert all("int4" not in p.configuration.values() for p in plan.record.points[9:])
@@ -108,9 +108,9 @@ def test_slower_formats_are_dropped_with_the_reason_and_never_chosen() -> None:
 
 def test_where_nothing_is_faster_the_plan_is_the_float_model() -> None:
     model = net()
-    table = fixed_latency(model, {"fp16": 8.0, "int8": 8.0, "int4": 7.99})
+    table = fixed_latency(model, {"fp32": 8.0, "int8": 8.0, "int4": 7.99})
     plan = search(model, objective="latency", latency=table, max_drop=1.0, latency_seconds=0.2)
-    assert set(plan.configuration.values()) == {"fp16"}
+    assert set(plan.configuration.values()) == {"fp32"}
     assert "nothing that keeps the limits is faster" in plan.record.verdict
     before = plan.apply_(model)
     assert type(before[0]) is nn.Linear
@@ -171,9 +171,9 @@ def test_the_function_keeps_its_name_beside_the_package() -> None:
 
 def test_a_limit_on_latency_is_kept_by_the_clock_and_not_by_the_table_alone() -> None:
     model = net()
-    table = fixed_latency(model, {"fp16": 8.0, "int8": 4.0, "int4": 2.0})
+    table = fixed_latency(model, {"fp32": 8.0, "int8": 4.0, "int4": 2.0})
     settings = {"objective": "latency", "latency": table, "max_drop": None, "latency_seconds": 0.2}
-    half = table.predict((0, 0, 0, 0)) * 0.6  # far more than the real model takes: only the table says no to fp16
+    half = table.predict((0, 0, 0, 0)) * 0.6  # far more than the real model takes: only the table says no to fp32
     plan = search(model, max_latency_us=half, **settings)
     chosen = plan.record.plan
     assert chosen.latency_us is not None
@@ -181,7 +181,7 @@ def test_a_limit_on_latency_is_kept_by_the_clock_and_not_by_the_table_alone() ->
     assert chosen.predicted_us is not None
     assert chosen.predicted_us <= half
     assert chosen.loss == min(p.loss for p in plan.record.points if p.latency_us is not None and p.predicted_us <= half)  # type: ignore[operator]
-    slow = fixed_latency(model, {"fp16": 8e-3, "int8": 4e-3, "int4": 2e-3}, bases=1e-3)  # the table promises too much
+    slow = fixed_latency(model, {"fp32": 8e-3, "int8": 4e-3, "int4": 2e-3}, bases=1e-3)  # the table promises too much
     with pytest.raises(InfeasibleError, match="end to end us"):
         search(model, max_latency_us=1.0, **{**settings, "latency": slow})
 

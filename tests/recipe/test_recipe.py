@@ -207,3 +207,13 @@ def test_a_recipe_quantises_through_the_one_call() -> None:
     recipe = Recipe.from_dict({"default": "W8A8Dynamic", "layers": {"1": "W4A16(group_size=4)"}})
     pyquant.quantize_(model, recipe.config())
     assert [str(layer.scheme) for layer in model] == ["W8A8Dynamic", "W4A16(group_size=4)"]
+
+
+def test_a_key_that_is_no_text_is_named_and_is_not_the_text_that_it_looks_like() -> None:
+    for key in (0, None, True, 1.5):
+        with pytest.raises(ArgumentError, match="inputs"):
+            Recipe.from_dict({"layers": {"a": {"inputs": {key: 8, "calibrator": "max"}}}})
+    rule = {"inputs": {"calibrator": "max"}}
+    for key in (1, True):  # also where a rule was read before that looks alike as JSON
+        with pytest.raises(ArgumentError, match=r"layers\['b'\]"):
+            Recipe.from_dict({"layers": {"a": rule, "b": {key: 1, **rule}}})

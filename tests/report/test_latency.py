@@ -17,7 +17,7 @@ from pyquant.results.latency import LatencyTable, MeasuredConfig
 def _table(groups: int = 2) -> LatencyTable:
     names = tuple(f"layer.{g}" for g in range(groups))
     return LatencyTable(
-        groups=names, layers=tuple((name,) for name in names), formats=("fp16", "int8", "W4A8(group_size=64)"),
+        groups=names, layers=tuple((name,) for name in names), formats=("fp32", "int8", "W4A8(group_size=64)"),
         weight_bits=(16, 8, 4), input_bits=(16, 8, 8), base_us=7.5,
         group_us=tuple((10.0 + g, 4.0, None if g else 2.0) for g in range(groups)),
         interval_us=tuple(((9.0, 11.0 + g), (3.5, 4.5), None if g else (1.0, 3.0)) for g in range(groups)),
@@ -37,9 +37,9 @@ def test_markdown_states_figures_errors_and_where_they_belong() -> None:
     assert "| layer.1 | 11.0 | 4.0 | - |" in lines
     assert "| everything else | 7.5 | 7.5 | 7.5 |" in lines
     assert "| together | 28.5 | 15.5 | - |" in lines
-    assert "| layer.0, layer.1 | fp16, int8 | 1.5 |" in lines
-    assert "| uniform fp16 | 30.0 | 29.0 .. 31.0 | 28.5 | -5.0% |" in lines
-    assert "| held out: 1 fp16, 1 int8 | 20.0 | 19.0 .. 21.0 | 22.0 | +10.0% |" in lines
+    assert "| layer.0, layer.1 | fp32, int8 | 1.5 |" in lines
+    assert "| uniform fp32 | 30.0 | 29.0 .. 31.0 | 28.5 | -5.0% |" in lines
+    assert "| held out: 1 fp32, 1 int8 | 20.0 | 19.0 .. 21.0 | 22.0 | +10.0% |" in lines
     assert "predict little" not in text
     assert "1.100 (bias, the median), median error 10.0%, worst 10.0%" in text
     assert "- a note" in lines

@@ -33,7 +33,7 @@ def _report(
     )  # fmt: skip
     whole = (0.0, 7.5e-4, None)
     return SensitivityReport(
-        "Net", metric, "nats per token", mode, ("fp16", "int8", "int4"),
+        "Net", metric, "nats per token", mode, ("fp32", "int8", "int4"),
         tuple(SensitivityGroup(n, (n,), 1000 * (g + 1), "first" if g == 0 else "") for g, n in enumerate(names)),
         loss, additive, "nats per token", whole if mode != "one_at_a_time" else (0.0, None, None),
         steps if mode == "cumulative" else (),

@@ -95,7 +95,7 @@ def test_arrow_keys_walk_through_the_points_and_are_spoken(seed_page: Page) -> N
     words = " ".join(by_latency[1].configuration.values())
     assert seed_page.run(spoken).startswith(words)
     seed_page.type("#plot", "\ue010")  # End
-    assert seed_page.run(spoken).startswith("all fp16: 20 ms")
+    assert seed_page.run(spoken).startswith("all fp32: 20 ms")
     seed_page.type("#plot", "\ue00c")  # Escape
     assert not seed_page.run("return document.getElementById('tip').checkVisibility()")
 
@@ -104,7 +104,7 @@ def test_colours_follow_the_chosen_layer_in_light_and_dark(seed_page: Page) -> N
     fill = "return getComputedStyle(document.querySelector('circle[data-i=\"2\"]')).fill"
     light = seed_page.run(fill)
     seed_page.click("#colour option:nth-child(6)")
-    assert seed_page.run(fill) != light  # point 2: fp16 fp16 fp16 fp16 fp16 int4
+    assert seed_page.run(fill) != light  # point 2: fp32 fp32 fp32 fp32 fp32 int4
     seed_page.prefers("dark")
     dark = "return getComputedStyle(document.body).backgroundColor"
     assert seed_page.run(dark) != "rgb(255, 255, 255)"
@@ -133,10 +133,10 @@ def test_a_search_over_many_groups_is_drawn_too(tab: Page, tmp_path: Path) -> No
 
     groups = [f"encoder.layer.{i}" for i in range(36)]
     points = [
-        TradeOffPoint({g: "int8" if k < i else "fp16" for k, g in enumerate(groups)}, 100.0 - i, 0.01 * i)
+        TradeOffPoint({g: "int8" if k < i else "fp32" for k, g in enumerate(groups)}, 100.0 - i, 0.01 * i)
         for i in range(37)
     ]
-    made = trade_off(points, "many", LATENCY, CAPACITY, higher_is_better=False, formats=("fp16", "int8"))
+    made = trade_off(points, "many", LATENCY, CAPACITY, higher_is_better=False, formats=("fp32", "int8"))
     path = tmp_path / "page.html"
     path.write_text(to_html(made), encoding="utf-8")
     tab.console()

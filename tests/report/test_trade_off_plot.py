@@ -27,7 +27,7 @@ def test_axes_lines_front_and_arrow_are_those_of_the_record() -> None:
     assert axes.get_xlabel() == "latency: invented, in ms"
     assert re.sub(r"\s+", " ", axes.get_ylabel()) == "capacity: sum of outputs x bits, in bits"
     texts = [text.get_text() for text in axes.texts]
-    assert {"uniform fp16", "uniform int8 (-31 %)", "uniform int4 (-47 %)"} <= set(texts)
+    assert {"uniform fp32", "uniform int8 (-31 %)", "uniform int4 (-47 %)"} <= set(texts)
     assert "42 % less latency at equal capacity" in texts
     front = next(line for line in axes.lines if line.get_label() == "Pareto front")
     assert list(front.get_xdata()) == [p.cost / 1e3 for p in made.front]
@@ -39,9 +39,9 @@ def test_points_are_coloured_by_how_much_is_lowered_and_the_legend_hides_none() 
     assert plot.leading_group(seed_trade_off()) == "layer 1"  # what the page colours by at first
     figure = plot._draw(seed_trade_off())
     points = max(figure.axes[0].collections, key=lambda c: len(c.get_offsets()))
-    lowered = [sum(f != "fp16" for f in p.configuration.values()) for p in seed_trade_off().points]
+    lowered = [sum(f != "fp32" for f in p.configuration.values()) for p in seed_trade_off().points]
     assert points.get_array().tolist() == lowered
-    assert figure.axes[1].get_ylabel() == "groups not in fp16, of 6"
+    assert figure.axes[1].get_ylabel() == "groups not in fp32, of 6"
     figure.draw_without_rendering()
     (legend,), (axes, _) = figure.legends, figure.axes
     assert axes.get_legend() is None

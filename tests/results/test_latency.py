@@ -15,7 +15,7 @@ from pyquant.results.record import from_plain, to_plain
 
 def _table(**changes: object) -> LatencyTable:
     table = LatencyTable(
-        groups=("qkv", "out"), layers=(("q", "k"), ("out",)), formats=("fp16", "int8", "w4"), weight_bits=(16, 8, 4),
+        groups=("qkv", "out"), layers=(("q", "k"), ("out",)), formats=("fp32", "int8", "w4"), weight_bits=(16, 8, 4),
         input_bits=(16, 8, 8), base_us=5.0, group_us=((10.0, 4.0, None), (8.0, 3.0, 2.0)),
         interval_us=(((9.0, 11.0), (3.9, 4.1), None), ((7.5, 8.5), (3.0, 3.0), (1.0, 3.0))),
         layer_us={"q": (6.0, 3.0, None), "k": (4.0, 1.0, None), "out": (8.0, 3.0, 2.0)},
@@ -31,7 +31,7 @@ def test_a_prediction_is_base_groups_and_borders() -> None:
     table = _table()
     assert table.predict((0, 0)) == 5 + 10 + 8
     assert table.predict((1, 0)) == 5 + 4 + 8 + 0.5
-    assert table.predict({"out": "w4", "qkv": "fp16"}) == 5 + 10 + 2 + 2
+    assert table.predict({"out": "w4", "qkv": "fp32"}) == 5 + 10 + 2 + 2
     assert table.us("qkv", "int8") == 4.0
     assert table.allowed == ((True, True, False), (True, True, True))
     assert _table(border_us=None).predict((1, 0)) == 5 + 4 + 8
@@ -53,8 +53,8 @@ def test_errors_are_stated() -> None:
         ((0,), "2 numbers"),
         ((0, 3), "2 numbers in"),
         ((0, -1), "2 numbers in"),
-        ({"qkv": "fp16"}, "every group"),
-        ({"qkv": "fp16", "out": "int2"}, "'int2'"),
+        ({"qkv": "fp32"}, "every group"),
+        ({"qkv": "fp32", "out": "int2"}, "'int2'"),
     ],
 )
 def test_configurations_of_something_else_are_refused(config: object, text: str) -> None:

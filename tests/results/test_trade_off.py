@@ -34,12 +34,12 @@ def test_the_seeds_ratios_give_the_figures_that_were_predicted_for_them() -> Non
 
 
 def test_ideal_ratios_and_their_extreme_pair() -> None:
-    points = seed_points({"fp16": 1.0, "int8": 0.5, "int4": 0.25})
+    points = seed_points({"fp32": 1.0, "int8": 0.5, "int4": 0.25})
     pair = largest_spread([p.cost for p in points], [p.quality for p in points])
     assert pair is not None
     assert round(pair.reduction, 3) == 0.685
     assert points[pair.fast].quality == points[pair.slow].quality == 688128
-    assert configuration_text(list(points[pair.fast].configuration.values())) == "int4 int4 int4 fp16 fp16 fp16"
+    assert configuration_text(list(points[pair.fast].configuration.values())) == "int4 int4 int4 fp32 fp32 fp32"
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
@@ -68,7 +68,7 @@ def test_front_and_pair_are_those_of_brute_force(higher_is_better: bool) -> None
 def test_predictions_do_not_push_measured_points_off_the_front() -> None:
     made = small_trade_off()
     assert [p.on_front for p in made.points] == [True, True, False, False]
-    assert [line.name for line in made.lines] == ["uniform fp16"]
+    assert [line.name for line in made.lines] == ["uniform fp32"]
     only_predicted = [replace(p, measured=False) for p in made.points]
     again = trade_off(only_predicted, "", LATENCY, CAPACITY, higher_is_better=False, formats=made.formats)
     assert [p.on_front for p in again.points] == [True, True, False, True]

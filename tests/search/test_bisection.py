@@ -14,7 +14,7 @@ def _problem(groups: int) -> SearchProblem:
     loss = np.zeros((groups, 3))
     loss[:, 1] = np.arange(1, groups + 1)
     loss[:, 2] = 10 * np.arange(1, groups + 1)
-    return SearchProblem(tuple(f"g{i}" for i in range(groups)), ("fp16", "int8", "int4"), loss, [[9, 6, 4]] * groups)
+    return SearchProblem(tuple(f"g{i}" for i in range(groups)), ("fp32", "int8", "int4"), loss, [[9, 6, 4]] * groups)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 7, 16, 40])

@@ -38,9 +38,9 @@ def test_the_comparison_sees_what_a_solver_forgets(forgotten: str) -> None:
 
 
 def test_one_group_and_one_format() -> None:
-    one = SearchProblem(("a",), ("fp16", "int8"), [[0, 1]], [[4, 4]])
+    one = SearchProblem(("a",), ("fp32", "int8"), [[0, 1]], [[4, 4]])
     assert [c.config for c in exact_front(one)] == [(0,)]
-    single = SearchProblem(("a", "b"), ("fp16",), [[0], [0]], [[4], [4]])
+    single = SearchProblem(("a", "b"), ("fp32",), [[0], [0]], [[4], [4]])
     assert [tuple(c) for c in exact_front(single)] == [((0, 0), 8.0, 0.0)]
 
 

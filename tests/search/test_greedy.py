@@ -9,7 +9,7 @@ from search_problems import decreasing
 
 from pyquant.search import SearchProblem, search_front
 
-PROBLEM = SearchProblem(("a", "b", "c"), ("fp16", "int8", "int4"), [[0, 1, 3], [0, 2, 9], [0, 8, 9]], [[9, 6, 4]] * 3)
+PROBLEM = SearchProblem(("a", "b", "c"), ("fp32", "int8", "int4"), [[0, 1, 3], [0, 2, 9], [0, 8, 9]], [[9, 6, 4]] * 3)
 
 
 def test_the_path_takes_the_best_saving_for_the_loss() -> None:

@@ -12,7 +12,7 @@ from pyquant.errors import ArgumentError
 from pyquant.search import Constraint, SearchProblem
 
 GOOD: dict[str, Any] = {
-    "groups": ("a", "b"), "formats": ("fp16", "int4"), "loss": [[0, 1], [0, 2]], "cost": [[4, 1], [4, 2]],
+    "groups": ("a", "b"), "formats": ("fp32", "int4"), "loss": [[0, 1], [0, 2]], "cost": [[4, 1], [4, 2]],
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_tables_are_copies_that_nobody_can_write() -> None:
 def test_the_fingerprint_sees_every_field() -> None:
     size = Constraint("size", [[2.0, 1.0], [2.0, 1.0]], 3)
     changes: list[dict[str, Any]] = [
-        {}, {"groups": ("a", "c")}, {"formats": ("fp16", "int8")}, {"loss": [[0, 1], [0, 2.0000001]]},
+        {}, {"groups": ("a", "c")}, {"formats": ("fp32", "int8")}, {"loss": [[0, 1], [0, 2.0000001]]},
         {"cost": [[4, 1], [4, 1]]}, {"cost_base": 1.0}, {"loss_base": 1e-300}, {"cost_pairs": np.zeros((1, 2, 2))},
         {"loss_pairs": np.zeros((1, 2, 2))}, {"allowed": [[True, True], [True, False]]}, {"constraints": (size,)},
         {"constraints": (Constraint("size", size.table, 4),)}, {"constraints": (Constraint("bits", size.table, 3),)},

@@ -94,7 +94,7 @@ def test_constraints_and_forbidden_options_are_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_group(name: str) -> None:
-    problem = SearchProblem(("a",), ("fp16", "int8"), [[0, 1]], [[4, 2]])
+    problem = SearchProblem(("a",), ("fp32", "int8"), [[0, 1]], [[4, 2]])
     points = search_front(problem, lambda c: 1.5 * c[0], 5, algorithm=name, corner=(5, 3))
     assert (1,) in [p.config for p in points]
 

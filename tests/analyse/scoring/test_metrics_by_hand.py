@@ -18,7 +18,7 @@ from pyquant.analyse.scoring import METRICS, Scorer, Scoring, Work, find_scorer,
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.errors import ArgumentError, UnsupportedError
 
-FORMATS = ("fp16", "int8", "int4", "W4A8Dynamic(group_size=8)", "W8A16")
+FORMATS = ("fp32", "int8", "int4", "W4A8Dynamic(group_size=8)", "W8A16")
 
 
 def _scoring(
@@ -78,7 +78,7 @@ def test_fisher_sums_over_the_pixels_of_a_sample_with_one_output(rows: int) -> N
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(6 * 36, 4)).eval()
     data = [torch.randn(rows, 3, 8, 8) for _ in range(4)]
-    scoring = _scoring(model, data, "mse", ("fp16", "int4"), repeats=400)
+    scoring = _scoring(model, data, "mse", ("fp32", "int4"), repeats=400)
     table = _table(find_scorer("fisher")(scoring))
     exact = 0.0
     for x in data:
@@ -94,7 +94,7 @@ def test_fisher_is_the_rise_of_kl() -> None:
         (nets.classifier(), nets.batches(4, 256), 0.1),
         (nets.Attention(), nets.tokens(8), 0.25),
     ):
-        scoring = _scoring(model, data, formats=("fp16", "int8", "int4"), repeats=8)
+        scoring = _scoring(model, data, formats=("fp32", "int8", "int4"), repeats=8)
         table = _table(find_scorer("fisher")(scoring))
         for g, f in scoring.cells():
             config = tuple(f if i == g else 0 for i in range(len(scoring.switchable.groups)))
@@ -112,7 +112,7 @@ def test_hessian_is_the_trace_times_the_change() -> None:
         return nn.functional.cross_entropy(network(x), labels)
 
     for loss_fn in (None, task_loss):
-        scoring = _scoring(model, data, repeats=500, loss_fn=loss_fn, formats=("fp16", "int4"))
+        scoring = _scoring(model, data, repeats=500, loss_fn=loss_fn, formats=("fp32", "int4"))
         table = _table(find_scorer("hessian")(scoring))
         for g, name in ((0, "0"), (1, "2")):
             weight = model.get_submodule(name).weight.detach()
@@ -183,7 +183,7 @@ def test_the_planted_layer_ranks_first_by_every_metric() -> None:
     x = torch.cat(data)
     with torch.no_grad():
         labels = model(x).argmax(-1)
-    scoring = _scoring(model, data, formats=("fp16", "int4"))
+    scoring = _scoring(model, data, formats=("fp32", "int4"))
     scoring.task = TaskMetric(scoring.switchable, lambda m: (m(x).argmax(-1) == labels).float().mean())
     names = [group.name for group in scoring.switchable.groups]
     for metric in METRICS:
@@ -198,7 +198,7 @@ def test_the_planted_layer_ranks_first_by_every_metric() -> None:
 
 def test_kl_of_single_groups_adds_up() -> None:
     model, data = nets.classifier(), nets.batches(2, 256)
-    scoring = _scoring(model, data, formats=("fp16", "int8"))
+    scoring = _scoring(model, data, formats=("fp32", "int8"))
     single = [scoring.loss(tuple(int(i == g) for i in range(3))) for g in range(3)]
     assert sum(single) == pytest.approx(scoring.loss((1, 1, 1)), rel=0.15)
 
@@ -209,7 +209,7 @@ def test_rows_are_the_same_whenever_they_are_measured_and_leave_the_model_alone(
     model.train()
     before = {name: p.clone() for name, p in model.named_parameters()}
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
-    scoring = _scoring(model, data, formats=("fp16", "int8"))
+    scoring = _scoring(model, data, formats=("fp32", "int8"))
     for metric in ("noise", "fisher", "hessian", "error"):
         scorer, again = find_scorer(metric)(scoring), find_scorer(metric)(scoring)
         rows = [list(scorer.measure(work)) for work in scorer.work()]
@@ -226,7 +226,7 @@ def test_encoder_layers_are_seen_although_torch_has_a_faster_path() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     model = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 6)).eval()
-    scoring = _scoring(model, [torch.randn(4, 3, 16)], formats=("fp16", "int4"))
+    scoring = _scoring(model, [torch.randn(4, 3, 16)], formats=("fp32", "int4"))
     for metric in ("noise", "fisher", "hessian", "error"):
         assert all(row[1] > 0 for row in _table(find_scorer(metric)(scoring))), metric
     assert torch.backends.mha.get_fastpath_enabled()
@@ -239,7 +239,7 @@ def test_what_a_metric_cannot_do_is_refused() -> None:
             y: Tensor = super().forward(x)
             return y
 
-    scoring = _scoring(NoGradients(*nets.classifier()).eval(), nets.batches(1), formats=("fp16", "int8"))
+    scoring = _scoring(NoGradients(*nets.classifier()).eval(), nets.batches(1), formats=("fp32", "int8"))
     for metric in ("fisher", "hessian"):
         scorer = find_scorer(metric)(scoring)
         with pytest.raises(UnsupportedError, match="without gradients"):
@@ -275,7 +275,7 @@ def test_a_metric_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         from pyquant.analyse import sensitivity
 
-        report = sensitivity(nets.classifier(), nets.batches(1), ("fp16", "int8"), "size", num_batches=1)
+        report = sensitivity(nets.classifier(), nets.batches(1), ("fp32", "int8"), "size", num_batches=1)
         assert report.loss == ((0.0, 8.0),) * 3
         assert report.unit == "bits"
     finally:
