@@ -33,7 +33,8 @@ OWN_EXTRA: Final = "pyquant_modules"
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
 }  # fmt: skip
-_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed"}
+_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes"}
+_LONGEST_NOTE: Final = 500
 _DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -83,6 +84,7 @@ def save_pretrained(
     aliases: dict[str, str] = {}
     layers: list[LayerRecord] = []
     dtypes: dict[str, str] = {}
+    notes: dict[str, str] = {}
     if recipe is not None:
         extra = {**(extra or {}), "recipe": _recipe_data(recipe, extra)}
     theirs = transformers.is_model(model)
@@ -96,10 +98,12 @@ def save_pretrained(
         layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
         if module.dtype != torch.float32:
             dtypes[name] = str(module.dtype).removeprefix("torch.")
+        if getattr(module, "note", ""):
+            notes[name] = str(module.note)
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
     residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    optional = {"residuals": residuals, "exposed": exposed(model)}
+    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
         directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
@@ -137,6 +141,7 @@ def load_pretrained(
     target = None if device is None else device_of(device)
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
     aliases, dtypes, fused = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
+    notes = _notes(checkpoint.extra)
     residuals, tensors = _residuals(checkpoint.extra, dict(checkpoint.tensors))
     skeleton = model if isinstance(model, nn.Module) else model()
     if not isinstance(skeleton, nn.Module):
@@ -161,7 +166,10 @@ def load_pretrained(
                 if type(names[name]) is not type(old):
                     told = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
                     raise CheckpointError(f"extra['{OWN_EXTRA}']: alias '{name}' is a {told}")
-            new.append((places, _module(layer, old, dtypes.get(layer.name, torch.float32))))
+            made = _module(layer, old, dtypes.get(layer.name, torch.float32))
+            if layer.name in notes and isinstance(made, (QLinear, QConv2d)):
+                made.note = notes[layer.name]
+            new.append((places, made))
         if any("" in places for places, _ in new):
             return new[0][1] if target is None else new[0][1].to(target)
         new += _residual_places(skeleton, names, residuals)
@@ -273,6 +281,15 @@ def _own_extra(
     if not _is_text(fused) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
     return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}, dict(fused)
+
+
+def _notes(extra: Mapping[str, Any]) -> Mapping[str, str]:
+    """{layer: why it has another scheme than it was given}; absent in older files."""
+    notes = extra.get(OWN_EXTRA, {}).get("notes", {})
+    if not _is_text(notes) or any(len(note) > _LONGEST_NOTE or not note.isprintable() for note in notes.values()):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: notes are not {{layer: one line of text}}")
+    found: Mapping[str, str] = notes
+    return found
 
 
 def _is_text(value: object) -> bool:

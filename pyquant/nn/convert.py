@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, PyquantError, SchemeError
+from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import obstacles, state
 from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
-from pyquant.nn.keep import kept_layers, output_heads, remember
+from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.own_embedding import like
@@ -34,9 +34,10 @@ from pyquant.nn.sites import (
     find_sites,
     rules_of,
     sites_within,
+    wished_floats,
 )
 from pyquant.nn.speed import compare_speed, warn_of_slow_layers
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
 
 
@@ -121,7 +122,7 @@ def quantize_(
     wished |= {site.owner.names[0] for site, fate in fates if fate.is_wish and site.owner is not None}
     undo: list[Undo] = []
     swap_modules(model, new, device=target, undo=undo)
-    try:
+    with undone_on_error(undo):  # a warning that the caller made an error is one, too
         for site, scheme, note in fits:
             if scheme is None:
                 remember(site.module, note, undo)
@@ -131,13 +132,9 @@ def quantize_(
             if not isinstance(module := model.get_submodule(name), obstacles.KINDS):
                 remember(module, ONLY_ADDED, undo)
                 wished.add(name)
-        warn_of_floats(quantization_report(model), wished | _wished(model, rules, filter_fn, embeddings, heads))
+        warn_of_floats(quantization_report(model), wished | wished_floats(model, rules, filter_fn, embeddings, heads))
         if check_speed is not None:
             warn_of_slow_layers(compare_speed(model, check_speed))
-    except BaseException:  # a warning that the caller made an error is one, too
-        for step in reversed(undo):
-            step()
-        raise
     return model
 
 
@@ -155,27 +152,7 @@ def _fit(
         return None, fate.reason
     if site.owner is not None and fate.scheme.is_static and not fate.is_named and not scales.keys() & set(site.names):
         return None, f"a static scheme, and no input scale is given for {site.names[0]}"
-    try:
-        return fitted(fate.scheme, site.module, on_indivisible)
-    except SchemeError as error:
-        raise SchemeError(f"{site.names[0]}: {error.argument}", error.got, error.allowed) from None
-
-
-def _wished(
-    model: nn.Module, rules: FqnConfig, filter_fn: Filter | None, embeddings: bool, heads: bool | None
-) -> set[str]:
-    """Names that the arguments leave in floating point, beside the layers for which config or filter say so."""
-    found = set()
-    left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
-    for name, module in model.named_modules():
-        decision = rules.decide(name, module)
-        is_left = decision is None or decision.scheme is None or id(module) in left_heads
-        is_lookup = isinstance(module, nn.Embedding) and not embeddings
-        # with a filter layers are chosen by hand, and it is asked about layers only
-        is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
-        if is_left or is_lookup or is_no_layer:
-            found.add(name)
-    return found
+    return fitted(fate.scheme, site.module, on_indivisible, site.names[0])
 
 
 def _convert(

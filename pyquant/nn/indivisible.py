@@ -29,11 +29,12 @@ def row_length(module: nn.Module) -> int | None:
     return None
 
 
-def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str) -> tuple[QScheme | None, str]:
+def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str, name: str = "") -> tuple[QScheme | None, str]:
     """The scheme that a layer can have, and what to say of it ('' where it is the given one).
 
     on_indivisible  'per_channel': one scale an output channel instead of groups; 'skip': None, the layer stays in
                     floating point; 'error': SchemeError.
+    name            of the layer, for the error.
 
     Example:
         >>> from pyquant.core.presets import W4A8Dynamic
@@ -44,9 +45,9 @@ def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str) -> tuple[QSc
     if group is None or k is None or k % group == 0:
         return scheme, ""
     if on_indivisible == "error":
-        raise SchemeError(
-            "group_size", group, f"a divisor of in_features = {k}, or None; or on_indivisible='per_channel' or 'skip'"
-        )
+        argument = f"{name}: group_size" if name else "group_size"
+        allowed = f"a divisor of in_features = {k}, or None; or on_indivisible='per_channel' or 'skip'"
+        raise SchemeError(argument, group, allowed)
     reason = f"group size {group} does not divide K = {k}"
     if on_indivisible == "skip":
         return None, reason

@@ -9,6 +9,8 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pyquant.nn.forms import has_form
+
 # Modules whose tensors of several dimensions are added or scaled by, elementwise; no products.
 _ELEMENTWISE: Final = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)
 _CONVOLUTIONS: Final = nn.modules.conv._ConvNd
@@ -33,7 +35,10 @@ class Holder:
             return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
         if self.is_stack:
             return f"stacked matrices ({shapes}{more}), one an expert or a head, that {kind} multiplies by itself"
-        return f"{kind} holds them, and may multiply by them itself ({shapes}{more})"
+        if has_form(self.module):
+            return f"{kind} multiplies by them itself ({shapes}{more}); pyquant.expose_linears_ makes layers of them"
+        may = "multiplies" if self.is_certain else "may multiply"
+        return f"{kind} holds them and {may} by them itself ({shapes}{more})"
 
     @property
     def is_stack(self) -> bool:
@@ -44,7 +49,8 @@ class Holder:
     @property
     def is_certain(self) -> bool:
         """Whether the matrices are multiplied by for all that is known of such modules; else they may be added."""
-        return self.is_stack or isinstance(self.module, _CONVOLUTIONS)
+        is_of_torch = type(self.module).__module__.startswith("torch.nn.")
+        return self.is_stack or is_of_torch or has_form(self.module)
 
 
 def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:

@@ -90,7 +90,7 @@ def _layers(model: nn.Module) -> Iterator[LayerReport]:
         elif hasattr(module, "fake_quantizers") and isinstance(module, obstacles.KINDS):
             size = sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in seen)
             seen |= {id(p) for p in module.parameters()}
-            yield LayerReport(name, kind, f"{module.scheme}, simulated", size, size)
+            yield LayerReport(name, kind, f"{module.scheme}, simulated", size, size, getattr(module, "note", ""))
         elif isinstance(module, obstacles.KINDS):
             shared = counted | seen if isinstance(module, nn.Embedding) else seen
             own = [p for p in module.parameters() if not _is_lazy(module) and id(p) not in shared]

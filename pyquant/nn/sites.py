@@ -13,7 +13,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.forms import form_of, has_form, linears_of
-from pyquant.nn.keep import Kept
+from pyquant.nn.keep import Kept, output_heads
 from pyquant.nn.match import Decision, FqnConfig, Key
 from pyquant.nn.qembedding import QEmbedding
 
@@ -192,3 +192,20 @@ def check_keys(rules: FqnConfig, model: nn.Module, sites: Iterable[Site]) -> Non
     known = {name for name, _ in layers}
     others = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if name and name not in known]
     rules.check_used(layers, others)
+
+
+def wished_floats(
+    model: nn.Module, rules: FqnConfig, filter_fn: Filter | None, embeddings: bool = False, heads: bool | None = None
+) -> set[str]:
+    """Names that the arguments leave in floating point, beside the layers for which config or filter say so."""
+    found = set()
+    left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
+    for name, module in model.named_modules():
+        decision = rules.decide(name, module)
+        is_left = decision is None or decision.scheme is None or decision.scheme.is_float or id(module) in left_heads
+        is_lookup = isinstance(module, nn.Embedding) and not embeddings
+        # with a filter layers are chosen by hand, and it is asked about layers only
+        is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
+        if is_left or is_lookup or is_no_layer:
+            found.add(name)
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,17 @@ def swap_modules(
         raise
     if undo is not None:
         undo.extend(steps)
+
+
+@contextmanager
+def undone_on_error(undo: list[Undo]) -> Iterator[None]:
+    """Run the steps of `undo` in reverse where the body raises (a warning that the caller made an error, too)."""
+    try:
+        yield
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
 
 
 def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from pyquant.errors import ArgumentError, SchemeError
+from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.indivisible import fitted
 from pyquant.nn.qconv import QConv2d
@@ -25,7 +25,7 @@ from pyquant.ptq.mapping import (
     SkipQuantization,
 )
 from pyquant.ptq.rules import Chain, Rule, check_used, strongest
-from pyquant.simulate.insert import twin_of
+from pyquant.simulate.insert import noted, twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 _WRAPPERS: Final = (SkipQuantization, QuantizedMapping)
@@ -180,14 +180,11 @@ class Replacement:
                 self.obstacles.add(why_not.reason)
                 return self._kept(before, name, why_not.reason)
             raise ArgumentError("model", f"layer '{name}' {why_not.reason}", why_not.remedy)
-        try:
-            scheme, note = fitted(layer.scheme, before, self.on_indivisible)
-        except SchemeError as error:
-            raise SchemeError(f"{name}: {error.argument}", error.got, error.allowed) from None
+        scheme, note = fitted(layer.scheme, before, self.on_indivisible, name)
         if scheme is None:
             return self._kept(before, name, note)
         place = replace(layer, scheme=scheme)
-        new = twin_of(module, name, lambda _: _simulated(before, place))
+        new = twin_of(module, name, lambda _: noted(_simulated(before, place), note))
         waits = f"its {_words(layer.open)} by the method of the calibration" if layer.open else ""
         self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
         return new

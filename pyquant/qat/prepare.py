@@ -11,18 +11,22 @@ from torch import Tensor, nn
 
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.indivisible import CHOICES, check_choice
+from pyquant.nn.keep import remember
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
-from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of
-from pyquant.nn.swap import swap_modules
+from pyquant.nn.report import quantization_report
+from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.tell import warn_of_floats
 from pyquant.qat.guards import warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import WeightFakeQuantize, copied
 from pyquant.recipe import Recipe
 from pyquant.simulate.fake_quantize import FakeQuantize
-from pyquant.simulate.insert import twin_of
-from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
+from pyquant.simulate.insert import simulating_twins, twin_of
+from pyquant.simulate.kinds import SIMULATED, is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
 
 FORWARDS = ("simulated", "int8")
@@ -40,6 +44,7 @@ def prepare_qat_(
     *,
     learn_amax: Learn | None = None,
     forward: Forward = "simulated",
+    on_indivisible: str | None = None,
 ) -> nn.Module:
     """Make a model ready for quantisation-aware training, in place.
 
@@ -55,6 +60,9 @@ def prepare_qat_(
                of SelectiveQuantizer, learn_amax of a recipe or of a QuantDescriptor).
     forward    'simulated' (float products of rounded operands), 'int8' (integer products, see docs/qat.md 4), or
                fn(layer name, layer) -> one of them.
+    on_indivisible  of a float model: layers whose K the scheme's group size does not divide, as in quantize_:
+               'per_channel', 'skip' or 'error'. None: what the recipe says, else 'per_channel'. One
+               QuantizationWarning names them, and what stays in floating point unasked.
     ->         the model, its parameters shared with the float layers: an optimiser that exists goes on working, except
                for learned scales, which are new parameters. convert_ afterwards needs no calibration.
     Transactional: on any exception the model is as before. Warns (QATWarning) of static ranges that are not calibrated
@@ -79,10 +87,18 @@ def prepare_qat_(
         ptq_only |= config.ptq_only
         if learn_amax is None and config.selective_quantizer_params.learn_amax:
             learn_amax = True
+        on_indivisible = on_indivisible or config.on_indivisible
         config = config.config()
     if ptq_only:
         raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
-    wanted = _simulated(model, simulating, config, filter_fn) if simulating else _floats(model, config, filter_fn)
+    if on_indivisible is not None:
+        check_choice(on_indivisible)
+    left: list[tuple[Site, str]] = []
+    rules = None if config is None else rules_of(config)
+    if simulating:
+        wanted = _simulated(simulating, rules, filter_fn)
+    else:
+        wanted, left = _floats(model, rules, filter_fn, on_indivisible or CHOICES[0])
     learns = _Learning(learn_amax)
     new = []
     for site, layer in wanted:
@@ -90,38 +106,38 @@ def prepare_qat_(
         make = partial(_train, name=name, layer=layer, learns=learns, forward=forward)
         new.append((site.names, twin_of(site.module, name, make)))
     learns.check_used()
-    swap_modules(model, new)
+    undo: list[Undo] = []
+    swap_modules(model, new, undo=undo)
+    with undone_on_error(undo):
+        for site, reason in left:
+            remember(site.module, reason, undo)
+        if rules is not None and not simulating:
+            warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), "prepare_qat_")
     warn_of_bad_starts((names[0], layer) for names, layer in new)
     return model
 
 
-def _floats(model: nn.Module, config: Config | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
-    """Every layer that the config means, and its simulating twin."""
+def _floats(
+    model: nn.Module, rules: FqnConfig | None, filter_fn: Filter | None, on_indivisible: str
+) -> tuple[list[tuple[Site, nn.Module]], list[tuple[Site, str]]]:
+    """Every layer that the config means, and its simulating twin; those that are left for their size, and why."""
     sites = list(find_sites(model, tuple(SIMULATED)))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
-    if config is None:
+    if rules is None:
         raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
-    rules = rules_of(config)
     check_keys(rules, model, sites)
-    found = []
-    for site in sites:
-        scheme = scheme_of(rules, site, filter_fn)
-        if scheme is not None and not scheme.is_float:
-            found.append((site, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme))))
+    found, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
     if not found:
         raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
-    return found
+    return found, left
 
 
-def _simulated(
-    model: nn.Module, sites: list[Site], config: Config | None, filter_fn: Filter | None
-) -> list[tuple[Site, nn.Module]]:
+def _simulated(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
     """The simulating layers; a config that is given as well must not say anything else than they do."""
     if filter_fn is not None:
         raise ArgumentError("filter_fn", "a function", "None for a model that simulates already")
-    if config is not None:
-        rules = rules_of(config)
+    if rules is not None:
         for site in sites:
             _check_same(rules, site)
     return [(site, site.module) for site in sites]

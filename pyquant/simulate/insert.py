@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from torch import nn
 
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import obstacles
-from pyquant.nn.sites import Config, Filter, check_keys, find_sites, rules_of, scheme_of
-from pyquant.nn.swap import swap_modules
+from pyquant.nn.indivisible import check_choice, fitted
+from pyquant.nn.keep import remember
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.report import quantization_report
+from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of, wished_floats
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.tell import warn_of_floats
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 
-def insert_fake_quantize_(model: nn.Module, config: Config, filter_fn: Filter | None = None) -> nn.Module:
+def insert_fake_quantize_(
+    model: nn.Module, config: Config, filter_fn: Filter | None = None, *, on_indivisible: str = "per_channel"
+) -> nn.Module:
     """Replace float layers by layers that simulate their quantised twins, in place.
 
     model, config, filter_fn   as in quantize_; layers whose scheme is 16-bit are left alone.
+    on_indivisible   layers whose K the scheme's group size does not divide, as in quantize_: 'per_channel', 'skip' or
+                     'error'. One QuantizationWarning names them, and what stays in floating point unasked.
     ->   the model; parameters are shared with the float layers, names in the state dict unchanged.
     Transactional: on any exception the model is as before. Layers that are simulated already are refused: convert_ or
     remove_fake_quantize_ first. Raises ArgumentError or SchemeError naming the layer.
@@ -33,18 +42,46 @@ def insert_fake_quantize_(model: nn.Module, config: Config, filter_fn: Filter | 
         raise ArgumentError(
             "model", "a model with fake quantisation", "a float model (remove_fake_quantize_ takes it out)"
         )
+    check_choice(on_indivisible)
     sites = list(find_sites(model, tuple(SIMULATED)))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     rules = rules_of(config)
     check_keys(rules, model, sites)
-    new = []
+    twins, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
+    undo: list[Undo] = []
+    swap_modules(model, [(site.names, twin) for site, twin in twins], undo=undo)
+    with undone_on_error(undo):
+        for site, reason in left:
+            remember(site.module, reason, undo)
+        warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), "insert_fake_quantize_")
+    return model
+
+
+def simulating_twins(
+    rules: FqnConfig, sites: Iterable[Site], filter_fn: Filter | None, on_indivisible: str
+) -> tuple[list[tuple[Site, nn.Module]], list[tuple[Site, str]]]:
+    """What a config does to the layers of a model: (simulating twins; layers left for their size, and why)."""
+    twins, left = [], []
     for site in sites:
         scheme = scheme_of(rules, site, filter_fn)
-        if scheme is not None and not scheme.is_float:
-            new.append((site.names, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme))))
-    swap_modules(model, new)
-    return model
+        if scheme is None or scheme.is_float:
+            continue
+        name = site.names[0]
+        fit, note = fitted(scheme, site.module, on_indivisible, name)
+        if fit is None:
+            left.append((site, note))
+            continue
+        make = partial(simulate, scheme=fit)
+        twins.append((site, twin_of(site.module, name, lambda old, make=make, note=note: noted(make(old), note))))  # type: ignore[misc]
+    return twins, left
+
+
+def noted(new: nn.Module, note: str) -> nn.Module:
+    """A new layer, with why it has another scheme than it was given ('': it has not)."""
+    if note and hasattr(new, "note"):
+        new.__dict__["note"] = note
+    return new
 
 
 def convert_(model: nn.Module) -> nn.Module:
@@ -60,7 +97,7 @@ def convert_(model: nn.Module) -> nn.Module:
         >>> type(convert_(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic()))[0]).__name__
         'QLinear'
     """
-    return _replace(model, lambda module: module.to_quantized())  # type: ignore[attr-defined,operator,no-any-return]
+    return _replace(model, lambda module: noted(module.to_quantized(), getattr(module, "note", "")))  # type: ignore[operator]
 
 
 def remove_fake_quantize_(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ class SimulatedLayer(nn.Module):
     """Mixed into a float layer class; from_float calls _simulate once the float parameters are there."""
 
     scheme: QScheme
+    note: str = ""  # why the layer has another scheme than it was given, as LinearState.note
     ptq_only = False  # the recipe that made it wants no training; prepare_qat_ refuses
     weight: Any  # Tensor and Tensor or None: each float class declares its own
     bias: Any

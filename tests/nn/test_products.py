@@ -244,7 +244,7 @@ def test_a_small_table_that_may_be_added_is_no_noise_and_a_large_one_is_told() -
     assert "Positions" not in told
     record = next(r for r in pyquant.quantization_report(model) if r.name == "0")
     assert not record.is_certain
-    assert "may multiply by them itself (position [1, 2, 16])" in record.reason
+    assert "holds them and may multiply by them itself (position [1, 2, 16])" in record.reason
     assert "Positions" in _warning_of(vision(64))
 
 

@@ -111,7 +111,6 @@ def test_wrong_models_and_configs() -> None:
         (mlp(), "W8A8", "recipe"),
         (mlp(), {"nothing": W8A8Dynamic()}, "config"),
         (mlp(), {"0": None}, "config"),
-        (nn.Sequential(linear(24, 8)), W4A8(16), "group_size"),
     ):
         with pytest.raises(ArgumentError, match=match):
             prepared(model, config)
