@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,6 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument(
         "--out", metavar="DIR", help="write gemm.json, .csv, .md, .png there, and go on with what it holds"
     )
+    gpu.add_argument(
+        "--energy", action="store_true", default=None, help="also millijoules a call, by NVML's counter: a second each"
+    )
     gpu.add_argument("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
     gpu.add_argument("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
     gpu.add_argument(
@@ -55,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def given(args: argparse.Namespace) -> list[str]:
     """The GPU options that were given, as they are spelt."""
-    names = ("models", "candidates", "rows", "out", "slice", "time_budget", "merge")
+    names = ("models", "candidates", "rows", "out", "energy", "slice", "time_budget", "merge")
     return ["--" + name.replace("_", "-") for name in names if getattr(args, name) is not None]
 
 
@@ -70,6 +74,7 @@ def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
     key = {
         "gpu": environment.gpu, "driver": environment.driver, "torch": environment.torch, "libraries": library_digest(),
         "clock": bench.clock, "rounds": bench.rounds, "candidates": [adapter.name for adapter in bench.adapters],
+        **({"energy": True} if bench.energy else {}),
     }  # fmt: skip
     record = Partial.start(_file(args, f"partial{_suffix(part)}.json"), key, environment)
     started = time.monotonic()
@@ -115,7 +120,7 @@ def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, dev
     sizes = list(kn) if kn else shapes_of(args.models or MODELS)
     return GpuBench(
         [(m, *pair) for pair in sizes for m in (args.m or MS)], adapters, device=device,
-        clock=args.clock or "cuda-graph", rounds=args.rounds, rotate_bytes=ROTATE_BYTES,
+        clock=args.clock or "cuda-graph", rounds=args.rounds, rotate_bytes=ROTATE_BYTES, energy=bool(args.energy),
     )  # fmt: skip
 
 
@@ -137,10 +142,7 @@ def report_of(record: Partial) -> GemmReport:
 
 
 def _part(bench: GpuBench, shapes: Sequence[Shape]) -> GpuBench:
-    return GpuBench(
-        shapes, bench.adapters, bench.baseline, bench.device, bench.clock, bench.rounds, bench.min_sample_s,
-        bench.budget_s, bench.rotate_bytes,
-    )  # fmt: skip
+    return replace(bench, shapes=shapes)
 
 
 def _slice(text: str | None) -> tuple[int, int]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from pyquant.errors import ArgumentError, PyquantError
+from pyquant.measure.energy import EnergyUnavailable, energy_meter
 from pyquant.measure.floors import bandwidth, ceiling_value, gemm_bytes, gemm_floor
 from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
 from pyquant.measure.kernels import ADAPTERS
@@ -41,6 +42,7 @@ class GpuBench:
     clock         of pyquant.measure.timing.
     rounds        interleaved rounds a shape; budget_s: seconds after which no further round starts (five are done).
     rotate_bytes  copies of the weights exceed this together, so that no call finds its own in a cache.
+    energy        also millijoules a call, a second or more of calls each.
     """
 
     shapes: Sequence[Shape]
@@ -52,6 +54,7 @@ class GpuBench:
     min_sample_s: float = 0.002
     budget_s: float | None = 10.0
     rotate_bytes: int = ROTATE_BYTES
+    energy: bool = False
 
     def __post_init__(self) -> None:
         if self.baseline not in [adapter.name for adapter in self.adapters]:
@@ -199,7 +202,35 @@ def _measure(
         candidates, clock=clock, rounds=bench.rounds, min_sample_s=bench.min_sample_s, warm_calls=1,
         budget_s=bench.budget_s,
     )  # fmt: skip
-    return [_row(shape, bound[name], timings, bench.baseline, ceilings) for name in candidates], absent
+    rows = [_row(shape, bound[name], timings, bench.baseline, ceilings) for name in candidates]
+    if bench.energy:
+        rows = _with_energy(rows, candidates, timings, clock, device, absent)
+    return rows, absent
+
+
+def _with_energy(
+    rows: Sequence[GemmRow], candidates: Mapping[str, Rotating], timings: Timings, clock: Clock, device: torch.device,
+    absent: list[Unavailable],
+) -> list[GemmRow]:  # fmt: skip
+    """The rows with their energy; where the device does not tell it, the reason goes to `absent`."""
+    where, found = at((rows[0].m, rows[0].k, rows[0].n)), []
+    try:
+        meter = energy_meter(device)
+        for row in rows:
+            with torch.inference_mode():
+                found.append(
+                    meter.a_call(partial(_calls, clock, candidates[row.candidate], timings.calls[row.candidate]))
+                )
+    except EnergyUnavailable as error:
+        absent.append(Unavailable("energy per call", str(error), where))
+        return list(rows)
+    return [replace(row, energy_mj=energy) for row, energy in zip(rows, found, strict=True)]
+
+
+def _calls(clock: Clock, candidate: Rotating, calls: int) -> int:
+    """One sample as it was timed: a graph that is there already is replayed. -> how many calls that were."""
+    clock.seconds(candidate, calls)
+    return calls
 
 
 def _checked(candidate: _Ready, inputs: Inputs) -> _Bound:

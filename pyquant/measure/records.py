@@ -61,6 +61,7 @@ class GemmRow:
     kernel      the kernel that ran, where the candidate can tell.
     moved_bytes that any kernel has to move for it; ops: operations, a multiply-add counting as two; peak: the ceiling
                 that binds it. 0 and '' where the run did not say.
+    energy_mj   millijoules a call, None where it was not measured: not asked for, or the reason is in `unavailable`.
     """
 
     m: int
@@ -80,6 +81,7 @@ class GemmRow:
     moved_bytes: int = 0
     ops: float = 0.0
     peak: str = ""
+    energy_mj: float | None = None
 
     @property
     def of_floor(self) -> float | None:

@@ -96,10 +96,14 @@ class CacheFlush:
 
 @dataclass
 class Timings:
-    """Samples in seconds a call: samples[name][round]; every list has the same length and rounds correspond."""
+    """Samples in seconds a call: samples[name][round]; every list has the same length and rounds correspond.
+
+    calls  of each candidate in a sample.
+    """
 
     clock: str
     samples: dict[str, list[float]] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -166,6 +170,7 @@ def time_interleaved(
             name: _calls_per_sample(clock, run, warm_calls, min_sample_s, 1 if flush else max_calls)
             for name, run in candidates.items()
         }
+        timings.calls |= calls
         started = time.perf_counter()
         for done in range(rounds):
             shuffle(order)

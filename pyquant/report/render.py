@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, Model
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
-    "exact", "sqnr_db", "kernel", "moved_bytes", "ops", "peak",
+    "exact", "sqnr_db", "kernel", "moved_bytes", "ops", "peak", "energy_mj",
 )  # fmt: skip
 
 
@@ -41,7 +41,10 @@ def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side"
     if report.verdicts:
         parts += ["## Goals", verdicts_table(report.verdicts)]
     for m in sorted({row.m for row in report.rows}):
-        parts += [f"## M = {m}", _gemm_table([row for row in report.rows if row.m == m])]
+        rows = [row for row in report.rows if row.m == m]
+        parts += [f"## M = {m}", _gemm_table(rows)]
+        if any(row.energy_mj is not None for row in rows):
+            parts.append(_energy_table(rows))
     if report.ceilings:
         parts.append("Measured limits: " + "; ".join(f"{c.name} {c.value:.0f} {c.unit}" for c in report.ceilings) + ".")
     if report.unavailable:
@@ -138,11 +141,24 @@ def _environment(environment: Environment) -> str:
 
 
 def _gemm_table(rows: Sequence[GemmRow]) -> str:
+    return _shapes_table("us (ratio, share of limit)", rows, _gemm_cell)
+
+
+def _energy_table(rows: Sequence[GemmRow]) -> str:
+    return _shapes_table("energy per call, mJ", rows, _energy_cell)
+
+
+def _shapes_table(what: str, rows: Sequence[GemmRow], cell: Callable[[GemmRow | None], str]) -> str:
+    """A line a candidate, a column a (K, N)."""
     shapes = sorted({(row.k, row.n) for row in rows}, key=lambda kn: (kn[0] * kn[1], kn))
     names = list(dict.fromkeys(row.candidate for row in rows))
     at = {(row.candidate, row.k, row.n): row for row in rows}
-    header = ["us (ratio, share of limit)", *[f"{k}x{n}" for k, n in shapes]]
-    return table(header, [[name, *[_gemm_cell(at.get((name, k, n))) for k, n in shapes]] for name in names])
+    header = [what, *[f"{k}x{n}" for k, n in shapes]]
+    return table(header, [[name, *[cell(at.get((name, k, n))) for k, n in shapes]] for name in names])
+
+
+def _energy_cell(row: GemmRow | None) -> str:
+    return "-" if row is None or row.energy_mj is None else f"{row.energy_mj:.3g}"
 
 
 def _gemm_cell(row: GemmRow | None) -> str:
