@@ -11,6 +11,7 @@ from pyquant.analyse.ledger import Ledger
 from pyquant.analyse.scoring import Scorer, Scoring, find_scorer
 from pyquant.analyse.suspects import usual_suspects
 from pyquant.analyse.switchable import Config, SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.results.float_format import alike
@@ -212,12 +213,13 @@ class Measure:
 def check_names(metric: str, mode: str) -> None:
     """Raises ArgumentError for an unknown metric or mode."""
     find_scorer(metric)
-    if mode not in MODES:
-        raise ArgumentError("mode", repr(mode), ", ".join(map(repr, MODES)))
+    arguments.one_of("mode", mode, MODES)
 
 
 def check_latency(latency: Latency | None, switchable: SwitchableModel) -> None:
     """Raises ArgumentError for a table that names other groups or formats than the model has."""
+    if latency is not None and not callable(getattr(latency, "predict", None)):
+        raise ArgumentError("latency", arguments.shown(latency), "a LatencyTable, or what has its predict(config)")
     own = {"groups": [g.name for g in switchable.groups], "formats": [f.name for f in switchable.formats]}
     for what, names in own.items():
         told = getattr(latency, what, None)

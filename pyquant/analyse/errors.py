@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.calibrate.run import inputs_of
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CalibrationError
 from pyquant.nn.linear_call import LinearCall
@@ -55,12 +56,11 @@ def error_report(
         (True, 0.0)
     """
     for name, given in (("model", model), ("reference", reference)):
-        if not isinstance(given, nn.Module):
-            raise ArgumentError(name, type(given).__name__, "a torch.nn.Module")
+        arguments.module(name, given)
     if model is reference:
         raise ArgumentError("reference", "the model itself", "the float model, another object")
-    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1")
+    arguments.whole("num_batches", num_batches, 1)
+    arguments.iterable("data", data)
     skipped: dict[str, str] = {}
     pairs = _pairs(model, reference, skipped)
     if not pairs:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyquant.analyse.metrics import Accumulator, OutputMetric, find_metric
 from pyquant.analyse.switchable import Config, SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 
 
@@ -41,7 +42,7 @@ class LossOfOutputs:
     ) -> None:
         self.switchable = switchable
         self.metric = find_metric(metric) if isinstance(metric, str) else metric
-        self.batches = list(switchable.batches if batches is None else batches)
+        self.batches = list(switchable.batches if batches is None else arguments.iterable("batches", batches))
         if batches is not None:
             check_batches(self.batches)
         self.forward_passes = 0
@@ -109,10 +110,8 @@ class TaskMetric:
     def __init__(
         self, switchable: SwitchableModel, eval_fn: Callable[[nn.Module], Any], higher_is_better: bool = True
     ) -> None:
-        if not callable(eval_fn):
-            raise ArgumentError("eval_fn", type(eval_fn).__name__, "a function of the model that returns a number")
-        if not isinstance(higher_is_better, bool):
-            raise ArgumentError("higher_is_better", repr(higher_is_better), "True or False")
+        arguments.function("eval_fn", eval_fn, "of the model that returns a number", optional=False)
+        arguments.flag("higher_is_better", higher_is_better)
         self.switchable, self.eval_fn, self.higher_is_better = switchable, eval_fn, higher_is_better
         self.forward_passes = 0
         self._baseline: float | None = None

@@ -10,6 +10,7 @@ from typing import Final
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.sites import Filter, Site, find_sites
@@ -68,8 +69,8 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
 
 def quantisable(model: nn.Module, filter_fn: Filter | None = None) -> list[Site]:
     """The layers among which there is a choice, in the order of named_modules."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
+    arguments.filter_function(filter_fn)
     if isinstance(model, (nn.Linear, nn.Conv2d)):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers")
     return [
@@ -97,7 +98,7 @@ def _joined(layers: Sequence[str]) -> str:
 def _given(names: Sequence[str], grouping: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
     owner: dict[str, str] = {}
     for group, keys in grouping.items():
-        for key in [keys] if isinstance(keys, str) else keys:
+        for key in [keys] if isinstance(keys, str) else arguments.iterable(f"grouping[{group!r}]", keys, "names"):
             found = [name for name in names if fnmatchcase(name, key)]
             if not found:
                 raise ArgumentError(f"grouping[{group!r}]", repr(key), f"names or globs of layers: {', '.join(names)}")

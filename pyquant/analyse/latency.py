@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pyquant.analyse.latency_isolated import GRAPH_CLOCKS, isolated_samples
 from pyquant.analyse.latency_samples import Config, Effort, ProgressCall, Samples, median_interval
 from pyquant.analyse.layer_timers import STAMPS, StampClock, make_stamps
 from pyquant.analyse.switchable import SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.timing import Clock, make_clock
@@ -72,9 +74,12 @@ def measure_latency(
         >>> table.groups, table.predict((0, 1)) > 0
         (('0', '2'), True)
     """
+    arguments.function("progress", progress, "(done, total, what)")
+    if borders is not None:
+        arguments.flag("borders", borders)
+    arguments.whole("seed", seed, -sys.maxsize)
     effort = Effort(rounds, min_rounds, max_seconds, tolerance)
-    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 0:
-        raise ArgumentError("held_out", repr(held_out), "an integer >= 0")
+    arguments.whole("held_out", held_out, 0)
     if isinstance(model, SwitchableModel):
         if formats is not None or data is not None:
             raise ArgumentError("formats", "given with a SwitchableModel", "None: it has formats and data")
@@ -303,6 +308,10 @@ def clock_of(clock: str | StampClock | Clock | None, model: nn.Module) -> StampC
     if clock is None:
         clock = "cuda-graph" if on_gpu else "cpu" if torch.get_num_threads() == 1 else "wall"
     if not isinstance(clock, str):
+        if not hasattr(clock, "name") or not (hasattr(clock, "seconds") or isinstance(clock, StampClock)):
+            raise ArgumentError(
+                "clock", arguments.shown(clock), "the name of a clock, or a Clock (its seconds and name)"
+            )
         return clock
     allowed = GRAPH_CLOCKS if on_gpu else tuple(STAMPS)
     if clock not in allowed:
@@ -333,8 +342,7 @@ def using_threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError("threads", repr(count), "an integer >= 1")
+    arguments.whole("threads", count, 1, 2**31 - 1)
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

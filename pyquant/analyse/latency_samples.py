@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Config = tuple[int, ...]
@@ -84,13 +85,11 @@ class Effort:
     def __post_init__(self) -> None:
         for name in ("rounds", "min_rounds"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, repr(value), "an integer >= 1")
+            arguments.whole(name, value, 1)
         if self.min_rounds > self.rounds:
             raise ArgumentError("min_rounds", self.min_rounds, f"at most rounds, {self.rounds}")
         for name in ("max_seconds", "tolerance"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(name, getattr(self, name), "a number above 0")
+            arguments.number(name, getattr(self, name), 0, above=True, infinite=True)
 
     def is_enough(self, done: int, started: float, samples: Samples) -> bool:
         """After so many rounds, begun at `started` of time.perf_counter."""

@@ -15,8 +15,10 @@ from pyquant.analyse.fingerprint import fingerprint
 from pyquant.analyse.formats import Format, formats_of
 from pyquant.analyse.groups import Group, Grouping, find_groups
 from pyquant.analyse.ledger import Ledger, OnProgress
+from pyquant.analyse.metrics import OUTPUT_METRICS
 from pyquant.analyse.scoring import Scoring
 from pyquant.analyse.switchable import SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn.sites import Filter
 from pyquant.results.sensitivity import SensitivityCost, SensitivityReport
@@ -78,6 +80,9 @@ def sensitivity(
         >>> [len(row) for row in report.loss], report.cost.forward_passes, len(report.skip_list(0.0))
         ([3, 3], 5, 2)
     """
+    arguments.function("progress", progress, "(done, total, what)")
+    arguments.function("loss_fn", loss_fn, "(model, batch) -> loss")
+    arguments.one_of("loss", loss, OUTPUT_METRICS)
     if isinstance(model, SwitchableModel):
         if data is not None:
             raise ArgumentError("data", "given, with a SwitchableModel", "None: it has its batches; others to score on "
@@ -149,9 +154,7 @@ def _calibration(formats: Sequence[Format], batches: int) -> int:
 
 
 def _number(repeats: int | None) -> int | None:
-    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1):
-        raise ArgumentError("repeats", repr(repeats), "None or an integer >= 1")
-    return repeats
+    return None if repeats is None else arguments.whole("repeats", repeats, 1)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 
 _CHUNK: Final = 2**22  # elements that are held in float64 at once: 32 MiB
@@ -164,9 +165,7 @@ def find_metric(name: str) -> OutputMetric:
         >>> find_metric("kl").unit
         'nats per row'
     """
-    if name not in OUTPUT_METRICS:
-        raise ArgumentError("metric", repr(name), ", ".join(map(repr, OUTPUT_METRICS)))
-    return OUTPUT_METRICS[name]
+    return OUTPUT_METRICS[arguments.one_of("metric", name, OUTPUT_METRICS)]
 
 
 def _single(name: str, reference: Tensor, output: Tensor) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyquant.analyse.formats import Format, formats_of
 from pyquant.analyse.groups import Group, Grouping, find_groups, quantisable
 from pyquant.calibrate.run import Inputs, inputs_of
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn.sites import Filter, Site
@@ -64,11 +65,13 @@ class SwitchableModel:
         filter_fn: Filter | None = None,
         to_output: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self.model = model
+        self.model = arguments.module("model", model)
+        arguments.function("to_output", to_output, "result of the model -> tensor")
         self._sites = {site.names[0]: site for site in quantisable(model, filter_fn)}
         self.formats = formats_of(formats, {_dtype(site.module) for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
-        self._to_inputs, self._to_output = inputs_of(model, batch_to_inputs), to_output or first_tensor
+        self._to_inputs = inputs_of(model, batch_to_inputs)
+        self._to_output = first_tensor if to_output is None else to_output
         self._batch_to_inputs = batch_to_inputs
         self.batches = _kept(data, num_batches, [f.name for f in self.formats if f.needs_data])
         self.refusals: dict[tuple[str, str], str] = {}
@@ -226,13 +229,12 @@ def first_tensor(result: Any) -> Tensor:
 
 def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
     wanted = USUAL_BATCHES if num_batches is None else num_batches
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1, or None")
+    arguments.whole("num_batches", wanted, 1)
     if data is None:
         if static:
             raise ArgumentError("data", f"None, for {', '.join(static)}", "batches, or dynamic formats (W8A8Dynamic)")
         return []
-    kept = list(itertools.islice(data, wanted))
+    kept = list(itertools.islice(arguments.iterable("data", data), wanted))
     if not kept or (num_batches is not None and len(kept) < num_batches):
         raise ArgumentError("num_batches", wanted, f"at most {len(kept)}: so many batches does the data have")
     return kept

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pyquant.calibrate.progress import Progress
 from pyquant.calibrate.statistics import RangeStatistics
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 
 LABELS = ("label", "labels")
@@ -97,6 +98,7 @@ def run_calibration(
         raise ArgumentError("save_every", repr(save_every), "given together with save_to")
     if save_every is not None and (isinstance(save_every, bool) or save_every < 1):
         raise ArgumentError("save_every", repr(save_every), "an integer >= 1")
+    arguments.iterable("data", data)
     named = _named(model, targets)
     to_inputs = inputs_of(model, batch_to_inputs)
     collected: Collected = {}
@@ -190,6 +192,7 @@ def _device_of(model: nn.Module) -> torch.device | None:
 
 def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) -> Callable[[Any], Inputs]:
     """The rule of run_calibration: batch -> (arguments, keyword arguments) of the model's call, on its device."""
+    arguments.function("batch_to_inputs", batch_to_inputs, "batch -> arguments of the model")
     device = _device_of(model)
     accepted = _keywords(model)
 

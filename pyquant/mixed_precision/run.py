@@ -12,6 +12,7 @@ from torch import nn
 from pyquant.analyse.evaluate import LossOfOutputs, TaskMetric
 from pyquant.analyse.fingerprint import fingerprint
 from pyquant.analyse.switchable import USUAL_BATCHES, Config, SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choice import within_limit
 from pyquant.mixed_precision.costs import OBJECTIVES, CostTable, bits_cost, cost_table, size_cost
@@ -40,8 +41,7 @@ def run_search(
 ) -> Plan:
     """pyquant.search, whose arguments these are; `options` as a dictionary."""
     given = SearchOptions.of(options)
-    if objective not in OBJECTIVES:
-        raise ArgumentError("objective", repr(objective), ", ".join(map(repr, OBJECTIVES)))
+    arguments.one_of("objective", objective, OBJECTIVES)
     if max_drop is not None and not (isinstance(max_drop, (int, float)) and max_drop >= 0):
         raise ArgumentError("max_drop", repr(max_drop), "a number >= 0, or None")
     if max_drop is not None and eval_fn is None and given.metric != "kl":

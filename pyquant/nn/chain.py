@@ -24,6 +24,13 @@ ExpectedRange = tuple[TensorScheme, Tensor, Tensor | None]  # scheme, scale, zer
 _ACTIVATIONS: Final = (None, "relu")
 
 
+def _is_zero(value: object) -> bool:
+    """The number 0, which symmetric and dynamic schemes take for no zero point."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not bool(value)
+    return type(value) is int and value == 0
+
+
 class _WithRange(nn.Module):
     """A static scale and zero point, which keep their types whatever the model is cast to."""
 
@@ -38,7 +45,7 @@ class _WithRange(nn.Module):
         if scale is None and not scheme.dynamic:
             raise ArgumentError("scale", "None", f"a number > 0 with scheme {scheme}")
         if scheme.symmetric or scheme.dynamic:
-            if zero_point is not None and int(zero_point) != 0:
+            if zero_point is not None and not _is_zero(zero_point):
                 raise ArgumentError("zero_point", zero_point, f"None with scheme {scheme}")
             zero_point = None
         elif zero_point is None:

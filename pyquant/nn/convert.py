@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import obstacles, state
@@ -89,10 +90,9 @@ def quantize_(
         >>> type(quantize_(model, W8A8Dynamic(), filter_fn=lambda m, name: name != "2")[0]).__name__
         'QLinear'
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-    if filter_fn is not None and not callable(filter_fn):
-        raise ArgumentError("filter_fn", type(filter_fn).__name__, "a function (module, name) -> bool, or None")
+    arguments.module("model", model)
+    arguments.filter_function(filter_fn)
+    arguments.flag("embeddings", embeddings)
     if heads is not None and not isinstance(heads, bool):
         raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
     check_choice(on_indivisible)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
+from pyquant.core import arguments
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Dequantize, QResidual, QResidualAdd, Quantize
@@ -73,6 +74,8 @@ def trace(model: nn.Module, example_inputs: object) -> tuple[dict[str, Flow], An
 def call(model: nn.Module, example_inputs: object) -> Any:
     """The model, run on its example."""
     if isinstance(example_inputs, Mapping):
+        if not all(isinstance(name, str) for name in example_inputs):
+            raise ArgumentError("example_inputs", "a mapping with keys that are no text", "names of arguments as keys")
         return model(**example_inputs)
     if isinstance(example_inputs, tuple) and not isinstance(example_inputs, QTensor):
         return model(*example_inputs)
@@ -171,8 +174,7 @@ def _function_name(func: Any) -> str:
 
 def check_model(model: object) -> nn.Module:
     """The model, if it is one that can be traced: a module in evaluation mode."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-    if model.training:
+    found = arguments.module("model", model)
+    if found.training:
         raise ArgumentError("model", "a model in training mode", "evaluation mode: call model.eval() first")
-    return model
+    return found

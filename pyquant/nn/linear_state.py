@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import foreign_saves, state, weights
@@ -347,9 +348,9 @@ def _activation(name: str | None, clamp: tuple[float, float] | None) -> tuple[st
             raise ArgumentError("clamp", clamp, f"None with activation '{name}'")
         return name, (0.0, 0.0)
     try:
-        low, high = (float(limit) for limit in clamp or ())
-    except (TypeError, ValueError):
-        raise ArgumentError("clamp", repr(clamp), "(low, high) with activation 'clamp'") from None
+        low, high = (float(limit) for limit in (() if clamp is None else clamp))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ArgumentError("clamp", arguments.shown(clamp), "(low, high) with activation 'clamp'") from None
     if not low <= high:
         raise ArgumentError("clamp", clamp, "(low, high) with low <= high")
     return name, (low, high)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from pyquant.core import arguments
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -68,7 +69,8 @@ class QConv2d(LinearCall):
         if isinstance(in_channels, bool) or not isinstance(in_channels, int) or not 0 <= in_channels < 2**31:
             raise ArgumentError("in_channels", repr(in_channels), "a whole number >= 0")
         features = in_channels * patches.pixels
-        self._describe(features, out_channels, bool(bias), scheme or W8A8Dynamic(), activation, clamp, dtype)
+        scheme = W8A8Dynamic() if scheme is None else scheme
+        self._describe(features, out_channels, arguments.flag("bias", bias), scheme, activation, clamp, dtype)
         self._shape(in_channels, patches)
         self._fill(state.fresh(self.state_slots, state.device_of(device)))
 

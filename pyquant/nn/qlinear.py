@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from pyquant.core import arguments
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
@@ -56,7 +57,8 @@ class QLinear(LinearCall):
         clamp: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        self._describe(in_features, out_features, bool(bias), scheme or W8A8Dynamic(), activation, clamp, dtype)
+        scheme = W8A8Dynamic() if scheme is None else scheme
+        self._describe(in_features, out_features, arguments.flag("bias", bias), scheme, activation, clamp, dtype)
         self._fill(state.fresh(self.state_slots, state.device_of(device)))
 
     @classmethod

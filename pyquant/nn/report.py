@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pyquant.core import arguments
 from pyquant.nn import obstacles
 from pyquant.nn.fuse import fused_activations
 from pyquant.nn.keep import kept_layers, remembered
@@ -59,7 +60,7 @@ def quantization_report(model: nn.Module) -> list[LayerReport]:
         >>> quantization_report(nn.Sequential(nn.Linear(4, 2)))[0].bytes_before
         40
     """
-    records = _by_place(model)
+    records = _by_place(arguments.module("model", model))
     total = sum(record.bytes_before for record in records) or 1
     return [replace(record, share=record.bytes_before / total) for record in records]
 

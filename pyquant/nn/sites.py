@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -137,6 +138,7 @@ def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[D
 
     Raises ArgumentError where the names disagree.
     """
+    arguments.filter_function(filter_fn)
     wanted = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
     if not wanted:
         return []

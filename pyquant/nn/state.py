@@ -146,7 +146,7 @@ def device_of(device: object) -> torch.device:
     """The device that a name or torch.device means; None: torch's default. Raises ArgumentError where there is none."""
     try:
         return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
-    except (RuntimeError, TypeError, AssertionError) as error:
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise ArgumentError(
             "device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})"
         ) from None

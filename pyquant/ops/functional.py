@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.ops import translate, values
 
@@ -26,7 +27,7 @@ def _call(op: Any, *args: Any) -> Any:
 
 def _words(spec: Sequence[int]) -> list[int]:
     if not isinstance(spec, (list, tuple)):
-        raise ArgumentError("spec", f"a value of type {type(spec).__name__}", "integers as LinearSpec.to_ints() gives")
+        raise ArgumentError("spec", arguments.shown(spec), "integers as LinearSpec.to_ints() gives")
     return list(spec)
 
 
@@ -339,6 +340,8 @@ def gemm(
         ...     print(str(error).splitlines()[0])
         no kernel of that name runs on cpu
     """
+    if kernel is not None and not isinstance(kernel, str):
+        raise ArgumentError("kernel", arguments.shown(kernel), "the name of a kernel, or None")
     values.scale_values("w_scale", w_scale)
     values.scale_values("x_scale", x_scale, allow_nan=True)
     return _call(
@@ -396,7 +399,7 @@ def qlinear(
                when quantised dynamically.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
     """
-    return _call(_ops.qlinear.default, x, packed, residual, list(spec), out_dtype, x_scale, x_zero_point)
+    return _call(_ops.qlinear.default, x, packed, residual, _words(spec), out_dtype, x_scale, x_zero_point)
 
 
 def weight_only_linear(

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError
 from pyquant.ops import autograd, fallback, plan, shapes, strict, transforms, tuned, versions
 from pyquant.ops.schema import SCHEMAS
 from pyquant.ops.spec import LinearSpec
@@ -52,9 +54,15 @@ def cpu_layout() -> str:
 
 def layout_for(device: torch.device, spec: LinearSpec | None = None) -> str:
     """The layout that a packed buffer has on a device; of a given layer, the one that suits the GPU's kernels best."""
-    if device.type == "cpu":
+    if _checked(device).type == "cpu":
         return cpu_layout()
     return plan.weight_layout(spec, plan.Device.of(device)) if device.type == "cuda" and spec is not None else "rows"
+
+
+def _checked(device: torch.device) -> torch.device:
+    if not isinstance(device, torch.device):
+        raise ArgumentError("device", arguments.shown(device), "a torch.device")
+    return device
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,7 +83,7 @@ def packs_int4(device: torch.device, columns: int) -> bool:
         >>> packs_int4(torch.device("cpu"), 4096)
         False
     """
-    if device.type != "cuda" or columns % 32 or columns == 0:
+    if _checked(device).type != "cuda" or columns % 32 or columns == 0:
         return False
     index = torch.cuda.current_device() if device.index is None else device.index
     multiple = _int4_multiple(index)

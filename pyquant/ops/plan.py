@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NativeLibraryError
 from pyquant.ops.rows_layout import BLOCKED, sections
 from pyquant.ops.spec import LinearSpec
@@ -78,6 +79,12 @@ def kernels(pattern: str = "") -> tuple[Kernel, ...]:
         >>> [(k.name, k.stages) for k in kernels("s4s4_128x256x256")]
         [('gemm_sm80_s4s4_128x256x256', 3)]
     """
+    try:
+        named = re.compile(pattern) if isinstance(pattern, str) else None
+    except (re.error, RecursionError, OverflowError):
+        named = None
+    if named is None:
+        raise ArgumentError("pattern", arguments.shown(pattern), "a regular expression, such as 's8s8'")
     return tuple(
         Kernel(
             str(row["name"]), tuple(row["x"]), tuple(row["w"]), tuple(row["out"]), tuple(row["tile"]),
@@ -85,7 +92,7 @@ def kernels(pattern: str = "") -> tuple[Kernel, ...]:
             bool(row["compiled"]),
         )
         for row in _native().kernel_table()
-        if re.search(pattern, str(row["name"]))
+        if named.search(str(row["name"]))
     )  # fmt: skip
 
 

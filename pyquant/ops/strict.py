@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from pyquant.core import arguments
 from pyquant.errors import UnsupportedError
 
 _strict = False
@@ -19,7 +20,7 @@ def set_strict(enabled: bool) -> None:
         >>> set_strict(True); set_strict(False)
     """
     global _strict
-    _strict = bool(enabled)
+    _strict = arguments.flag("enabled", enabled)
 
 
 def slower_path(what: str, why: str) -> None:

@@ -10,6 +10,8 @@ import torch
 from pyquant.errors import ArgumentError, NonFiniteError, PyquantError, UnsupportedError
 
 _OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
+_CUT = re.compile(r"argument '([^']+)': got (.*)$")
+_TYPE = re.compile(r"Not yet supported ScalarType (\w+)")
 _SCHEMA = re.compile(r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'")
 _POSITION = re.compile(r"argument '?(\w+)'? .*must be (.*), not (.*)$", re.MULTILINE)
 _MISSING = re.compile(r"missing value for argument '([^']+)'")
@@ -30,6 +32,11 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
     if match := _OURS.search(text):
         kind = NonFiniteError if match.group(3).startswith("finite values") else ArgumentError
         raise kind(*match.groups()) from None
+    if match := _CUT.search(text):  # a message in C ends at a null
+        argument, got = match.groups()
+        raise ArgumentError(argument, got, "text without null characters") from None
+    if match := _TYPE.search(text):
+        raise ArgumentError("out_dtype", match.group(1), "a torch.dtype") from None
     if match := _SCHEMA.search(text):
         wanted, argument, got = match.groups()
         raise ArgumentError(argument, f"a value of type {got}", f"a value of type {wanted}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 
 _enabled = False
@@ -20,7 +21,7 @@ def set_checks(enabled: bool) -> None:
         >>> set_checks(True); set_checks(False)
     """
     global _enabled
-    _enabled = bool(enabled)
+    _enabled = arguments.flag("enabled", enabled)
 
 
 def checks_enabled() -> bool:

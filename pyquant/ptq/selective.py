@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.presets import W8A8
 from pyquant.core.scheme import FLOAT_DTYPES, QScheme
 from pyquant.errors import ArgumentError
@@ -82,14 +83,12 @@ class SelectiveQuantizer:
         flags = {"default_per_channel_quant_weights": default_per_channel_quant_weights,
                  "default_learn_amax": default_learn_amax, "verbose": verbose}  # fmt: skip
         for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise ArgumentError(name, repr(value), "True or False")
+            arguments.flag(name, value)
         if mode not in MODES:
             raise ArgumentError("mode", repr(mode), ", ".join(map(repr, MODES)))
         if scheme is not None and not isinstance(scheme, QScheme):
             raise ArgumentError("scheme", type(scheme).__name__, "a QScheme such as W8A8(), or None")
-        if isinstance(skip_last, bool) or not isinstance(skip_last, int) or skip_last < 0:
-            raise ArgumentError("skip_last", repr(skip_last), "a number of layers")
+        arguments.whole("skip_last", skip_last, 0)
         if mode == "naive":
             if inputs not in ("histogram", weights):
                 allowed = f"{weights!r}: naive quantisation has one calibrator, that of the weights"
@@ -99,6 +98,11 @@ class SelectiveQuantizer:
             inputs = weights
         if mode == "hybrid" and custom_mappings:
             raise ArgumentError("custom_mappings", "mappings", _hint("hybrid"))
+        mappings = (
+            {}
+            if custom_mappings is None
+            else arguments.mapping("custom_mappings", custom_mappings, "classes of modules to their quantised ones")
+        )
         self.mode, self.verbose, self.learn_amax, self.skip_last = mode, verbose, default_learn_amax, skip_last
         self.scheme = scheme or W8A8()
         self.defaults = Defaults(weights, inputs, default_per_channel_quant_weights, default_learn_amax)
@@ -106,7 +110,7 @@ class SelectiveQuantizer:
         self.rules: dict[Key, Rule] = {}
         self.custom_mappings = {
             source: given if isinstance(given, QuantizedMetadata) else QuantizedMetadata(source, given)
-            for source, given in (custom_mappings or {}).items()
+            for source, given in mappings.items()
         }
         self.skip_residuals = self.ptq_only = False
         self.on_indivisible = check_choice(on_indivisible)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -50,15 +51,17 @@ def distillation(
         raise ArgumentError("temperature", repr(temperature), "a finite number above 0")
     if loss is None and share < 1:
         raise ArgumentError("loss", "None", f"fn(logits, batch) -> scalar for share={share:g}, or share=1")
-    teacher.eval()
+    arguments.module("teacher", teacher).eval()
+    arguments.function("outputs", outputs, "(model, batch) -> logits", optional=False)
+    arguments.function("loss", loss, "(logits, batch) -> scalar")
     own = {id(p) for p in teacher.parameters()}
 
     def distilled(model: nn.Module, batch: Any) -> Tensor:
         if any(id(p) in own for p in model.parameters()):
             raise ArgumentError("teacher", "a model that shares parameters with the one that is trained", "a deepcopy")
-        logits = outputs(model, batch)
+        logits = _logits(outputs(model, batch))
         with torch.no_grad():
-            wanted = outputs(teacher, batch)
+            wanted = _logits(outputs(teacher, batch))
         if logits.dim() < 1 or logits.shape != wanted.shape:
             got = f"{list(logits.shape)} of the model, {list(wanted.shape)} of the teacher"
             raise ArgumentError("outputs", got, "logits [..., classes] of one shape")
@@ -67,3 +70,9 @@ def distillation(
         return result if loss is None or share == 1 else result + (1 - share) * loss(logits, batch)
 
     return distilled
+
+
+def _logits(found: object) -> Tensor:
+    if not isinstance(found, Tensor):
+        raise ArgumentError("outputs", f"a function that returned {arguments.shown(found)}", "one that returns logits")
+    return found

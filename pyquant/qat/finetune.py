@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.recipe import QATRecipe
@@ -75,15 +76,30 @@ def finetune(
         >>> losses[-1] < losses[0]
         True
     """
-    recipe = recipe or QATRecipe()
+    arguments.module("model", model)
+    arguments.function("loss_fn", loss_fn, "(model, batch) -> loss", optional=False)
+    arguments.function("on_step", on_step, "(step, loss)")
+    arguments.iterable("loader", loader)
+    lr, momentum = arguments.number("lr", lr, 0), arguments.number("momentum", momentum, 0)
+    weight_decay = arguments.number("weight_decay", weight_decay, 0)
+    range_lr = arguments.number("range_lr", range_lr, 0)
+    recipe = QATRecipe() if recipe is None else recipe
+    if not isinstance(recipe, QATRecipe):
+        raise ArgumentError("recipe", arguments.shown(recipe), "a QATRecipe, or None")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ArgumentError("autocast", autocast, "None, torch.bfloat16 or torch.float16")
-    if steps is None:
+    arguments.whole("epochs", epochs, 1)
+    if steps is not None:
+        arguments.whole("steps", steps, 0)
+    else:
         try:
             steps = epochs * len(loader)  # type: ignore[arg-type]
         except TypeError:
             raise ArgumentError("steps", "None", "a number of steps, as the loader has no length") from None
-    device = next(model.parameters()).device.type
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ArgumentError("model", f"a {type(model).__name__} without parameters", "a model to train")
+    device = first.device.type
     groups = param_groups(model, weight_decay, range_lr)
     optimizers = _optimizers(model, groups, recipe.optimizer, lr, momentum)
     scaler = torch.amp.GradScaler(device, enabled=autocast is torch.float16)
@@ -96,6 +112,8 @@ def finetune(
             optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, autocast or torch.bfloat16, enabled=autocast is not None):
             loss = loss_fn(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ArgumentError("loss_fn", f"a function that returned {arguments.shown(loss)}", "a loss: one number")
         scaler.scale(loss).backward()
         for optimizer in optimizers:
             scaler.unscale_(optimizer)

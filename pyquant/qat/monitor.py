@@ -16,6 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
+from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.qat.integer import IntegerForwardLinear
 from pyquant.qat.prepare import weight_matrix
@@ -57,10 +59,8 @@ class QATMonitor:
     def __init__(
         self, model: nn.Module, path: str | os.PathLike[str] | None = None, *, every: int = 1, tensorboard: Any = None
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ArgumentError("every", repr(every), "a whole number >= 1")
+        arguments.module("model", model)
+        arguments.whole("every", every, 1)
         self.rows: list[dict[str, Any]] = []  # of the last look
         self._watched = [
             _Watched(name, tensor, layer, fake)
@@ -71,7 +71,7 @@ class QATMonitor:
         if not self._watched:
             raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
         self._every, self._armed, self._calls = every, True, 0
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else file_path("path", path)
         if self._path is not None:
             _open_csv(self._path)
         self._writer = _writer(tensorboard)

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.core.presets import W4A4, W4A8, W8A8, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -81,8 +82,11 @@ class LearnedPrecision:
         strength: float = 1.0,
         bit_lr: float = 0.05,
     ) -> None:
-        self.model, self.target, self.strength = model, float(target), float(strength)
-        self._learn_inputs, self._dynamic = learn_inputs, dynamic
+        self.model, self.target = arguments.module("model", model), arguments.number("target", target)
+        self.strength = arguments.number("strength", strength)
+        self._learn_inputs = arguments.flag("learn_inputs", learn_inputs)
+        self._dynamic = arguments.flag("dynamic", dynamic)
+        arguments.number("bit_lr", bit_lr, 0)
         self._check(steps, phases, start_bits)
         self._ends = (round(steps * phases[0]), round(steps * (phases[0] + phases[1])))
         self._done = 0
@@ -103,12 +107,14 @@ class LearnedPrecision:
             raise ArgumentError("model", "a model with fake quantisation", "a float model")
         if not 0 < self.target < 1:
             raise ArgumentError("target", self.target, "a number in (0, 1): a share of the cost with 16 bits")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ArgumentError("steps", repr(steps), "a whole number >= 1")
-        if len(phases) != 2 or min(phases) < 0 or phases[1] == 0 or sum(phases) > 1:
-            raise ArgumentError("phases", phases, "(share of warm-up, share of bits > 0), together at most 1")
-        if isinstance(start_bits, bool) or not 4 <= start_bits <= 16:
-            raise ArgumentError("start_bits", start_bits, "4 to 16")
+        arguments.whole("steps", steps, 1)
+        shares = "(share of warm-up, share of bits > 0), together at most 1"
+        if not isinstance(phases, (tuple, list)) or len(phases) != 2:
+            raise ArgumentError("phases", arguments.shown(phases), shares)
+        first, second = (arguments.number("phases", share, 0) for share in phases)
+        if second == 0 or first + second > 1:
+            raise ArgumentError("phases", phases, shares)
+        arguments.whole("start_bits", start_bits, 4, 16)
 
     def _insert(self, filter_fn: Filter | None, start_bits: int) -> dict[str, LearnedBitsLinear]:
         rules = FqnConfig({"_default": W8A8Dynamic()})

@@ -9,6 +9,7 @@ from functools import partial
 import torch  # noqa: F401  (the example)
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES, check_choice
@@ -206,7 +207,7 @@ class _Learning:
         self._met = False
         if wish is None or isinstance(wish, bool) or callable(wish):
             return
-        patterns = [wish] if isinstance(wish, str) else list(wish)
+        patterns = [wish] if isinstance(wish, str) else list(arguments.iterable("learn_amax", wish, "patterns"))
         if not all(isinstance(pattern, str) and pattern for pattern in patterns):
             raise ArgumentError("learn_amax", repr(wish)[:120], "True, False, patterns of names, or fn(name, layer)")
         self._rules = {pattern: FqnConfig({pattern: None}) for pattern in patterns}

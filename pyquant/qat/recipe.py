@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import FqnConfig
@@ -60,8 +61,7 @@ class QATRecipeModification:
     def __post_init__(self) -> None:
         for name in ("batch_size_divisor", "max_epochs_divisor", "warmup_epochs_divisor"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, repr(value), "a whole number >= 1")
+            arguments.whole(name, value, 1)
         for name in ("lr_decay_factor", "cosine_final_lr_ratio"):
             _number(name, getattr(self, name))
 
@@ -147,7 +147,7 @@ class QATRecipe:
             _number(name, getattr(self, name))
         if self.peak is not None:
             _number("peak", self.peak)
-        if not 0 <= self.warmup < 1:
+        if not arguments.number("warmup", self.warmup, 0) < 1:
             raise ArgumentError("warmup", repr(self.warmup), "a number in [0, 1)")
         if self.optimizer not in (None, *OPTIMIZERS):
             raise ArgumentError("optimizer", repr(self.optimizer), "None, " + ", ".join(map(repr, OPTIMIZERS)))

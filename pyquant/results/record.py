@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pyquant.core.paths import file_path
 from pyquant.errors import CheckpointError
 from pyquant.io import strict_json
 from pyquant.io.atomic import SaveDirectory, read_file
@@ -76,7 +77,7 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
 
 def save_record(path: str | os.PathLike[str], value: Any) -> Path:
     """Write a record as JSON, whole or not at all. -> the path."""
-    path = Path(path)
+    path = file_path("path", path)
     data = strict_json.pretty(to_plain(value))
     with SaveDirectory(path.parent) as out:
         out.publish(out.stage(data), path.name)
@@ -86,7 +87,7 @@ def save_record(path: str | os.PathLike[str], value: Any) -> Path:
 
 def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
     """The record in a file; of another class than `kind`: CheckpointError. So for a damaged or missing file."""
-    path = Path(path)
+    path = file_path("path", path)
     try:
         data = read_file(path, check=lambda size: None if size <= strict_json.MAX_BYTES else _too_large(path, size))
     except OSError as error:

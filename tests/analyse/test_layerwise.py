@@ -330,7 +330,7 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
             sensitivity(model, data(), **more)
     for more, match in (
         ({"repeats": 0}, "repeats"), ({"metric": "fisher", "mode": "leave_one_out"}, "leave_one_out"),
-        ({"metric": "eval"}, "eval_fn"), ({"loss": "accuracy"}, "metric"), ({"eval_fn": 3}, "eval_fn"),
+        ({"metric": "eval"}, "eval_fn"), ({"loss": "accuracy"}, "loss"), ({"eval_fn": 3}, "eval_fn"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=match):
             sensitivity(model, nets.batches(), num_batches=1, **more)

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "io": {"errors", "core"},
     "pretrained": {"errors", "core", "nn", "io", "integrations"},  # the last inside functions alone
     "integrations": {"errors", "core", "nn", "io"},
-    "results": {"errors", "io"},  # of io: files that are whole at any moment
+    "results": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "_native"},
     "analyse": {
         "errors",

@@ -171,7 +171,7 @@ def test_the_function_keeps_its_name_beside_the_package() -> None:
 
 def test_a_limit_on_latency_is_kept_by_the_clock_and_not_by_the_table_alone() -> None:
     model = net()
-    table = fixed_latency(model, {"fp32": 8.0, "int8": 4.0, "int4": 2.0})
+    table = fixed_latency(model, {"fp32": 8e3, "int8": 4e3, "int4": 2e3})
     settings = {"objective": "latency", "latency": table, "max_drop": None, "latency_seconds": 0.2}
     half = table.predict((0, 0, 0, 0)) * 0.6  # far more than the real model takes: only the table says no to fp32
     plan = search(model, max_latency_us=half, **settings)

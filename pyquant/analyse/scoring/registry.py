@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyquant.analyse.evaluate import Evaluator, LossOfOutputs, TaskMetric, check_batches
 from pyquant.analyse.switchable import SwitchableModel
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Table = list[list[float]]
@@ -147,6 +148,4 @@ def sensitivity_metric(name: str) -> Callable[[ScorerClass], ScorerClass]:
 
 def find_scorer(name: str) -> type[Scorer]:
     """The metric of that name. Raises ArgumentError for an unknown one."""
-    if name not in METRICS:
-        raise ArgumentError("metric", repr(name), ", ".join(map(repr, METRICS)))
-    return METRICS[name]
+    return METRICS[arguments.one_of("metric", name, METRICS)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import dequantise_weight
 from pyquant.numerics.qparams import scale_recip
@@ -71,6 +72,7 @@ def gptq_(
     """
     layers = simulated_layers(model)
     damp = _check_damp(damp)
+    arguments.flag("act_order", act_order)
     measure = _error_function(error)
     replay = Replay(model, data, num_batches, batch_to_inputs)
     held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
@@ -83,7 +85,8 @@ def gptq_(
 
     def held_out_error() -> float:
         pairs = zip(wanted, replay.batches[split:], strict=True)
-        return sum(measure(floats, replay.run(batch)) for floats, batch in pairs) / held_out
+        found = [_one_number(measure(floats, replay.run(batch))) for floats, batch in pairs]
+        return sum(found) / held_out
 
     kept = {name: (layers[name].weight, layers[name].weight_fake_quant) for name in calls}
     found: dict[str, GptqLayer] = {}
@@ -208,9 +211,14 @@ def _choose_codes(layer: FakeQuantLinear, moments: Tensor, damp: float, act_orde
 def _error_function(error: str | ErrorFunction) -> ErrorFunction:
     if callable(error):
         return error
-    if error not in _ERRORS:
-        raise ArgumentError("error", repr(error), "'mse', 'kl' or a function (float output, output) -> float")
-    return _ERRORS[error]
+    return _ERRORS[arguments.one_of("error", error, _ERRORS, " or a function (float output, output) -> float")]
+
+
+def _one_number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError("error", f"a function that returned {arguments.shown(value)}", "one number") from None
 
 
 def _relative_mse(floats: Any, output: Any) -> float:

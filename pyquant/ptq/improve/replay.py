@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.calibrate.run import inputs_of
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CalibrationError
 from pyquant.simulate.kinds import is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
@@ -34,12 +35,9 @@ class Replay:
     def __init__(
         self, model: nn.Module, data: Iterable[Any], num_batches: int, batch_to_inputs: BatchToInputs | None = None
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-        if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-            raise ArgumentError("num_batches", repr(num_batches), "an integer of at least 1")
-        self.model = model
-        self.batches = list(islice(data, num_batches))
+        self.model = arguments.module("model", model)
+        arguments.whole("num_batches", num_batches, 1)
+        self.batches = list(islice(arguments.iterable("data", data), num_batches))
         if len(self.batches) < num_batches:
             raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {len(self.batches)}")
         self._to_inputs = inputs_of(model, batch_to_inputs)

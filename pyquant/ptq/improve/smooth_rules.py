@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
@@ -53,8 +54,8 @@ def register_smoothing(parent_class: type[nn.Module], producer: str, consumers: 
     """
     if not isinstance(parent_class, type) or not issubclass(parent_class, nn.Module):
         raise ArgumentError("parent_class", repr(parent_class)[:120], "a subclass of torch.nn.Module")
-    if isinstance(consumers, str) or not consumers:
-        raise ArgumentError("consumers", repr(consumers)[:120], "a sequence of attribute paths, such as ['fc1']")
+    if not isinstance(consumers, (list, tuple)) or not consumers:
+        raise ArgumentError("consumers", arguments.shown(consumers), "a sequence of attribute paths, such as ['fc1']")
     for argument, path in (("producer", producer), *(("consumers", c) for c in consumers)):
         if not isinstance(path, str) or not all(part.isidentifier() or part.isdigit() for part in path.split(".")):
             raise ArgumentError(argument, repr(path)[:120], "the path of an attribute of the class's instances")
@@ -113,7 +114,7 @@ def find(parent: nn.Module, path: str) -> Any:
 
 def flatten(pairs: Iterable[Any]) -> Iterator[Rule]:
     """What a user gave as pairs; ArgumentError for anything but (name, names)."""
-    for pair in pairs:
+    for pair in arguments.iterable("pairs", pairs, "pairs"):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise ArgumentError("pairs", repr(pair)[:120], "('name of the producer', ['names', 'of its consumers'])")
         yield pair[0], (pair[1],) if isinstance(pair[1], str) else tuple(pair[1])

@@ -1,0 +1,143 @@
+"""Checks of arguments that are no tensors: each gives the value back, or raises ArgumentError naming the argument."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from torch import nn
+
+from pyquant.errors import ArgumentError
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def shown(value: object) -> str:
+    """What an argument was, in one short line: its type, and its value where that is short to tell.
+
+    Example:
+        >>> shown(3), shown([0] * 100)
+        ('3', 'a value of type list')
+    """
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "an integer beyond 64 bits"
+    short = isinstance(value, (tuple, list)) and len(value) <= 4 and all(isinstance(v, _PLAIN) for v in value)
+    if short or isinstance(value, _PLAIN):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:76]} ..."
+    return f"a class ({value.__name__})" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+
+
+def module(argument: str, value: object) -> nn.Module:
+    """A module.
+
+    Example:
+        >>> module("model", nn.ReLU())
+        ReLU()
+    """
+    if not isinstance(value, nn.Module):
+        raise ArgumentError(argument, shown(value), "a torch.nn.Module")
+    return value
+
+
+def function(argument: str, value: Any, form: str, *, optional: bool = True) -> Any:
+    """Something that can be called, or None where that is allowed; `form` says with what.
+
+    Example:
+        >>> function("filter_fn", None, "(module, name) -> bool") is None
+        True
+    """
+    if (value is None and optional) or callable(value):
+        return value
+    raise ArgumentError(argument, shown(value), f"a function {form}{', or None' if optional else ''}")
+
+
+def filter_function(value: Any) -> Any:
+    """The filter_fn of everything that walks through a model."""
+    return function("filter_fn", value, "(module, name) -> bool")
+
+
+def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
+    """Something that can be gone through.
+
+    Example:
+        >>> list(iterable("data", [1, 2]))
+        [1, 2]
+    """
+    # not iter(value): a DataLoader would start its workers; text would be gone through letter by letter
+    goes = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    if not goes or isinstance(value, (str, bytes, type)):
+        raise ArgumentError(argument, shown(value), f"an iterable of {what}")
+    return cast("Iterable[Any]", value)
+
+
+def flag(argument: str, value: object) -> bool:
+    """True or False, and nothing else that has a truth.
+
+    Example:
+        >>> flag("bias", True)
+        True
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(argument, shown(value), "True or False")
+    return value
+
+
+def whole(argument: str, value: object, low: int, high: int = sys.maxsize) -> int:
+    """An integer from low to high; no bool.
+
+    Example:
+        >>> whole("steps", 3, 1)
+        3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        allowed = f"a whole number >= {low}" if high == sys.maxsize else f"a whole number from {low} to {high}"
+        raise ArgumentError(argument, shown(value), allowed)
+    return value
+
+
+def number(
+    argument: str, value: object, low: float = -math.inf, *, above: bool = False, infinite: bool = False
+) -> float:
+    """A finite number of at least `low`, or above it, no bool; `infinite` allows infinity.
+
+    Example:
+        >>> number("lr", 0.1, 0, above=True)
+        0.1
+    """
+    try:
+        if not isinstance(value, bool) and isinstance(value, (int, float)):
+            real = float(value)
+            if (math.isfinite(real) or (infinite and real == math.inf)) and (real > low if above else real >= low):
+                return real
+    except OverflowError:
+        pass
+    limit = "" if low == -math.inf else f" above {low:g}" if above else f" >= {low:g}"
+    raise ArgumentError(argument, shown(value), f"a {'' if infinite else 'finite '}number{limit}")
+
+
+def mapping(argument: str, value: object, what: str) -> Mapping[Any, Any]:
+    """A mapping; `what` says of what.
+
+    Example:
+        >>> mapping("ranges", {}, "layer names to ranges")
+        {}
+    """
+    if not isinstance(value, Mapping):
+        raise ArgumentError(argument, shown(value), f"a mapping of {what}")
+    return value
+
+
+def one_of(argument: str, value: Any, allowed: Iterable[Any], also: str = "") -> Any:
+    """One of the names that are allowed; `also` tells of what else is.
+
+    Example:
+        >>> one_of("mode", "fast", ("fast", "slow"))
+        'fast'
+    """
+    names = tuple(allowed)
+    if not isinstance(value, str) or value not in names:
+        raise ArgumentError(argument, shown(value), ", ".join(map(repr, names)) + also)
+    return value
