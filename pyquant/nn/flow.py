@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from pyquant.core import arguments
-from pyquant.core.qtensor import QTensor
+from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Dequantize, QResidual, QResidualAdd, Quantize
 from pyquant.nn.linear_call import LinearCall
@@ -141,7 +141,7 @@ class _Tracer(TorchFunctionMode):
             return
         data = result.data if isinstance(result, QTensor) else result
         flow = self.flows.setdefault(name, Flow(name, layer))
-        flow.elements += data.numel()
+        flow.elements += data.numel() * (2 if isinstance(result, PackedQTensor) else 1)
         flow.dtype, flow.gives_codes = data.dtype, isinstance(result, QTensor)
         self._made[id(result)] = (result, name)
 

@@ -12,7 +12,7 @@ from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core.qtensor import PackedQTensor, QTensor
-from pyquant.core.scheme import QScheme
+from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
 from pyquant.nn import state, straight_through, traced, weights
@@ -97,10 +97,13 @@ class LinearCall(LinearState):
 
     def _codes_dtype(self, x: Tensor) -> torch.dtype | None:
         """uint8 where the codes that the layer gives lie two a byte on the device of x; None: as they otherwise do."""
-        outputs = self.scheme.outputs
-        if outputs is None or outputs.bits != 4 or not self._packs_results:
-            return None
-        return torch.uint8 if ops.packs_int4(x.device, self.out_features) else None
+        return torch.uint8 if self.packs_codes(self.scheme.outputs, x.device) else None
+
+    def packs_codes(self, scheme: TensorScheme | None, device: torch.device) -> bool:
+        """Whether results of this layer as codes of that scheme lie two a byte on a device."""
+        if scheme is None or scheme.bits != 4 or not self._packs_results:
+            return False
+        return ops.packs_int4(device, self.out_features)
 
     def _check_ready(self, x: object, residual: object) -> None:
         if self._waits and (self._is_packed or not self.scheme.is_integer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from pyquant.nn.fuse_rules import Pair, neighbours, register_pair
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.swap import Undo, swap_modules
 
-CODE_BYTES: Final = 1
 _LINKS: dict[type[nn.Module], list[Pair]] = {}
 
 
@@ -34,7 +33,7 @@ class ChainRecord:
     reason       why the chain breaks here; empty where it does not.
     elements     of the result, in the example run.
     float_bytes  that one writing and every reading of the result move as real numbers.
-    code_bytes   the same as codes.
+    code_bytes   the same as codes: a byte each, half of one where int4 codes lie packed (ops.packs_int4).
     extra_bytes  what this layer moves more than codes would: float_bytes - code_bytes, or 0 where codes flow or
                  nothing could be done ('end').
     """
@@ -101,7 +100,7 @@ def link_(model: nn.Module, example_inputs: object = None) -> nn.Module:
     try:
         _link(model, [one for one in found if _judge(model, one)[0] in ("linked", "linkable")], undo)
         if before is not None:
-            exact = all(one.dtype in (torch.float32, torch.int8) for one in found)
+            exact = all(one.dtype in (torch.float32, torch.int8, torch.uint8) for one in found)
             _compare(model, example_inputs, before, exact)
     except BaseException:
         for step in reversed(undo):
@@ -132,10 +131,18 @@ def _record(model: nn.Module, one: Flow) -> ChainRecord:
     state, reason = _judge(model, one)
     size = 0 if one.dtype is None else (one.layer.dtype if one.gives_codes else one.dtype).itemsize
     passes = 1 + len(one.uses)
-    float_bytes, code_bytes = size * one.elements * passes, CODE_BYTES * one.elements * passes
+    float_bytes, code_bytes = size * one.elements * passes, one.elements // _codes_in_a_byte(model, one) * passes
     extra = 0 if state in ("linked", "end") else float_bytes - code_bytes
     readers = tuple(use.name for use in one.uses)
     return ChainRecord(one.name, state, readers, reason, one.elements, float_bytes, code_bytes, extra)
+
+
+def _codes_in_a_byte(model: nn.Module, one: Flow) -> int:
+    """Of the codes that this result is or could be: those that its readers take, else those that its layer takes."""
+    taken = [expected_range(_module(model, use.name)) for use in one.uses if use.kind == "layer"]
+    kinds = [one.layer.scheme.outputs, *(known[0] for known in taken if known), one.layer.scheme.inputs]
+    scheme = next((kind for kind in kinds if kind is not None), None)
+    return 2 if one.layer.packs_codes(scheme, one.layer.storage.device) else 1
 
 
 def _judge(model: nn.Module, one: Flow) -> tuple[str, str]:

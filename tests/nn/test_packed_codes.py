@@ -100,3 +100,17 @@ def test_a_compiled_chain_carries_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(lambda x: take(x), backend="eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(packed), take(plain))
+
+
+def test_a_report_of_chains_counts_two_codes_a_byte(packs: None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 8)).eval()
+    pyquant.quantize_(model, pyquant.W4A4(), input_scales={"0": 0.4, "1": 0.2, "3": 0.1})
+    wide, odd, _ = pyquant.chain_report(model, X)
+    assert (wide.state, wide.float_bytes, wide.code_bytes) == ("linkable", 5 * 64 * 4 * 2, 5 * 32 * 2)
+    assert (odd.state, odd.code_bytes) == ("broken", 5 * 48 * 2)  # 48 columns are not packed here
+    linked = pyquant.chain_report(pyquant.link_(model, X), X)[0]
+    assert (linked.state, linked.elements, linked.code_bytes) == ("linked", 5 * 64, wide.code_bytes)
+    int8 = pyquant.quantize_(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval(), pyquant.W4A8(group_size=None),
+                             input_scales={"0": 0.4, "1": 0.2})  # fmt: skip
+    assert pyquant.chain_report(int8, X)[0].code_bytes == 5 * 64 * 2
