@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.errors import ArgumentError, CheckpointError, QuantizationWarning
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
 from pyquant.io.atomic import put_beside
 from pyquant.io.checkpoint import Checkpoint
@@ -53,7 +54,9 @@ def save_pretrained(
     extra         JSON-able words to keep beside the tensors.
     model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
                   of transformers brings its own, which these keys add to, and its generation_config.json; with
-                  compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point.
+                  compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point;
+                  where it holds layers that only pyquant can read (GPT-2's Conv1D, convolutions) a QuantizationWarning
+                  says so, and from_pretrained stops at config.json with the same words.
     recipe        what the model was quantised by, a pyquant.Recipe or its plain data: kept as extra['recipe'], its
                   SHA-256 as recipe_sha256 in config.json.
     ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
@@ -104,11 +107,15 @@ def save_pretrained(
     residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
+    strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
+    refusal = _refusal(strange)
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
         directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
-        head_prefix=transformers.head_prefix(model) if theirs else "",
+        head_prefix=transformers.head_prefix(model) if theirs else "", refusal=refusal,
     )  # fmt: skip
+    if refusal:
+        warnings.warn(f"save_pretrained: {refusal}", QuantizationWarning, stacklevel=2)
     if theirs:
         put_beside(directory, transformers.generation_files(model))
     return digest
@@ -189,6 +196,18 @@ def load_pretrained(
             step()
         raise
     return skeleton
+
+
+def _refusal(strange: Mapping[str, str]) -> str:
+    """What a reader other than pyquant is told of layers that it would take for others, or ''."""
+    if not strange:
+        return ""
+    name, kind = next(iter(strange.items()))
+    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    return (
+        f"transformers cannot read this folder, as compressed-tensors knows Linear layers alone and {name}{more} is a "
+        f"{kind} there: read it with pyquant.load_pretrained, or leave such layers out of the config of quantize_"
+    )
 
 
 def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:

@@ -67,6 +67,29 @@ def head_prefix(model: Any) -> str:
     return str(getattr(model, "base_model_prefix", "") or "")
 
 
+def unreadable_layers(model: Any, layers: Mapping[str, str]) -> dict[str, str]:
+    """{name: class} of the layers that transformers would read wrongly: compressed-tensors knows Linears and
+    embeddings, and the model that transformers builds holds something else there (GPT-2's Conv1D, whose weight is
+    stored [in, out]; nn.MultiheadAttention, which has no layers inside; convolutions).
+
+    layers  {name: 'linear', 'embedding' or 'conv2d'} of the quantised layers that are about to be saved; Linears that
+            stand in the place of other classes in floating point are found in the model.
+    """
+    try:
+        with torch.device("meta"):
+            fresh = dict(type(model)(model.config).named_modules(remove_duplicate=False))
+    except Exception:  # a class that is built in another way: what can be seen of the model itself decides
+        fresh = {}
+    found = {name: "Conv2d" for name, kind in layers.items() if kind == "conv2d"}
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    for name in (*layers, *linears):
+        parts = name.split(".")
+        holder = next((h for i in range(len(parts), 0, -1) if (h := ".".join(parts[:i])) in fresh), None)
+        if holder is not None and not isinstance(fresh[holder], (torch.nn.Linear, torch.nn.Embedding)):
+            found[name] = type(fresh[holder]).__name__
+    return found
+
+
 def generation_files(model: Any) -> dict[str, bytes]:
     """The generation_config.json of a model that generates text, by its name; else nothing."""
     config = getattr(model, "generation_config", None)

@@ -58,6 +58,7 @@ def save_checkpoint(
     extra: Mapping[str, Any],
     model_config: Mapping[str, Any] | None = None,
     head_prefix: str = "",
+    refusal: str = "",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> str:
     """Writes a checkpoint, replacing one of ours that is there; other files in the directory are left alone.
@@ -68,6 +69,7 @@ def save_checkpoint(
     extra            JSON-able; 'recipe' in it is digested into config.json. Tuples come back as lists.
     model_config     keys of config.json beside quantization_config (a transformers configuration), or None.
     head_prefix      module that holds the body of a model with a head; other tools then find the layers of either.
+    refusal          why other tools than pyquant must not read the layers, or '': config.json then stops them.
     max_shard_bytes  a file holds about this much at most; a layer is never split.
     ->               SHA-256 of manifest.json, for load_checkpoint(manifest_sha256=...).
     Raises ArgumentError for what cannot be saved, before anything is written; CheckpointError naming directory and
@@ -87,7 +89,7 @@ def save_checkpoint(
     check_tensors(other_tensors, entries)
     saved_extra = check_json("extra", extra)
     words = check_json("model_config", model_config or {}, whole_keys=True)
-    config = config_of(list(entries.values()), other_tensors, saved_extra, words, head_prefix)
+    config = config_of(list(entries.values()), other_tensors, saved_extra, words, head_prefix, refusal)
     draft = Manifest(config, saved_extra, {}, {}, entries)
     try:
         with SaveDirectory(directory) as out:

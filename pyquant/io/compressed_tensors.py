@@ -20,6 +20,7 @@ from pyquant.io.record import LayerEntry, LayerRecord, weight_scale_shape
 from pyquant.io.strict_json import lines
 
 SCHEMA: Final = 1
+REFUSAL: Final = "for_pyquant_alone"
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
 _STRATEGIES: Final = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
@@ -117,7 +118,7 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
 
 
 def quantization_config(
-    entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object, head_prefix: str = ""
+    entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object, head_prefix: str = "", refusal: str = ""
 ) -> dict[str, Any]:
     """The `quantization_config` object of config.json.
 
@@ -125,6 +126,8 @@ def quantization_config(
     recipe       what the model was made with, JSON-able, or None; only its SHA-256 is recorded.
     head_prefix  module under which a model with a head holds its body ('bert', 'model'), or ''. Where there is one,
                  targets are patterns that name a layer with and without it: transformers builds either from one file.
+    refusal      why readers other than pyquant must not read the layers, or ''. They ignore what they do not know, but
+                 for one thing: a key in a group, which is an error that shows its value.
     ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
              as that class refuses unknown keys inside a group.
     """
@@ -140,7 +143,9 @@ def quantization_config(
         group["targets"].append(entry.name)
     for group in groups:
         group["targets"] = _targets(group["targets"], head_prefix)
-    formats = sorted({g["format"] for g in groups})
+    if refusal:
+        groups = [{**group, REFUSAL: refusal} for group in groups or [{"targets": []}]]
+    formats = sorted({g["format"] for g in groups if "format" in g})
     return {
         "quant_method": "compressed-tensors",
         "format": formats[0] if len(formats) == 1 else "mixed-precision",

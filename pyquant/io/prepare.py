@@ -61,21 +61,23 @@ def config_of(
     extra: Mapping[str, Any],
     model_config: Mapping[str, Any] | None,
     head_prefix: str = "",
+    refusal: str = "",
 ) -> dict[str, Any]:
     """The contents of config.json: the caller's keys, and quantization_config where some layer has codes.
 
-    head_prefix  as in quantization_config().
+    head_prefix, refusal  as in quantization_config().
     """
     config = dict(model_config or {})
     if "quantization_config" in config:
         raise ArgumentError(
             "model_config", "a key 'quantization_config'", "the other keys; this one is written by pyquant"
         )
-    if all(e.scheme.is_float or e.kind == "conv2d" for e in entries):
+    if not refusal and all(e.scheme.is_float or e.kind == "conv2d" for e in entries):
         return config
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
     ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
-    return {**config, "quantization_config": quantization_config(entries, ignore, extra.get("recipe"), head_prefix)}
+    made = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal)
+    return {**config, "quantization_config": made}
 
 
 def parts_of(

@@ -34,6 +34,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
     ->     the model: nn.Linear, nn.Conv2d and nn.Embedding with scale * (code - zero_point) in each layer's own type,
            and its bias; activations that fuse_ had moved are modules again; shared layers stay shared, and an embedding
            and a projection of equal weights share them. Hooks and training flags are kept, devices too.
+           What quantize_ had rewritten (Conv1D, attention, LSTM) stays made of Linears.
     What rounding took is not brought back: the inputs are quantised no more, the weights are those of the codes.
     Transactional: on any exception the model is as before.
     Raises ArgumentError for a model without quantised layers, and for a layer that still lacks its numbers.

@@ -24,6 +24,7 @@ _SAVERS: Final[dict[str, frozenset[str]]] = {
     "accelerate": frozenset({"save_model", "get_state_dict"}),
     "safetensors": frozenset(),  # its save_model loads strictly; here only as a step of the others
 }
+_RESIZERS: Final = frozenset({"_get_resized_embeddings", "_get_resized_lm_head"})
 _RESUMERS: Final = frozenset({"save_state"})
 
 
@@ -39,6 +40,19 @@ def refuse(prefix: str) -> None:
             f"{function} of {library} would write the integer codes of layer '{prefix.removesuffix('.')}' as if "
             "they were its float weights; call pyquant.save_pretrained(model, directory) instead (model: the module "
             "that was quantised), or pyquant.dequantize_(model) first"
+        )
+
+
+def refuse_resizing() -> None:
+    """Raise UnsupportedError where transformers is about to resize a table or head that holds codes: called where a
+    weight is looked at, which its resize_token_embeddings does before it finds that the class is not its own."""
+    if torch.compiler.is_compiling():
+        return
+    frame = sys._getframe(2)
+    if frame.f_code.co_name in _RESIZERS and str(frame.f_globals.get("__name__", "")).startswith("transformers."):
+        raise UnsupportedError(
+            "resize_token_embeddings of transformers makes rows of floats, and this table or head holds codes: call "
+            "pyquant.dequantize_(model) first, resize, quantise again; or quantise without embeddings=True, heads=True"
         )
 
 

@@ -215,6 +215,7 @@ class LinearState(nn.Module):
         takes codes by assignment: a tensor as state_dict spells it (`codes`, or `weight_packed`), or the weight of a
         layer with the same scheme, whose scales come along.
         """
+        foreign_saves.refuse_resizing()
         held = self._buffers
         storage, numbers = cast(Tensor, held["storage"]), (self.weight_scale, self.weight_zero_point)
         shown = weight_of(storage, *numbers, self._form, self.out_features, self.dtype)

@@ -102,6 +102,7 @@ class QEmbedding(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The table as nn.Embedding would show it: `dtype`, shape and device; dequantised when computed with."""
+        foreign_saves.refuse_resizing()
         return weight_of(self.codes, self.weight_scale, None, self._form, self.num_embeddings, self.dtype)
 
     @property

@@ -94,6 +94,7 @@ class Fate:
     is_named: bool = False
 
 
+_LONGEST_NAME: Final = 256
 _PATTERNS: Final = ("name", "re", "glob")
 _RANK: Final = {kind: rank for rank, kind in enumerate((*_PATTERNS, "type", "default"))}
 
@@ -189,11 +190,20 @@ def rules_of(config: object) -> FqnConfig:
 def check_keys(rules: FqnConfig, model: nn.Module, sites: Iterable[Site]) -> None:
     """Raise ArgumentError naming every key of the config that covers none of the sites."""
     sites = list(sites)
+    check_names(name for site in sites for name in site.names)
     layers = [(name, site.module) for site in sites for name in site.names]
     layers += [(n, site.owner.module) for site in sites if site.owner is not None for n in site.owner.names]
     known = {name for name, _ in layers}
     others = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if name and name not in known]
     rules.check_used(layers, others)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ArgumentError for a name that no checkpoint could hold, before work is done on the model."""
+    for name in names:
+        if not name.isprintable() or len(name) > _LONGEST_NAME:
+            allowed = f"up to {_LONGEST_NAME} printable characters, as in files: rename the module"
+            raise ArgumentError("model", f"a layer called {name[:80]!r}", allowed)
 
 
 def wished_floats(

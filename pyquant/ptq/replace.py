@@ -14,6 +14,7 @@ from pyquant.nn.indivisible import fitted
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import quantization_report
+from pyquant.nn.sites import check_names
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.nn.tell import warn_of_floats
 from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
@@ -72,6 +73,7 @@ class Replacement:
         model = self.model
         if not isinstance(model, nn.Module) or isinstance(model, leaves) or is_simulated(model):
             raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
+        check_names(name for name, module in model.named_modules() if isinstance(module, leaves))
         check_used(self.rules, model, leaves)
         self.chains = _chains(model)
         self.last = _last_layers(model, leaves, skip_last)
