@@ -127,7 +127,7 @@ def quantization_config(
     head_prefix  module under which a model with a head holds its body ('bert', 'model'), or ''. Where there is one,
                  targets are patterns that name a layer with and without it: transformers builds either from one file.
     refusal      why readers other than pyquant must not read the layers, or ''. They ignore what they do not know, but
-                 for one thing: a key in a group, which is an error that shows its value.
+                 for one thing: a key in a group, which is an error that shows the name of the group: these words.
     ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
              as that class refuses unknown keys inside a group.
     """
@@ -143,15 +143,16 @@ def quantization_config(
         group["targets"].append(entry.name)
     for group in groups:
         group["targets"] = _targets(group["targets"], head_prefix)
+    formats = sorted({g["format"] for g in groups})
+    named = {f"group_{i}": g for i, g in enumerate(groups)}
     if refusal:
-        groups = [{**group, REFUSAL: refusal} for group in groups or [{"targets": []}]]
-    formats = sorted({g["format"] for g in groups if "format" in g})
+        named[refusal] = {"targets": [], REFUSAL: True}
     return {
         "quant_method": "compressed-tensors",
         "format": formats[0] if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "ignore": sorted(ignore),
-        "config_groups": {f"group_{i}": g for i, g in enumerate(groups)},
+        "config_groups": named,
         "pyquant": {
             "schema": SCHEMA,
             "epilogues": {e.name: e.activation for e in entries if e.activation != "none"},

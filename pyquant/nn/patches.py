@@ -103,8 +103,8 @@ class Patches:
         if fill is None:
             return F.pad(image, (0, 0, left, right, top, bottom))
         frame = fill.to(image.dtype).reshape(-1, 1, 1, 1)
-        shape = (batch, height + top + bottom, width + left + right, channels)
-        padded = frame.expand(shape).clone(memory_format=torch.contiguous_format)
+        # a sum, as it has a batch under vmap where either of the two has one: what is written to below must
+        padded = frame + image.new_zeros(batch, height + top + bottom, width + left + right, channels)
         padded[:, top : top + height, left : left + width] = image
         return padded
 
