@@ -1,7 +1,7 @@
 """Every op of the torch.ops.pyquant namespace: one table of schemas.
 
 Why in Python: a source checkout without a compiler and a wheel then share one definition; the compiled library only
-adds implementations. tests/ops/test_schema.py pins the strings and checks that every implementation names an op.
+adds implementations. tests/ops/test_contract.py pins the strings and checks that every implementation names an op.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -106,6 +107,24 @@ def test_schemas_are_pinned() -> None:
     for line in pinned:  # what torch made of them, defaults included
         registered = getattr(torch.ops.pyquant, line.partition("(")[0]).default._schema
         assert torch._C.parse_schema(f"pyquant::{line}") == registered
+
+
+def check_defaults_of_the_wrappers() -> None:
+    for name in SCHEMAS:
+        parameters = inspect.signature(getattr(ops, name)).parameters
+        for argument in getattr(torch.ops.pyquant, name).default._schema.arguments:
+            if not argument.has_default_value():
+                continue
+            told, given = argument.default_value, parameters[argument.name].default
+            if str(argument.type) == "int" and isinstance(given, torch.dtype):  # how a schema tells a dtype
+                told = {6: torch.float32}[told]
+            same = {("gemm", "kernel"): None}.get((name, argument.name), told)
+            assert given == same, f"{name}: {argument.name} is {given!r} by default, {same!r} in the schema"
+
+
+def test_wrappers_have_the_defaults_of_the_schemas() -> None:
+    """torch.ops.pyquant.gemm_s8s8 and pyquant.ops.gemm_s8s8 are one function."""
+    check_defaults_of_the_wrappers()
 
 
 def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> None:

@@ -58,6 +58,28 @@ def test_round_trip_and_merge() -> None:
     assert set(table.gpus) == {"GPU X", "GPU Y"}
 
 
+def check_that_the_users_choice_wins(folder: Path) -> None:
+    """A table in the package and one in the user's cache that differ about one problem: the user's is followed."""
+    packaged, cache = folder / "packaged.json", folder / "cache"
+    cache.mkdir()
+    theirs, ours = tuned.Table(), tuned.Table()
+    theirs.add("GPU X", [replace(CHOICE, row="gemm_simt_any"), replace(CHOICE, m=128, row="gemm_simt_any")])
+    ours.add("GPU X", [replace(CHOICE, row="gemm_sm80_s8s8_128x128x64")])
+    packaged.write_bytes(tuned.dumps(theirs))
+    (cache / tuned.FILE).write_bytes(tuned.dumps(ours))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned, "PACKAGED", packaged)
+        patch.setenv("PYQUANT_CACHE", str(cache))
+        found = tuned.load()
+    rows = {choice.m: choice.row for choice in found.gpus["GPU X"].values()}
+    assert rows == {64: "gemm_sm80_s8s8_128x128x64", 128: "gemm_simt_any"}
+
+
+def test_the_users_choice_beats_the_packages(tmp_path: Path) -> None:
+    """Planted in ops/planted_ops.py: the package's table read last."""
+    check_that_the_users_choice_wins(tmp_path)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
