@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, PyquantError
+from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import foreign_saves, state, weights
 from pyquant.nn.patches import Patches
 from pyquant.nn.weight_view import Form, QWeight, weight_of
@@ -103,6 +103,8 @@ class LinearState(nn.Module):
                 storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
                 checked.get("input_zero_point"), checked.get("output_scale"), checked.get("output_zero_point"),
             )  # fmt: skip
+        for name, tensor in checked.items():
+            _refuse_derivatives(name, tensor)
         new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
         new["storage"] = storage
         if in_place and (is_packed, spec) == (self._is_packed, self._spec):
@@ -337,6 +339,24 @@ def check_scheme(scheme: object) -> None:
     if not isinstance(scheme, QScheme):
         raise ArgumentError("scheme", f"{type(scheme).__name__} {scheme!r}"[:120], "a QScheme such as W8A8Dynamic()")
     scheme.check_kernels()
+
+
+def _refuse_derivatives(name: str, tensor: Tensor) -> None:
+    """Raise UnsupportedError where torch.func differentiates by a tensor of the state: it would get zeros, as packed
+    codes, scales and bias have no derivative here."""
+    inner: Any = tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        if torch._C._functorch.is_gradtrackingtensor(inner) and (inner.requires_grad or _has_tangent(inner)):
+            raise UnsupportedError(
+                f"a derivative by {name} of a quantised layer: its numbers are frozen, and the derivative would be "
+                "zeros in silence; differentiate a model that simulates (prepare_qat_, insert_fake_quantize_)"
+            )
+        inner = torch._C._functorch.get_unwrapped(inner)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    is_forward = torch.autograd.forward_ad._current_level >= 0
+    return is_forward and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _activation(name: str | None, clamp: tuple[float, float] | None) -> tuple[str, tuple[float, float]]:

@@ -113,6 +113,53 @@ def test_an_ensemble_under_vmap(scheme: pyquant.QScheme) -> None:
     assert torch.equal(y, torch.stack([m(x) for m in models]))
 
 
+@pytest.mark.parametrize("scheme", SOME, ids=str)
+def test_derivatives_by_frozen_numbers_are_refused_and_those_by_inputs_are_not(scheme: pyquant.QScheme) -> None:
+    q, x = layer(scheme), torch.randn(3, 32)
+    state = q.state_dict()
+
+    def loss(numbers: dict[str, Tensor], rows: Tensor) -> Tensor:
+        return functional_call(q, {**state, **numbers}, (rows,)).square().sum()
+
+    for name in ("bias", "weight_scale"):
+        given = {name: state[name].clone()}
+        for derive in (grad(loss), jacrev(loss), jacfwd(loss), vmap(grad(loss), in_dims=(None, 0))):
+            with pytest.raises(pyquant.UnsupportedError, match=f"derivative by {name}.*prepare_qat_"):
+                derive(given, x)
+        torch.testing.assert_close(grad(loss, argnums=1)(given, x), grad(lambda r: q(r).square().sum())(x))
+        torch.testing.assert_close(jacfwd(loss, argnums=1)(given, x), grad(loss, argnums=1)(given, x))
+        assert torch.equal(q.state_dict()[name], state[name])
+    trainable = nn.Parameter(state["bias"].clone())  # a frozen layer takes a Parameter's numbers, as ever
+    assert torch.equal(functional_call(q, {"bias": trainable}, (x,)), q(x))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("padding", [0, 1, (2, 0)])
+def test_vmap_of_static_convolutions(symmetric: bool, padding: int | tuple[int, int]) -> None:
+    conv = nn.Conv2d(8, 6, 3, padding=padding)
+    point = {} if symmetric else {"input_zero_point": 13}
+    q = pyquant.QConv2d.from_float(conv, W8A8(symmetric_inputs=symmetric), input_scale=0.05, **point)
+    images = torch.randn(4, 2, 8, 7, 7)
+    assert torch.equal(vmap(q)(images), torch.stack([q(z) for z in images]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_only_looked_at_leaves_nothing_in_an_exported_graph(dtype: torch.dtype) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(32, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.to(self.fc.weight.dtype))
+
+    model = pyquant.quantize_(Net().to(dtype), W8A8Dynamic()).eval()
+    program = torch.export.export(model, (torch.randn(3, 32),)).run_decompositions()
+    told = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert any("qlinear" in name for name in told)
+    assert not any("dequantize" in name or "unpack" in name for name in told), told
+
+
 def test_tracing_with_fx() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -197,6 +197,31 @@ def test_peft_adapters_are_left_and_their_base_is_quantised(trainable: bool) -> 
         assert all(p.grad is not None for p in wanted.values())
 
 
+@needs_transformers
+@needs_peft
+def test_dora_adapters_are_left_alone_and_named() -> None:
+    import peft
+
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, use_dora=True, init_lora_weights=False)
+    model = peft.get_peft_model(llama(), config).eval()
+    wanted, ids = {n: id(p) for n, p in model.named_parameters() if "lora_" in n}, torch.arange(12)[None]
+    assert any("magnitude" in n for n in wanted)
+    with torch.no_grad():
+        want = model(ids).logits
+    with pytest.warns(pyquant.QuantizationWarning, match="an adapter of a layer that wraps another"):
+        pyquant.quantize_(model, W8A8Dynamic())
+    assert {n: id(p) for n, p in model.named_parameters() if "lora_" in n} == wanted
+    told = {r.name.rpartition("q_proj.")[2]: r for r in pyquant.quantization_report(model) if "0.self_attn.q" in r.name}
+    assert told["base_layer"].scheme == "W8A8Dynamic"
+    assert {told[f"lora_{part}.default"].reason for part in "AB"} == {
+        "an adapter of a layer that wraps another (LoRA and the like)"
+    }
+    logits = model(ids).logits
+    assert 20 * torch.log10(want.norm() / (logits - want).norm()) > 25
+    logits.sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if n in wanted)
+
+
 # ---- group sizes that do not divide
 
 

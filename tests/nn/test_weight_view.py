@@ -108,6 +108,33 @@ def test_a_parent_may_multiply_by_it(scheme: pyquant.QScheme) -> None:
         assert torch.equal(grad, torch.autograd.grad(want.sum(), x)[0])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_parent_of_sixteen_bits_may_use_weight_and_bias(dtype: torch.dtype, when: str) -> None:
+    """Biases of layers are float32 whatever the type around: F.linear and F.conv2d take them nevertheless."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.conv = nn.Linear(32, 24), nn.Conv2d(2, 6, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            fc, conv, image = self.fc, self.conv, x.reshape(-1, 2, 4, 4)
+            return (
+                F.linear(x, fc.weight, fc.bias), F.linear(x, fc.weight, bias=fc.bias),
+                x @ fc.weight.T + fc.bias.to(x.dtype), F.conv2d(image, conv.weight, conv.bias, padding=1),
+            )  # fmt: skip
+
+    net, x = Net(), torch.randn(3, 32, dtype=dtype)
+    want = net.to(dtype)(x)
+    net = pyquant.quantize_(net, pyquant.W8A8Dynamic()) if when == "before" else (
+        pyquant.quantize_(net.float(), pyquant.W8A8Dynamic()).to(dtype)
+    )  # fmt: skip
+    for y, real in zip(net(x), want, strict=True):
+        assert y.dtype == dtype
+        assert (y - real).norm() < 0.03 * real.norm()
+
+
 def test_a_table_gives_the_rows_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     q, ids = embedding(), torch.tensor([[3, 0], [10, 3]])
     want = q.to_float().weight.detach()[ids]
