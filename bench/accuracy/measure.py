@@ -77,6 +77,8 @@ QUICK = Size(share=0.1, test=0.25, qat=0.02)
 
 def measure(name: str, seed: int, size: Size) -> SeedResult:
     """Train the float model of a task and quantise it in every way."""
+    # one thread: sums of float products depend on their number, so training would end elsewhere on another machine;
+    # the processor is filled by --jobs, a process each
     torch.set_num_threads(1)
     task = TASKS[name]
     return Rig(task, seed, size, train_float(task, seed, size.share)).run()

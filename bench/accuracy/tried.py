@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None, size: Size | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--docs", metavar="FILE", help="put the table between the markers of this Markdown file")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as in measure.py: training that comes out again
     bench, rows = Bench(args.task, args.seed, size or Size()), []
     for i, trial in enumerate(TRIALS):
         print(f"{i + 1}/{len(TRIALS)} {trial.name}", file=sys.stderr)

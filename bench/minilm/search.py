@@ -27,7 +27,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-drop", type=float, default=0.01, help="of the mean cosine to fp32; default: 0.01")
     parser.add_argument("--budget", type=int, default=40, help="default: 40")
     parser.add_argument("--batches", type=int, default=7, help=f"of {_BATCH} sentences, of each part; default: 7")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; default: 1, timed by CPU time")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     parser.add_argument("--latency-seconds", type=float, default=60.0, help="default: 60")
     parser.add_argument("--journal", metavar="FILE", help="a killed search goes on from it")
     return parser.parse_args(argv)
@@ -35,7 +35,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    torch.set_num_threads(args.threads)
+    if args.threads is not None and args.threads < 1:
+        sys.exit(f"--threads {args.threads}: at least 1")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     started = time.perf_counter()
     model = load_float()
     count = args.batches * _BATCH

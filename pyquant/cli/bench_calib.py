@@ -27,12 +27,13 @@ def add_parser(kinds: Any) -> None:
     calib = kinds.add_parser(
         "calib",
         help="collecting statistics and searching ranges",
-        description="Times histogram collection beside its rivals and every search, on one CPU thread, and prints the "
+        description="Times histogram collection beside its rivals and every search, and prints the "
         "amax and SQNR of every method on five known distributions.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     calib.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
+    calib.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     calib.add_argument("--out", metavar="DIR", help="write calib.md and calib.json there")
     calib.add_argument("--plot", metavar="FILE.png", help="only draw a histogram with every method's amax")
     calib.add_argument("--data", choices=DATA, default="laplace", help="of --plot (default: laplace)")
@@ -44,10 +45,12 @@ def run(args: argparse.Namespace) -> int:
     """-> 0, or 1 when a bar was missed."""
     if args.rounds < 1:
         raise ArgumentError("--rounds", args.rounds, ">= 1")
+    if args.threads is not None and args.threads < 1:
+        raise ArgumentError("--threads", args.threads, ">= 1")
     if args.plot:
         return _plot(args)
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads_before if args.threads is None else args.threads)
     try:
         with Progress("bench calib", 5 + 2 * len(METHODS)) as shown:
             report = run_calib_bench(args.rounds, on_step=shown.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from bench import cpu_linear, gemm, latency_additivity, scaling  # noqa: E402
 from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
+from bench.minilm import search as minilm_search  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
@@ -186,3 +188,31 @@ def test_additivity_is_held_to_its_bar(tmp_path: Path, capsys: pytest.CaptureFix
     for error, verdict in ((0.0999, "- PASS"), (0.1001, "- MISS")):
         found = latency_additivity.Row(**{**data["rows"][0], "median_error": error})
         assert verdict in latency_additivity.report([found])
+
+
+# Training and scoring that must come out again to the last bit, whatever the number of cores.
+ONE_THREAD_FOR_EQUAL_RESULTS = {"bench/accuracy/measure.py", "bench/accuracy/tried.py", "bench/search_tables.py"}
+
+
+def test_what_is_timed_is_timed_with_the_machines_threads() -> None:
+    """One thread is an option: nothing that times sets it by itself, but the driver that compares with one thread."""
+    files = [
+        *(ROOT / "bench").rglob("*.py"),
+        *(ROOT / "pyquant/cli").glob("*.py"),
+        *(ROOT / "pyquant/measure").rglob("*.py"),
+    ]
+    fixed = {str(f.relative_to(ROOT)) for f in files if re.search(r"set_num_threads\(1\)|threads=1\b", f.read_text())}
+    assert fixed == ONE_THREAD_FOR_EQUAL_RESULTS | {"bench/cpu_linear.py"}
+    assert minilm_search.parse([]).threads is None
+    assert minilm_search.parse(["--threads", "1"]).threads == 1
+
+
+def test_the_additivity_of_latencies_says_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    found = latency_additivity.Row("MLP", "64 rows", (), 0, 1, 0.0, 1.0, [], [], [], [], 0.0, 1.0, 0.0, 0.0)
+    monkeypatch.setattr(latency_additivity, "measure", lambda *_: found)
+    for more, threads in (([], before), (["--threads", "1"], 1)):
+        latency_additivity.main(["--models", "mlp", "--formats", "dynamic", "--out", str(tmp_path), *more])
+        environment = json.loads((tmp_path / "latency.json").read_text())["environment"]
+        assert (environment["threads"], environment["clock"]) == (threads, default_clock(threads))
+    assert torch.get_num_threads() == before

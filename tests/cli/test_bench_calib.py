@@ -10,6 +10,7 @@ import torch
 
 from pyquant.cli.main import main
 from pyquant.measure import calib
+from pyquant.measure.timing import default_clock
 
 
 @pytest.fixture
@@ -27,6 +28,7 @@ def test_files_table_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture
                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     for name in ("COLLECT_MS", "ENTROPY_MS", "MSE_WITHIN"):  # what is slow here says nothing about this test
         monkeypatch.setattr(calib, name, 1e9)
+    before = torch.get_num_threads()
     assert main(["bench", "calib", "--rounds", "1", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert (tmp_path / "calib.md").read_text() == out
@@ -36,8 +38,13 @@ def test_files_table_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {row["method"] for row in data["amax"]} >= {"max", "entropy", "mse", "optimum on the raw numbers"}
     assert [bar["passed"] for bar in data["bars"]] == [True, True, True]
     monkeypatch.setattr(calib, "MSE_WITHIN", -1.0)
-    assert main(["bench", "calib", "--rounds", "1"]) == 1
+    environment = data["environment"]
+    assert (environment["threads"], environment["clock"]) == (before, default_clock(before))
+    assert main(["bench", "calib", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]) == 1
     assert "FAIL" in capsys.readouterr().out
+    environment = json.loads((tmp_path / "calib.json").read_text())["environment"]
+    assert (environment["threads"], environment["clock"]) == (1, "cpu")
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.usefixtures("small")
@@ -50,8 +57,9 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "calib", "--rounds", "0"]) == 2
-    assert "--rounds" in capsys.readouterr().err
+    for option in ("--rounds", "--threads"):
+        assert main(["bench", "calib", option, "0"]) == 2
+        assert option in capsys.readouterr().err
 
 
 def test_the_data_are_the_documented_ones() -> None:

@@ -80,8 +80,8 @@ def outcome(seed: int, index: int, cases: dict[tuple[int, int, int], dict[str, t
     args = list(cases[size][name])
     for position in WRITTEN.get(name, ()):
         args[position] = args[position].clone()
-    for _ in range(draw.integer(0, 3)):
-        position = draw.integer(0, len(args) - 1)
+    # each place once: what has been changed may be sparse, no tensor or of four dimensions, and take no other change
+    for position in {draw.integer(0, len(args) - 1) for _ in range(draw.integer(0, 3))}:
         args[position] = changed(draw, args[position])
     if any(isinstance(a, Tensor) and a.numel() > MOST for a in args):
         return "too large"

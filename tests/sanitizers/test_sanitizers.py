@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from csrc.cpu_engine import compile_one, compiler, link, objects
 from problems import BASE_SEED
+from sanitizers import random_calls
 from sanitizers.build import ROOT, runtimes, sanitized_package
 
 HERE = Path(__file__).parent
@@ -40,6 +41,12 @@ def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_random_calls_of_every_op_touch_nothing_they_should_not(package: Path) -> None:
     done = run(package, str(HERE / "random_calls.py"), str(CALLS), str(BASE_SEED))
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-6000:]
+
+
+def test_the_program_of_random_calls_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without sanitizers, in this process: a nightly run must not end by a mistake of its own program."""
+    random_calls.main(3000, BASE_SEED)
+    assert "executed" in capsys.readouterr().out
 
 
 OVERRUN = """
