@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError, QuantizationWarning
 from pyquant.nn.flow import call
+from pyquant.nn.obstacles import has_hooks
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
 
 _ROUNDS: Final = (3, 50)  # at least, at most
 _SHOWN: Final = 5
+SHORT_ROWS: Final = 256  # codes in a patch; longer ones were quicker in integers on every CPU that was measured
+_PIXELS: Final = 28
+_CLEARLY: Final = 0.9  # of the float layer's speed: what is told without being asked for must not be noise
+_timed: dict[Any, tuple[float, float]] = {}  # seconds of a kind of convolution and of its float twin, in this process
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,49 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     return sorted(found, key=lambda one: one.ratio)
 
 
-def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3) -> None:
-    """One QuantizationWarning with the figures of the layers that are slower than in floating point; none: silence."""
+def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed]:
+    """Time the convolutions that integers make slower most often: on a CPU, with fewer than SHORT_ROWS codes a patch.
+
+    model    as quantize_ has just made it; it is not run. Each kind of convolution is timed once in a process, on one
+             image of 28 x 28 pixels (or as large as its kernel).
+    seconds  of measuring altogether, about: kinds that it does not suffice for are left out.
+    ->       one record a layer that was timed, the slowest ratio first.
+    """
+    start, found = perf_counter(), []
+    for name, layer in model.named_modules():
+        if not (isinstance(layer, QConv2d) and layer.scheme.is_integer and layer.in_features < SHORT_ROWS):
+            continue
+        is_whole = layer.missing is None and 0 not in (layer.in_features, layer.out_features)
+        if layer.storage.device.type != "cpu" or not is_whole or has_hooks(layer):  # hooks are for the user's calls
+            continue
+        spans = [d * (k - 1) + 1 for d, k in zip(layer.patches.dilation, layer.patches.kernel_size, strict=True)]
+        shape = (1, layer.in_channels, *(max(_PIXELS, span) for span in spans))
+        key = (layer.patches, layer.in_channels, layer.out_features, layer.scheme, layer.dtype, torch.get_num_threads())
+        if key not in _timed:
+            if perf_counter() - start > seconds:
+                continue
+            x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(layer.dtype)
+            _timed[key] = _best_of(layer, layer.to_float(x.dtype), x, seconds / 20)
+        quantised, real = _timed[key]
+        found.append(LayerSpeed(name, shape, quantised * 1e6, real * 1e6))
+    return sorted(found, key=lambda one: one.ratio)
+
+
+def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
+    """What quantize_ says without being given an example: the figures of convolutions that are clearly slower."""
+    slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]
+    if slow:
+        advice = (
+            f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
+        )
+        warn_of_slow_layers(slow, stacklevel + 1, advice)
+
+
+def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3, advice: str = "") -> None:
+    """One QuantizationWarning with the figures of the layers that are slower than in floating point; none: silence.
+
+    advice  how they were timed, where that was not on the model's own shapes.
+    """
     slow = [one for one in speeds if one.ratio < 1]
     if not slow:
         return
@@ -86,9 +132,11 @@ def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3) -> None:
     ]
     more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
     whole = sum(s.float_us for s in speeds) / sum(s.quantised_us for s in speeds)
+    how = advice or f"all layers together: {whole:.2f}x"
+    count = f"{len(slow)} convolutions" if advice else f"{len(slow)} of {len(speeds)} layers"
     text = (
-        f"quantize_: {len(slow)} of {len(speeds)} layers are slower in integers than in floating point on this machine "
-        f"(all layers together: {whole:.2f}x): {'; '.join(lines)}{more}. None in the config leaves a layer as it is"
+        f"quantize_: {count} are slower in integers than in floating point on this machine ({how}): "
+        f"{'; '.join(lines)}{more}. None in the config leaves a layer as it is"
     )
     warnings.warn(text, QuantizationWarning, stacklevel=stacklevel)
 

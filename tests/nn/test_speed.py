@@ -54,3 +54,81 @@ def test_convolutions_and_wrong_arguments() -> None:
             pyquant.compare_speed(conv, torch.randn(1, 3, 8, 8), seconds=wrong)  # type: ignore[arg-type]
     with pytest.raises(pyquant.ArgumentError, match="without quantised layers"):
         pyquant.compare_speed(model(), torch.randn(3, 16))
+
+
+# ---- without an example: convolutions of short rows
+
+
+def mobile() -> nn.Module:
+    """As MobileNet's: narrow 1x1 convolutions twice each, and a wide one."""
+    narrow = [nn.Conv2d(16, 96, 1), nn.Conv2d(96, 16, 1), nn.Conv2d(16, 96, 1), nn.Conv2d(96, 16, 1)]
+    return nn.Sequential(*narrow, nn.Conv2d(16, 64, 5), nn.Conv2d(64, 8, 3))
+
+
+def fake_clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
+    """Calls take what is said of a class and its channels; -> what was timed."""
+    timed: list[str] = []
+
+    def read(module: nn.Module, x: torch.Tensor) -> float:
+        key = f"{type(module).__name__}{module.in_channels}"
+        timed.append(key)
+        assert x.shape == (1, module.in_channels, 28, 28)
+        return seconds[key]
+
+    monkeypatch.setattr(speed, "_seconds", read)
+    monkeypatch.setattr(speed, "_timed", {})
+    return timed
+
+
+def test_small_convolutions_are_told_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = fake_clock(monkeypatch, QConv2d16=4e-6, Conv2d16=1e-6, QConv2d96=1.05e-6, Conv2d96=1e-6)
+    with pytest.warns(pyquant.QuantizationWarning, match="slower in integers") as caught:
+        pyquant.quantize_(mobile(), W8A8Dynamic())
+    assert caught[0].filename == __file__
+    told = str(caught[0].message)
+    assert "2 convolutions are slower" in told
+    assert "0 [1, 16, 28, 28] 4 us against 1 us (0.25x); 2 [1, 16, 28, 28] 4 us against 1 us (0.25x)." in told
+    assert "one image of 28 x 28; check_speed=batch times the model's own shapes" in told
+    assert set(timed) == {"QConv2d16", "Conv2d16", "QConv2d96", "Conv2d96"}
+    assert "64" not in "".join(timed)  # 64 * 3 * 3 and 16 * 5 * 5 codes a patch: not short
+    count = len(timed)
+    with pytest.warns(pyquant.QuantizationWarning, match="slower in integers"):
+        whole = pyquant.quantize_(mobile(), W8A8Dynamic())
+    assert len(timed) == count  # once in a process
+    assert isinstance(whole[0], pyquant.QConv2d)  # type: ignore[index]
+
+
+def test_nothing_is_timed_where_nobody_wants_it_or_nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = fake_clock(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        pyquant.quantize_(mobile(), W8A8Dynamic(), check_speed=False)
+        pyquant.quantize_(mobile(), pyquant.W8A16())
+        pyquant.quantize_(nn.Sequential(nn.Conv2d(64, 64, 3)), W8A8Dynamic())
+        pyquant.quantize_(model(), W8A8Dynamic())
+        watched = mobile()
+        for layer in watched.children():
+            layer.register_forward_hook(lambda *_: timed.append("a hook of the user's"))
+        pyquant.quantize_(watched, W8A8Dynamic())
+    assert timed == []
+    with pytest.raises(pyquant.ArgumentError, match="check_speed"):
+        pyquant.quantize_(model(), W8A8Dynamic(), check_speed=True)
+
+
+def test_a_look_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_clock(monkeypatch, QConv2d16=4e-6, Conv2d16=1e-6, QConv2d96=4e-6, Conv2d96=1e-6)
+    now = iter(range(10_000))
+    monkeypatch.setattr(speed, "perf_counter", lambda: 0.1 * next(now))
+    quantised = pyquant.quantize_(mobile(), W8A8Dynamic(), check_speed=False)
+    assert [one.name for one in speed.short_convolutions(quantised)] == ["0", "2"]
+    assert speed.short_convolutions(quantised, seconds=0.0)  # what was timed before is known
+
+
+def test_a_warning_made_an_error_takes_the_model_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_clock(monkeypatch, QConv2d16=4e-6, Conv2d16=1e-6, QConv2d96=4e-6, Conv2d96=1e-6)
+    whole = mobile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        with pytest.raises(pyquant.QuantizationWarning):
+            pyquant.quantize_(whole, W8A8Dynamic())
+    assert {type(m) for m in whole.children()} == {nn.Conv2d}
