@@ -1,6 +1,7 @@
 """Source distribution -> wheel -> clean environment -> a layer runs, doctor is content; wheels that are built twice.
 
-One pair of Python and torch, those at hand; tools/install_matrix.py tries them all.
+One pair of Python and torch, those at hand; tools/install_matrix.py tries them all. For every change the wheel is
+packed round the libraries at hand, and the sources of the distribution are configured; they are compiled by night.
 """
 
 from __future__ import annotations
@@ -38,6 +39,39 @@ def load() -> ModuleType:
 matrix = load()
 
 
+# Stands for cmake: what is installed is what the package at hand was built into; everything else succeeds at once.
+STAND_IN = """#!{python}
+import pathlib, shutil, sys
+if sys.argv[1] == "--install":
+    for file in {files!r}:
+        to = pathlib.Path(sys.argv[2], "install", pathlib.Path(file).relative_to({package!r}))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, to)
+"""
+
+
+def libraries() -> list[Path]:
+    """Of the package at hand, in the order in which they need each other."""
+    spec = importlib.util.find_spec("pyquant")
+    assert spec is not None
+    package = Path(next(iter(spec.submodule_search_locations or ())))
+    names = ("lib/libpyquant_core.so", "lib/libpyquant_torch.so", f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+    return [package / name for name in names]
+
+
+def stand_in(folder: Path) -> str:
+    """A PATH in which cmake takes no time."""
+    found = libraries()
+    if not all(file.exists() for file in found):
+        pytest.skip("pyquant was installed without its libraries")
+    folder.mkdir()
+    script = folder / "cmake"
+    package = str(found[-1].parent)
+    script.write_text(STAND_IN.format(python=sys.executable, files=[str(file) for file in found], package=package))
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 def make_wheel(source: Path, out: Path, **environment: str) -> Path:
     """With the tools of this environment: nothing is downloaded."""
     pytest.importorskip("pybind11", reason="pybind11 is not installed")
@@ -67,9 +101,32 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(matrix.make_sdist(tmp_path_factory.mktemp("sdist")))
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wheel(sdist, tmp_path_factory.mktemp("wheel"), PYQUANT_CUDA="OFF")
+@pytest.fixture(scope="module", params=["packed", pytest.param("compiled", marks=pytest.mark.nightly)])
+def wheel(request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    if request.param == "compiled":
+        return make_wheel(sdist, out, PYQUANT_CUDA="OFF")
+    return make_wheel(sdist, out, PATH=stand_in(out / "tools"))
+
+
+def test_the_sources_of_the_distribution_are_complete_for_cmake_and_the_compiler(sdist: Path, tmp_path: Path) -> None:
+    """Configured for real, where cmake refuses a source that is not there; the compiler then looks for every header."""
+    source = matrix.unpack(sdist, tmp_path)
+    pybind11 = pytest.importorskip("pybind11", reason="pybind11 is not installed")
+    build = tmp_path / "build"
+    matrix.run(
+        "cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), "-DPYQUANT_CUDA=OFF",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DPYQUANT_TORCH_INCLUDE={matrix.torch_headers()}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    )  # fmt: skip
+    planned = matrix.run("ninja", "-C", str(build), "-n", "-v")
+    calls = re.findall(rf"(\S*c\+\+\S* .*) -MD .* -c ({re.escape(str(source))}/csrc/\S+)$", planned, re.MULTILINE)
+    names = {path.name for path in (ROOT / "csrc").glob("[cb][pi][un]*/*.cpp")}  # cpu, bind
+    assert len(names) > 20
+    assert {name for name in names if not any(file.endswith(f"/{name}") for _, file in calls)} <= {"device_cuda.cpp"}
+    for command, file in calls:
+        matrix.run("sh", "-c", f"cd {build} && {command} -M {file} > headers")
+        assert f"{ROOT}/csrc" not in (build / "headers").read_text(), file
 
 
 def test_a_wheel_holds_the_libraries_their_licences_and_no_more(wheel: Path) -> None:
@@ -87,10 +144,11 @@ def test_a_wheel_holds_the_libraries_their_licences_and_no_more(wheel: Path) -> 
 
 
 def test_what_is_installed_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    python = matrix.environment(matrix.Python(sys.executable, ""), tmp_path / "venv")
+    matrix.run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))  # pip would be most of the time
+    python = str(tmp_path / "venv/bin/python")
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     (site / "torch-of-the-parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    matrix.pip(python, "install", "--no-deps", "--no-index", str(wheel))
+    matrix.pip(sys.executable, "--python", python, "install", "--no-deps", "--no-index", str(wheel))
     matrix.use(python, tmp_path / "elsewhere")
 
 

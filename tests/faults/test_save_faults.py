@@ -26,7 +26,8 @@ from children import Interrupter, die, die_half_way, fork, wait
 from pyquant.errors import CheckpointError
 from pyquant.io import load_checkpoint, read_manifest, save_checkpoint
 
-KILLS = 200
+# Few for every change, besides those at each call, which find what is wrong at any one place.
+KILLS = [50, pytest.param(200, marks=pytest.mark.nightly)]
 MODELS = [checkpoints.sample(seed) for seed in (0, 1)]
 WHOLE = [checkpoints.contents(*model) for model in MODELS]
 
@@ -71,14 +72,15 @@ def _check_next_save(directory: Path, which: int) -> None:
     accept.t0({p.name for p in directory.iterdir()}, ours)
 
 
-def test_killed_at_random_instants_while_overwriting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", KILLS)
+def test_killed_at_random_instants_while_overwriting(wanted: int, tmp_path: Path) -> None:
     rng = random.Random(problems.BASE_SEED)
     _save(tmp_path, 0)
     start = time.monotonic()
     accept.t0(wait(fork(lambda: _save(tmp_path, 0))), 0)
     longest = time.monotonic() - start
     state, found = 0, {"old": 0, "new": 0, "too late": 0, "with leftovers": 0}
-    while found["old"] + found["new"] < KILLS:
+    while found["old"] + found["new"] < wanted:
         pid = fork(lambda which=1 - state: _save(tmp_path, which))  # type: ignore[misc]
         time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)

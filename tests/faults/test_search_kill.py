@@ -17,7 +17,8 @@ from pyquant.search import search_front
 
 PROBLEM = decreasing(3)
 BUDGET = 6
-KILLS = 64  # with those at each call about a hundred
+# Few for every change, besides those at each call, which find what is wrong at any one place.
+KILLS = [16, pytest.param(64, marks=pytest.mark.nightly)]
 
 
 def _search(directory: Path, pause: float = 0.0) -> str:
@@ -38,14 +39,15 @@ def _undisturbed(directory: Path) -> tuple[str, bytes]:
     return _search(directory), (directory / "journal").read_bytes()
 
 
-def test_killed_at_random_instants(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", KILLS)
+def test_killed_at_random_instants(wanted: int, tmp_path: Path) -> None:
     plan, journal = _undisturbed(tmp_path / "undisturbed")
     start = time.monotonic()
     assert wait(fork(lambda: _search(tmp_path, 0.001))) == 0
     longest = time.monotonic() - start
     rng = random.Random(problems.BASE_SEED)
     kills = rounds = 0
-    while kills < KILLS:
+    while kills < wanted:
         directory = tmp_path / f"round{rounds}"
         directory.mkdir()
         killed_here = 0
