@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,23 @@ def configure(folder: Path, *options: str, cutlass: Path | None = None, **enviro
     return Configured(done.returncode, " ".join((done.stdout + done.stderr).split()), folder)
 
 
+def gpu_ready_says(found: Configured, sm: int) -> list[str]:
+    """What tools/gpu_ready.py misses in such a build, on a chip of that compute capability."""
+    native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+    spec = importlib.util.spec_from_file_location("gpu_ready", ROOT / "tools/gpu_ready.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gpu_ready = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu_ready)
+    compiled = found.rows()
+    table = [{**row, "compiled": compiled[row["name"]]} for row in native.kernel_table()]
+    library = SimpleNamespace(
+        build_info=lambda: {"cuda": True}, device_count=lambda: 1, device_info=lambda index: {"sm": sm},
+        kernel_table=lambda: table,
+    )  # fmt: skip
+    return list(gpu_ready.incomplete(library, has_gpu=True))
+
+
 @needs_nvcc
 def test_every_row_for_every_machine_is_the_default_without_a_gpu(folder: Path) -> None:
     found = configure(folder)
@@ -108,6 +126,8 @@ def test_a_chip_gets_every_row_that_it_can_run(
     assert found.code == 0, found.told
     assert found.families() == {family for family, kind in FAMILIES.items() if kind in kinds}
     assert found.rows()[BYTE_WISE]
+    assert gpu_ready_says(found, int(archs)) == []  # such a build is complete for its chip
+    assert gpu_ready_says(found, 86 if "80only" not in kinds else 90)  # and not for every other
     assert found.gencodes("sm80_s8s8_0") == f"arch=compute_80,code=[{mma}compute_80]"
     assert found.gencodes("quantize/per_token") == (
         f"arch=compute_80,code=[{before}compute_80] arch=compute_90,code=[{since}compute_90]"
