@@ -187,8 +187,6 @@ class _Watcher(TorchDispatchMode):
 
     def _result(self, name: str, args: tuple[Any, ...], operands: list[Tensor]) -> frozenset[str] | None:
         """What the result of an operator is made of: of what its operands are, and data where one of them is."""
-        if name in _TABLES:
-            return None
         if name == "copy_":
             return self._of(args[1])
         if name in _LOOKUPS and isinstance(args[0], Tensor) and args[0].dim() > 2:

@@ -64,7 +64,10 @@ OTHERWISE: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], 
     "look-up": ((9, 8), lambda x, w: functional.embedding(IDS, w) @ x.T, "added"),
     "look-up by index": ((9, 8), lambda x, w: w[IDS + (x[:, 0] > 9)] @ x.T, "added"),
     "mask of attention": (
-        (4, 4), lambda x, w: functional.scaled_dot_product_attention(x[None], x[None], x[None], w), "added",
+        (4, 4), lambda x, w: functional.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=2 * w), "added",
+    ),
+    "mask, unfused": (
+        (4, 4), lambda x, w: functional.scaled_dot_product_attention(*[x[None]] * 3, attn_mask=w), "added",
     ),
     "bias of a product": ((4, 6), lambda x, w: torch.addmm(w, x, x[:, :6].new_ones(8, 6)), "added"),
     "decay": ((4, 8), lambda x, w: x * -w.exp(), "other"),
@@ -108,6 +111,20 @@ def test_tensors_that_no_module_holds_and_buffers() -> None:
     assert set(found) == {"[8, 8] in Net", "fixed"}
     assert all(m.use == "multiplied" for m in found.values())
     assert "no parameter" in found["[8, 8] in Net"].reason
+
+
+def test_another_name_of_the_same_memory_is_the_parameter() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = matrix(8, 8)
+            self.alias = [self.w.data]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.alias[0]
+
+    (found,) = pyquant.trace_floats(Net(), torch.randn(4, 8))
+    assert (found.name, found.use) == ("w", "multiplied")
 
 
 def test_a_quantised_weight_that_its_parent_multiplies_by_is_no_integer_product() -> None:
