@@ -19,10 +19,32 @@ _ops = torch.ops.pyquant
 
 
 def _call(op: Any, *args: Any) -> Any:
+    if values.checks_enabled():
+        _check_zero_points(op, args)
     try:
         return op(*args)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         translate.reraise(error, op._schema.arguments[0].name)
+
+
+def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
+    """With set_checks(True): zero points among their codes on every device. On the CPU the ops look by themselves."""
+    name, names = op._schema.name.removeprefix("pyquant::"), [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    x = given.get("q", given.get("x"))
+    limits: tuple[Any, Any] = (-8, 255)  # ops.gemm: uint8 may be codes, or two of int4
+    if "qmin" in given:
+        limits = (given["qmin"], given["qmax"])
+    elif isinstance(x, Tensor) and (name != "gemm" or x.dtype == torch.int8):
+        limits = values.code_limits(x.dtype, name == "gemm_s4s4")
+    wanted = {
+        "zero_point": limits, "x_zero_point": limits,
+        "out_zero_point": (given.get("out_qmin"), given.get("out_qmax")),
+        "w_zero_point": values.code_limits(torch.int8, given.get("w_bits") == 4),
+    }  # fmt: skip
+    for argument, (low, high) in wanted.items():
+        if isinstance(low, int) and isinstance(high, int):
+            values.zero_points(argument, given.get(argument), low, high)
 
 
 def _words(spec: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ def set_checks(enabled: bool) -> None:
     """Switch the checks of data on or off (off at start).
 
     enabled  True: static quantisation of NaN or infinity raises NonFiniteError instead of saturating (NaN becomes the
-             zero point otherwise), and scales are checked on CUDA too, at the price of a synchronisation.
+             zero point otherwise); scales and zero points are checked on CUDA too, at the price of a synchronisation.
 
     Example:
         >>> set_checks(True); set_checks(False)

@@ -14,6 +14,8 @@ from pyquant.errors import ArgumentError
 from pyquant.recipe import plain
 from pyquant.recipe.plain import Refused
 
+# Half a second for the most events that fit, a third of it in libyaml.
+MAX_BYTES_OF_YAML: Final = 2**19
 # PyYAML without libyaml reads a character at a time: this much takes it half a second.
 MAX_BYTES_OF_SLOW_YAML: Final = 2**16
 _WORDS: Final[dict[str, Any]] = {
@@ -48,17 +50,19 @@ def parse(text: str) -> Any:
     """
     yaml = library()
     loader = getattr(yaml, "CSafeLoader", None)
+    if len(text) > MAX_BYTES_OF_YAML:
+        raise Refused(f"{len(text)} characters of YAML", f"at most {MAX_BYTES_OF_YAML}")
     if loader is None and len(text) > MAX_BYTES_OF_SLOW_YAML:
-        raise Refused(
-            f"{len(text)} characters",
-            f"at most {MAX_BYTES_OF_SLOW_YAML} where PyYAML is without libyaml",
-        )
+        raise Refused(f"{len(text)} characters", f"at most {MAX_BYTES_OF_SLOW_YAML} where PyYAML is without libyaml")
     if re.search(r"^%", text, re.MULTILINE):  # before the first event, and compared in quadratic time
         raise Refused("a directive (% in the first column)", "valid YAML without directives")
     builder = _Builder()
     try:
         for event in yaml.parse(text, Loader=loader or yaml.SafeLoader):
-            builder.take(yaml, event)
+            if type(event) is yaml.ScalarEvent:  # nearly all of them
+                builder.scalar(event)
+            else:
+                builder.take(yaml, event)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: surrogates
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" (line {mark.line + 1})"
@@ -81,12 +85,21 @@ class _Builder:
             self._documents += 1
             if self._documents > 1:
                 raise Refused(f"a second document in line {_line(event)}", "valid YAML of one document")
-        elif isinstance(event, (yaml.CollectionEndEvent,)):
+        elif isinstance(event, yaml.CollectionEndEvent):
             self._open.pop()
         elif isinstance(event, yaml.NodeEvent):
-            self._node(yaml, event)
+            self._count(event)
+            made: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+            self._put(event, made)
+            self._open.append((made, []))
+            if len(self._open) > plain.MAX_DEPTH:
+                raise Refused(f"nested too deeply in line {_line(event)}", f"{plain.MAX_DEPTH} levels")
 
-    def _node(self, yaml: Any, event: Any) -> None:
+    def scalar(self, event: Any) -> None:
+        self._count(event)
+        self._put(event, _scalar(event) if event.implicit[0] else event.value)
+
+    def _count(self, event: Any) -> None:
         if event.anchor:  # of an anchor, and of an alias
             raise Refused(f"an anchor or alias in line {_line(event)}", "values written out")
         if event.tag is not None and event.tag != "!":
@@ -94,14 +107,6 @@ class _Builder:
         self._nodes += 1
         if self._nodes > 2 * plain.MAX_NODES:  # keys count here
             raise Refused(f"more than {plain.MAX_NODES} values", f"at most {plain.MAX_NODES}")
-        if isinstance(event, yaml.ScalarEvent):
-            self._put(event, _scalar(event) if event.implicit[0] else event.value)
-            return
-        made: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-        self._put(event, made)
-        self._open.append((made, []))
-        if len(self._open) > plain.MAX_DEPTH:
-            raise Refused(f"nested too deeply in line {_line(event)}", f"{plain.MAX_DEPTH} levels")
 
     def _put(self, event: Any, value: Any) -> None:
         if not self._open:

@@ -17,6 +17,7 @@ from pyquant.ops import tuned
 from pyquant.recipe import Recipe
 
 SIZE = 2**20 - 64
+YAML = 2**19 - 64
 TOML = 2**17 - 64
 
 
@@ -25,33 +26,34 @@ def many(form: str, count: int) -> str:
 
 
 TEXTS: dict[str, tuple[str, str]] = {
-    "yaml base 60": ("yaml", "calib_params: {num_calib_batches: " + "1:" * (SIZE // 2 - 30) + "1}"),
-    "yaml digits": ("yaml", "a: " + "9" * (SIZE - 8)),
+    "yaml base 60": ("yaml", "calib_params: {num_calib_batches: " + "1:" * (YAML // 2 - 30) + "1}"),
+    "yaml digits": ("yaml", "a: " + "9" * (YAML - 8)),
     "yaml negative digits": ("yaml", "ptq_only: -" + "9" * 5000),
-    "yaml hexadecimal": ("yaml", "ptq_only: 0x" + "F" * (SIZE - 32)),
+    "yaml hexadecimal": ("yaml", "ptq_only: 0x" + "F" * (YAML - 32)),
     "yaml octal": ("yaml", "ptq_only: 0" + "7" * 5000),
     "yaml float digits": ("yaml", "calib_params: {percentile: " + "9" * 5000 + ".5}"),
     "yaml large float": ("yaml", "calib_params: {percentile: 1e999}"),
     "yaml date": ("yaml", "provenance: {gpu: 2001-99-99}"),
-    "yaml directives": ("yaml", "%TAG !a! x\n" * (SIZE // 12) + "---\na: 1"),
-    "yaml flow depth": ("yaml", "[" * SIZE),
-    "yaml block depth": ("yaml", "- " * (SIZE // 2)),
+    "yaml directives": ("yaml", "%TAG !a! x\n" * (YAML // 12) + "---\na: 1"),
+    "yaml flow depth": ("yaml", "[" * YAML),
+    "yaml block depth": ("yaml", "- " * (YAML // 2)),
     "yaml indents": ("yaml", "".join(" " * i + "a:\n" for i in range(1000))),
-    "yaml comment": ("yaml", "#" * SIZE),
-    "yaml one scalar": ("yaml", "a" * SIZE),
-    "yaml long key": ("yaml", "a" * (SIZE - 4) + ": 1"),
-    "yaml quoted": ("yaml", "a: '" + "''" * (SIZE // 2 - 8) + "'"),
-    "yaml escapes": ("yaml", 'a: "' + "\\u0041" * (SIZE // 6 - 8) + '"'),
-    "yaml entries": ("yaml", "a:\n" + "- \n" * (SIZE // 3 - 8)),
-    "yaml pairs": ("yaml", "{" + many("a#", 120_000) + "}"),
-    "yaml documents": ("yaml", "---\n" * (SIZE // 4)),
+    "yaml comment": ("yaml", "#" * YAML),
+    "yaml one scalar": ("yaml", "a" * YAML),
+    "yaml long key": ("yaml", "a" * (YAML - 4) + ": 1"),
+    "yaml quoted": ("yaml", "a: '" + "''" * (YAML // 2 - 8) + "'"),
+    "yaml escapes": ("yaml", 'a: "' + "\\u0041" * (YAML // 6 - 8) + '"'),
+    "yaml entries": ("yaml", "a:\n" + "- \n" * (YAML // 3 - 8)),
+    "yaml pairs": ("yaml", "{" + many("a#", 65_000) + "}"),
+    "yaml documents": ("yaml", "---\n" * (YAML // 4)),
     "yaml aliases": ("yaml", "a: &a [1]\n" + "".join(f"b{i}: [{','.join(['*a'] * 9)}]\n" for i in range(9))),
-    "yaml anchors only": ("yaml", many("&a# x", 60_000).join("[]")),
+    "yaml anchors only": ("yaml", many("&a# x", 50_000).join("[]")),
     "yaml merge": ("yaml", "a: {<<: {b: 1}}"),
     "yaml tags": ("yaml", "a: !!python/object/apply:os.getcwd []"),
     "yaml null": ("yaml", "a: \0"),
     "yaml surrogate": ("yaml", "a: \ud800"),
-    "yaml rules": ("yaml", "layers:\n" + "".join(f"  a{i}: W8A8\n" for i in range(60_000))),
+    "yaml rules": ("yaml", "layers:\n" + "".join(f"  a{i}: W8A8\n" for i in range(33_000))),
+    "yaml large": ("yaml", "#" * SIZE),
     "json rules": ("json", '{"layers":{' + many('"a#":"W8A8"', 60_000) + "}}"),
     "json different rules": ("json", '{"layers":{' + many('"a#":"W4A8(group_size=#)"', 25_000) + "}}"),
     "json globs": ("json", '{"layers":{' + many('"a*#*b":"W8A8"', 45_000) + "}}"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hostile import manifest_memory
 
 from pyquant.errors import ArgumentError
 from pyquant.recipe import Recipe, yaml_document
@@ -40,6 +41,17 @@ def test_the_limits_catch_what_they_are_for() -> None:
     assert "4 cases, 3 failed" in run.stdout
     assert "MemoryError" in run.stderr
     assert "ValueError" in run.stderr
+
+
+def test_memory_of_the_largest_manifests() -> None:
+    """What SECURITY.md says; the whole table: python -m hostile.manifest_memory."""
+    assert manifest_memory.grows_by(manifest_memory.of_texts()) <= manifest_memory.OF_ANY_MANIFEST
+    assert manifest_memory.grows_by(manifest_memory.of_lists()) > 10, "nothing was measured"
+
+
+@pytest.mark.nightly
+def test_memory_of_every_large_manifest() -> None:
+    assert manifest_memory.main() == 0
 
 
 @pytest.mark.parametrize(

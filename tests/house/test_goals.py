@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import conftest
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOALS = [f"C{number:02}" for number in range(1, 29)] + ["G18", "G19", "G20"]
@@ -43,3 +49,15 @@ def test_a_test_that_is_gone_is_seen() -> None:
         "C09: tests/ops/test_contract.py::test_gone is not there"
     ]
     assert missing(text.replace("| C24 ", "| D24 ")) == ["C24"]
+
+
+@pytest.mark.parametrize(("body", "code"), [("pytest.skip('no')", pytest.ExitCode.NO_TESTS_COLLECTED), ("pass", 0)])
+def test_a_run_in_which_everything_is_skipped_fails(tmp_path: Path, body: str, code: int) -> None:
+    """The plug-in of tests/conftest.py, over a suite of one test."""
+    (tmp_path / "test_one.py").write_text(f"import pytest\n\ndef test_one():\n    {body}\n")
+    plugin = inspect.getsource(conftest.Executed) + inspect.getsource(conftest.pytest_configure)
+    (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\nimport pytest\n\n{plugin}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("shows nothing and counts as failed" in done.stdout) == bool(code)

@@ -10,7 +10,7 @@ import torch
 
 from pyquant import ops
 from pyquant.errors import ArgumentError
-from pyquant.ops import fallback, shapes, translate
+from pyquant.ops import fallback, functional, shapes, translate
 
 NATIVE = "cpu_blocked" if ops.native_available() else "rows"
 
@@ -243,3 +243,43 @@ def test_zero_points_beside_codes_of_a_dynamic_layer(op: Callable[[str], Callabl
     op("qlinear")(CODES, packed, None, spec, None, torch.ones(2), zero(-8, 2))
     with pytest.raises(ArgumentError, match="a zero point of 8; allowed: codes from -8 to 7"):
         op("qlinear")(CODES, packed, None, spec, None, torch.ones(2), zero(8, 2))
+
+
+def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
+    """What set_checks(True) does for CUDA operands, called by itself: on the CPU the ops refuse them anyway."""
+    x, q, far = torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.int8), torch.tensor([200], dtype=torch.int32)
+    u, near, one = q.to(torch.uint8), torch.tensor([-128], dtype=torch.int32), torch.ones(1)
+    check, op = functional._check_zero_points, torch.ops.pyquant
+    gemm = (q, q, one, None, near, None, None, one, far, 0, "none", 0.0, 0.0, -127, 127, torch.int8)
+    cases = [
+        (op.quantize.default, (x, one, far, "per_tensor", 0, -127, 127), "zero_point"),
+        (op.fake_quantize.default, (x, one, near, "per_tensor", 0, -127, 127), "zero_point"),
+        (op.dequantize.default, (q, one, far), "zero_point"),
+        (op.gemm_s8s8.default, (q, q, None, None, far), "x_zero_point"),
+        (op.gemm_s8s8.default, (u, q, None, None, near), "x_zero_point"),
+        (op.gemm_s4s4.default, (q, u, None, None, near), "x_zero_point"),
+        (op.gemm_s8s8.default, gemm, "out_zero_point"),
+        (op.gemm.default, (q, q, None, None, far), "x_zero_point"),
+        (op.weight_only_linear.default, (x, q, one, far), "w_zero_point"),
+    ]
+    for name, args, argument in cases:
+        with pytest.raises(ArgumentError, match=f"'{argument}'"):
+            check(name, args)
+    check(op.dequantize.default, (q, one, near))
+    check(op.dequantize.default, (u, one, far))
+    check(op.quantize_dynamic.default, (x,))
+    check(op.quantize.default, (x, one, far, "per_tensor", 0, "low", 127))  # refused by the op itself
+
+
+def test_a_call_with_checks_looks_at_zero_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(functional, "_check_zero_points", lambda op, args: seen.append(op._schema.name))
+    q, one = torch.zeros(2, 4, dtype=torch.int8), torch.ones(1)
+    ops.dequantize(q, one)
+    ops.set_checks(True)
+    try:
+        ops.dequantize(q, one)
+        ops.fake_quantize(torch.zeros(2, 4), one)
+    finally:
+        ops.set_checks(False)
+    assert seen == ["pyquant::dequantize", "pyquant::fake_quantize"]
