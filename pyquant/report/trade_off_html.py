@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from pyquant.report.trade_off_plot import leading_group, scale_of
+from pyquant.report.trade_off_plot import scale_of
 from pyquant.results.trade_off import TradeOff
 
 _TEMPLATE: Final = Path(__file__).with_name("trade_off.html")
@@ -34,7 +34,7 @@ def _data(record: TradeOff) -> dict[str, Any]:
         "xLabel": f"{name}, in {unit}", "xName": record.cost.name, "xUnit": unit, "xBy": by,
         "yLabel": record.quality.text(), "yName": record.quality.name, "yUnit": record.quality.unit,
         "higherIsBetter": record.higher_is_better,
-        "groups": list(record.groups), "formats": list(record.formats), "colourBy": leading_group(record),
+        "groups": list(record.groups), "formats": list(record.formats),
         "points": [
             {
                 "c": [index[p.configuration[group]] for group in record.groups], "x": p.cost, "y": p.quality,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pyquant.report.plot import _figure
-from pyquant.results.trade_off import TradeOff, TradeOffPoint
+from pyquant.results.trade_off import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,29 +27,6 @@ def to_svg(record: TradeOff) -> bytes:
 
 
 _LARGER: Final = {"us": ((1e6, "s"), (1e3, "ms")), "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))}
-
-
-def leading_group(record: TradeOff) -> str:
-    """The group whose format explains most of the differences in cost: what the page colours points by at first.
-
-    Example:
-        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
-        >>> points = [TradeOffPoint({"a": a, "b": b}, t, 1.0) for a, b, t in
-        ...           [("x", "x", 9.0), ("x", "y", 8.0), ("y", "x", 3.0), ("y", "y", 2.0)]]
-        >>> leading_group(trade_off(points, "", TradeOffAxis("t"), TradeOffAxis("q"), higher_is_better=True,
-        ...                         formats=("x", "y")))
-        'a'
-    """
-    return max(record.groups, key=lambda group: _between(record.points, group))
-
-
-def _between(points: Sequence[TradeOffPoint], group: str) -> float:
-    """Variance of cost between the formats of a group, times the number of points."""
-    mean = sum(p.cost for p in points) / len(points)
-    of_format: dict[str, list[float]] = {}
-    for p in points:
-        of_format.setdefault(p.configuration[group], []).append(p.cost)
-    return sum(len(ts) * (sum(ts) / len(ts) - mean) ** 2 for ts in of_format.values())
 
 
 def scale_of(record: TradeOff) -> tuple[float, str]:

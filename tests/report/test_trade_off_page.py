@@ -103,8 +103,13 @@ def test_arrow_keys_walk_through_the_points_and_are_spoken(seed_page: Page) -> N
 def test_colours_follow_the_chosen_layer_in_light_and_dark(seed_page: Page) -> None:
     fill = "return getComputedStyle(document.querySelector('circle[data-i=\"2\"]')).fill"
     light = seed_page.run(fill)
-    seed_page.click("#colour option:nth-child(6)")
+    legend = "return [...document.querySelectorAll('#legend span')].map(s => s.textContent)"
+    assert seed_page.run(legend) == [f"{n} of 6 not in fp32" for n in (0, 3, 6)]  # no layer is the first by itself
+    shades = "return new Set([...document.querySelectorAll('circle.point')].map(c => getComputedStyle(c).fill)).size"
+    assert seed_page.run(shades) == 7
+    seed_page.click("#colour option:nth-child(7)")
     assert seed_page.run(fill) != light  # point 2: fp32 fp32 fp32 fp32 fp32 int4
+    assert seed_page.run(shades) == 3
     seed_page.prefers("dark")
     dark = "return getComputedStyle(document.body).backgroundColor"
     assert seed_page.run(dark) != "rgb(255, 255, 255)"

@@ -36,7 +36,6 @@ def test_axes_lines_front_and_arrow_are_those_of_the_record() -> None:
 
 
 def test_points_are_coloured_by_how_much_is_lowered_and_the_legend_hides_none() -> None:
-    assert plot.leading_group(seed_trade_off()) == "layer 1"  # what the page colours by at first
     figure = plot._draw(seed_trade_off())
     points = max(figure.axes[0].collections, key=lambda c: len(c.get_offsets()))
     lowered = [sum(f != "fp32" for f in p.configuration.values()) for p in seed_trade_off().points]
