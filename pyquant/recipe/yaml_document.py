@@ -14,7 +14,7 @@ from pyquant.errors import ArgumentError
 from pyquant.recipe import plain
 from pyquant.recipe.plain import Refused
 
-# Half a second for the most events that fit, a third of it in libyaml.
+# The most events that fit into this take about half a second of a busy processor (tests/hostile/document_cases.py).
 MAX_BYTES_OF_YAML: Final = 2**19
 # PyYAML without libyaml reads a character at a time: this much takes it half a second.
 MAX_BYTES_OF_SLOW_YAML: Final = 2**16
