@@ -88,7 +88,7 @@ def saved(folder: Path) -> Path:
 
 @cache
 def switchable() -> SwitchableModel:
-    return SwitchableModel(net().eval(), ("fp16", "W8A8Dynamic"))
+    return SwitchableModel(net().eval(), ("float", "W8A8Dynamic"))
 
 
 def latency_table(folder: Path) -> Path:
