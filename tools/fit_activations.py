@@ -21,15 +21,10 @@ MODULE = ROOT / "pyquant" / "numerics" / "activation.py"
 
 Array = NDArray[np.float64]
 
-# exp(r) is needed for |r| <= ln2/2, plus the little that rounding the multiple of ln2 adds.
-EXP_RANGE = 0.347
-# x * Phi(x) rounds to -0 below -14.5.
-ERF_RANGE = 14.5
-# Phi(-a) = exp(-a^2/2) * G(t) / (a + 1.25) with t = (a - 4) / (a + 4). The factor a + 1.25 keeps G within 0.43 .. 0.63
-# and its slope in a small, so that a rounding error of t hardly shows; 4 gives the shortest polynomial among the small
-# integers.
-ERF_POLE = 4
-ERF_SHIFT = mpmath.mpf("1.25")
+# gelu is x beyond these magnitudes, or -0: what is left out there is below 5e-15 and 1e-10.
+GELU_LIMIT = {"Erf": 8, "Tanh": 6}
+# Degree of the exponent's polynomial, and the tail below which its relative error counts instead of its absolute one.
+GELU_FIT = {"Erf": (11, 2.0**-14), "Tanh": (13, 2.0**-14)}
 
 
 def minimax(t: Array, values: Array, weight: Array, lowest: int, degree: int, rounds: int = 400) -> Array:
@@ -57,16 +52,13 @@ def minimax(t: Array, values: Array, weight: Array, lowest: int, degree: int, ro
     return np.asarray(series.coef, dtype=np.float64)
 
 
-def fit_fp32(t: Array, values: Array, weight: Array, degree: int, exact_head: int = 0) -> list[float]:
-    """Coefficients t^0 .. t^degree in fp32: each is rounded in turn and the higher ones are fitted again.
-
-    The first `exact_head` are returned as fitted (the caller stores them as a sum of two fp32).
-    """
+def fit_fp32(t: Array, values: Array, weight: Array, degree: int) -> list[float]:
+    """Coefficients t^0 .. t^degree in fp32: each is rounded in turn and the higher ones are fitted again."""
     fixed: list[float] = []
     rest = values.copy()
     for j in range(degree + 1):
         coefficient = float(minimax(t, rest, weight, j, degree)[0])
-        fixed.append(coefficient if j < exact_head else float(np.float32(coefficient)))
+        fixed.append(float(np.float32(coefficient)))
         rest = rest - fixed[-1] * t**j
     return fixed
 
@@ -79,58 +71,52 @@ def chebyshev_grid(low: float, high: float, count: int = 1500) -> Array:
     return (low + high) / 2 - (high - low) / 2 * np.cos((np.arange(count) + 0.5) * np.pi / count)
 
 
-def split(value: mpmath.mpf, bits: int = 24) -> tuple[float, float]:
-    """High part with `bits` significant bits and the fp32 remainder."""
-    _, exponent = mpmath.frexp(value)
-    step = mpmath.ldexp(1, int(exponent) - bits)
-    high = mpmath.nint(value / step) * step
-    return float(high), float(np.float32(float(value - high)))
+def split(value: mpmath.mpf) -> tuple[float, float]:
+    """The fp32 nearest to the value, and the fp32 nearest to what is left."""
+    high = float(np.float32(float(value)))
+    return high, float(np.float32(float(value - high)))
 
 
-def exp_coefficients() -> tuple[list[float], float]:
-    """exp(r) = 1 + r + r^2 q(r), q of degree 4; relative error of the exponential."""
-    r = chebyshev_grid(-EXP_RANGE, EXP_RANGE, 1600)
-    exact = [mpmath.mpf(float(v)) for v in r]
-    values = np.array([float((mpmath.expm1(v) - v) / v**2) for v in exact])
-    weight = np.array([float(v**2 / mpmath.exp(v)) for v in exact])
-    q = fit_fp32(r, values, weight, 4)
-    return q, worst(r, values, weight, q)
+def power_coefficients() -> tuple[list[float], float]:
+    """2^f / 2 = 1/2 + f q(f) for |f| <= 1/2, q of degree 5; relative error of the power."""
+    f = chebyshev_grid(-0.5, 0.5, 1600)
+    exact = [mpmath.mpf(float(v)) for v in f]
+    values = np.array([float((mpmath.mpf(2) ** v - 1) / (2 * v)) for v in exact])
+    weight = np.array([float(2 * v / mpmath.mpf(2) ** v) for v in exact])
+    q = fit_fp32(f, values, weight, 5)
+    return q, worst(f, values, weight, q)
 
 
-def erf_coefficients() -> tuple[list[float], float]:
-    """G(t) of degree 10; relative error of Phi(-a)."""
-    t = chebyshev_grid(-1.0, (ERF_RANGE - ERF_POLE) / (ERF_RANGE + ERF_POLE))
-    a = [ERF_POLE * (1 + mpmath.mpf(float(v))) / (1 - mpmath.mpf(float(v))) for v in t]
-    values = np.array([float(mpmath.erfc(v / mpmath.sqrt(2)) / 2 * mpmath.exp(v * v / 2) * (v + ERF_SHIFT)) for v in a])
-    weight = 1 / values
-    g = fit_fp32(t, values, weight, 10, exact_head=1)
-    return g, worst(t, values, weight, g)
+def tail(form: str, a: mpmath.mpf) -> mpmath.mpf:
+    """S(-a) of x S(x): what gelu multiplies a negative number of this magnitude by."""
+    if form == "Erf":
+        return mpmath.erfc(a / mpmath.sqrt(2)) / 2
+    return 1 / (1 + mpmath.exp(2 * mpmath.sqrt(2 / mpmath.pi) * (a + mpmath.mpf("0.044715") * a**3)))
+
+
+def exponent_coefficients(form: str) -> tuple[list[float], float]:
+    """log2(2 S(-a)) = a q(a); relative error of a S(a), and of S(-a), times `small`, where that is smaller."""
+    degree, small = GELU_FIT[form]
+    a = chebyshev_grid(0, GELU_LIMIT[form])
+    tails = [tail(form, mpmath.mpf(float(v))) for v in a]
+    values = np.array([float(mpmath.log(2 * t, 2) / mpmath.mpf(float(v))) for t, v in zip(tails, a, strict=True)])
+    weight = np.array([float(mpmath.log(2) * v * max(t, small) / (1 - t)) for t, v in zip(tails, a, strict=True)])
+    q = fit_fp32(a, values, weight, degree - 1)
+    return q, worst(a, values, weight, q)
 
 
 def constants() -> dict[str, float]:
     """Every fitted or split constant by its name in the header, each exactly an fp32 value."""
     mpmath.mp.dps = 40
-    q, exp_error = exp_coefficients()
-    g, erf_error = erf_coefficients()
-    print(f"# exp: relative error 2^{np.log2(exp_error):.2f}; G: relative error 2^{np.log2(erf_error):.2f}")
-    ln2_high, ln2_low = split(mpmath.log(2))
-    slope = 2 * mpmath.sqrt(2 / mpmath.pi)
-    # 21 bits: w = slope + cubic * x^2 stays below 16, so subtracting the high part of the slope from it is exact.
-    slope_high, slope_low = split(slope, 21)
-    cubic_high, cubic_low = split(slope * mpmath.mpf("0.044715"))
-    g_high, g_low = split(mpmath.mpf(g[0]))
-    table = {
-        "kLog2E": float(np.float32(float(1 / mpmath.log(2)))),
-        "kLn2High": ln2_high,
-        "kLn2Low": ln2_low,
-        "kTanhSlopeHigh": slope_high,
-        "kTanhSlopeLow": slope_low,
-        "kTanhCubicHigh": cubic_high,
-        "kTanhCubicLow": cubic_low,
-    }
-    table |= {f"kExp{j + 2}": value for j, value in enumerate(q)}
-    table |= {"kErf0High": g_high, "kErf0Low": g_low}
-    table |= {f"kErf{j}": value for j, value in enumerate(g) if j > 0}
+    power, power_error = power_coefficients()
+    print(f"# 2^f: relative error 2^{np.log2(power_error):.2f}")
+    log2e_high, log2e_low = split(1 / mpmath.log(2))
+    table = {"kLog2EHigh": log2e_high, "kLog2ELow": log2e_low}
+    table |= {f"kPower{j + 1}": value for j, value in enumerate(power)}
+    for form in GELU_FIT:
+        exponent, error = exponent_coefficients(form)
+        print(f"# gelu, {form} form: error 2^{np.log2(error):.2f}")
+        table |= {f"k{form}{j + 1}": value for j, value in enumerate(exponent)}
     return table
 
 
