@@ -77,7 +77,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of gelu, to docs/activations.md's bound.
+    """x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of gelu (docs/activations.md).
 
     x  float32, any shape.
     Returns float32 of that shape; NaN -> NaN, +inf -> +inf, -inf -> -0.0, -0.0 -> -0.0.

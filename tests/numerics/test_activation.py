@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc" / "core" / "activation_math.h"
 SWEEP = ROOT / "tests" / "csrc" / "activation_exhaustive.cpp"
 # ulp, of at least 1/8 where x is negative; then the relative error of negative results: docs/activations.md
-BOUND = {"gelu_erf": (1.70, 3.8e-5), "gelu_tanh": (1.99, 1.4e-4), "silu": (2.7, 3e-7)}
+BOUND = {"gelu_erf": (1.86, 4.1e-5), "gelu_tanh": (1.97, 1.4e-4), "silu": (3.03, 2.3e-7)}
 LIMIT = {"gelu_erf": 8.0, "gelu_tanh": 6.0, "silu": 86.0}
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_erf": activation.gelu_erf,
@@ -174,9 +174,7 @@ MUTANTS = {
     "tanh last coefficient": ("kTanh13 = ", "kTanh13 = 1.0002f * ", "gelu_tanh"),
     "erf coefficient": ("kErf5 = ", "kErf5 = 1.001f * ", "gelu_erf"),
     "erf leading coefficient": ("kErf1 = ", "kErf1 = 1.0000005f * ", "gelu_erf"),
-    "the product rounded twice": (
-        "half_power(ffma(p, a, -fsub(", "half_power(fadd(fmul(p, a), -fsub(", "gelu_erf"
-    ),
+    "the product rounded twice": ("half_power(ffma(p, a, -fsub(", "half_power(fadd(fmul(p, a), -fsub(", "gelu_erf"),
     "half a power too much": ("fadd(0.5f, half)", "fadd(0.50000012f, half)", "silu"),
     "sign of zero lost": ("x < 0.f ? -0.f : x", "x < 0.f ? 0.f : fadd(x, 0.f)", "silu"),
     "zero below the limit": ("x < 0.f ? -0.f : x", "x < 0.f ? 0.f : x", "gelu_erf"),
