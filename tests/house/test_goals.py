@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import conftest
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,8 +54,10 @@ def test_a_test_that_is_gone_is_seen() -> None:
 def test_a_run_in_which_everything_is_skipped_fails(tmp_path: Path, body: str, code: int) -> None:
     """The plug-in of tests/conftest.py, over a suite of one test."""
     (tmp_path / "test_one.py").write_text(f"import pytest\n\ndef test_one():\n    {body}\n")
-    plugin = inspect.getsource(conftest.Executed) + inspect.getsource(conftest.pytest_configure)
-    (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\nimport pytest\n\n{plugin}")
+    text = (ROOT / "tests" / "conftest.py").read_text()
+    parts = {part.name: part for part in ast.parse(text).body if isinstance(part, (ast.ClassDef, ast.FunctionDef))}
+    plugin = "\n\n".join(str(ast.get_source_segment(text, parts[name])) for name in ("Executed", "pytest_configure"))
+    (tmp_path / "conftest.py").write_text(f"from __future__ import annotations\nimport pytest\n\n{plugin}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null", "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr

@@ -68,7 +68,8 @@ def test_plain_names_need_no_new_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\u2028"])
 def test_what_no_file_can_hold_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    quantised = pyquant.quantize_(nn.ModuleDict({name: nn.Linear(8, 4)}), "W8A8Dynamic")
+    layer = pyquant.QLinear.from_float(nn.Linear(8, 4), pyquant.W8A8Dynamic())
+    quantised = nn.ModuleDict({name: layer})  # quantize_ would not have made it
     with pytest.raises(pyquant.ArgumentError, match="printable"):
         pyquant.save_pretrained(quantised, tmp_path / "out")
     assert not (tmp_path / "out").exists()
