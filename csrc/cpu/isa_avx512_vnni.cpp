@@ -316,26 +316,42 @@ struct GroupTile {
   const float* w_scale;
   float* sum;
   bool first;
-  const uint8_t* ahead;  // as in tile_s8
+  const uint8_t* ahead;    // as in tile_s8
+  const int8_t* unpacked;  // the codes of b one a byte, where many rows share them; or null
 };
 
-// The nibbles never leave the registers: both become code + 8, and the accumulators begin at minus the terms of that 8
-// and of the zero point. Adds float(dots) * scale to sum. A function of its own, because g++ 12 keeps the accumulators
-// on the stack where it is inlined.
-template <int R, int kLines>
+// The accumulators begin at minus the term of the zero point and, as nibbles become code + 8, of that 8. Adds
+// float(dots) * scale to sum. A function of its own, because g++ 12 keeps the accumulators on the stack where it is
+// inlined.
+template <int R, int kLines, bool kUnpacked>
 __attribute__((noinline)) void group_s4(const GroupTile& t) {
   const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
   const __m512i s0 = _mm512_loadu_si512(t.w_sum), s1 = _mm512_loadu_si512(t.w_sum + 16);
   const __m512i s2 = _mm512_loadu_si512(t.w_sum + 32), s3 = _mm512_loadu_si512(t.w_sum + 48);
+  const __m512i shared = _mm512_set1_epi32(-t.x_zero[0]);  // the zero point of all rows, or of the first
+  const __m512i z0 = _mm512_mullo_epi32(shared, s0), z1 = _mm512_mullo_epi32(shared, s1);
+  const __m512i z2 = _mm512_mullo_epi32(shared, s2), z3 = _mm512_mullo_epi32(shared, s3);
   __m512i c[R][4];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const __m512i eights = _mm512_set1_epi32(-8 * t.a_sum[r * t.a_sum_step]);
-    const __m512i zero_point = _mm512_set1_epi32(t.x_zero[r * t.x_zero_step]);
-    c[r][0] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s0));
-    c[r][1] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s1));
-    c[r][2] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s2));
-    c[r][3] = _mm512_sub_epi32(eights, _mm512_mullo_epi32(zero_point, s3));
+    c[r][0] = z0;
+    c[r][1] = z1;
+    c[r][2] = z2;
+    c[r][3] = z3;
+    if (t.x_zero_step) {
+      const __m512i zero_point = _mm512_set1_epi32(-t.x_zero[r * t.x_zero_step]);
+      c[r][0] = _mm512_mullo_epi32(zero_point, s0);
+      c[r][1] = _mm512_mullo_epi32(zero_point, s1);
+      c[r][2] = _mm512_mullo_epi32(zero_point, s2);
+      c[r][3] = _mm512_mullo_epi32(zero_point, s3);
+    }
+    if constexpr (!kUnpacked) {
+      const __m512i eights = _mm512_set1_epi32(8 * t.a_sum[r * t.a_sum_step]);
+      c[r][0] = _mm512_sub_epi32(c[r][0], eights);
+      c[r][1] = _mm512_sub_epi32(c[r][1], eights);
+      c[r][2] = _mm512_sub_epi32(c[r][2], eights);
+      c[r][3] = _mm512_sub_epi32(c[r][3], eights);
+    }
   }
   const uint8_t *a = t.a, *b = t.b;
   const int64_t lda = t.lda, octs = t.octs;
@@ -344,6 +360,11 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
 #pragma GCC unroll 4
     for (int j = 0; j < kLines; ++j)
       _mm_prefetch(reinterpret_cast<const char*>(t.ahead + (o * kLines + j) * 64), _MM_HINT_T1);
+    if constexpr (kUnpacked) {
+      multiply_quad(a + o * 8, lda, t.unpacked + 2 * o * kStep, c);
+      multiply_quad(a + o * 8 + 4, lda, t.unpacked + (2 * o + 1) * kStep, c);
+      continue;
+    }
     multiply(a + o * 8, lda, low_nibbles(p, low), low_nibbles(p + 64, low), low_nibbles(p + 128, low),
              low_nibbles(p + 192, low), c);
     multiply(a + o * 8 + 4, lda, high_nibbles(p, low, eight), high_nibbles(p + 64, low, eight),
@@ -363,12 +384,32 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
 
 template <int R>
 void group_s4(const GroupTile& t) {
-  return t.ahead ? group_s4<R, 2>(t) : group_s4<R, 0>(t);
+  if (t.unpacked) return t.ahead ? group_s4<R, 2, true>(t) : group_s4<R, 0, true>(t);
+  return t.ahead ? group_s4<R, 2, false>(t) : group_s4<R, 0, false>(t);
 }
+
+void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
+  const __m512i mask = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
+  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+  for (int64_t o = 0; o < octs; ++o)
+    for (int j = 0; j < 4; ++j) {
+      const __m512i v = _mm512_loadu_si512(b + o * kStep + j * 64);
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
+      _mm512_storeu_si512(out + 2 * o * kStep + j * 64, _mm512_sub_epi8(_mm512_and_si512(v, mask), eight));
+      _mm512_storeu_si512(out + (2 * o + 1) * kStep + j * 64, _mm512_shuffle_epi8(table, high));
+    }
+}
+
+// Taking nibbles apart is an eighth of a tile's work where vectors have four ports, a quarter where they have two: from
+// three tiles of rows on it is done once, into memory that stays in the first-level cache.
+constexpr int64_t kUnpackRows = 18, kUnpackOcts = 32;
 
 void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
                const Tile& tile, float* sum, const uint8_t* next) {
+  alignas(64) int8_t codes[2 * kUnpackOcts * kStep];
+  const bool unpacks = tile.rows >= kUnpackRows && octs <= kUnpackOcts;
   for (int64_t g = 0; g < groups; ++g, a += octs * 8, b += octs * kStep) {
+    if (unpacks) unpack_s4(b, octs, codes);
     const uint8_t* ahead = tile.rows <= 6 ? nullptr : g + 1 < groups ? b + octs * kStep : next;
     int64_t done = 0;
     for (int pass = 0; done < tile.rows; ++pass) {
@@ -385,7 +426,8 @@ void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_
                         tile.w_scale + g * kBlockN,
                         sum + done * kBlockN,
                         g == 0,
-                        ahead && pass < 2 ? ahead + pass * octs * (kStep / 2) : nullptr};
+                        ahead && pass < 2 ? ahead + pass * octs * (kStep / 2) : nullptr,
+                        unpacks ? codes : nullptr};
       switch (r) {
         case 1: group_s4<1>(t); break;
         case 2: group_s4<2>(t); break;
@@ -408,18 +450,6 @@ void code_sums(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums) {
     if (i < group) dot(s, _mm512_maskz_loadu_epi8((__mmask64{1} << (group - i)) - 1, a + i), one);
     sums[g] = _mm512_reduce_add_epi32(s);
   }
-}
-
-void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
-  const __m512i mask = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
-  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
-  for (int64_t o = 0; o < octs; ++o)
-    for (int j = 0; j < 4; ++j) {
-      const __m512i v = _mm512_loadu_si512(b + o * kStep + j * 64);
-      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
-      _mm512_storeu_si512(out + 2 * o * kStep + j * 64, _mm512_sub_epi8(_mm512_and_si512(v, mask), eight));
-      _mm512_storeu_si512(out + (2 * o + 1) * kStep + j * 64, _mm512_shuffle_epi8(table, high));
-    }
 }
 
 }  // namespace
