@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kRowBytes = 1 << 20;     // codes of one pass over the weights: half of a common L2
 constexpr int64_t kUnpackedK = 1024;       // int4 codes along K unpacked at a time for few rows: 64 KiB
-constexpr int64_t kSerialFew = 3'000'000;  // multiplications that are not worth a second thread: about 50 us
-constexpr int64_t kSerialMany = 10'000'000;
+constexpr int64_t kSerialFew = 2'000'000;  // multiplications that are not worth a second thread: 20 to 60 us
+constexpr int64_t kSerialMany = 4'000'000;
 
 struct Range {
   int64_t begin, end;
