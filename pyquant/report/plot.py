@@ -132,7 +132,7 @@ def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]
         ),
     ]
     for name in base.latency_ms:
-        labels = [f"{r.latency_ms[name]:.2f}  ({r.speedup[name]:.2f}x faster)" for r in rows]
+        labels = [f"{r.latency_ms[name]:.2f}  ({r.speedup[name]:.2f}x as fast)" for r in rows]
         panels.append((f"latency, {name}, ms", [r.latency_ms[name] for r in rows], labels))
     for _, _, labels in panels:
         labels[0] = labels[0].split("  (")[0]  # the baseline is not compared with itself

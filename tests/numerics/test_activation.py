@@ -157,6 +157,33 @@ def test_torch_is_within_the_bound(name: str) -> None:
     assert (error[tails] / want[tails].abs()).max() <= BOUND[name][1]
 
 
+@pytest.mark.parametrize(("name", "most"), [("gelu_erf", 42), ("gelu_tanh", 45), ("silu", 32)])
+def test_instructions_for_sixteen_values(name: str, most: int, tmp_path: Path) -> None:
+    """The loop over AVX-512 vectors, loads, stores and the jump included; the processor need not have them."""
+    if shutil.which("objdump") is None or os.uname().machine != "x86_64":
+        pytest.skip("objdump for x86-64 is not there")
+    source = tmp_path / "loop.cpp"
+    source.write_text(
+        '#include "core/activation_math.h"\nextern "C" void loop(const float* x, float* y) {\n'
+        f"  for (int i = 0; i < 1024; ++i) y[i] = pyquant::{name}(x[i]);\n}}\n"
+    )
+    flags = ("-c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+    built = compile_cpp(source, tmp_path / "loop.o", *flags)
+    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", built], capture_output=True, text=True, check=True)
+    lines = re.findall(r"^ +([0-9a-f]+):\t(.*)$", text.stdout, re.M)
+    at = {int(address, 16): index for index, (address, _) in enumerate(lines)}
+    jumps = [
+        (at[int(target[1], 16)], index)
+        for index, (_, words) in enumerate(lines)
+        if (target := re.match(r"j\w+ +([0-9a-f]+)", words)) and at.get(int(target[1], 16), index) < index
+    ]
+    loops = [[words for _, words in lines[first : last + 1]] for first, last in jumps]
+    # Beside it stands the loop for an x and a y that overlap.
+    body = max(loops, key=lambda loop: sum("zmm" in words for words in loop))
+    assert sum("zmm" in words for words in body) > 15, "the loop was not made of vectors"
+    assert len(body) <= most, "\n".join(body)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values(name: str) -> None:
     x = torch.tensor([math.inf, -math.inf, 0.0, -0.0, -200.0, 200.0, -(2.0**-149), -3e38, 3e38])
