@@ -250,7 +250,7 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
     return LayerRecord(
         name=name, scheme=layer.scheme.to_dict(), in_features=layer.in_features, out_features=layer.out_features,
-        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias,
+        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
         input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
         output_zero_point=layer.output_zero_point, activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,

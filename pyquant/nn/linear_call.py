@@ -128,9 +128,9 @@ class LinearCall(LinearState):
         storage, fused = self.storage, (self.activation, *self.clamp)
         if self.scheme.is_float:
             x = autocast(x)
-            return _tensor(_float(x.to(storage.dtype), storage, self.bias, residual, *fused, x.dtype))
+            return _tensor(_float(x.to(storage.dtype), storage, self.bias_, residual, *fused, x.dtype))
         w, zero_point = self.scheme.weights, self.weight_zero_point
-        scaled = (storage, self.weight_scale, zero_point, self.bias)
+        scaled = (storage, self.weight_scale, zero_point, self.bias_)
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
@@ -158,7 +158,7 @@ class LinearCall(LinearState):
         four_bit_inputs = inputs is not None and inputs.bits == 4
         gemm = ops.gemm_s8s8 if w.bits == 8 else ops.gemm_s4s4 if four_bit_inputs else ops.gemm_s8s4
         y = gemm(
-            data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias, residual, self.output_scale,
+            data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias_, residual, self.output_scale,
             self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
             torch.int8 if self._gives_codes else dtype,
         )  # fmt: skip

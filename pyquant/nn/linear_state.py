@@ -52,7 +52,7 @@ class LinearState(nn.Module):
     storage: Tensor
     weight_scale: Tensor = _number("weight_scale")  # None in a 16-bit layer
     weight_zero_point: Tensor | None = _number("weight_zero_point")
-    bias: Tensor | None = _number("bias")
+    bias_: Tensor | None  # float32, as it is added and saved; `bias` shows it
     input_scale: Tensor | None = _number("input_scale")
     input_zero_point: Tensor | None = _number("input_zero_point")
     output_scale: Tensor | None = _number("output_scale")
@@ -205,7 +205,8 @@ class LinearState(nn.Module):
 
     def _state(self) -> dict[str, Tensor]:
         held = {
-            name: self._canonical() if name == self._weight_name else getattr(self, name) for name in self.state_slots
+            name: self._canonical() if name == self._weight_name else self._buffers[state.held(name)]
+            for name in self.state_slots
         }
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
@@ -258,7 +259,32 @@ class LinearState(nn.Module):
         if not all(n in held and held[n].shape == t.shape and torch.equal(held[n], t) for n, t in given.items()):
             self._fill(held | given)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias as the float layer would show it, in `dtype`; it is held, added and saved in float32.
+
+        In a 16-bit layer it is a copy, made anew for each look. Assignment takes float32, or `dtype`.
+        """
+        held = self._buffers[state.held("bias")]
+        if held is None or held.dtype == self.dtype:
+            return held
+        shown: Any = held.to(self.dtype)
+        if not torch.compiler.is_compiling():
+            shown.held = held
+        return cast(Tensor, shown)
+
+    def _bias_to_hold(self, value: object) -> object:
+        """float32 of a bias in the type that the layer shows. What was shown and comes back (functional_call does so)
+        is what was held, without the rounding."""
+        if not isinstance(value, Tensor) or value.dtype != self.dtype:
+            return value
+        held: Tensor | None = getattr(value, "held", None)
+        is_unchanged = held is not None and (value.is_meta or torch.equal(held.to(value), value))
+        return held if is_unchanged else value.to(torch.float32)
+
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "bias":
+            value = self._bias_to_hold(value)
         if name in state.NUMBERS:
             changed = self._state() | ({} if value is None else {name: value})
             if value is None:

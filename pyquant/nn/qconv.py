@@ -160,11 +160,11 @@ class QConv2d(LinearCall):
         dtype, p = dtype or self.dtype, self.patches
         conv = nn.Conv2d(
             self.in_channels, self.out_channels, p.kernel_size, p.stride, p.float_padding(), p.dilation,
-            bias=self.bias is not None, device="meta",
+            bias=self.bias_ is not None, device="meta",
         )  # fmt: skip
         conv.weight = nn.Parameter(p.image(self.dequantised_weight(), self.in_channels).to(dtype))
-        if self.bias is not None:
-            conv.bias = nn.Parameter(self.bias.to(dtype, copy=True))
+        if self.bias_ is not None:
+            conv.bias = nn.Parameter(self.bias_.to(dtype, copy=True))
         return conv.train(self.training)
 
     # ---- running

@@ -32,9 +32,10 @@ class QLinear(LinearCall):
     A layer made this way holds zero weights and is meant to be filled by load_state_dict; use from_float or from_codes
     otherwise. Its state: `weight` (int8 [N, K]) or `weight_packed` (uint8 [N, ceil(K / 2)], 4 bits), `weight_scale`,
     and as the scheme needs `weight_zero_point`, `bias`, `input_scale`, `input_zero_point`, `output_scale`,
-    `output_zero_point`. Scales and bias are float32, zero points int32, whatever the model is cast to. In memory the
-    codes are held once, in `storage`, in the layout of the device; scales and bias are copied into it, so change them
-    by assignment (`layer.bias = t`) or load_state_dict, not in place.
+    `output_zero_point`. Scales and bias are held in float32, zero points in int32, whatever the model is cast to; the
+    attributes `weight` and `bias` show `dtype`, as a float layer's do. In memory the codes are held once, in `storage`,
+    in the layout of the device; scales and bias are copied into it, so change them by assignment (`layer.bias = t`) or
+    load_state_dict, not in place.
 
     Raises SchemeError, ArgumentError. Source: docs/numerics.md 2-5, 8.
 
@@ -150,11 +151,11 @@ class QLinear(LinearCall):
         """
         dtype = dtype or self.dtype
         real = self.dequantised_weight()
-        has_bias = self.bias is not None
+        has_bias = self.bias_ is not None
         linear = nn.Linear(self.in_features, self.out_features, has_bias, device="meta")
         linear.weight = nn.Parameter(real.to(dtype))
-        if self.bias is not None:
-            linear.bias = nn.Parameter(self.bias.to(dtype, copy=True))
+        if self.bias_ is not None:
+            linear.bias = nn.Parameter(self.bias_.to(dtype, copy=True))
         return linear.train(self.training)
 
     # ---- running

@@ -28,7 +28,7 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
     }  # fmt: skip
     if isinstance(x, Tensor) and scheme.is_float:
         weight = layer.codes
-        return numerics.float_linear(x.to(weight.dtype), weight, layer.bias, out_dtype=x.dtype, **fused)
+        return numerics.float_linear(x.to(weight.dtype), weight, layer.bias_, out_dtype=x.dtype, **fused)
     if isinstance(x, Tensor) and scheme.is_weight_only:
         weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
         return numerics.weight_only_linear(
@@ -36,7 +36,7 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
             weight,
             layer.weight_scale,
             layer.weight_zero_point,
-            layer.bias,
+            layer.bias_,
             w_bits=w.bits,
             group_size=group_size,
             **fused,
@@ -47,14 +47,14 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
     }  # fmt: skip
     if isinstance(x, QTensor):
         y = numerics.gemm(
-            x.data, layer.codes, layer.weight_scale, x.scale, x.zero_point, layer.bias, group_size=group_size,
+            x.data, layer.codes, layer.weight_scale, x.scale, x.zero_point, layer.bias_, group_size=group_size,
             out_dtype=torch.int8 if scheme.outputs is not None else layer.dtype, **outputs, **fused,
         )  # fmt: skip
     else:
         inputs = scheme.inputs
         x_qmin, x_qmax = (-127, 127) if inputs is None else inputs.code_range
         y = numerics.qlinear_reference(
-            x, layer.codes, layer.weight_scale, bias=layer.bias, x_scale=layer.input_scale,
+            x, layer.codes, layer.weight_scale, bias=layer.bias_, x_scale=layer.input_scale,
             x_zero_point=layer.input_zero_point, x_qmin=x_qmin, x_qmax=x_qmax,
             x_symmetric=inputs is None or inputs.symmetric, group_size=group_size, **outputs, **fused,
         )  # fmt: skip
@@ -86,11 +86,11 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
     }  # fmt: skip
     if scheme.is_float:
         weight = layer.codes
-        y = numerics.float_linear(rows.to(weight.dtype), weight, layer.bias, out_dtype=dtype, **fused)
+        y = numerics.float_linear(rows.to(weight.dtype), weight, layer.bias_, out_dtype=dtype, **fused)
     elif scheme.is_weight_only:
         weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
         y = numerics.weight_only_linear(
-            rows.to(dtype), weight, layer.weight_scale, layer.weight_zero_point, layer.bias, w_bits=w.bits,
+            rows.to(dtype), weight, layer.weight_scale, layer.weight_zero_point, layer.bias_, w_bits=w.bits,
             group_size=w.group_size or 0, **fused,
         )  # fmt: skip
     else:
@@ -102,7 +102,7 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
             if zero_point is not None:
                 zero_point = zero_point.expand(size[0]).repeat_interleave(size[1] * size[2])
         y = numerics.gemm(
-            rows.to(torch.int64), layer.codes, layer.weight_scale, scale, zero_point, layer.bias,
+            rows.to(torch.int64), layer.codes, layer.weight_scale, scale, zero_point, layer.bias_,
             group_size=w.group_size or 0, out_dtype=torch.int8 if scheme.outputs is not None else dtype,
             out_scale=layer.output_scale, out_zero_point=layer.output_zero_point, out_qmin=qmin, out_qmax=qmax, **fused,
         )  # fmt: skip

@@ -123,7 +123,7 @@ def apply(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     fused = (layer.activation, *layer.clamp)
     weight = layer.dequantised_weight()
     function = _StraightThrough if forward_ad._current_level < 0 else _WithTangents
-    y: Tensor = function.apply(x, residual, storage, layer._spec, weight, layer.bias, low, high, fused)  # type: ignore[no-untyped-call]
+    y: Tensor = function.apply(x, residual, storage, layer._spec, weight, layer.bias_, low, high, fused)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -131,7 +131,7 @@ def apply_convolution(layer: QConv2d, x: Tensor, residual: Tensor | None) -> Ten
     """layer(x, residual) of a convolution, with gradients for x and residual."""
     weight = layer.patches.image(layer.dequantised_weight(), layer.in_channels)
     function = _Convolution if forward_ad._current_level < 0 else _ConvolutionWithTangents
-    y: Tensor = function.apply(x, residual, weight, layer.bias, *_limits(layer), layer)  # type: ignore[no-untyped-call]
+    y: Tensor = function.apply(x, residual, weight, layer.bias_, *_limits(layer), layer)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -142,7 +142,7 @@ def is_transformed() -> bool:
 
 def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """A layer with floating-point products, in torch's own operations: they have every derivative."""
-    y = F.linear(x.float(), layer.dequantised_weight(), layer.bias)
+    y = F.linear(x.float(), layer.dequantised_weight(), layer.bias_)
     if layer.activation == "clamp":
         y = y.clamp(*layer.clamp)
     elif layer.activation.startswith("gelu"):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -23,7 +22,6 @@ from pyquant.nn import weights
 from pyquant.nn.patches import Patches
 
 _aten = torch.ops.aten
-_BIASED: Final = frozenset({F.linear, F.conv2d})
 _SAME: Final = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 
 
@@ -107,16 +105,7 @@ class QWeight(Tensor):
     form: Form
     home: weakref.ref[Any] | None = None  # the layer that showed it
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """As for any tensor, but that F.linear and F.conv2d take the float32 bias of a layer of 16-bit floats."""
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in _BIASED:
-                args, kwargs = _with_bias_as_weight(*args, **kwargs)
-            return func(*args, **kwargs)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -255,15 +244,6 @@ class QWeight(Tensor):
             if tensor is not None:
                 tensor.share_memory_()
         return self
-
-
-def _with_bias_as_weight(
-    x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of F.linear or F.conv2d, the bias in the type of the weight (biases of layers are float32)."""
-    if isinstance(bias, Tensor) and bias.is_floating_point() and bias.dtype != weight.dtype:
-        bias = bias.to(weight.dtype)
-    return (x, weight, bias, *args), kwargs
 
 
 def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -86,10 +86,25 @@ def test_casts_change_no_number(scheme: pyquant.QScheme, cast: str) -> None:
 
 
 def test_a_bias_keeps_float32_from_a_half_model() -> None:
-    q = layer(W8A8Dynamic(), dtype=torch.float16)
+    """Held and saved in float32; shown as a half layer shows it, and what is shown and put back loses no digit."""
+    q, x = layer(W8A8Dynamic(), dtype=torch.float16), torch.randn(3, 32)
     assert q.dtype == torch.float16
-    assert q.bias is not None
-    assert q.bias.dtype == q.weight_scale.dtype == torch.float32
+    q.bias = exact = torch.linspace(-1, 1, 24)
+    assert q.bias.dtype == torch.float16
+    assert torch.equal(q.bias, exact.half())
+    assert not torch.equal(q.bias.float(), exact)
+    y = q(x)
+    for _ in range(2):
+        assert torch.equal(q.state_dict()["bias"], exact)
+        assert q.weight_scale.dtype == torch.float32
+        assert torch.equal(q(x), y)
+        q.bias = q.bias
+        assert not torch.equal(torch.func.functional_call(q, {"bias": torch.zeros(24).half()}, (x,)), y)
+    q.bias = torch.full((24,), 0.5, dtype=torch.float16)
+    assert torch.equal(q.state_dict()["bias"], torch.full((24,), 0.5))
+    accept.t1(q(x), q.reference(x))
+    with pytest.raises(pyquant.ArgumentError, match="bias"):
+        q.bias = torch.zeros(24, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("scheme", [W8A8Dynamic(), W4A8(16), W4A16(16), FP16()], ids=str)

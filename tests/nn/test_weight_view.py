@@ -111,7 +111,7 @@ def test_a_parent_may_multiply_by_it(scheme: pyquant.QScheme) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_parent_of_sixteen_bits_may_use_weight_and_bias(dtype: torch.dtype, when: str) -> None:
-    """Biases of layers are float32 whatever the type around: F.linear and F.conv2d take them nevertheless."""
+    """Biases of layers are held in float32 whatever the type around; they show the type of the layer."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -122,7 +122,10 @@ def test_a_parent_of_sixteen_bits_may_use_weight_and_bias(dtype: torch.dtype, wh
             fc, conv, image = self.fc, self.conv, x.reshape(-1, 2, 4, 4)
             return (
                 F.linear(x, fc.weight, fc.bias), F.linear(x, fc.weight, bias=fc.bias),
-                x @ fc.weight.T + fc.bias.to(x.dtype), F.conv2d(image, conv.weight, conv.bias, padding=1),
+                torch.addmm(fc.bias, x, fc.weight.t()), torch.addmv(fc.bias, fc.weight, x[0]),
+                torch.baddbmm(fc.bias.expand(2, 1, 24), x.expand(2, 3, 32), fc.weight.t().expand(2, 32, 24)),
+                x @ fc.weight.T + fc.bias, torch.cat([fc.weight, fc.bias[:, None]], 1),
+                F.conv2d(image, conv.weight, conv.bias, padding=1),
             )  # fmt: skip
 
     net, x = Net(), torch.randn(3, 32, dtype=dtype)
