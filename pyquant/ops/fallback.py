@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyquant import numerics
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.ops import check, plan, rows_layout, shapes, values
+from pyquant.ops import check, layer_zero_points, plan, rows_layout, shapes, values
 from pyquant.ops.spec import LinearSpec
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
@@ -209,20 +209,8 @@ def pack_linear(
     tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
     shapes.pack_linear(*tensors, spec)
     s = shapes.linear_spec(spec)
-    # uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes' type
-    values.zero_points("x_zero_point", x_zero_point, 0 if s.x_symmetric else min(s.x_qmin, 0), 255)
-    values.zero_points("out_zero_point", out_zero_point, s.out_qmin, s.out_qmax)
+    layer_zero_points.packed(s, x_zero_point, out_zero_point)
     return rows_layout.pack(s, *tensors)
-
-
-def _input_zero_point(s: LinearSpec, x: Tensor, packed_zero_point: Tensor, given: Tensor | None) -> None:
-    """The zero point that this call's codes have, in the buffer or beside them, lies among the codes."""
-    if s.input == "static":
-        low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
-        if x.dtype == torch.uint8 and not shapes.x_is_packed(s, x):
-            low, high = values.code_limits(torch.uint8)
-        values.zero_points("x_zero_point", packed_zero_point, low, high)
-    values.zero_points("x_zero_point", given, s.x_qmin, s.x_qmax)
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
@@ -237,7 +225,7 @@ def qlinear(
     out = shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
-    _input_zero_point(s, x, p.x_zero_point, x_zero_point)
+    layer_zero_points.called(s, x, packed, x_zero_point)
     if shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.ops import translate, values
+from pyquant.ops import layer_zero_points, shapes, translate, values
 
 _ops = torch.ops.pyquant
 
@@ -31,6 +31,9 @@ def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
     """With set_checks(True): zero points among their codes on every device. On the CPU the ops look by themselves."""
     name, names = op._schema.name.removeprefix("pyquant::"), [argument.name for argument in op._schema.arguments]
     given = dict(zip(names, args, strict=False))
+    if "spec" in given:
+        _check_zero_points_of_layer(name, given)
+        return
     x = given.get("q", given.get("x"))
     limits: tuple[Any, Any] = (-8, 255)  # ops.gemm: uint8 may be codes, or two of int4
     if "qmin" in given:
@@ -45,6 +48,14 @@ def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
     for argument, (low, high) in wanted.items():
         if isinstance(low, int) and isinstance(high, int):
             values.zero_points(argument, given.get(argument), low, high)
+
+
+def _check_zero_points_of_layer(name: str, given: dict[str, Any]) -> None:
+    s = shapes.linear_spec(given["spec"])
+    if name == "pack_linear":
+        layer_zero_points.packed(s, given["x_zero_point"], given["out_zero_point"])
+    elif name == "qlinear" and isinstance(given["x"], Tensor) and isinstance(given["packed"], Tensor):
+        layer_zero_points.called(s, given["x"], given["packed"], given.get("x_zero_point"))
 
 
 def _words(spec: Sequence[int]) -> list[int]:

@@ -142,6 +142,11 @@ def parts(s: LinearSpec, packed: Tensor) -> Parts:
     )
 
 
+def input_zero_point(s: LinearSpec, packed: Tensor) -> Tensor:
+    """int32 [1]: the zero point of static inputs, without unpacking anything else."""
+    return _section(packed, sections(s).scalars, 4, torch.int32)[1:2]
+
+
 def blocked128(codes: Tensor) -> Tensor:
     """int4 codes in the order of Hopper's registers, two a byte (csrc/core/blocked128.h is the twin).
 

@@ -251,7 +251,18 @@ def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
     u, near, one = q.to(torch.uint8), torch.tensor([-128], dtype=torch.int32), torch.ones(1)
     check, op = functional._check_zero_points, torch.ops.pyquant
     gemm = (q, q, one, None, near, None, None, one, far, 0, "none", 0.0, 0.0, -127, 127, torch.int8)
+    affine = wire(4, 4, layout="rows", input="static", x_qmin=-100, x_symmetric=False, codes_out=True, out_qmax=100)
+    held = fallback.pack_linear(W[:, :4], torch.ones(4), None, one, far, one, near + 1, affine)
+    dynamic = wire(4, 4, layout="rows", x_qmin=-8, x_qmax=7, x_symmetric=False)
+    loose = fallback.pack_linear(W[:, :4], torch.ones(4), None, None, None, None, None, dynamic)
+    pack, scales = (W[:, :4], torch.ones(4), None, one), torch.ones(2)
     cases = [
+        (op.pack_linear.default, (*pack, near, one, one.int(), affine), "x_zero_point"),
+        (op.pack_linear.default, (*pack, one.int(), one, far, affine), "out_zero_point"),
+        (op.pack_linear.default, (*pack, one.int(), one, one.int() + 100, affine), "out_zero_point"),
+        (op.qlinear.default, (q, held, None, affine), "x_zero_point"),
+        (op.qlinear.default, (x, held, None, affine), "x_zero_point"),
+        (op.qlinear.default, (q, loose, None, dynamic, None, scales, zero(8, 2)), "x_zero_point"),
         (op.quantize.default, (x, one, far, "per_tensor", 0, -127, 127), "zero_point"),
         (op.fake_quantize.default, (x, one, near, "per_tensor", 0, -127, 127), "zero_point"),
         (op.dequantize.default, (q, one, far), "zero_point"),
@@ -268,6 +279,10 @@ def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
     check(op.dequantize.default, (q, one, near))
     check(op.dequantize.default, (u, one, far))
     check(op.quantize_dynamic.default, (x,))
+    check(op.pack_linear.default, (*pack, far, one, one.int(), affine))  # of uint8 codes
+    check(op.qlinear.default, (u, held, None, affine))
+    check(op.qlinear.default, (q, held[1:], None, affine))  # refused by the op itself
+    check(op.qlinear.default, (q, loose, None, dynamic, None, scales, zero(7, 2)))
     check(op.quantize.default, (x, one, far, "per_tensor", 0, "low", 127))  # refused by the op itself
 
 
@@ -283,3 +298,13 @@ def test_a_call_with_checks_looks_at_zero_points(monkeypatch: pytest.MonkeyPatch
     finally:
         ops.set_checks(False)
     assert seen == ["pyquant::dequantize", "pyquant::fake_quantize"]
+
+
+@pytest.mark.parametrize("junk", ["x", 2**70, 1.5, None])
+def test_with_checks_a_spec_of_junk_is_still_an_argument_error(junk: Any) -> None:
+    ops.set_checks(True)
+    try:
+        with pytest.raises(ArgumentError, match="'spec'"):
+            ops.pack_linear(W, torch.ones(4), [junk] * 5)
+    finally:
+        ops.set_checks(False)
