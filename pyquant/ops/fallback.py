@@ -11,7 +11,6 @@ from torch import Tensor
 from pyquant import numerics
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import check, layer_zero_points, plan, rows_layout, shapes, values
-from pyquant.ops.spec import LinearSpec
 
 # Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("weight_only_linear", "float_linear", "gemm")
