@@ -18,6 +18,7 @@ from pyquant.errors import ArgumentError, CheckpointError, QuantizationWarning
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
 from pyquant.io.atomic import put_beside
 from pyquant.io.checkpoint import Checkpoint
+from pyquant.nn import origin
 from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.forms import expose_reversibly, exposed
 from pyquant.nn.fuse import fused_activations, held, put_identity
@@ -216,7 +217,7 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
     if not isinstance(rewritten, Mapping):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: exposed is not {{name: class}}")
     layers = {layer.name for layer in checkpoint.layers if layer.kind == "linear"}
-    expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo)
+    expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo, True)
     lost = [name for name in rewritten if name not in exposed(skeleton)]
     if lost:
         has = type(_names(skeleton).get(lost[0])).__name__
@@ -401,6 +402,7 @@ def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module
         )
         raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none{hint}")
     new = _embedding(layer, old, dtype) if is_embedding else layer_of(layer, dtype)
+    origin.remember(new, old)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
     return new.to("cpu" if home.type == "meta" else home).train(old.training)
 

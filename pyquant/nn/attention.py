@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,6 +57,21 @@ class Attention(nn.Module):
         for name in ("bias_k", "bias_v"):
             new.register_parameter(name, module._parameters.get(name))
         return new.train(module.training)
+
+    def into_float(self, module: nn.MultiheadAttention) -> None:
+        """Put the numbers of the projections, float Linears, into a module whose parameters are None."""
+        projections: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
+        weights = [p.weight for p in projections]
+        if module._qkv_same_embed_dim:
+            module._parameters["in_proj_weight"] = _joined(weights)
+        else:
+            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+            module._parameters.update(zip(names, weights, strict=True))
+        if projections[0].bias is not None:
+            module._parameters["in_proj_bias"] = _joined([p.bias for p in projections])
+        module._parameters.update(bias_k=self.bias_k, bias_v=self.bias_v)
+        module.out_proj._parameters.update(self.out_proj._parameters)
+        module.out_proj.train(self.training)
 
     def forward(
         self,
@@ -140,6 +157,10 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = _parameter(bias)
     return layer
+
+
+def _joined(tensors: list[Tensor]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([t.detach() for t in tensors]), any(t.requires_grad for t in tensors))
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

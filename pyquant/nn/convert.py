@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import obstacles, state
+from pyquant.nn import obstacles, origin, state
 from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, remember
@@ -121,6 +121,8 @@ def quantize_(
     made: dict[tuple[Any, ...], nn.Module] = {}
     rewritten = {id(site.owner): site.owner for site, _, _ in chosen if site.owner is not None}
     new = [(owner.names, owner.form) for owner in rewritten.values()]
+    for owner in rewritten.values():
+        origin.remember(owner.form, owner.module)
     new += [(site.names, _convert(site, scheme, note, scales, target, made)) for site, scheme, note in chosen]
     wished = {site.names[0] for site, fate in fates if fate.is_wish}
     wished |= {site.owner.names[0] for site, fate in fates if fate.is_wish and site.owner is not None}
@@ -185,6 +187,7 @@ def _convert(
             raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
         raise
     new.train(old.training)
+    origin.remember(new, old)
     if note and isinstance(new, LinearState):
         new.note = note
     obstacles.carry_hooks(old, new)

@@ -12,8 +12,10 @@ from torch import nn
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
+from pyquant.nn.forms import restored
 from pyquant.nn.fuse import fused_activations, held
 from pyquant.nn.linear_call import LinearCall
+from pyquant.nn.origin import has_origin
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.swap import Undo, swap_modules
 
@@ -34,7 +36,8 @@ def dequantize_(model: nn.Module) -> nn.Module:
     ->     the model: nn.Linear, nn.Conv2d and nn.Embedding with scale * (code - zero_point) in each layer's own type,
            and its bias; activations that fuse_ had moved are modules again; shared layers stay shared, and an embedding
            and a projection of equal weights share them. Hooks and training flags are kept, devices too.
-           What quantize_ had rewritten (Conv1D, attention, LSTM) stays made of Linears.
+           Every module is of its former class again: subclasses, and what quantize_ or load_pretrained had rewritten
+           (Conv1D, attention, LSTM), where register_linear_form says how; what expose_linears_ had, stays.
     What rounding took is not brought back: the inputs are quantised no more, the weights are those of the codes.
     Transactional: on any exception the model is as before.
     Raises ArgumentError for a model without quantised layers, and for a layer that still lacks its numbers.
@@ -70,6 +73,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
     undo: list[Undo] = []
     try:
         swap_modules(model, new, undo=undo)
+        swap_modules(model, _rewritten(model), undo=undo)
         for name, path in fused.items():
             parent_name, _, child = path.rpartition(".")
             _put(model.get_submodule(parent_name), child, _activation(_layer_of(layers, names, name)), undo)
@@ -84,6 +88,15 @@ def _is_quantised(module: nn.Module) -> bool:
     return isinstance(module, (LinearCall, QEmbedding))
 
 
+def _rewritten(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
+    """Modules that quantize_ had rewritten as Linears, with all their names, and what stands there now."""
+    found: dict[int, tuple[list[str], nn.Module]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and has_origin(module) and not _is_quantised(module):
+            found.setdefault(id(module), ([], module))[0].append(name)
+    return [(names, restored(module, module)) for names, module in found.values()]
+
+
 def _layer_of(layers: dict[int, nn.Module], names: dict[int, list[str]], name: str) -> Any:
     return next(layers[key] for key, found in names.items() if name in found)
 
@@ -93,7 +106,7 @@ def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Modu
         return _MARKERS[type(layer)]().train(layer.training)
     if isinstance(layer, LinearCall) and layer.missing is not None:
         raise ArgumentError("model", f"layer '{names[0]}' without {layer.missing}", "layers with all their numbers")
-    made: nn.Module = layer.to_float()  # type: ignore[operator]
+    made: nn.Module = restored(layer.to_float(), layer)  # type: ignore[operator]
     if isinstance(layer, LinearCall) and layer.activation != "none" and names[0] not in fused:
         made = nn.Sequential(made, _activation(layer))  # its own, not one that fuse_ moved
     obstacles.carry_hooks(layer, made)

@@ -14,12 +14,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, origin
 from pyquant.nn.attention import Attention, linear_of
 from pyquant.nn.recurrent import Recurrent
 from pyquant.nn.swap import Undo, swap_modules
 
 Form = Callable[[Any], nn.Module]
+Back = Callable[[Any, Any], Any]
 _MARK: Final = "pyquant_form_of"  # attribute of a form: the name of the class that it stands for
 
 
@@ -28,26 +29,39 @@ def _transposed(module: Any) -> nn.Linear:
     return linear_of(module.weight.t(), module.bias)
 
 
+def _transposed_back(linear: nn.Linear, module: Any) -> None:
+    weight = nn.Parameter(linear.weight.detach().t().contiguous(), linear.weight.requires_grad)
+    module._parameters.update(weight=weight, bias=linear._parameters["bias"])
+
+
 def _plain(module: Any) -> nn.Linear:
     """A Linear whose own forward computes what nn.Linear's does."""
     return linear_of(module.weight, module.bias)
 
 
-_FORMS: Final[dict[type | str, Form]] = {
-    nn.MultiheadAttention: Attention.from_float,
-    nn.LSTM: Recurrent.from_float,
-    nn.GRU: Recurrent.from_float,
-    "transformers.pytorch_utils.Conv1D": _transposed,
-    "transformers.models.falcon.modeling_falcon.FalconLinear": _plain,
+def _plain_back(linear: nn.Module, module: nn.Module) -> None:
+    module._parameters.update(linear._parameters)
+
+
+# class -> (its linear form, and what puts the numbers of the form back into a module of the class)
+_FORMS: Final[dict[type | str, tuple[Form, Back | None]]] = {
+    nn.MultiheadAttention: (Attention.from_float, Attention.into_float),
+    nn.LSTM: (Recurrent.from_float, Recurrent.into_float),
+    nn.GRU: (Recurrent.from_float, Recurrent.into_float),
+    "transformers.pytorch_utils.Conv1D": (_transposed, _transposed_back),
+    "transformers.models.falcon.modeling_falcon.FalconLinear": (_plain, _plain_back),
 }
 
 
-def register_linear_form(layer: type[nn.Module] | str, make: Form) -> None:
+def register_linear_form(layer: type[nn.Module] | str, make: Form, back: Back | None = None) -> None:
     """Teach quantize_, expose_linears_ and load_pretrained a class that multiplies by matrices of its own.
 
     layer  the class, or its qualified name 'package.module.Class'. Subclasses are meant where they keep its forward.
     make   make(module) -> an nn.Linear, or a module with nn.Linear children, that computes the same; around the
            module's own parameters (or views of them) where it can.
+    back   back(form, module), for dequantize_: puts the numbers of a form, whose Linears are floats again, into a
+           module of the class as it was before quantize_, whose parameters are all None (assign nn.Parameters). None:
+           dequantize_ leaves the form.
     Raises ArgumentError for other arguments, and for nn.Linear, nn.Conv2d and nn.Embedding themselves.
 
     Example:
@@ -66,22 +80,24 @@ def register_linear_form(layer: type[nn.Module] | str, make: Form) -> None:
         raise ArgumentError("layer", repr(layer)[:80], "a class of modules without a twin, or its qualified name")
     if not callable(make):
         raise ArgumentError("make", type(make).__name__, "a function: module -> module made of nn.Linear")
-    _FORMS[layer] = make
+    if back is not None and not callable(back):
+        raise ArgumentError("back", type(back).__name__, "a function: form, module -> None; or None")
+    _FORMS[layer] = (make, back)
 
 
 def has_form(module: nn.Module) -> bool:
     """Whether a module has a linear form: its class is registered, and nothing changes what the class computes."""
-    if _maker(type(module)) is None or "forward" in module.__dict__ or parametrize.is_parametrized(module):
+    if _entry(type(module)) is None or "forward" in module.__dict__ or parametrize.is_parametrized(module):
         return False
     return not any(p is not None and is_lazy(p) for p in module._parameters.values())
 
 
 def form_of(module: nn.Module) -> nn.Module:
     """The linear form of a module that has_form, with its hooks; errors of a registered function go through."""
-    make = _maker(type(module))
-    if make is None:
+    entry = _entry(type(module))
+    if entry is None:
         raise TypeError(f"{type(module).__name__} has no linear form")
-    form = make(module)
+    form = entry[0](module)
     if not isinstance(form, nn.Module):
         raise ArgumentError("make", f"a {type(form).__name__} for {type(module).__name__}", "a torch.nn.Module")
     if not isinstance(form, nn.Linear):
@@ -121,13 +137,22 @@ def expose_linears_(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool
     return model
 
 
-def expose_reversibly(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool] | None, undo: list[Undo]) -> None:
-    """expose_linears_ for a caller that may still fail. undo: receives the steps that take it back."""
+def expose_reversibly(
+    model: nn.Module, filter_fn: Callable[[nn.Module, str], bool] | None, undo: list[Undo], remembers: bool = False
+) -> None:
+    """expose_linears_ for a caller that may still fail.
+
+    undo       receives the steps that take it back.
+    remembers  whether dequantize_ is to bring the modules back.
+    """
     found: dict[int, tuple[list[str], nn.Module]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name and has_form(module) and (filter_fn is None or filter_fn(module, name)):
             found.setdefault(id(module), ([], module))[0].append(name)
-    swap_modules(model, [(names, form_of(module)) for names, module in found.values()], undo=undo)
+    new = [(names, form_of(module), module) for names, module in found.values()]
+    for _, form, module in new if remembers else ():
+        origin.remember(form, module)
+    swap_modules(model, [(names, form) for names, form, _ in new], undo=undo)
 
 
 def exposed(model: nn.Module) -> dict[str, str]:
@@ -136,12 +161,28 @@ def exposed(model: nn.Module) -> dict[str, str]:
     return {name: str(module.__dict__[_MARK]) for name, module in found if _MARK in module.__dict__}
 
 
-def _maker(kind: type[nn.Module]) -> Form | None:
-    """The function of the closest class in the table whose forward is still the one that runs."""
+def restored(form: nn.Module, quantised: nn.Module) -> nn.Module:
+    """The module that stood where `quantised` stands before quantize_, with the numbers of `form`, its float twin (or
+    itself, where its Linears are floats again); `form` where none is known, or where a part is no plain Linear."""
+    module = origin.origin_of(quantised)
+    if module is None:
+        return form
+    entry = _entry(type(module))
+    back = entry[1] if entry is not None else _plain_back
+    parts = [m for m in (form.modules() if entry is not None else ()) if m is not form or isinstance(m, nn.Linear)]
+    if back is None or any(type(part) is not nn.Linear for part in parts):
+        return form
+    back(form, module)
+    obstacles.carry_hooks(quantised, module)
+    return module.train(form.training)
+
+
+def _entry(kind: type[nn.Module]) -> tuple[Form, Back | None] | None:
+    """The functions of the closest class in the table whose forward is still the one that runs."""
     for base in kind.__mro__:
-        make = _FORMS.get(base) or _FORMS.get(f"{base.__module__}.{base.__qualname__}")
-        if make is not None and getattr(base, "forward", None) is kind.forward:
-            return make
+        entry = _FORMS.get(base) or _FORMS.get(f"{base.__module__}.{base.__qualname__}")
+        if entry is not None and getattr(base, "forward", None) is kind.forward:
+            return entry
     return None
 
 

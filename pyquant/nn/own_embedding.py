@@ -1,4 +1,4 @@
-"""Embeddings with a forward of their own (a scale, an offset of positions): quantised, and still of their class."""
+"""Subclasses of nn.Embedding (with a scale, an offset of positions, buffers): quantised, and still of their class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TWINS: Final[dict[type[nn.Embedding], type[_OwnRows]]] = {}
 
 
 def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
-    """`new` as a twin of `old`: itself for a plain nn.Embedding, else one that runs the forward of old's class.
+    """`new` as a twin of `old`: itself for a plain nn.Embedding, else one of old's class that runs its forward.
 
     Example:
         >>> class Scaled(nn.Embedding):
@@ -55,7 +55,7 @@ def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
         True
     """
     kind = old._kind if isinstance(old, _OwnRows) else type(old)
-    if kind.forward is nn.Embedding.forward or (isinstance(old, QEmbedding) and not isinstance(old, _OwnRows)):
+    if kind is nn.Embedding or (isinstance(old, QEmbedding) and not isinstance(old, _OwnRows)):
         return new
     twin = _blank(kind)
     twin.__dict__.update(_own(old, new))

@@ -43,6 +43,13 @@ class Recurrent(nn.Module):
                     new.add_module(f"{kind}{suffix}", linear_of(weight, getattr(module, f"bias_{kind}{suffix}", None)))
         return new.train(module.training)
 
+    def into_float(self, module: nn.LSTM | nn.GRU) -> None:
+        """Put the numbers of the Linears, floats, into a module whose parameters are None."""
+        for name in module._parameters:
+            what, _, linear = name.partition("_")
+            module._parameters[name] = self.get_submodule(linear)._parameters[what]
+        module._init_flat_weights()
+
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """Arguments and result of nn.LSTM.forward or nn.GRU.forward."""
         if isinstance(input, PackedSequence):

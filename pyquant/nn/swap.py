@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from pyquant.nn.linear_state import LinearState
 
 Undo = Callable[[], Any]
+# torch's encoders: the attribute that opens the fused path, and the value that closes it
+_FUSED_PATHS: Final = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+    (nn.TransformerEncoder, "use_nested_tensor", False),
+)
 
 
 def swap_modules(
@@ -64,11 +69,16 @@ def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo
 
 def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
     """torch's encoder layers have an inference path that reads the weights of their Linears instead of calling them;
-    an encoder that holds a QLinear, or a layer that simulates one, must take the ordinary path."""
-    if isinstance(layer, nn.TransformerEncoderLayer) and _has_quantised(layer):
-        _set_flag(layer, "activation_relu_or_gelu", 0, undo)
-    elif isinstance(layer, nn.TransformerEncoder) and _has_quantised(layer):
-        _set_flag(layer, "use_nested_tensor", False, undo)
+    an encoder that holds a QLinear, or a layer that simulates one, must take the ordinary path, and may come back."""
+    for kind, name, off in _FUSED_PATHS:
+        if isinstance(layer, kind) and name in layer.__dict__:
+            former = f"pyquant_former_{name}"
+            if _has_quantised(layer):
+                _set_flag(layer, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
+                _set_flag(layer, name, off, undo)
+            elif former in layer.__dict__:
+                _set_flag(layer, name, layer.__dict__[former], undo)
+                undo.append(partial(layer.__dict__.__setitem__, former, layer.__dict__.pop(former)))
 
 
 def _has_quantised(layer: nn.Module) -> bool:
@@ -77,9 +87,10 @@ def _has_quantised(layer: nn.Module) -> bool:
 
 def _set_flag(layer: nn.Module, name: str, value: Any, undo: list[Undo]) -> None:
     if name in layer.__dict__:
-        old = layer.__dict__[name]
-        undo.append(partial(layer.__dict__.__setitem__, name, old))
-        layer.__dict__[name] = value
+        undo.append(partial(layer.__dict__.__setitem__, name, layer.__dict__[name]))
+    else:
+        undo.append(partial(layer.__dict__.pop, name))
+    layer.__dict__[name] = value
 
 
 def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:

@@ -178,7 +178,7 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "quantize_recipe_": lambda _: _public("quantize_recipe_", model=net(), recipe=RECIPE, data=batches()),
     "register_batch_norm": lambda _: {"parent_class": type("P", (Own,), {}), "layer": "first", "batch_norm": "norm"},
     "register_fusion": lambda _: {"parent_class": type("P", (Own,), {}), "linear": "first", "activation": "act"},
-    "register_linear_form": lambda _: {"layer": type("P", (Own,), {}), "make": logits},
+    "register_linear_form": lambda _: _public("register_linear_form", layer=type("P", (Own,), {}), make=logits),
     "register_link": lambda _: {"parent_class": type("P", (Own,), {}), "producer": "first", "consumer": "last"},
     "register_quantized_module": lambda _: _public(
         "register_quantized_module", float_source=type("P", (Own,), {})
