@@ -173,13 +173,12 @@ class QLinear(LinearCall):
         Gradients flow to float x (straight through the rounding; where a static range clips, none) and to residual.
         Raises ArgumentError, UnsupportedError.
         """
-        if self._is_direct:
+        if self._is_direct and isinstance(x, Tensor):
             try:
-                if not x.requires_grad and residual is None and forward_ad._current_level < 0:  # type: ignore[union-attr]
+                if not x.requires_grad and residual is None and forward_ad._current_level < 0:
                     return _qlinear(x, self._buffers["storage"], None, self._spec)
             except OP_ERRORS as error:
-                if isinstance(x, Tensor):
-                    self._explain(error, x)
+                self._explain(error, x)
         return self._forward_general(x, residual)
 
     def reference(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:

@@ -81,6 +81,27 @@ def test_a_loose_target_changes_nothing() -> None:
     assert learned.bits()["0"][0] >= 8
 
 
+@pytest.mark.parametrize("nudge", [-1e-6, 0.0, 1e-6])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_a_rounding_error_asks_for_no_more_bits(bits: int, nudge: float) -> None:
+    learned = LearnedPrecision(net(), target=0.99, start_bits=bits, steps=2, phases=(0.0, 1.0))
+    with torch.no_grad():
+        for layer in learned.layers.values():
+            layer.weight_bits.log_limit += nudge
+    wanted = learned.bits()
+    learned.freeze()
+    # 16 bits everywhere are more than the target: one layer has 8.
+    assert sorted(w for w, _ in learned.bits().values()) == ([8, 16, 16] if bits == 16 else [bits] * 3), wanted
+
+
+def test_more_than_16_bits_are_16() -> None:
+    learned = LearnedPrecision(net(), target=0.99, start_bits=16, steps=2, phases=(0.0, 1.0))
+    with torch.no_grad():
+        learned.layers["2"].weight_bits.log_step -= 1.5
+    learned.freeze()
+    assert learned.bits()["2"] == (16, 16)
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_learned_inputs(dynamic: bool) -> None:
     model = net(1)
