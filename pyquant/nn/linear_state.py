@@ -17,6 +17,7 @@ from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import foreign_saves, state, weights
 from pyquant.nn.patches import Patches
 from pyquant.nn.weight_view import Form, QWeight, weight_of
+from pyquant.ops import values
 from pyquant.ops.check import describe
 
 Self = TypeVar("Self", bound="LinearState")
@@ -49,6 +50,8 @@ class LinearState(nn.Module):
     missing: str | None  # the tensor without which the layer cannot run
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
     note: str = ""  # why quantize_ gave the layer another scheme than the config says
+    # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
+    _plain_weight: Tensor | None = None
     storage: Tensor
     weight_scale: Tensor = _number("weight_scale")  # None in a 16-bit layer
     weight_zero_point: Tensor | None = _number("weight_zero_point")
@@ -109,6 +112,7 @@ class LinearState(nn.Module):
         new["storage"] = storage
         if in_place and (is_packed, spec) == (self._is_packed, self._spec):
             new |= {name: _written(getattr(self, name), new[name]) for name in _WEIGHT if name in new}
+        self._plain_weight = weight if values.is_batch(storage) and not values.is_batch(weight) else None
         self._buffers["storage"] = new["storage"]
         for name in state.NUMBERS:
             self._buffers[state.held(name)] = new.get(name)
@@ -201,7 +205,7 @@ class LinearState(nn.Module):
 
     def _canonical(self) -> Tensor:
         """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
-        return self._form.canonical(self.storage)
+        return self._form.canonical(self.storage) if self._plain_weight is None else self._plain_weight
 
     def _state(self) -> dict[str, Tensor]:
         held = {
@@ -219,9 +223,11 @@ class LinearState(nn.Module):
         layer with the same scheme, whose scales come along.
         """
         foreign_saves.refuse_resizing()
-        held = self._buffers
-        storage, numbers = cast(Tensor, held["storage"]), (self.weight_scale, self.weight_zero_point)
-        shown = weight_of(storage, *numbers, self._form, self.out_features, self.dtype)
+        storage, form = cast(Tensor, self._buffers["storage"]), self._form
+        if self._plain_weight is not None:
+            storage, form = self._plain_weight, replace(form, spec=())
+        numbers = self.weight_scale, self.weight_zero_point
+        shown = weight_of(storage, *numbers, form, self.out_features, self.dtype)
         if isinstance(shown, QWeight):
             shown.home = weakref.ref(self)
         return shown
@@ -256,7 +262,7 @@ class LinearState(nn.Module):
             new = {name: value}
         held = self._state()
         given = {n: t for n, t in new.items() if t is not None}
-        if not all(n in held and held[n].shape == t.shape and torch.equal(held[n], t) for n, t in given.items()):
+        if not all(n in held and _are_equal(held[n], t) for n, t in given.items()):
             self._fill(held | given)
 
     @property
@@ -351,6 +357,13 @@ class LinearState(nn.Module):
             self.dtype = probe.dtype
         self._parameters["stand_in"] = state.stand_in(self.dtype, probe.device)
         return self
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are known to hold the same numbers; those of a batch of vmap are not."""
+    if one.shape != other.shape or values.is_batch(one) or values.is_batch(other):
+        return False
+    return torch.equal(one, other)
 
 
 def _written(old: Tensor | None, new: Tensor) -> Tensor:

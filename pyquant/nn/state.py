@@ -12,6 +12,7 @@ from pyquant import ops
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import check_group_size, scale_shape
+from pyquant.ops import values
 from pyquant.ops.check import describe
 
 NUMBERS = (
@@ -90,7 +91,7 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
         raise ArgumentError(name, f"{type(tensor).__name__} {tensor!r}"[:120], slot.text)
     if tensor.dtype != slot.dtype or tuple(tensor.shape) != slot.shape or tensor.layout != torch.strided:
         raise ArgumentError(name, describe(tensor), slot.text)
-    if tensor.is_meta or tensor.numel() == 0:
+    if tensor.is_meta or tensor.numel() == 0 or values.is_batch(tensor):
         return tensor
     if name == "scale" or name.endswith("_scale"):
         good = (tensor > 0) & (tensor < torch.inf)

@@ -29,6 +29,16 @@ def checks_enabled() -> bool:
     return _enabled
 
 
+def is_batch(tensor: Tensor) -> bool:
+    """Whether torch.vmap made the tensor stand for many, at any level: then it has no values to look at."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def _readable(tensor: Tensor) -> bool:
     """Values can be looked at without a device synchronisation (or that was asked for) and outside of tracing."""
     if (
@@ -36,6 +46,7 @@ def _readable(tensor: Tensor) -> bool:
         or torch.compiler.is_compiling()
         or tensor.device.type == "meta"
         or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or is_batch(tensor)
     ):
         return False
     return tensor.device.type == "cpu" or _enabled

@@ -103,6 +103,43 @@ def test_functional_call_takes_every_tensor(scheme: pyquant.QScheme) -> None:
     assert torch.equal(model(x), before)
 
 
+AFFINE = pyquant.QScheme(
+    weights=pyquant.TensorScheme(granularity="per_channel"), inputs=pyquant.TensorScheme(symmetric=False)
+)
+BATCHES = {
+    "input_zero_point": lambda: torch.arange(-2, 3, dtype=torch.int32)[:, None], "input_scale": lambda: rows(1),
+    "bias": lambda: rows(24), "weight_scale": lambda: rows(24),
+    "weight": lambda: torch.randint(-9, 9, (5, 24, 32), dtype=torch.int8),
+}  # fmt: skip
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.rand(5, count) + 0.1
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in BATCHES), ("input_zero_point", "weight"), ("weight", "bias")])
+def test_vmap_over_the_numbers_of_a_layer(names: tuple[str, ...]) -> None:
+    """Zero points too; and the layer is afterwards what it was: nothing of the batch stays behind."""
+    q = pyquant.QLinear.from_float(nn.Linear(32, 24), AFFINE, input_scale=0.05, input_zero_point=3)
+    x, batch = torch.randn(3, 32), {name: BATCHES[name]() for name in names}
+    before, state = q(x), {n: t.clone() for n, t in q.state_dict().items()}
+    got = vmap(lambda numbers: functional_call(q, numbers, (x,)))(batch)
+    assert torch.equal(q(x), before)
+    assert {n: t.tolist() for n, t in q.state_dict().items()} == {n: t.tolist() for n, t in state.items()}
+    want = [functional_call(q, {n: t[i] for n, t in batch.items()}, (x,)) for i in range(5)]
+    assert torch.equal(got, torch.stack(want))
+
+
+def test_vmap_over_zero_points_beyond_the_codes_is_refused() -> None:
+    q = pyquant.QLinear.from_float(nn.Linear(32, 24), AFFINE, input_scale=0.05, input_zero_point=3)
+    before = q(torch.ones(2, 32))
+    with pytest.raises(ValueError, match="'x_zero_point': got a zero point of 300"):
+        vmap(lambda z: functional_call(q, {"input_zero_point": z}, (torch.ones(2, 32),)))(
+            torch.tensor([[0], [300]], dtype=torch.int32)
+        )
+    assert torch.equal(q(torch.ones(2, 32)), before)
+
+
 @pytest.mark.parametrize("scheme", SOME, ids=str)
 def test_an_ensemble_under_vmap(scheme: pyquant.QScheme) -> None:
     q = layer(scheme)
