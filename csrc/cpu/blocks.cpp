@@ -86,7 +86,7 @@ void block_sums(const Kernels& kernels, const int8_t* block, const Extent& e, ui
   std::memset(ones, 1, static_cast<size_t>(e.padded_k));
   for (int64_t g = 0; g < e.groups; ++g)
     kernels.gemm_s8(ones + g * e.padded_group, e.padded_k, 1, block + g * e.padded_group * kBlockN, e.padded_group / 4,
-                    sums + g * kBlockN, false, nullptr);
+                    sums + g * kBlockN, false, {});
 }
 
 }  // namespace pyquant::cpu

@@ -92,9 +92,9 @@ void panel_32(const uint8_t* a, int64_t lda, const int8_t* b, int64_t steps, int
 }
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t* next) {
+             const Ahead& ahead) {
   if (rows < kMinRows || quads % kTileQuads)
-    return kernels_avx512_vnni().gemm_s8(a, lda, rows, b, quads, acc, add, next);
+    return kernels_avx512_vnni().gemm_s8(a, lda, rows, b, quads, acc, add, ahead);
   const int64_t steps = quads / kTileQuads;
   for (; rows > 0; rows -= 32, a += 32 * lda, acc += 32 * kBlockN) {
     if (rows <= 16) return panel_16(a, lda, b, steps, acc, add);

@@ -138,9 +138,10 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
 }
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t*) {
-  for (; rows > 0;) {
-    const int64_t r = rows >= 4 ? 4 : rows;
+             const Ahead& ahead) {
+  for (int64_t done = 0; done < rows;) {
+    const int64_t r = rows - done >= 4 ? 4 : rows - done;
+    ahead.call_out(done, r);
     for (int64_t n = 0; n < kBlockN; n += 16) switch (r) {
         case 1: tile_s8<1>(a, lda, b + n * 4, quads, acc + n, add); break;
         case 2: tile_s8<2>(a, lda, b + n * 4, quads, acc + n, add); break;
@@ -149,7 +150,7 @@ void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
       }
     a += r * lda;
     acc += r * kBlockN;
-    rows -= r;
+    done += r;
   }
 }
 
@@ -170,11 +171,11 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc) {
   constexpr int64_t kChunk = 16;  // 8 KiB of unpacked weights stay in L1
   alignas(32) int8_t quads[kChunk * 2 * kStep];
-  if (octs == 0) gemm_s8(a, lda, rows, quads, 0, acc, false, nullptr);
+  if (octs == 0) gemm_s8(a, lda, rows, quads, 0, acc, false, {});
   for (int64_t o = 0; o < octs; o += kChunk) {
     const int64_t n = octs - o < kChunk ? octs - o : kChunk;
     unpack_s4(b + o * kStep, n, quads);
-    gemm_s8(a + o * 8, lda, rows, quads, 2 * n, acc, o > 0, nullptr);
+    gemm_s8(a + o * 8, lda, rows, quads, 2 * n, acc, o > 0, {});
   }
 }
 

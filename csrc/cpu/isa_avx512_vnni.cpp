@@ -174,50 +174,65 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
 }
 
 template <int R>
-void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t* ahead) {
-  if (ahead)
-    tile_s8<R, 2>(a, lda, b, quads, acc, add, ahead);
-  else
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const int8_t* ahead,
+             int lines) {
+  if (!ahead)
     tile_s8<R, 0>(a, lda, b, quads, acc, add, ahead);
+  else if (lines == 1)
+    tile_s8<R, 1>(a, lda, b, quads, acc, add, ahead);
+  else
+    tile_s8<R, 2>(a, lda, b, quads, acc, add, ahead);
 }
 
 // Rows of the next tile: six fill the registers; seven to eleven are split evenly, as 4 + 4 is faster than 6 + 2.
-int64_t tile_rows(int64_t rows) { return rows >= 12 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows; }
+int64_t tile_rows(int64_t rows) { return rows >= 10 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows; }
 
-// The first two tiles of rows call in a half each of what lies ahead, so that memory works while all of them multiply.
+// The first two tiles of rows call in a half each of what lies ahead, so that memory works while all of them multiply;
+// where there are more, the first four call in a quarter each: a core has some ten lines on their way at a time.
+constexpr int64_t kCallsSlowly = 24;
+int lines_a_quad(int64_t rows) { return rows >= kCallsSlowly ? 1 : 2; }
+
 void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t* ahead) {
-  for (int pass = 0; rows > 0; ++pass) {
-    const int64_t r = tile_rows(rows);
-    const int8_t* fetch = ahead && pass < 2 ? ahead + pass * quads * (kStep / 2) : nullptr;
+             const Ahead& ahead) {
+  const auto* weights = static_cast<const int8_t*>(ahead.weights);
+  const int lines = lines_a_quad(rows);
+  int64_t done = 0;
+  for (int pass = 0; done < rows; ++pass) {
+    const int64_t r = tile_rows(rows - done);
+    const int8_t* fetch = weights && pass * lines < 4 ? weights + pass * quads * lines * 64 : nullptr;
+    ahead.call_out(done, r);
     switch (r) {
-      case 1: tile_s8<1>(a, lda, b, quads, acc, add, fetch); break;
-      case 2: tile_s8<2>(a, lda, b, quads, acc, add, fetch); break;
-      case 3: tile_s8<3>(a, lda, b, quads, acc, add, fetch); break;
-      case 4: tile_s8<4>(a, lda, b, quads, acc, add, fetch); break;
-      case 5: tile_s8<5>(a, lda, b, quads, acc, add, fetch); break;
-      default: tile_s8<6>(a, lda, b, quads, acc, add, fetch);
+      case 1: tile_s8<1>(a, lda, b, quads, acc, add, fetch, lines); break;
+      case 2: tile_s8<2>(a, lda, b, quads, acc, add, fetch, lines); break;
+      case 3: tile_s8<3>(a, lda, b, quads, acc, add, fetch, lines); break;
+      case 4: tile_s8<4>(a, lda, b, quads, acc, add, fetch, lines); break;
+      case 5: tile_s8<5>(a, lda, b, quads, acc, add, fetch, lines); break;
+      default: tile_s8<6>(a, lda, b, quads, acc, add, fetch, lines);
     }
     a += r * lda;
     acc += r * kBlockN;
-    rows -= r;
+    done += r;
   }
 }
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t* next) {
+             const Ahead& ahead) {
+  Ahead without_weights = ahead;
+  without_weights.weights = nullptr;
+  if (rows <= 2) ahead.call_out(0, rows);
   if (rows == 1) return stream_s8<1>(a, lda, b, quads, acc, add);
   if (rows == 2) return stream_s8<2>(a, lda, b, quads, acc, add);
-  if (rows <= 6) return rows_s8(a, lda, rows, b, quads, acc, add, nullptr);
-  // 16 KiB of weights at a time stay in the first-level cache for all rows; many rows hide a second-level load. Chunks
-  // of one size, so that what each calls in is what the one after it needs.
-  const int64_t most = rows <= 16 ? 64 : 256;
-  const int64_t chunks = quads > most ? (quads + most - 1) / most : 1, chunk = (quads + chunks - 1) / chunks;
+  if (rows <= 6) return rows_s8(a, lda, rows, b, quads, acc, add, without_weights);
+  // 16 KiB of weights at a time stay in the first-level cache for all rows. Chunks of one size, so that what each calls
+  // in is what the one after it needs.
+  constexpr int64_t kMost = 64;
+  const int64_t chunks = quads > kMost ? (quads + kMost - 1) / kMost : 1, chunk = (quads + chunks - 1) / chunks;
   for (int64_t done = 0; done < quads || done == 0; done += chunk) {
     const int64_t now = quads - done < chunk ? quads - done : chunk;
     const int8_t* w = b + done * kStep;
-    rows_s8(a + done * 4, lda, rows, w, now, acc, add || done > 0, done + now < quads ? w + now * kStep : next);
+    const bool last = done + now >= quads;
+    rows_s8(a + done * 4, lda, rows, w, now, acc, add || done > 0,
+            last ? ahead : Ahead{ahead.first_use ? w + now * kStep : nullptr});
     if (quads == 0) return;
   }
 }
@@ -316,7 +331,8 @@ struct GroupTile {
   const float* w_scale;
   float* sum;
   bool first;
-  const uint8_t* ahead;    // as in tile_s8
+  const uint8_t* ahead;  // as in tile_s8
+  int lines;
   const int8_t* unpacked;  // the codes of b one a byte, where many rows share them; or null
 };
 
@@ -384,8 +400,9 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
 
 template <int R>
 void group_s4(const GroupTile& t) {
-  if (t.unpacked) return t.ahead ? group_s4<R, 2, true>(t) : group_s4<R, 0, true>(t);
-  return t.ahead ? group_s4<R, 2, false>(t) : group_s4<R, 0, false>(t);
+  if (!t.unpacked) return t.ahead ? group_s4<R, 2, false>(t) : group_s4<R, 0, false>(t);
+  if (!t.ahead) return group_s4<R, 0, true>(t);
+  return t.lines == 1 ? group_s4<R, 1, true>(t) : group_s4<R, 2, true>(t);
 }
 
 void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
@@ -405,15 +422,21 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 constexpr int64_t kUnpackRows = 18, kUnpackOcts = 32;
 
 void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
-               const Tile& tile, float* sum, const uint8_t* next) {
+               const Tile& tile, float* sum, const Ahead& ahead) {
   alignas(64) int8_t codes[2 * kUnpackOcts * kStep];
   const bool unpacks = tile.rows >= kUnpackRows && octs <= kUnpackOcts;
+  const int lines = lines_a_quad(tile.rows);
   for (int64_t g = 0; g < groups; ++g, a += octs * 8, b += octs * kStep) {
     if (unpacks) unpack_s4(b, octs, codes);
-    const uint8_t* ahead = tile.rows <= 6 ? nullptr : g + 1 < groups ? b + octs * kStep : next;
+    const bool last = g + 1 == groups;
+    const uint8_t* next = last              ? static_cast<const uint8_t*>(ahead.weights)
+                          : ahead.first_use ? b + octs * kStep
+                                            : nullptr;
+    if (tile.rows <= 6) next = nullptr;
     int64_t done = 0;
     for (int pass = 0; done < tile.rows; ++pass) {
       const int64_t r = tile_rows(tile.rows - done);
+      if (last) ahead.call_out(done, r);
       const GroupTile t{a + done * lda,
                         lda,
                         b,
@@ -426,7 +449,8 @@ void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_
                         tile.w_scale + g * kBlockN,
                         sum + done * kBlockN,
                         g == 0,
-                        ahead && pass < 2 ? ahead + pass * octs * (kStep / 2) : nullptr,
+                        next && pass * lines < 4 ? next + pass * octs * lines * 64 : nullptr,
+                        lines,
                         unpacks ? codes : nullptr};
       switch (r) {
         case 1: group_s4<1>(t); break;

@@ -92,7 +92,7 @@ struct V {
 void nothing(int64_t) {}
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t*) {
+             const Ahead&) {
   for (int64_t r = 0; r < rows; ++r) {
     uint32_t sums[kBlockN] = {};
     if (add) std::memcpy(sums, acc + r * kBlockN, sizeof sums);
@@ -119,10 +119,10 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
 
 void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc) {
   int8_t quads[2 * kBlockN * 4];
-  if (octs == 0) gemm_s8(a, lda, rows, nullptr, 0, acc, false, nullptr);
+  if (octs == 0) gemm_s8(a, lda, rows, nullptr, 0, acc, false, {});
   for (int64_t o = 0; o < octs; ++o) {
     unpack_s4(b + o * kBlockN * 4, 1, quads);
-    gemm_s8(a + o * 8, lda, rows, quads, 2, acc, o > 0, nullptr);
+    gemm_s8(a + o * 8, lda, rows, quads, 2, acc, o > 0, {});
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "cpu/ahead.h"
 #include "cpu/cpu.h"
 
 namespace pyquant::cpu {
@@ -118,10 +119,9 @@ struct Kernels {
   // Around the gemm calls of one task that has this many rows (AMX loads its tile configuration here).
   void (*begin)(int64_t rows);
   void (*end)(int64_t rows);
-  // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4]. next: as many weights that the call after this one reads,
-  // or null: memory may bring them while this call multiplies.
+  // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
   void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-                  const int8_t* next);
+                  const Ahead& ahead);
   // The same for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j +
   // 1, so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction; rows
   // <= kDirectRows.
@@ -130,10 +130,10 @@ struct Kernels {
   // zero. Null where the two calls serve as well. tile: w_sum and w_scale of the first group, x_zero.
   void (*gemv_s4)(const uint8_t* a, const uint8_t* b, int64_t octs, int64_t groups, const Tile& tile, float* sum);
   // Rows against int4 in groups of `octs`: gemm_s8 on the unpacked codes and accumulate of every group, sum starting
-  // from zero. a_sum: [tile.rows][groups] sums of the codes of a, from code_sums; next: as in gemm_s8. Both null where
-  // the machine gains nothing.
+  // from zero. a_sum: [tile.rows][groups] sums of the codes of a, from code_sums. Both null where the machine gains
+  // nothing.
   void (*groups_s4)(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
-                    const Tile& tile, float* sum, const uint8_t* next);
+                    const Tile& tile, float* sum, const Ahead& ahead);
   void (*code_sums)(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);

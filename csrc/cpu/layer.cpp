@@ -175,8 +175,22 @@ class Worker {
     static thread_local bool backwards = false;
     backwards = !backwards;
     const int64_t step = backwards ? -1 : 1, first = backwards ? blocks_.end - 1 : blocks_.begin;
-    for (int64_t left = blocks_.end - blocks_.begin, b = first; left > 0; --left, b += step)
+    for (int64_t left = blocks_.end - blocks_.begin, b = first; left > 0; --left, b += step) {
+      if (left > 1) call_vectors(b + step);
       multiply(m, rows, b, left > 1 ? step * layer_.block_bytes : 0);
+    }
+  }
+
+  // The first row of a block would wait three times in turn: for the sums, the scales and the bias of its channels,
+  // each of them in pages of their own. (Of grouped weights the first group's; the others follow it in order.)
+  void call_vectors(int64_t b) const {
+    if (layer_.plain) return;
+    const int64_t at = b * extent_.groups * kBlockN;
+    for (int64_t line = 0; line < kBlockN; line += 16) {
+      __builtin_prefetch(layer_.first.w_sum + at + line);
+      __builtin_prefetch(layer_.first.w_scale + at + line);
+      __builtin_prefetch(layer_.first.bias + b * kBlockN + line);
+    }
   }
 
   // to_next: from the codes of this block to those of the block that comes after it; 0 for none.
@@ -209,7 +223,7 @@ class Worker {
           unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
         else
           kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false,
-                           next_codes(block.codes_s8, r + tile.rows < rows, g, to_next));
+                           ahead(block.codes_s8, r, rows, g, to_next, tile));
         if (!extent_.grouped) break;
         tile.w_sum = block.w_sum + g * kBlockN;
         tile.w_scale = block.w_scale + g * kBlockN;
@@ -220,31 +234,43 @@ class Worker {
     }
   }
 
-  // What gemm_s8 reads after group g of a block of int8 codes; the block is in the cache while rows of it are left.
-  const int8_t* next_codes(const int8_t* codes, bool rows_left, int64_t g, int64_t to_next) const {
-    if (!codes || layer_.plain || rows_left) return nullptr;
-    if (g + 1 < extent_.groups) return codes + (g + 1) * extent_.padded_group * kBlockN;
-    return to_next ? codes + to_next : nullptr;
+  // While gemm_s8 multiplies group g of a block of int8 codes; the block is in the cache while rows of it are left.
+  Ahead ahead(const int8_t* codes, int64_t r, int64_t rows, int64_t g, int64_t to_next, const Tile& tile) const {
+    const bool last = g + 1 == extent_.groups;
+    Ahead a = last ? ahead_of(tile) : Ahead{};
+    a.first_use = r == 0;
+    if (!codes || layer_.plain || r + tile.rows < rows) return a;
+    if (!last)
+      a.weights = codes + (g + 1) * extent_.padded_group * kBlockN;
+    else if (to_next)
+      a.weights = codes + to_next;
+    return a;
+  }
+
+  static Ahead ahead_of(const Tile& tile) {
+    const int64_t size = bytes_of(tile.out_type);
+    return {nullptr, static_cast<const unsigned char*>(tile.out), tile.ldo * size, tile.cols * size};
   }
 
   void multiply_groups(int64_t m, int64_t rows, int64_t b, const BlockView& block, int64_t to_next) {
     for (int64_t r = 0; r < rows; r += kernels_.row_block) {
       Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
-      const bool last = r + tile.rows == rows;
+      Ahead calls = ahead_of(tile);
+      calls.first_use = r == 0;
+      if (to_next && r + tile.rows == rows) calls.weights = block.codes_s4 + to_next;
       kernels_.groups_s4(codes_ + r * stride_, stride_, code_sums_ + r * extent_.groups, block.codes_s4,
-                         extent_.padded_group / 8, extent_.groups, tile, sum_,
-                         last && to_next ? block.codes_s4 + to_next : nullptr);
+                         extent_.padded_group / 8, extent_.groups, tile, sum_, calls);
       finish_groups(tile);
       kernels_.epilogue(tile);
     }
   }
 
   void unpack_and_multiply(const uint8_t* a, int64_t rows, const uint8_t* nibbles, int64_t k) {
-    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false, nullptr);
+    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false, {});
     for (int64_t at = 0; at < k; at += kUnpackedK) {
       const int64_t piece = std::min(kUnpackedK, k - at);
       kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
-      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0, nullptr);
+      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0, {});
     }
   }
 

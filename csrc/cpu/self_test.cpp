@@ -36,8 +36,8 @@ bool multiplies(const Kernels& candidate, const Kernels& scalar, Random& random)
         candidate.begin(rows);
         const auto bytes = static_cast<size_t>(rows * kBlockN) * 4;
         for (bool add : {false, true}) {
-          scalar.gemm_s8(a.data(), kStride, rows, w, quads, want.data(), add, nullptr);
-          candidate.gemm_s8(a.data(), kStride, rows, w, quads, got.data(), add, add ? w : nullptr);
+          scalar.gemm_s8(a.data(), kStride, rows, w, quads, want.data(), add, {});
+          candidate.gemm_s8(a.data(), kStride, rows, w, quads, got.data(), add, {add ? w : nullptr});
         }
         candidate.end(rows);
         if (!same(want.data(), got.data(), bytes)) return false;
@@ -145,7 +145,7 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
     tile.rows = rows;
     tile.w_sum = w_sum.data();
     tile.w_scale = w_scale.data();
-    candidate.groups_s4(a.data(), kCodes, sums.data(), b.data(), kOcts, kGroups, tile, got.data(), b.data());
+    candidate.groups_s4(a.data(), kCodes, sums.data(), b.data(), kOcts, kGroups, tile, got.data(), {b.data()});
     tile.acc = acc.data();
     for (int64_t g = 0; g < kGroups; ++g) {
       scalar.gemm_s4(a.data() + g * kGroup, kCodes, rows, b.data() + g * kOcts * kBlockN * 4, kOcts, acc.data());

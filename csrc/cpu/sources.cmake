@@ -18,9 +18,9 @@ set(PYQUANT_CPU_SOURCES
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND PYQUANT_CPU_SOURCES csrc/cpu/isa_avx2.cpp csrc/cpu/isa_avx512_vnni.cpp csrc/cpu/isa_amx_int8.cpp)
   # g++ 12 takes the deliberately undefined operands inside its own intrinsics for mistakes (GCC bug 105593).
-  set(PYQUANT_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mprefer-vector-width=512
+  set(PYQUANT_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mprfchw -mprefer-vector-width=512
       -Wno-uninitialized -Wno-maybe-uninitialized)
-  set_source_files_properties(csrc/cpu/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+  set_source_files_properties(csrc/cpu/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mprfchw")
   set_source_files_properties(csrc/cpu/isa_avx512_vnni.cpp PROPERTIES COMPILE_OPTIONS "${PYQUANT_AVX512}")
   # The few rows that AMX leaves over run in isa_avx512_vnni.cpp, so no vector code is compiled here.
   set_source_files_properties(csrc/cpu/isa_amx_int8.cpp PROPERTIES COMPILE_OPTIONS "-mamx-tile;-mamx-int8")

@@ -18,26 +18,12 @@ from pyquant.measure.timing import Clock, default_clock, make_clock, time_interl
 from pyquant.ops.load import native_available, why_not_native
 
 COPY = "copy"  # a GPU's memory
-READ = "read"  # a CPU's main memory; READ_SETS are working sets that caches hold
-READ_SETS: Mapping[str, int] = {
-    f"read in {size >> 10} KiB" if size < 1 << 20 else f"read in {size >> 20} MiB": size
-    for size in (
-        64 << 10,
-        128 << 10,
-        256 << 10,
-        512 << 10,
-        1 << 20,
-        2 << 20,
-        4 << 20,
-        8 << 20,
-        16 << 20,
-        32 << 20,
-        64 << 20,
-    )
-}
+READ = "read"  # a CPU's main memory
+_MEMORY = 256 << 20  # bytes that no cache holds
 # Operands of the inner loop, as (rows, K / 4): one tile of AVX-512 registers over a long K, one of AMX, many rows.
-_INNER = ((6, 1024), (32, 256), (48, 256))
-_INNER_PRODUCTS = 1 << 24  # a sample: well below a millisecond
+_INNER = ((6, 1024), (6, 256), (32, 256), (48, 64))
+_INNER_PRODUCTS = 1 << 27  # a call: about a millisecond, so that setting the operands up is lost
+_READ_A_CALL = 4 << 20  # bytes, so that small sets are not lost in the cost of the call
 
 
 @dataclass(frozen=True)
@@ -46,6 +32,18 @@ class Floor:
 
     us: float
     kind: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Something that a CPU cannot do faster, to be timed beside what is held against it: the speed of a shared machine
+    moves, so that a limit of a minute ago says little.
+
+    run     one call of it.   amount  bytes that a call reads, or pairs that it multiplies and adds.
+    """
+
+    run: Callable[[], object]
+    amount: int
 
 
 def gemm_bytes(m: int, k: int, n: int, *, w_bits: float, x_bits: int, out_bits: int, group_size: int = 0) -> int:
@@ -75,10 +73,9 @@ def measure_ceilings(
     size   edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
            random data, and zeros would flatter the peak.
     clock  of the CPU; None: CPU time on one thread, wall time on several.
-    ->     On a CPU 'read' (main memory, a stream that only reads) and READ_SETS (working sets that caches hold) [GB/s],
-           and 'int8' [Gop/s], the inner loop of our own kernels on operands in the caches: nothing multiplies faster.
-           On a GPU 'copy' and 'int8', 'fp16', 'fp8' of torch. 'fp32' and 'bf16': torch.mm. A type that the device's
-           torch cannot multiply is left out.
+    ->     On a CPU 'read' (main memory, a stream that only reads) [GB/s] and 'int8' [Gop/s], the inner loop of our own
+           kernels on operands in the caches: nothing multiplies faster. On a GPU 'copy' and 'int8', 'fp16', 'fp8' of
+           torch. 'fp32' and 'bf16': torch.mm. A type that the device's torch cannot multiply is left out.
     """
     device = torch.device(device)
     size = size or (8192 if device.type == "cuda" else 2048)
@@ -86,15 +83,12 @@ def measure_ceilings(
         return _measured(
             {COPY: _copy(1 << 30, device)}, {COPY: 2 << 30}, _matmuls(device), CudaEventClock(), device, size, rounds
         )
-    if not native_available():
-        raise UnsupportedError("the machine's limits are those of the compiled kernels", [str(why_not_native())])
-    sets = {READ: 256 << 20, **READ_SETS}
-    streams = {name: _read(size_bytes) for name, size_bytes in sets.items()}
-    moved = {name: size_bytes * _turns(size_bytes) for name, size_bytes in sets.items()}
     clock_used = make_clock(clock or default_clock(torch.get_num_threads()))
+    read, multiply = read_limit(_MEMORY), multiply_limit(clock_used, rounds)
+    timings = time_interleaved({"int8": multiply.run}, clock=clock_used, rounds=4 * rounds)
     return [
-        *_measured(streams, moved, _matmuls(device), clock_used, device, size, rounds),
-        Ceiling("int8", 2.0 * _inner_loop(clock_used, rounds) * 1e-9, "Gop/s"),
+        *_measured({READ: read.run}, {READ: read.amount}, _matmuls(device), clock_used, device, size, rounds),
+        Ceiling("int8", 2.0 * multiply.amount / min(timings.samples["int8"]) * 1e-9, "Gop/s"),
     ]
 
 
@@ -117,37 +111,40 @@ def _measured(
     return ceilings
 
 
-def _inner_loop(clock: Clock, rounds: int) -> float:
-    """Products a second of the inner loop of the CPU's kernels: the best sample of the best operands."""
+def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
+    """A stream that only reads a working set of `size_bytes` bytes, with the threads that torch uses.
+
+    cold  a call reads it once, for callers that flush the caches; otherwise so often that the call itself is lost.
+    Raises UnsupportedError without the native libraries.
+    """
+    _need_native()
+    source = torch.ones(max(1, size_bytes // 4))
+    times = 1 if cold else max(1, _READ_A_CALL // size_bytes)
+    return Limit(lambda: torch.ops.pyquant._cpu_read(source, times), times * size_bytes)
+
+
+def multiply_limit(clock: Clock, rounds: int = 5) -> Limit:
+    """The inner loop of the CPU's kernels on operands that stay in the caches: those that are fastest on this machine.
+
+    Raises UnsupportedError without the native libraries.
+    """
+    _need_native()
     multiply = torch.ops.pyquant._cpu_multiply
     calls = {shape: max(1, _INNER_PRODUCTS // (shape[0] * shape[1] * 256)) for shape in _INNER}
     runs = {f"{rows} rows": partial(multiply, rows, quads, calls[rows, quads]) for rows, quads in _INNER}
     timings = time_interleaved(runs, clock=clock, rounds=4 * rounds, warm_calls=2)
-    return max(run() / min(timings.samples[name]) for name, run in runs.items())
+    limits = {name: Limit(run, run()) for name, run in runs.items()}
+    return limits[max(limits, key=lambda name: limits[name].amount / min(timings.samples[name]))]
+
+
+def _need_native() -> None:
+    if not native_available():
+        raise UnsupportedError("the machine's limits are those of the compiled kernels", [str(why_not_native())])
 
 
 def ceiling_value(ceilings: Sequence[Ceiling], name: str) -> float | None:
     """The value of the ceiling called `name`, None where it was not measured."""
     return next((c.value for c in ceilings if c.name == name), None)
-
-
-def bandwidth(ceilings: Sequence[Ceiling], moved_bytes: int, *, cached: bool) -> float | None:
-    """Bandwidth of a working set in GB/s: with `cached`, of the smallest measured set that holds it; else of memory."""
-    for name, size_bytes in READ_SETS.items() if cached else ():
-        if moved_bytes <= size_bytes and (value := ceiling_value(ceilings, name)) is not None:
-            return value
-    read = ceiling_value(ceilings, READ)
-    return ceiling_value(ceilings, COPY) if read is None else read
-
-
-def _read(size_bytes: int) -> Callable[[], object]:
-    source = torch.ones(size_bytes // 4)
-    return lambda: torch.ops.pyquant._cpu_read(source, _turns(size_bytes))
-
-
-def _turns(size_bytes: int) -> int:
-    """Reads of a working set in one call, so that small sets are not lost in the cost of the call."""
-    return max(1, (4 << 20) // size_bytes)
 
 
 def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:

@@ -11,13 +11,14 @@ from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.floors import Floor, bandwidth, ceiling_value, gemm_bytes, gemm_floor
+from pyquant.measure.floors import Floor, Limit, ceiling_value, gemm_bytes, gemm_floor, multiply_limit, read_limit
 from pyquant.measure.ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
 from pyquant.measure.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
 from pyquant.measure.records import Ceiling, GemmReport, GemmRow, Unavailable
 from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
 
 Shape = tuple[int, int, int]
+_MULTIPLY = "limit: multiply int8"
 _MIN_SQNR_DB = 5.0  # 4-bit per channel on Gaussian weights stays above 15 dB; below 5 something else is computed
 
 
@@ -65,7 +66,8 @@ def run_gemm_bench(
 ) -> GemmReport:
     """Time every candidate at every shape, interleaved, and check what each returns before timing it.
 
-    ceilings  from measure_ceilings(); without them rows have no floor.
+    ceilings  from measure_ceilings(); without them rows have no floor. Its peaks of float types are used as they are;
+              reading and int8 are measured again beside every shape.
     on_shape  called before each shape (progress).
     ->        GemmReport; candidates that could not run are in `unavailable` with the reason.
     Raises ArgumentError for an unknown scheme, peer or clock before anything is timed.
@@ -74,6 +76,7 @@ def run_gemm_bench(
     peers = _chosen_peers(bench)
     make_clock(bench.clock)  # an unknown clock is refused before anything is built
     flush = CacheFlush() if bench.cold else None
+    multiply = multiply_limit(make_clock(bench.clock)) if ceilings else None
     rows: list[GemmRow] = []
     missing: list[Unavailable] = []
     for shape in bench.shapes:
@@ -86,7 +89,7 @@ def run_gemm_bench(
                 Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", _at(shape))
             )
             continue
-        rows += _time_shape(bench, shape, prepared.built, make_clock(bench.clock), flush, ceilings)
+        rows += _time_shape(bench, shape, prepared.built, make_clock(bench.clock), flush, ceilings, multiply)
     environment = describe_environment(clock=bench.clock)
     return GemmReport(environment, bench.baseline, rows, list(ceilings), missing, notes=_notes(bench))
 
@@ -141,16 +144,17 @@ def _build_ours(bench: GemmBench, scheme: QScheme, case: GemmCase) -> _Built:
 
 def _time_shape(
     bench: GemmBench, shape: Shape, built: Mapping[str, _Built], clock: Clock, flush: CacheFlush | None,
-    ceilings: Sequence[Ceiling],
+    ceilings: Sequence[Ceiling], multiply: Limit | None,
 ) -> list[GemmRow]:  # fmt: skip
     m, k, n = shape
-    timings = time_interleaved(
-        {name: b.run for name, b in built.items()},
-        clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush,
-    )  # fmt: skip
+    limits = {} if multiply is None else _limits(shape, built, multiply, bench.cold)
+    runs = {name: b.run for name, b in built.items()} | {name: limit.run for name, limit in limits.items()}
+    timings = time_interleaved(runs, clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush)
+    # GB/s, and 1e9 multiply-adds a second.
+    rates = {name: limit.amount / timings.median_us(name) * 1e-3 for name, limit in limits.items()}
     rows = []
     for name, b in built.items():
-        floor = _floor(shape, b, ceilings, cached=not bench.cold)
+        floor = _floor(shape, b, ceilings, rates) if rates else None
         rows.append(
             GemmRow(
                 m, k, n, name, b.ours, timings.median_us(name), timings.ratio(bench.baseline, name),
@@ -162,11 +166,24 @@ def _time_shape(
     return rows
 
 
-def _floor(shape: Shape, b: _Built, ceilings: Sequence[Ceiling], cached: bool) -> Floor | None:
-    m, k, n = shape
-    moved = gemm_bytes(m, k, n, w_bits=b.w_bits, x_bits=b.x_bits, out_bits=b.x_bits, group_size=b.group_size)
-    gbps, gops = bandwidth(ceilings, moved, cached=cached), ceiling_value(ceilings, b.peak)
-    return None if gbps is None or gops is None else gemm_floor(m, k, n, moved_bytes=moved, gbps=gbps, gops=gops)
+def _limits(shape: Shape, built: Mapping[str, _Built], multiply: Limit, cold: bool) -> dict[str, Limit]:
+    """What is timed beside the candidates of a shape: a stream over the bytes of each, and the int8 inner loop."""
+    sets = {_moved(shape, b) for b in built.values()}
+    return {_MULTIPLY: multiply} | {_read_name(size): read_limit(size, cold=cold) for size in sorted(sets)}
+
+
+def _floor(shape: Shape, b: _Built, ceilings: Sequence[Ceiling], rates: Mapping[str, float]) -> Floor | None:
+    moved = _moved(shape, b)
+    gops = 2.0 * rates[_MULTIPLY] if b.peak == "int8" else ceiling_value(ceilings, b.peak)
+    return None if gops is None else gemm_floor(*shape, moved_bytes=moved, gbps=rates[_read_name(moved)], gops=gops)
+
+
+def _moved(shape: Shape, b: _Built) -> int:
+    return gemm_bytes(*shape, w_bits=b.w_bits, x_bits=b.x_bits, out_bits=b.x_bits, group_size=b.group_size)
+
+
+def _read_name(size_bytes: int) -> str:
+    return f"limit: read {size_bytes} bytes"
 
 
 def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
@@ -195,6 +212,7 @@ def _notes(bench: GemmBench) -> list[str]:
         "ratio: baseline time / candidate time, median over interleaved rounds of one run",
         (
             "floor: max(bytes / bandwidth of a stream that only reads a working set of that size, operations / peak of "
-            "the type), both measured in this run with the same threads; int8: the inner loop of our kernels in caches"
+            "the type), with the same threads. The stream and the peak of int8 (the inner loop of our kernels on "
+            "operands in the caches) are timed in the rounds of the shape itself; the peaks of float types once"
         ),
     ]

@@ -14,7 +14,7 @@ import torch
 
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.energy import EnergyUnavailable, energy_meter
-from pyquant.measure.floors import bandwidth, ceiling_value, gemm_bytes, gemm_floor
+from pyquant.measure.floors import COPY, ceiling_value, gemm_bytes, gemm_floor
 from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
 from pyquant.measure.kernels import ADAPTERS
 from pyquant.measure.kernels.adapter import Adapter, Built, Run
@@ -263,7 +263,7 @@ def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings:
     moved = adapter.products * gemm_bytes(
         m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=adapter.out_bits
     )
-    gbps, gops = bandwidth(ceilings, moved, cached=False), ceiling_value(ceilings, adapter.peak)
+    gbps, gops = ceiling_value(ceilings, COPY), ceiling_value(ceilings, adapter.peak)
     floor = None
     if gbps and gops:
         floor = gemm_floor(m * adapter.products, k, n, moved_bytes=moved, gbps=gbps, gops=gops)

@@ -7,17 +7,13 @@ import torch
 
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import (
-    COPY,
     READ,
-    READ_SETS,
-    bandwidth,
     ceiling_value,
     gemm_bytes,
     gemm_floor,
     measure_ceilings,
     random_codes,
 )
-from pyquant.measure.records import Ceiling
 
 
 def test_bytes_of_a_known_problem() -> None:
@@ -40,19 +36,9 @@ def test_impossible_limits_are_refused(gbps: float, gops: float) -> None:
         gemm_floor(1, 1, 1, moved_bytes=1, gbps=gbps, gops=gops)
 
 
-def test_bandwidth_of_the_working_set() -> None:
-    ceilings = [Ceiling(READ, 10.0, "GB/s"), *[Ceiling(name, 100.0 - i, "GB/s") for i, name in enumerate(READ_SETS)]]
-    assert bandwidth(ceilings, 1, cached=True) == 100.0
-    assert bandwidth(ceilings, 100 << 10, cached=True) == 99.0
-    assert bandwidth(ceilings, 1 << 40, cached=True) == 10.0
-    assert bandwidth(ceilings, 1, cached=False) == 10.0
-    assert bandwidth([Ceiling(COPY, 7.0, "GB/s")], 1, cached=False) == 7.0  # a GPU
-    assert bandwidth([], 1, cached=True) is None
-
-
 def test_ceilings_are_measured_and_positive() -> None:
     ceilings = measure_ceilings("cpu", size=64, rounds=1)
-    assert {c.name for c in ceilings} >= {READ, *READ_SETS, "fp32", "int8"}
+    assert {c.name for c in ceilings} >= {READ, "fp32", "int8"}
     assert all(c.value > 0 for c in ceilings)
     assert ceiling_value(ceilings, "no such") is None
 

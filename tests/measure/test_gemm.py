@@ -8,10 +8,11 @@ import torch
 from pyquant.core.presets import scheme_from_name
 from pyquant.errors import ArgumentError
 from pyquant.measure import gemm
-from pyquant.measure.floors import measure_ceilings
+from pyquant.measure.floors import Limit, measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
 from pyquant.measure.ours import build_qlinear, check_rows, is_exact, sqnr_db
 from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
+from pyquant.measure.timing import Timings
 
 CPU = torch.device("cpu")
 QUICK = {"rounds": 1, "shapes": [(3, 64, 40)]}
@@ -41,6 +42,33 @@ def test_rows_of_every_candidate() -> None:
 def test_without_ceilings_there_is_no_floor() -> None:
     report = run_gemm_bench(GemmBench(schemes=[], peers=[], **QUICK))
     assert [row.floor_us for row in report.rows] == [None]
+
+
+def test_the_limits_are_of_the_same_rounds_as_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that slows down by four between the ceilings and the shape moves the floor with it."""
+    asked: list[list[str]] = []
+
+    def timed(candidates, **kwargs):
+        asked.append(list(candidates))
+        slow = {FP32: 8e-6, "QLinear W8A8Dynamic": 4e-6}
+        return Timings("cpu", {name: [slow.get(name, 1e-6)] * 5 for name in candidates})
+
+    ceilings = measure_ceilings("cpu", size=64, rounds=1)
+    multiply = Limit(lambda: None, 3 * 64 * 40)
+    monkeypatch.setattr(gemm, "multiply_limit", lambda clock: multiply)
+    monkeypatch.setattr(gemm, "time_interleaved", timed)
+    monkeypatch.setattr(gemm, "read_limit", lambda size, cold: Limit(lambda: None, 2 * size))
+    report = run_gemm_bench(GemmBench(schemes=["W8A8Dynamic"], peers=[], **QUICK), ceilings=ceilings)
+    row = next(row for row in report.rows if row.ours)
+    assert len(asked) == 1
+    assert {name.split(":")[0] for name in asked[0]} == {FP32, row.candidate, "limit"}
+    assert (row.floor_us, row.floor_kind, row.of_floor) == pytest.approx((1.0, "ops", 0.25))
+    multiply = Limit(
+        lambda: None, 1 << 40
+    )  # nothing binds but the bytes, of which a call of the stream reads twice as many
+    report = run_gemm_bench(GemmBench(schemes=["W8A8Dynamic"], peers=[], **QUICK), ceilings=ceilings)
+    row = next(row for row in report.rows if row.ours)
+    assert (row.floor_us, row.floor_kind) == pytest.approx((0.5, "bytes"))
 
 
 def test_unavailable_group_size_is_reported_not_dropped() -> None:
