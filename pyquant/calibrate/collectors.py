@@ -78,7 +78,7 @@ class PercentileCalibrator(HistogramCollector):
         self, method: str = "percentile", *, bits: int = 8, percentile: float | None = None
     ) -> torch.Tensor:
         """As HistogramCollector.compute_amax, with the percentile given at the start unless told otherwise."""
-        return super().compute_amax(method, bits=bits, percentile=percentile or self.percentile)
+        return super().compute_amax(method, bits=bits, percentile=self.percentile if percentile is None else percentile)
 
 
 class MSECalibrator(HistogramCollector):
@@ -97,7 +97,7 @@ class MSECalibrator(HistogramCollector):
 
     def compute_amax(self, method: str = "mse", *, bits: int | None = None, percentile: float = 99.99) -> torch.Tensor:
         """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
-        return super().compute_amax(method, bits=bits or self.bits, percentile=percentile)
+        return super().compute_amax(method, bits=self.bits if bits is None else bits, percentile=percentile)
 
 
 class EntropyCalibrator(HistogramCollector):
@@ -145,7 +145,7 @@ class EntropyCalibrator(HistogramCollector):
         self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
     ) -> torch.Tensor:
         """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
-        bits = bits or self.bits
+        bits = self.bits if bits is None else bits
         if method != "entropy" or not self._histograms:
             return super().compute_amax(method, bits=bits, percentile=percentile)
         TensorScheme(bits=bits)  # says which bits there are

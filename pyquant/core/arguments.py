@@ -73,6 +73,18 @@ def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
     return cast("Iterable[Any]", value)
 
 
+def text(argument: str, value: object) -> str:
+    """Text.
+
+    Example:
+        >>> text("name", "encoder.0")
+        'encoder.0'
+    """
+    if not isinstance(value, str):
+        raise ArgumentError(argument, shown(value), "text")
+    return value
+
+
 def flag(argument: str, value: object) -> bool:
     """True or False, and nothing else that has a truth.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from pyquant.core.paths import file_path
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory
@@ -69,7 +70,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the recipe (.yaml, .yml, .toml or .json), whole or not at all. -> the path."""
-        path = Path(path)
+        path = file_path("path", path)
         data = self.recipe.dumps(format_of(path)).encode("utf-8")
         with SaveDirectory(path.parent) as out:
             out.publish(out.stage(data), path.name)
@@ -81,6 +82,7 @@ class Plan:
 
         Raises ArgumentError where no layer of the plan has a static range.
         """
+        path = file_path("path", path)
         if not self.ranges:
             raise ArgumentError("ranges", "none: no layer of the plan has a static range", "a plan with static formats")
         return save_ranges(path, self.ranges, self.recipe)
@@ -89,7 +91,7 @@ class Plan:
         """Write what was found; the ending says how: .html, .png, .svg, .csv, .md, .json. -> the path."""
         from pyquant.report import registry
 
-        path = Path(path)
+        path = file_path("path", path)
         form = path.suffix.removeprefix(".")
         if form == "json":
             return save_record(path, self.record)

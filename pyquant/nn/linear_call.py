@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.fx import Proxy
 
 from pyquant import ops
+from pyquant.core import arguments
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
@@ -100,7 +101,9 @@ class LinearCall(LinearState):
         return torch.uint8 if self.packs_codes(self.scheme.outputs, x.device) else None
 
     def packs_codes(self, scheme: TensorScheme | None, device: torch.device) -> bool:
-        """Whether results of this layer as codes of that scheme lie two a byte on a device."""
+        """Whether results of this layer as codes of that scheme lie two a byte on a device. Raises ArgumentError."""
+        if scheme is not None and not isinstance(scheme, TensorScheme):
+            raise ArgumentError("scheme", arguments.shown(scheme), "a TensorScheme, or None")
         if scheme is None or scheme.bits != 4 or not self._packs_results:
             return False
         return ops.packs_int4(device, self.out_features)
@@ -118,6 +121,18 @@ class LinearCall(LinearState):
             raise ArgumentError("x", f"{type(x).__name__} {x!r}"[:120], "a Tensor or a QTensor")
         if residual is not None and not isinstance(residual, Tensor):
             raise ArgumentError("residual", type(residual).__name__, "a Tensor or None")
+
+    def _check_call(self, x: object, residual: object) -> None:
+        """What the ops of forward would refuse, for reference, which calls none."""
+        self._check_ready(x, residual)
+        if isinstance(x, Tensor):
+            self._check_operand(x, weights.FLOAT_TYPES)
+            lead = x.shape[:-1]
+        else:
+            self._check_codes(cast(QTensor, x))
+            lead = cast(QTensor, x).data.shape[:-1]
+        if isinstance(residual, Tensor) and residual.shape != (*lead, self.out_features):
+            raise ArgumentError("residual", describe(residual), f"float {[*lead, self.out_features]}")
 
     def _forward_float(self, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
         if isinstance(x, QTensor):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.patterns import MAX_EXPRESSIONS, Expression, Globs
 from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
@@ -81,6 +82,7 @@ class FqnConfig:
 
     def decide(self, name: str, module: nn.Module) -> Decision | None:
         """The decision for a module under one of its names; None where no key matches."""
+        arguments.text("name", name)
         if name in self._names:
             return Decision(self._names[name], name, "name")
         for key, kind in self._matching(name):
@@ -96,6 +98,8 @@ class FqnConfig:
         """Whether one key covers a module, also where a stronger key decides about it."""
         if isinstance(key, type):
             return isinstance(module, key)
+        arguments.text("key", key)
+        arguments.text("name", name)
         if key == DEFAULT or key in self._names:
             return key in (DEFAULT, name)
         return any(found == key for found, _ in self._matching(name))
@@ -126,7 +130,7 @@ class FqnConfig:
         layers  the modules that can be converted; others   all further modules, to tell a key that hits the wrong kind.
         A key that leaves alone what is never converted (None for nn.LayerNorm) says what happens anyway and is fine.
         """
-        layers, others = list(layers), list(others)
+        layers, others = _named("layers", layers), _named("others", others)
         used, hits = self._covered(layers), self._covered(others)
         unused = [
             key
@@ -165,3 +169,13 @@ def _scheme(key: Key, value: object) -> object:
 
 def _is_harmless(hits: list[tuple[str, nn.Module]], layers: list[tuple[str, nn.Module]]) -> bool:
     return bool(hits) and not any(layer.startswith(f"{hit}.") for layer, _ in layers for hit, _ in hits)
+
+
+def _named(argument: str, modules: Any) -> list[tuple[str, nn.Module]]:
+    """Pairs (name, module), as named_modules gives them. Raises ArgumentError."""
+    found = list(arguments.iterable(argument, modules, "pairs (name, module)"))
+    for pair in found:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str) or not isinstance(pair[1], nn.Module):
+            raise ArgumentError(argument, arguments.shown(pair), "pairs (name, module)")
+    return found

@@ -142,6 +142,8 @@ class QConv2d(LinearCall):
         Raises ArgumentError, NonFiniteError or SchemeError naming what is wrong.
         """
         check_scheme(scheme)
+        if not isinstance(patches, Patches):
+            raise ArgumentError("patches", arguments.shown(patches), "a Patches, such as Patches.of(conv)")
         if not isinstance(codes, Tensor) or codes.dim() != 2 or codes.shape[1] % patches.pixels:
             got = f"{type(codes).__name__} {list(codes.shape) if isinstance(codes, Tensor) else repr(codes)}"
             raise ArgumentError("codes", got[:120], f"a tensor [out_channels, {patches.pixels} * in_channels]")
@@ -157,7 +159,7 @@ class QConv2d(LinearCall):
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Conv2d:
         """A torch.nn.Conv2d with the dequantised weights and the bias; the activation is not part of it."""
-        dtype, p = dtype or self.dtype, self.patches
+        dtype, p = weights.float_type(dtype, self.dtype), self.patches
         conv = nn.Conv2d(
             self.in_channels, self.out_channels, p.kernel_size, p.stride, p.float_padding(), p.dilation,
             bias=self.bias_ is not None, device="meta",
@@ -184,12 +186,12 @@ class QConv2d(LinearCall):
         if isinstance(x, Tensor):
             x = autocast(x)
         is_integer_float = isinstance(x, Tensor) and self.scheme.is_integer and not self._gives_codes
+        self._check_ready(x, residual)
         if is_integer_float and needs_derivative(x, residual):  # type: ignore[arg-type]
             return straight_through.apply_convolution(self, x, residual)  # type: ignore[arg-type]
         return self._convolve(x, residual)
 
     def _convolve(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
-        self._check_ready(x, residual)
         if isinstance(x, QTensor):
             x = unpacked(x)
             if not self.scheme.is_integer:
@@ -261,6 +263,16 @@ class QConv2d(LinearCall):
             raise ArgumentError("x", describe(x), f"{names} [B, {self.in_channels}, H, W], dense")
         self._check_device(x)
 
+    def _check_call(self, x: object, residual: object) -> None:
+        self._check_ready(x, residual)
+        if isinstance(x, QTensor):
+            x = unpacked(x)
+            self._check_parts(x)
+        data = x.data if isinstance(x, QTensor) else cast(Tensor, x)
+        self._check_image(data, (torch.int8, torch.uint8) if isinstance(x, QTensor) else weights.FLOAT_TYPES)
+        batch = (data.shape[0] if data.dim() == 4 else 1, *self.patches.out_size(data.shape[-2], data.shape[-1]))
+        self._residual_rows(cast("Tensor | None", residual), batch, data.dim() == 4)
+
     def _residual_rows(self, residual: Tensor | None, size: tuple[int, int, int], is_batch: bool) -> Tensor | None:
         if residual is None:
             return None
@@ -278,6 +290,7 @@ class QConv2d(LinearCall):
             >>> torch.equal(layer(x), layer.reference(x))
             True
         """
+        self._check_call(x, residual)
         return reference.convolution(self, x, residual)
 
     def extra_repr(self) -> str:

@@ -121,7 +121,7 @@ class QEmbedding(nn.Module):
         """A torch.nn.Embedding with the dequantised rows, in `dtype` (None: the layer's own)."""
         real = ops.dequantize(self.codes, self.weight_scale, None, "per_channel", 0, torch.float32)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta")
-        embedding.weight = nn.Parameter(real.to(dtype or self.dtype))
+        embedding.weight = nn.Parameter(real.to(weights.float_type(dtype, self.dtype)))
         return embedding.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:

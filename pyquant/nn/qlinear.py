@@ -13,7 +13,7 @@ from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import reference, state
+from pyquant.nn import reference, state, weights
 from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights
 from pyquant.nn.linear_state import check_scheme
 
@@ -149,7 +149,7 @@ class QLinear(LinearCall):
             >>> QLinear.from_float(nn.Linear(8, 4), W8A8Dynamic()).to_float().weight.shape
             torch.Size([4, 8])
         """
-        dtype = dtype or self.dtype
+        dtype = weights.float_type(dtype, self.dtype)
         real = self.dequantised_weight()
         has_bias = self.bias_ is not None
         linear = nn.Linear(self.in_features, self.out_features, has_bias, device="meta")
@@ -191,6 +191,7 @@ class QLinear(LinearCall):
             >>> torch.equal(layer(x), layer.reference(x))
             True
         """
+        self._check_call(x, residual)
         return reference.forward(self, x, residual)
 
     def extra_repr(self) -> str:

@@ -6,10 +6,20 @@ import torch
 from torch import Tensor
 
 from pyquant import ops
+from pyquant.core import arguments
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def float_type(given: object, own: torch.dtype) -> torch.dtype:
+    """The floating type that an argument `dtype` names; None: `own`. Raises ArgumentError."""
+    if given is None:
+        return own
+    if not isinstance(given, torch.dtype) or not given.is_floating_point:
+        raise ArgumentError("dtype", arguments.shown(given), "a floating torch.dtype, or None")
+    return given
 
 
 def check_group_size(scheme: TensorScheme, in_features: int) -> None:

@@ -7,7 +7,6 @@ device.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -369,7 +368,7 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
         raise ArgumentError("spec", f"{len(spec)} integers", f"{WIRE_FIELDS}, as LinearSpec.to_ints() gives")
     try:
         s = LinearSpec.from_ints(list(spec))
-    except (IndexError, TypeError, struct.error):
+    except ArgumentError:
         raise ArgumentError("spec", list(spec), "integers as LinearSpec.to_ints() gives") from None
     if not (0 <= s.n < check.MAX_SIZE and 0 <= s.k < check.MAX_SIZE):
         raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", f"n and k from 0 to {check.MAX_SIZE - 1}")

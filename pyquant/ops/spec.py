@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
@@ -79,15 +81,22 @@ class LinearSpec:
 
     @staticmethod
     def from_ints(values: Sequence[int]) -> LinearSpec:
-        """The inverse of to_ints(); IndexError when a field has no meaning."""
-        n, k, group_size, modes, clamp = values
-        low, high = struct.unpack("<ff", struct.pack("<q", clamp))
+        """The inverse of to_ints(). Raises ArgumentError for other integers, and where a field has no meaning."""
+        allowed = f"{WIRE_FIELDS} integers as LinearSpec.to_ints() gives"
+        try:
+            n, k, group_size, modes, clamp = (operator.index(value) for value in values)
+            low, high = struct.unpack("<ff", struct.pack("<q", clamp))
+        except (TypeError, ValueError, RuntimeError, struct.error):
+            raise ArgumentError("values", arguments.shown(values), allowed) from None
 
         def bits(at: int, count: int) -> int:
             return modes >> at & (1 << count) - 1
 
-        return LinearSpec(
-            n, k, bits(0, 4), group_size, INPUTS[bits(8, 1)], bits(16, 8) - 128, bits(24, 8) - 128, bool(bits(9, 1)),
-            ACTIVATIONS[bits(4, 4)], low, high, bool(bits(10, 1)), bool(bits(11, 1)), bits(32, 8) - 128,
-            bits(40, 8) - 128, LAYOUTS[bits(12, 2)],
-        )  # fmt: skip
+        try:
+            return LinearSpec(
+                n, k, bits(0, 4), group_size, INPUTS[bits(8, 1)], bits(16, 8) - 128, bits(24, 8) - 128,
+                bool(bits(9, 1)), ACTIVATIONS[bits(4, 4)], low, high, bool(bits(10, 1)), bool(bits(11, 1)),
+                bits(32, 8) - 128, bits(40, 8) - 128, LAYOUTS[bits(12, 2)],
+            )  # fmt: skip
+        except IndexError:
+            raise ArgumentError("values", arguments.shown(values), allowed) from None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pyquant.calibrate import Comparison, Range, compare, run_calibration, signed_histogram
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
 from pyquant.simulate.calibrate import set_ranges_from_data
@@ -91,6 +92,7 @@ class QuantizationCalibrator:
         NonFiniteError naming layer and batch.
         """
         _check(method, percentile)
+        arguments.flag("verbose", verbose)
         targets = targets_of(model)
         with unchanged_on_error(targets):
             for target in targets:
@@ -130,7 +132,7 @@ class QuantizationCalibrator:
             >>> sorted(found["0.input"])
             ['entropy', 'max', 'mse', 'percentile']
         """
-        wanted = list(methods)
+        wanted = list(arguments.iterable("methods", methods, "names of methods"))
         found = self.histograms(model, calib_data_loader, wanted, num_calib_batches, percentile, batch_to_inputs)
         return {name: dict(zip(wanted, seen.methods, strict=True)) for name, seen in found.items()}
 
@@ -158,7 +160,7 @@ class QuantizationCalibrator:
             >>> found.edges, sum(found.counts), found.in_use
             ([-2.0, -1.0, 0.0, 1.0, 2.0], 6400.0, None)
         """
-        wanted = list(methods)
+        wanted = list(arguments.iterable("methods", methods, "names of methods"))
         for method in wanted:
             _check(method, percentile)
         targets = [t for t in targets_of(model) if t.tensor != "weight"]

@@ -164,6 +164,8 @@ class SelectiveQuantizer:
                                 Without either, the keys name the blocks themselves.
         """
         self._allow("mapping")
+        if float_source is not None and not isinstance(float_source, type):
+            raise ArgumentError("float_source", arguments.shown(float_source), "a class of modules, or None")
         source = float_source or _source_of(quantized_target_class)
         mapping = QuantizedMetadata(
             source, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor
@@ -221,7 +223,10 @@ class SelectiveQuantizer:
         return done.undo
 
     def _register(self, layer_names: Keys, what: Any) -> None:
-        keys = [layer_names] if isinstance(layer_names, (str, type)) else list(layer_names)
+        one = isinstance(layer_names, (str, type))
+        keys: list[Any] = (
+            [layer_names] if one else list(arguments.iterable("layer_names", layer_names, "names and classes"))
+        )
         if not keys:
             raise ArgumentError("layer_names", repr(layer_names), "at least one name, glob, 're:...' or module class")
         new = {key: Rule.of(key, what) for key in (keys if len(keys) == 1 else sorted(keys, key=str))}

@@ -154,11 +154,14 @@ class QATRecipe:
 
     def peak_lr(self, training_lr: float) -> float:
         """Peak learning rate for a model that was trained with `training_lr`."""
+        arguments.number("training_lr", training_lr, 0, above=True)
         shares = PEAKS.get(self.optimizer, PEAKS[None])
         return training_lr * (shares[4 if self.bits < 6 else 8] if self.peak is None else self.peak)
 
     def lr_factor(self, step: int, steps: int) -> float:
         """Learning rate of a step (0 to steps - 1) as a share of the peak: linear warm-up, then half a cosine."""
+        arguments.whole("step", step, 0)
+        arguments.whole("steps", steps, 0)
         rising = int(steps * self.warmup)
         if step < rising:
             return (step + 1) / rising

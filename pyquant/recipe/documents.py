@@ -66,7 +66,7 @@ def parse(text: str, format: str, where: str, argument: str = "recipe") -> dict[
     if size > MAX_BYTES:
         raise ArgumentError(argument, f"{where}: {size} bytes", f"at most {MAX_BYTES} bytes")
     readers = {"yaml": yaml_document.parse, "toml": toml_document.parse, "json": _parse_json}
-    if format not in readers:
+    if not isinstance(format, str) or format not in readers:
         raise ArgumentError(argument, f"{where}: format {format!r}"[:240], ", ".join(readers))
     try:
         data = readers[format](text)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.results.float_format import FLOAT, is_float, renamed
 from pyquant.results.record import load_record, record, save_record
@@ -151,8 +152,10 @@ class LatencyTable:
             if sorted(config) != sorted(self.groups):
                 raise ArgumentError("config", ", ".join(map(str, config)), f"every group: {', '.join(self.groups)}")
             return tuple(self._format(config[group]) for group in self.groups)
+        allowed = f"{len(self.groups)} numbers in [0, {len(self.formats)})"
+        if not isinstance(config, Sequence) or not all(isinstance(f, int) for f in config):
+            raise ArgumentError("config", arguments.shown(config), allowed)
         if len(config) != len(self.groups) or any(not 0 <= f < len(self.formats) for f in config):
-            allowed = f"{len(self.groups)} numbers in [0, {len(self.formats)})"
             raise ArgumentError("config", repr(tuple(config))[:200], allowed)
         return tuple(int(f) for f in config)
 
@@ -195,6 +198,7 @@ class LatencyTable:
 
     def require(self, fingerprint: Mapping[str, str], where: str = "latency table") -> None:
         """Raise CheckpointError naming the first entry in which the table's fingerprint and this one differ."""
+        arguments.mapping("fingerprint", fingerprint, "entries of a fingerprint to their texts")
         for entry in (*self.fingerprint, *fingerprint):
             here, there = fingerprint.get(entry, "nothing"), self.fingerprint.get(entry, "nothing")
             if here != there:

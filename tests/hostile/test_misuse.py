@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hostile.valid_calls import POSITIONAL, all_calls
+from hostile.valid_methods import all_methods, methods
 from torch import nn
 
 import pyquant
@@ -46,6 +47,11 @@ NOT_CALLED_OF_OPS = {
     "Kernel": "a record of results, which the library makes",
     **dict.fromkeys(("checks_enabled", "native_available", "why_not_native"), "takes no argument"),
     **dict.fromkeys(("set_checks", "set_strict"), "the name is pyquant's, too"),
+}
+# Methods that are not called here, each with its reason.
+NOT_CALLED_METHODS = {
+    "LatencyTable.layer_costs": "its one flag only chooses between two numbers of the table",
+    "Plan.save_ranges": "its path goes the way of Plan.save; static ranges need a calibration",
 }
 
 
@@ -102,6 +108,7 @@ def raw_errors(function: Callable[..., Any], make: Callable[[Path], dict[str, An
 
 
 CALLS = all_calls()
+METHODS = {name: call for name, call in all_methods().items() if name not in NOT_CALLED_METHODS}
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +126,30 @@ def test_junk_is_refused_by_our_errors(name: str, tmp_path: Path) -> None:
     given = make(tmp_path)
     function(*given.pop(POSITIONAL, ()), **given)  # legal, so that what is refused is the junk
     assert raw_errors(function, make, tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_junk_is_refused_by_methods(name: str, tmp_path: Path) -> None:
+    Path("recipe.yaml").write_text("{}")
+    function, make = METHODS[name]
+    function(**make(tmp_path))
+    assert raw_errors(function, make, tmp_path) == set()
+
+
+def test_every_method_with_arguments_is_called_or_has_its_reason() -> None:
+    named = {name for name, raw in methods() if _arguments_of(raw)}
+    assert named == set(METHODS) | set(NOT_CALLED_METHODS)
+    assert len(METHODS) > 60
+
+
+def _arguments_of(raw: Any) -> set[str]:
+    """The names of a method's arguments, without the object or class itself, *args and **kwargs."""
+    import inspect
+
+    is_static = isinstance(raw, staticmethod)
+    parameters = list(inspect.signature(raw.__func__ if hasattr(raw, "__func__") else raw).parameters.values())
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name for p in parameters[0 if is_static else 1 :] if p.kind not in kinds}
 
 
 def test_every_public_name_is_called_or_has_its_reason() -> None:
