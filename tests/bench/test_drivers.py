@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import cpu_linear, gemm, latency_additivity, scaling  # noqa: E402
+from bench import cpu_linear, encoders, gemm, latency_additivity, scaling  # noqa: E402
 from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm import search as minilm_search  # noqa: E402
@@ -49,6 +49,21 @@ def test_bars_are_geometric_means_and_the_worst_shape() -> None:
     slow = {bar.name: bar for bar in cpu_linear.bars_of(rows(11.0))}
     assert not slow[f"W8A8Dynamic, M=1, never behind {FBGEMM}"].passed  # 22 us at the second shape
     assert not any("W4A8" in name for name in bars)  # nothing was measured, so nothing is claimed
+
+
+def test_the_encoder_that_gains_least_decides() -> None:
+    def row(model: str, size: tuple[int, int], gain: float) -> encoders.EncoderRow:
+        names = ("fp32", encoders.SCHEME)
+        return encoders.EncoderRow(model, *size, dict.fromkeys(names, 1.0), dict(zip(names, (1.0, gain), strict=True)))
+
+    rows = [row("BERT base", size, 3.0) for size in encoders.SIZES]
+    rows += [row("T5 base", size, gain) for size, gain in zip(encoders.SIZES, (3.0, 2.4, 2.8), strict=True)]
+    (bar,) = encoders.bars_of(rows)
+    assert bar.measured == pytest.approx(0.8)
+    assert not bar.passed
+    text = encoders.markdown(encoders.EncoderReport(describe_environment("cpu"), rows, [bar]))
+    assert "MISS" in text
+    assert "| T5 base | 1 x 128 tokens | 1.0 (1.00x) | 1.0 (2.40x) |" in text
 
 
 def test_goals_are_those_of_the_documentation() -> None:
