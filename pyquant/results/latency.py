@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -153,11 +154,13 @@ class LatencyTable:
                 raise ArgumentError("config", ", ".join(map(str, config)), f"every group: {', '.join(self.groups)}")
             return tuple(self._format(config[group]) for group in self.groups)
         allowed = f"{len(self.groups)} numbers in [0, {len(self.formats)})"
-        if not isinstance(config, Sequence) or not all(isinstance(f, int) for f in config):
-            raise ArgumentError("config", arguments.shown(config), allowed)
-        if len(config) != len(self.groups) or any(not 0 <= f < len(self.formats) for f in config):
-            raise ArgumentError("config", repr(tuple(config))[:200], allowed)
-        return tuple(int(f) for f in config)
+        try:
+            indices = tuple(operator.index(f) for f in config)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentError("config", arguments.shown(config), allowed) from None
+        if len(indices) != len(self.groups) or any(not 0 <= f < len(self.formats) for f in indices):
+            raise ArgumentError("config", repr(indices)[:200], allowed)
+        return indices
 
     def layer_costs(self, *, inputs: bool = False) -> dict[str, dict[int, float]]:
         """{layer: {4: us, 8: us, 16: us}}, as LearnedPrecision takes it: the bits of the weights, or with `inputs` the
