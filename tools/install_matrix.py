@@ -1,10 +1,12 @@
 """Installs pyquant as its users do, in clean environments: source distribution -> wheel -> install -> a layer, doctor.
 
-    python tools/install_matrix.py [--python PATH ...] [--torch VERSION ...] [--folder DIR]
+    python tools/install_matrix.py [--python PATH ...] [--torch VERSION ...] [--cuda-builds] [--folder DIR]
 
-Every Python from 3.10 on that is found here (PATH, pyenv) with every CPU build of torch that pip offers for it. Only
-small builds are tried: the `+cpu` ones, for which PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place. A Python
-without one still builds and installs its wheel and loads the native module, which needs no torch. CUDA is left out.
+Every Python from 3.10 on that is found here (PATH, pyenv) with every build of torch that pip offers for it: the small
+`+cpu` ones, for which PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place, or with --cuda-builds those that
+`pip install torch` brings: 3 GB to download, 7 GB of disk while one is in use. A wheel is built once for each Python,
+against the torch beside the Python that runs this; the source distribution is built against every torch. Without any
+torch a Python builds and installs its wheel and loads the native module, which needs none. CUDA kernels are left out.
 Prints one line for each pair and exits with 1 when one fails.
 """
 
@@ -26,8 +28,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-TORCHES = ("2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0")
+TORCHES = ("2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")
 BUILD_TOOLS = ("setuptools>=77", "wheel", "cmake>=3.24", "ninja", "pybind11>=2.13")
+
+FAILED = "FAILED"
 
 # What an installed package must do, torch included. Run outside the checkout.
 USE = """
@@ -147,44 +151,54 @@ def make_wheel(python: Python, source: Path, folder: Path) -> Path:
     return wheel
 
 
-def try_torch(python: str, version: str) -> bool:
-    """Installs a CPU build of torch where pip offers one."""
+def offered(python: str) -> set[str]:
+    """The versions of torch that pip finds for an environment, `2.13.0+cpu` beside `2.13.0`."""
     try:
-        pip(python, "install", "--only-binary=:all:", f"torch=={version}+cpu", "numpy")
+        lines = run(python, "-m", "pip", "index", "versions", "torch").splitlines()
     except Failed as failed:
-        if "No matching distribution" in str(failed) or "Could not find a version" in str(failed):
-            return False
+        if "No matching distribution" in str(failed):
+            return set()
         raise
-    return True
+    prefix = "Available versions: "
+    (line,) = [line for line in lines if line.startswith(prefix)]
+    return set(line.removeprefix(prefix).split(", "))
 
 
 def use(python: str, folder: Path) -> None:
-    """A layer runs, is saved and loaded; doctor finds nothing wrong."""
+    """A layer runs, is saved and loaded, and nothing warns; doctor finds nothing wrong."""
     folder.mkdir(parents=True, exist_ok=True)
-    place = run(python, "-c", USE, cwd=folder).strip()
+    place = run(python, "-W", "error", "-c", USE, cwd=folder).strip()
     if not Path(place).resolve().is_relative_to(Path(python).parents[1].resolve()):
         raise Failed(f"pyquant was imported from {place}")
     run(str(Path(python).with_name("pyquant")), "doctor", cwd=folder)
 
 
+def with_torch(here: str, version: str, archives: dict[str, Path], folder: Path) -> Iterator[tuple[str, str]]:
+    """(what was tried, what came of it) of one torch in an environment without one. Raises Failed."""
+    pip(here, "install", "--only-binary=:all:", f"torch==={version}", "numpy", "safetensors")
+    name = run(here, "-c", "import torch; print(torch.__version__)").strip()
+    for kind, archive in archives.items():
+        pip(here, "install", "--force-reinstall", "--no-deps", str(archive), PYQUANT_CUDA="OFF")
+        use(here, folder / f"run-{kind[:5]}")
+        yield f"torch {name}, {kind}", "ok"
+
+
 def cells(python: Python, torches: list[str], sdist: Path, wheel: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """(what was tried, what came of it) of one Python. The first torch also installs the source distribution itself."""
-    offered = 0
-    here = environment(python, folder / f"use-{python.version}")
+    """(what was tried, what came of it) of one Python. Each torch has an environment, which goes: it may be large."""
+    here = environment(python, folder / "clean")
+    there = offered(here)
+    archives = {"wheel": wheel, "sdist, isolated": sdist}
     for version in torches:
-        if offered:
-            here = environment(python, folder / f"use-{python.version}-{version}")
-        if not try_torch(here, version):
-            yield f"torch {version}", "no small build is offered"
+        if version not in there:
+            yield f"torch {version}", "no such build is offered"
             continue
-        what = [("wheel", str(wheel))] if offered else [("wheel", str(wheel)), ("sdist, isolated", str(sdist))]
-        offered += 1
-        for name, archive in what:
-            pip(here, "install", "--force-reinstall", "--no-deps", archive, PYQUANT_CUDA="OFF")
-            pip(here, "install", "safetensors")
-            use(here, folder / f"run-{python.version}-{version}-{name[:5]}")
-            yield f"torch {version}, {name}", "ok"
-    if not offered:
+        place = folder / f"use-{version}"
+        try:
+            yield from with_torch(environment(python, place), version, archives, folder / version)
+        except Failed as failed:
+            yield f"torch {version}", f"{FAILED}: {failed}"
+        shutil.rmtree(place)
+    if there.isdisjoint(torches):
         pip(here, "install", "--no-deps", str(wheel))
         run(here, "-c", LOAD, cwd=folder)
         yield "no torch, wheel", "ok: installed, the native module loads"
@@ -195,8 +209,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", nargs="+", default=[], metavar="PATH", help="interpreters; default: all found here")
     parser.add_argument("--torch", nargs="+", default=list(TORCHES), metavar="VERSION", help="versions of torch")
+    parser.add_argument("--cuda-builds", action="store_true", help="what `pip install torch` brings, gigabytes each")
     parser.add_argument("--folder", type=Path, help="where to work, kept; default: a temporary folder")
     args = parser.parse_args(argv)
+    torches = args.torch if args.cuda_builds else [f"{version}+cpu" for version in args.torch]
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()
@@ -208,11 +224,12 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 wheel = make_wheel(python, source, folder)
                 print(f"Python {python.version}: {wheel.name}, {time.monotonic() - started:.0f} s", flush=True)
-                for what, outcome in cells(python, args.torch, sdist, wheel, folder):
+                for what, outcome in cells(python, torches, sdist, wheel, folder / f"python-{python.version}"):
+                    failures += outcome.startswith(FAILED)
                     print(f"Python {python.version}, {what}: {outcome}", flush=True)
             except Failed as failed:
                 failures += 1
-                print(f"Python {python.version}: FAILED: {failed}", flush=True)
+                print(f"Python {python.version}: {FAILED}: {failed}", flush=True)
     print(f"{failures} failed" if failures else "all that could be tried works")
     return 1 if failures else 0
 

@@ -159,6 +159,44 @@ def test_the_matrix_finds_pythons_and_tells_failures() -> None:
         matrix.run(sys.executable, "-c", "raise SystemExit('it broke')")
 
 
+def test_the_matrix_knows_what_pip_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.13.0+cpu, 2.13.0\n  INSTALLED: 2.13.0+cpu\n"
+    monkeypatch.setattr(matrix, "run", lambda *words, **more: listing)
+    assert matrix.offered("python") == {"2.15.0", "2.13.0+cpu", "2.13.0"}
+
+
+def test_one_torch_of_the_matrix_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each has an environment of its own, which is gone afterwards."""
+    made: list[str] = []
+
+    def environment(_: object, folder: Path) -> str:
+        (folder / "bin").mkdir(parents=True)
+        made.append(folder.name)
+        return str(folder / "bin/python")
+
+    def pip(python: str, *words: str, **_: str) -> str:
+        if "torch===2.11.0" in words:
+            raise matrix.Failed("no space left")
+        return python
+
+    monkeypatch.setattr(matrix, "environment", environment)
+    monkeypatch.setattr(matrix, "pip", pip)
+    monkeypatch.setattr(matrix, "use", lambda python, folder: None)
+    monkeypatch.setattr(matrix, "run", lambda python, *words, **more: Path(python).parents[1].name)
+    monkeypatch.setattr(matrix, "offered", lambda python: {"2.11.0", "2.12.0", "2.13.0+cpu"})
+    wanted = ["2.10.0", "2.11.0", "2.12.0", "2.13.0"]
+    told = list(matrix.cells(matrix.Python("python", "3.11"), wanted, tmp_path / "sdist", tmp_path / "wheel", tmp_path))
+    assert told == [
+        ("torch 2.10.0", "no such build is offered"),
+        ("torch 2.11.0", "FAILED: no space left"),
+        ("torch use-2.12.0, wheel", "ok"),
+        ("torch use-2.12.0, sdist, isolated", "ok"),
+        ("torch 2.13.0", "no such build is offered"),
+    ]
+    assert made == ["clean", "use-2.11.0", "use-2.12.0"]
+    assert not list(tmp_path.glob("use-*"))
+
+
 def digests(wheel: Path) -> dict[str, str]:
     archive = zipfile.ZipFile(wheel)
     return {n: hashlib.sha256(archive.read(n)).hexdigest() for n in archive.namelist()}
