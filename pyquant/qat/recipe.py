@@ -154,7 +154,7 @@ class QATRecipe:
 
     def peak_lr(self, training_lr: float) -> float:
         """Peak learning rate for a model that was trained with `training_lr`."""
-        arguments.number("training_lr", training_lr, 0, above=True)
+        arguments.number("training_lr", training_lr, 0)
         shares = PEAKS.get(self.optimizer, PEAKS[None])
         return training_lr * (shares[4 if self.bits < 6 else 8] if self.peak is None else self.peak)
 
