@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/linear.h"
 #include "core/problem.h"
+#include "cpu/isas.h"
 
 namespace pyquant::cpu {
 
@@ -16,8 +17,7 @@ using Body = void (*)(void* context, int64_t begin, int64_t end);
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, Body body, void* context);
 void set_parallel_for(ParallelFor parallel_for, int (*thread_count)());
 
-// ---- instruction sets, best first; every one gives the same bits.
-enum class Isa : int32_t { scalar = 0, avx2 = 1, avx512_vnni = 2, amx_int8 = 3 };
+// ---- instruction sets (isas.h); every one gives the same bits.
 Isa isa();  // in use: best one that the machine has, that PYQUANT_CPU_ISA allows and that passed its self-test
 const char* name_of(Isa isa);
 std::string isa_report();  // one line per instruction set: available, self-test, in use

@@ -19,7 +19,13 @@
 namespace pyquant::cpu {
 namespace {
 
-constexpr std::array<Isa, 4> kBestFirst{Isa::amx_int8, Isa::avx512_vnni, Isa::avx2, Isa::scalar};
+constexpr Isa kBest = static_cast<Isa>(kIsas - 1);
+
+// Best first.
+template <class Body>
+void each_isa(Body body) {
+  for (int32_t i = kIsas - 1; i >= 0; --i) body(static_cast<Isa>(i));
+}
 
 #if defined(__x86_64__)
 bool has_amx() {
@@ -42,33 +48,36 @@ bool has_amx() {
 
 // What was found at first use.
 struct Choice {
-  std::array<bool, 4> available{}, tested{}, passed{};
-  Isa cap = Isa::amx_int8, chosen = Isa::scalar;
+  std::array<bool, kIsas> available{}, tested{}, passed{};
+  Isa cap = kBest, chosen = Isa::scalar;
 };
 
 Isa cap_from_environment() {
   const char* text = std::getenv("PYQUANT_CPU_ISA");
-  if (!text || !*text) return Isa::amx_int8;
-  for (Isa isa : kBestFirst)
-    if (std::string(text) == name_of(isa)) return isa;
-  throw std::invalid_argument(std::string("argument 'PYQUANT_CPU_ISA': got '") + text +
-                              "'; allowed: scalar, avx2, avx512_vnni, amx_int8");
+  if (!text || !*text) return kBest;
+  std::string allowed;
+  for (int32_t i = 0; i < kIsas; ++i) {
+    const char* name = name_of(static_cast<Isa>(i));
+    if (std::string(text) == name) return static_cast<Isa>(i);
+    allowed += std::string(i ? ", " : "") + name;
+  }
+  throw std::invalid_argument(std::string("argument 'PYQUANT_CPU_ISA': got '") + text + "'; allowed: " + allowed);
 }
 
 Choice choose() {
   Choice c;
   c.cap = cap_from_environment();
   bool found = false;
-  for (Isa isa : kBestFirst) {
+  each_isa([&](Isa isa) {
     const auto i = static_cast<size_t>(isa);
     c.available[i] = machine_has(isa);
-    if (found || !c.available[i] || isa > c.cap) continue;
+    if (found || !c.available[i] || isa > c.cap) return;
     c.tested[i] = true;
-    c.passed[i] = isa == Isa::scalar || self_test(*kernels_of(isa));
-    if (!c.passed[i]) continue;
+    c.passed[i] = isa == Isa::scalar || self_test(kernels_of(isa));
+    if (!c.passed[i]) return;
     c.chosen = isa;
     found = true;
-  }
+  });
   return c;
 }
 
@@ -81,51 +90,40 @@ std::atomic<const Kernels*> in_use{nullptr};
 
 }  // namespace
 
-const Kernels* kernels_of(Isa isa) {
+const Kernels& kernels_of(Isa isa) {
   switch (isa) {
-#if defined(__x86_64__)
-    case Isa::amx_int8: return &kernels_amx_int8();
-    case Isa::avx512_vnni: return &kernels_avx512_vnni();
-    case Isa::avx2: return &kernels_avx2();
-#else
-    case Isa::amx_int8:
-    case Isa::avx512_vnni:
-    case Isa::avx2: return nullptr;
-#endif
-    case Isa::scalar: return &kernels_scalar();
+#define PYQ_CASE(name, condition) \
+  case Isa::name: return kernels_##name();
+    PYQUANT_CPU_ISAS(PYQ_CASE)
+#undef PYQ_CASE
   }
-  return nullptr;
+  return kernels_scalar();
 }
 
-// __builtin_cpu_supports reads cpuid and, through xgetbv, whether the system saves the registers.
 bool machine_has(Isa isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vnni");
-  switch (isa) {
-    case Isa::amx_int8: return vnni && has_amx();
-    case Isa::avx512_vnni: return vnni;
-    case Isa::avx2: return avx2;
-    case Isa::scalar: return true;
-  }
 #endif
-  return isa == Isa::scalar;
+  switch (isa) {
+#define PYQ_CASE(name, condition) \
+  case Isa::name: return condition;
+    PYQUANT_CPU_ISAS(PYQ_CASE)
+#undef PYQ_CASE
+  }
+  return false;
 }
 
 const Kernels& kernels() {
   const Kernels* k = in_use.load(std::memory_order_acquire);
   if (k) return *k;
-  k = kernels_of(choice().chosen);
+  k = &kernels_of(choice().chosen);
   in_use.store(k, std::memory_order_release);
   return *k;
 }
 
 bool use_isa(Isa isa) {
   if (!machine_has(isa)) return false;
-  in_use.store(kernels_of(isa), std::memory_order_release);
+  in_use.store(&kernels_of(isa), std::memory_order_release);
   return true;
 }
 
@@ -133,10 +131,10 @@ Isa isa() { return kernels().isa; }
 
 const char* name_of(Isa isa) {
   switch (isa) {
-    case Isa::amx_int8: return "amx_int8";
-    case Isa::avx512_vnni: return "avx512_vnni";
-    case Isa::avx2: return "avx2";
-    case Isa::scalar: return "scalar";
+#define PYQ_CASE(name, condition) \
+  case Isa::name: return #name;
+    PYQUANT_CPU_ISAS(PYQ_CASE)
+#undef PYQ_CASE
   }
   return "unknown";
 }
@@ -145,7 +143,7 @@ std::string isa_report() {
   const Choice& c = choice();
   const Isa used = isa();
   std::string text;
-  for (Isa isa : kBestFirst) {
+  each_isa([&](Isa isa) {
     const auto i = static_cast<size_t>(isa);
     text += std::string(name_of(isa)) + ": " + (c.available[i] ? "available" : "not available");
     if (c.available[i] && isa > c.cap) text += ", above PYQUANT_CPU_ISA=" + std::string(name_of(c.cap));
@@ -155,7 +153,7 @@ std::string isa_report() {
       text += ", self-test not needed";
     if (isa == used) text += ", in use";
     text += "\n";
-  }
+  });
   return text;
 }
 

@@ -1,3 +1,5 @@
+// processors: x86_64, flags: -mamx-tile -mamx-int8
+// (No vector code: the few rows that AMX leaves over run in isa_avx512_vnni.cpp.)
 // AMX: 16 x 64 byte tiles, 16384 products an instruction. Few rows, and groups that do not fill a tile, run on VNNI.
 #include <immintrin.h>
 

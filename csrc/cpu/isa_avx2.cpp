@@ -1,10 +1,10 @@
+// processors: x86_64, flags: -mavx2 -mfma -mf16c -mprfchw
 // AVX2: even and odd bytes widened to s16, then vpmaddwd. vpmaddubsw would be shorter and would saturate.
 #include <immintrin.h>
 
 #include <cstring>
 
-#include "cpu/fake_rows.h"
-#include "cpu/rows.h"
+#include "cpu/row_table.h"
 
 namespace pyquant::cpu {
 namespace {
@@ -107,8 +107,6 @@ struct V {
 
 constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block
 
-void nothing(int64_t) {}
-
 __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
 // R rows by 16 columns: 2 vectors of eight columns, each split into its even and odd bytes.
@@ -182,28 +180,14 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels table{Isa::avx2,
-                                 16,
-                                 nothing,
-                                 nothing,
-                                 gemm_s8,
-                                 gemm_s4,
-                                 nullptr,
-                                 nullptr,
-                                 nullptr,
-                                 unpack_s4,
-                                 Rows<V>::stats,
-                                 Rows<V>::quantize,
-                                 Rows<V>::dequantize,
-                                 Rows<V>::widen,
-                                 Rows<V>::narrow,
-                                 Rows<V>::silu_mul,
-                                 Rows<V>::accumulate,
-                                 Rows<V>::epilogue,
-                                 FakeRows<V>::given,
-                                 FakeRows<V>::dynamic,
-                                 FakeRows<V>::keep,
-                                 FakeRows<V>::learned};
+  static constexpr Kernels table = [] {
+    Kernels k = row_table<V>(Isa::avx2);
+    k.row_block = 16;
+    k.gemm_s8 = gemm_s8;
+    k.gemm_s4 = gemm_s4;
+    k.unpack_s4 = unpack_s4;
+    return k;
+  }();
   return table;
 }
 

@@ -1,9 +1,9 @@
+// processors: any
 // The portable kernels: the plainest form of each, and the measure of all others.
 #include <cstring>
 
 #include "core/arith.h"
-#include "cpu/fake_rows.h"
-#include "cpu/rows.h"
+#include "cpu/row_table.h"
 
 namespace pyquant::cpu {
 namespace {
@@ -89,8 +89,6 @@ struct V {
   static float reduce_max(F v) { return v; }
 };
 
-void nothing(int64_t) {}
-
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
              const Ahead&) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -129,28 +127,14 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 }  // namespace
 
 const Kernels& kernels_scalar() {
-  static constexpr Kernels table{Isa::scalar,
-                                 16,
-                                 nothing,
-                                 nothing,
-                                 gemm_s8,
-                                 gemm_s4,
-                                 nullptr,
-                                 nullptr,
-                                 nullptr,
-                                 unpack_s4,
-                                 Rows<V>::stats,
-                                 Rows<V>::quantize,
-                                 Rows<V>::dequantize,
-                                 Rows<V>::widen,
-                                 Rows<V>::narrow,
-                                 Rows<V>::silu_mul,
-                                 Rows<V>::accumulate,
-                                 Rows<V>::epilogue,
-                                 FakeRows<V>::given,
-                                 FakeRows<V>::dynamic,
-                                 FakeRows<V>::keep,
-                                 FakeRows<V>::learned};
+  static constexpr Kernels table = [] {
+    Kernels k = row_table<V>(Isa::scalar);
+    k.row_block = 16;
+    k.gemm_s8 = gemm_s8;
+    k.gemm_s4 = gemm_s4;
+    k.unpack_s4 = unpack_s4;
+    return k;
+  }();
   return table;
 }
 

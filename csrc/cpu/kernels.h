@@ -156,18 +156,15 @@ struct Kernels {
 };
 
 const Kernels& kernels();            // those in use
-const Kernels* kernels_of(Isa isa);  // null where this build has none; says nothing of the machine
+const Kernels& kernels_of(Isa isa);  // says nothing of the machine
 bool machine_has(Isa isa);
 // For tests: use this instruction set from now on; false where the machine lacks it.
 bool use_isa(Isa isa);
 // Compares every kernel of the table with the scalar one over the full range of codes.
 bool self_test(const Kernels& candidate);
 
-const Kernels& kernels_scalar();
-#if defined(__x86_64__)
-const Kernels& kernels_avx2();
-const Kernels& kernels_avx512_vnni();
-const Kernels& kernels_amx_int8();
-#endif
+#define PYQ_TABLE(name, condition) const Kernels& kernels_##name();
+PYQUANT_CPU_ISAS(PYQ_TABLE)
+#undef PYQ_TABLE
 
 }  // namespace pyquant::cpu

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from pyquant.numerics import activation as spec_activation
 
 ROOT = Path(__file__).resolve().parents[2]
 S4, S8, U8, S32, F16, BF16, F32 = range(7)  # csrc/core/dtype.h
-ISAS = ("scalar", "avx2", "avx512_vnni", "amx_int8")
+ISAS = tuple(re.findall(r"^ +X\((\w+),", (ROOT / "csrc/cpu/isas.h").read_text().split("#else")[0], re.M))
 ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 AMAX_FLOOR = np.float32(2.0**-100)
 Array = np.ndarray
@@ -36,14 +37,17 @@ _BASE = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-ISA_FLAGS = {
-    "isa_avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "isa_avx512_vnni": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-        *("-mfma", "-mprefer-vector-width=512", "-w"),
-    ],
-    "isa_amx_int8": ["-mamx-tile", "-mamx-int8"],
-}
+
+
+def isa_flags(source: Path) -> list[str] | None:
+    """The flags that isa_*.cpp names in its first line; None: not for this processor."""
+    if not source.stem.startswith("isa_"):
+        return []
+    head = re.match(r"// processors: (\w+)(?:, flags: (.*))?\n", source.read_text())
+    assert head, source
+    if head[1] not in ("any", {"AMD64": "x86_64"}.get(platform.machine(), platform.machine())):
+        return None
+    return (head[2] or "").split()
 
 
 def compiler() -> str | None:
@@ -56,16 +60,14 @@ def compile_one(source: Path, folder: Path, extra: tuple[str, ...] = (), include
     if cxx is None:
         raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is in PATH")
     target = folder / f"{source.stem}.o"
-    flags = [*_BASE, *ISA_FLAGS.get(source.stem, []), *extra]
+    flags = [*_BASE, *(isa_flags(source) or []), *extra]
     subprocess.run([cxx, *flags, f"-I{include}", "-c", str(source), "-o", str(target)], check=True)
     return target
 
 
 def objects(folder: Path, harness: Path, extra: tuple[str, ...] = ()) -> list[Path]:
     """Object files of csrc/cpu and of a harness. extra: further compiler flags, e.g. of a sanitizer."""
-    sources = [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), harness]
-    if platform.machine() not in ("x86_64", "AMD64"):
-        sources = [s for s in sources if s.stem not in ISA_FLAGS]
+    sources = [s for s in sorted((ROOT / "csrc/cpu").glob("*.cpp")) if isa_flags(s) is not None] + [harness]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda source: compile_one(source, folder, extra), sources))
 

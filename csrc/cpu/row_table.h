@@ -1,0 +1,29 @@
+// The part of an instruction set's table that its vector type alone decides; products are added by isa_*.cpp.
+#pragma once
+#include "cpu/fake_rows.h"
+#include "cpu/kernels.h"
+#include "cpu/rows.h"
+
+namespace pyquant::cpu {
+
+template <class V>
+constexpr Kernels row_table(Isa isa) {
+  Kernels k{};
+  k.isa = isa;
+  k.begin = k.end = [](int64_t) {};
+  k.stats = Rows<V>::stats;
+  k.quantize = Rows<V>::quantize;
+  k.dequantize = Rows<V>::dequantize;
+  k.widen = Rows<V>::widen;
+  k.narrow = Rows<V>::narrow;
+  k.silu_mul = Rows<V>::silu_mul;
+  k.accumulate = Rows<V>::accumulate;
+  k.epilogue = Rows<V>::epilogue;
+  k.fake_quantize = FakeRows<V>::given;
+  k.fake_quantize_dynamic = FakeRows<V>::dynamic;
+  k.fake_quantize_keep = FakeRows<V>::keep;
+  k.fake_quantize_learned = FakeRows<V>::learned;
+  return k;
+}
+
+}  // namespace pyquant::cpu
