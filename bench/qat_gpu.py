@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import pyquant
+from pyquant.io import strict_json
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.records import Environment
@@ -102,7 +102,7 @@ def write(
     """qat_step.json and qat_step.md in the folder."""
     seconds = {" x ".join(map(str, shape)): row for shape, row in rows.items()}
     document = {"environment": asdict(environment), "seconds": seconds}
-    write_text(folder / "qat_step.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "qat_step.json", strict_json.compact(document).decode())
     write_text(folder / "qat_step.md", f"# Training steps on a GPU\n\n{text}\nCommand: `python -m bench.qat_gpu`\n")
 
 

@@ -17,6 +17,10 @@ MAX_DIGITS: Final = 32
 # file would take thirty times its size; the largest manifest that fits into MAX_BYTES stays below both.
 MAX_CONTAINERS: Final = 2**18
 MAX_KEYS: Final = 2**19
+# Columns of a line of compact(), of an entry of a list there, and of what shares a line of a longer list.
+LINE: Final = 120
+ROW: Final = 4096
+SHORT: Final = 32
 
 
 def loads(data: bytes, file: str) -> dict[str, Any]:
@@ -71,6 +75,27 @@ def pretty(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
 
 
+def compact(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a file of results: one row or point a line, keys as they come, a final newline, ASCII.
+
+    What fits into 120 columns stays on one line. So does each entry of a list up to 4096 columns, however wide: tables
+    read and differ row by row. Long lists of numbers and short texts fill their lines.
+    Raises ValueError for NaN or infinity, TypeError for what JSON cannot hold.
+
+    Example:
+        >>> rows = [{"k": 384, "candidate": "a" * 40}, {"k": 768, "candidate": "b" * 40}]
+        >>> print(compact({"unit": "us", "rows": rows}).decode(), end="")
+        {
+         "unit": "us",
+         "rows": [
+          {"k": 384, "candidate": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},
+          {"k": 768, "candidate": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"}
+         ]
+        }
+    """
+    return (_wrapped(document, 0, 0, LINE) + "\n").encode("ascii")
+
+
 def lines(document: Mapping[str, Mapping[str, Any] | object]) -> bytes:
     """The bytes of a manifest: sorted keys, no spaces, one line for each key of the two outer levels.
 
@@ -103,6 +128,34 @@ def _second(value: object) -> str:
 
 def _flat(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _wrapped(value: object, depth: int, column: int, width: int) -> str:
+    """A value that begins at a column, on one line where it fits into the width (and a comma), else an entry a line."""
+    line = json.dumps(value, allow_nan=False)
+    if column + len(line) < width or not isinstance(value, (Mapping, list)) or not value:
+        return line
+    start = "\n" + " " * (depth + 1)
+    if isinstance(value, Mapping):
+        named = [(json.dumps(key) + ": ", entry) for key, entry in value.items()]
+        entries = [name + _wrapped(entry, depth + 1, depth + 1 + len(name), LINE) for name, entry in named]
+    elif not any(isinstance(entry, (Mapping, list)) for entry in value):
+        entries = _filled([json.dumps(entry) for entry in value], LINE - depth - 1)
+    else:
+        entries = [_wrapped(entry, depth + 1, depth + 1, ROW) for entry in value]
+    opening, closing = "{}" if isinstance(value, Mapping) else "[]"
+    return opening + start + ("," + start).join(entries) + "\n" + " " * depth + closing
+
+
+def _filled(texts: list[str], width: int) -> list[str]:
+    """Short texts put together to lines of at most a width, with room for a comma; a long one stays alone."""
+    made = texts[:1]
+    for text in texts[1:]:
+        if max(len(text), len(made[-1].rsplit(", ", 1)[-1])) <= SHORT and len(made[-1]) + len(text) + 2 < width:
+            made[-1] += ", " + text
+        else:
+            made.append(text)
+    return made
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def save_ranges(path: str | os.PathLike[str], ranges: Ranges, recipe: Recipe) ->
         "ranges": {name: {"low": _plain(r.low), "high": _plain(r.high)} for name, r in ranges.items()},
     }
     with SaveDirectory(file.parent) as folder:
-        folder.publish(folder.stage(strict_json.pretty(document)), file.name)
+        folder.publish(folder.stage(strict_json.compact(document)), file.name)
         folder.sync()
     return file
 

@@ -50,7 +50,7 @@ def render(record: Any, form: str) -> bytes:
     """
     renderers = _renderers(record)
     if form == "json":
-        return strict_json.pretty(to_plain(record))
+        return strict_json.compact(to_plain(record))
     if form not in renderers:
         raise ArgumentError("format", form, f"for a {_kind(record)}: " + ", ".join(formats_of(record)))
     made = renderers[form](record)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyquant.io import strict_json
 from pyquant.io.publish import write_file
 from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
 
@@ -19,8 +19,8 @@ _GEMM_COLUMNS = (
 
 
 def to_json(record: Any) -> str:
-    """The record as indented JSON with a final newline; infinities are written as strings, as JSON has none."""
-    return json.dumps(_finite(to_dict(record)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The record as JSON, a row a line; infinities are written as strings, as JSON has none."""
+    return strict_json.compact(_finite(to_dict(record))).decode()
 
 
 def to_csv(report: GemmReport) -> str:

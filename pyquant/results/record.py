@@ -78,7 +78,7 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
 def save_record(path: str | os.PathLike[str], value: Any) -> Path:
     """Write a record as JSON, whole or not at all. -> the path."""
     path = file_path("path", path)
-    data = strict_json.pretty(to_plain(value))
+    data = strict_json.compact(to_plain(value))
     with SaveDirectory(path.parent) as out:
         out.publish(out.stage(data), path.name)
         out.sync()

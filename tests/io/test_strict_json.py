@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import accept
 import pytest
@@ -70,8 +71,8 @@ def test_loads_reads_the_largest_integers() -> None:
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
 @settings(max_examples=500, deadline=None)
-def test_both_writers_are_read_back_exactly_when_shallow(document: dict[str, object]) -> None:
-    for write in (strict_json.lines, strict_json.pretty):
+def test_all_writers_are_read_back_exactly_when_shallow(document: dict[str, object]) -> None:
+    for write in (strict_json.lines, strict_json.pretty, strict_json.compact):
         data = write(document)
         if strict_json.is_deeper_than(document, strict_json.MAX_DEPTH):
             with pytest.raises(CheckpointError):
@@ -91,6 +92,34 @@ def test_loads_raises_nothing_but_our_error(data: bytes) -> None:
     accept.t0(found, json.loads(data))
 
 
-def test_lines_refuses_numbers_that_json_has_not() -> None:
+NUMBERS = st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(NUMBERS | st.text(max_size=60) | st.none() | st.booleans(), min_size=20, max_size=80), st.text())
+@settings(max_examples=200, deadline=None)
+def test_compact_keeps_wide_lists_and_rows_as_they_are(values: list[object], name: str) -> None:
+    document = {name: values, name + "rows": [{"values": values}, {"name": name, "values": values * 9}, values]}
+    accept.t0(json.dumps(strict_json.loads(strict_json.compact(document), "x")), json.dumps(document))
+
+
+def test_compact_writes_a_point_a_line_and_fills_lines_with_numbers() -> None:
+    points = [{"configuration": {f"layer {i}": "int8" for i in range(9)}, "cost": float(n)} for n in range(700)]
+    tables = {"a": {"b": [i / 7 for i in range(1000)]}, "names": [f"layer {i}" for i in range(1000)]}
+    notes = ["A note is a sentence and has a line of its own.", "short", "shorter", "A second one is " + "long. " * 20]
+    found = strict_json.compact({"points": points, "notes": notes, **tables}).decode().splitlines()
+    assert sum(line.startswith('  {"configuration"') for line in found) == 700
+    assert len(found) < 700 + 1000 // 5 + 1000 // 9 + 20
+    assert [line.strip() for line in found if "short" in line] == ['"short", "shorter",']
+    assert max(len(line) for line in found if '"configuration"' not in line and "long" not in line) <= strict_json.LINE
+    assert strict_json.compact({"a": [1, {}], "b": {}}) == b'{"a": [1, {}], "b": {}}\n'
+
+
+def test_compact_breaks_an_entry_that_no_screen_holds() -> None:
+    found = strict_json.compact({"tables": [{"rows": [{"k": n, "us": 0.5} for n in range(1000)]}]}).decode()
+    assert max(map(len, found.splitlines())) <= strict_json.LINE
+
+
+@pytest.mark.parametrize("write", [strict_json.lines, strict_json.pretty, strict_json.compact])
+def test_writers_refuse_numbers_that_json_has_not(write: Callable[[dict[str, float]], bytes]) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        strict_json.lines({"a": float("nan")})
+        write({"a": float("nan")})
