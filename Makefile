@@ -1,6 +1,6 @@
 # make demo   set-up and the main job on a real model          make test   set-up and the whole test-suite
 # make check  formatters, types, house rules (seconds)         make style  apply the formatters
-# make bench  the CPU figures of the README, with peers        make gpu    build, test and measure on a machine with a GPU
+# make bench  CPU figures of docs/figures.md, with peers         make gpu    build, test and measure on a machine with a GPU
 # make accuracy  what quantisation costs, against the goals (minutes)
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts

@@ -54,7 +54,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-memory", action="store_true", help="keep freed memory (glibc), so that no page faults are timed"
     )
-    parser.add_argument("--readme", metavar="FILE", help="also put the table between the markers of this Markdown file")
+    parser.add_argument(
+        "--readme",
+        nargs="+",
+        metavar="FILE",
+        help="also put the table between the markers of these Markdown files, the picture into docs/ beside the first",
+    )
     parser.add_argument("--bars", action="store_true", help="exit code 1 when a stated bar is missed (on a CPU)")
     return parser.parse_args(argv)
 
@@ -117,7 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     write_text(out / "minilm.json", to_json(report))
     written = ["minilm.md", "minilm.json", *_picture(report, out)]
     if args.readme:
-        readme.update(Path(args.readme), report, out / "minilm.png" if "minilm.png" in written else None)
+        pages = [Path(page) for page in args.readme]
+        readme.update(pages, report, out / "minilm.png" if "minilm.png" in written else None)
     print(f"{time.perf_counter() - started:.0f} s; wrote " + ", ".join(str(out / name) for name in written))
     if any(row.reload_equal is False for row in rows):
         return 1

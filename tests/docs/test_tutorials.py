@@ -19,8 +19,10 @@ from fences import Fence, fences
 from pyquant.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("from-the-tutorials", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats")
-DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in PAGES]
+PAGES = (
+    "from-the-tutorials", "quickstart", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats"
+)  # fmt: skip
+DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
 
 
@@ -111,7 +113,7 @@ def test_the_example_of_the_three_modes_runs(
     }  # fmt: skip
     assert rows["selective"][1] > rows["naive"][1]
     header = capsys.readouterr().out.splitlines()[0]
-    assert header in DOCUMENTS[1].read_text(encoding="utf-8")
+    assert header in (ROOT / "docs" / "selective.md").read_text(encoding="utf-8")
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The documents match the code: public names have docstrings with examples that run, links point at files."""
+"""The documents match the code: public names have docstrings with examples that run, links point at files, every page
+is on the landing page, and every figure has its command."""
 
 from __future__ import annotations
 
@@ -56,3 +57,39 @@ def test_paths_named_in_backticks_exist(path: Path) -> None:
         r"`((?:csrc|pyquant|tests|docs|bench|cmake|tools)/[\w./-]+\.(?:py|h|cpp|cu|cuh|md|cmake))`", path.read_text()
     ):
         assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def pages_without_a_link(docs: Path) -> list[str]:
+    """Pages of a folder, subfolders included, that its landing page does not link to."""
+    linked = set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (docs / "index.md").read_text()))
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+    return sorted(pages - linked - {"index.md"})
+
+
+def test_the_landing_page_links_to_every_page(tmp_path: Path) -> None:
+    assert pages_without_a_link(ROOT / "docs") == []
+    (tmp_path / "index.md").write_text("[a](a.md#part), b.md")
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).touch()
+    assert pages_without_a_link(tmp_path) == ["b.md"]
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"](docs/{page}.md)" in readme for page in ("index", "quickstart", "figures"))
+
+
+COMMAND = re.compile(r"`(?:make|pyquant bench|python -m bench[.\w]*|python examples/\w+\.py)\b[^`\n]*`")
+MACHINE = re.compile(r"Xeon|EPYC|No figure stands here")
+
+
+def figures_without_a_source(text: str) -> list[str]:
+    """Sections that name no command, or no machine; rows of the last section's table that name no command."""
+    *sections, table = text.split("\n## ")[1:]
+    wrong = [s.splitlines()[0] for s in sections if not (COMMAND.search(s) and MACHINE.search(s))]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    return wrong + [row for row in rows if not COMMAND.search(row)]
+
+
+def test_no_figure_stands_without_command_and_machine() -> None:
+    text = (ROOT / "docs" / "figures.md").read_text()
+    assert figures_without_a_source(text) == []
+    planted = "# t\n\n## a\n\n4x, Xeon\n\n## b\n\n4x, `make b`\n\n## c\n\n| f | c |\n| x | y |\n"
+    assert figures_without_a_source(planted) == ["a", "b", "| x | y |"]
