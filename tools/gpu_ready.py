@@ -32,7 +32,7 @@ def missing_libraries(package: Path = PACKAGE) -> list[str]:
 
 def native_command(package: Path, includes: list[str], suffix: str) -> list[str]:
     """The compiler's command for the native module of this Python."""
-    sources = [ROOT / "csrc/native/module.cpp"]
+    sources = sorted((ROOT / "csrc/native").glob("*.cpp"))
     return [
         "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", *includes,
         f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(package / f"_native{suffix}"), f"-L{package / 'lib'}",

@@ -26,7 +26,7 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
   const LinearSpec s = spec_from_wire(wire.data());
   if (s.n < 0 || s.k < 0 || s.n >= kMaxSize || s.k >= kMaxSize)
     refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n and k from 0 to 2147483647");
-  if (static_cast<int32_t>(s.activation) > 5)
+  if (static_cast<int32_t>(s.activation) >= kActivations)
     refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
   if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
   if (static_cast<int32_t>(s.layout) > 2) refuse("spec", "an unknown layout", "integers as LinearSpec.to_ints() gives");

@@ -189,15 +189,16 @@ int64_t unpacked_columns(int64_t bytes, int64_t k) {
 }
 
 Activation activation_of(const std::string& name, double clamp_min, double clamp_max) {
-  static const char* const names[] = {"none", "relu", "clamp", "gelu", "gelu_tanh", "silu"};
-  for (int i = 0; i < 6; ++i) {
-    if (name != names[i]) continue;
+  std::string allowed;
+  for (int32_t i = 0; i < kActivations; ++i) {
+    allowed += std::string(i ? " or '" : "'") + kActivationNames[i] + "'";
+    if (name != kActivationNames[i]) continue;
     const auto activation = static_cast<Activation>(i);
     if (activation == Activation::clamp && !(clamp_min <= clamp_max))
       refuse("clamp_min", std::to_string(clamp_min), "at most clamp_max");
     return activation;
   }
-  refuse("activation", "'" + name + "'", "'none' or 'relu' or 'clamp' or 'gelu' or 'gelu_tanh' or 'silu'");
+  refuse("activation", "'" + name + "'", allowed);
 }
 
 bool is_float_type(ScalarType type) {

@@ -1,0 +1,33 @@
+#include "cuda/cuda.h"
+#include "native/parts.h"
+#include "plan/select.h"
+
+namespace pyquant::native {
+
+void add_gemm(py::module_& m) {
+  m.def(
+      "workspace_bytes",
+      [](const std::string& row, const py::dict& problem, int32_t device) {
+        return cuda::workspace_bytes(row_of(row), problem_of(problem), {device, nullptr});
+      },
+      py::arg("row"), py::arg("problem"), py::arg("device") = 0);
+  m.def(
+      "gemm",
+      [](const std::string& name, const py::dict& problem, const py::dict& operands, const py::dict& epilogue,
+         int32_t device, uintptr_t stream) {
+        const GemmProblem p = problem_of(problem);
+        const GemmOperands o = operands_of(operands);
+        const Row& row = row_of(name);
+        const Refusal refusal = accept(row, p, o.residual != nullptr, cuda::device_info(device));
+        if (!refusal.ok()) throw std::invalid_argument(name + ": " + text_of(refusal));
+        const int64_t needed = cuda::workspace_bytes(row, p, {device, nullptr});
+        if (needed > 0 && o.workspace == nullptr)
+          throw std::invalid_argument(name + ": operand 'workspace' must hold " + std::to_string(needed) +
+                                      " bytes, got none");
+        cuda::gemm(row, p, o, epilogue_of(epilogue), {device, pointer<void>(stream)});
+      },
+      py::arg("row"), py::arg("problem"), py::arg("operands"), py::arg("epilogue"), py::arg("device") = 0,
+      py::arg("stream") = 0);
+}
+
+}  // namespace pyquant::native

@@ -1,0 +1,141 @@
+#include <chrono>
+
+#include "native/parts.h"
+#include "plan/choice.h"
+#include "plan/cost.h"
+#include "plan/float_route.h"
+#include "plan/select.h"
+#include "plan/tuned.h"
+
+namespace pyquant::native {
+namespace {
+
+constexpr const char* kPackings[] = {"bytes", "nibbles", "either"};
+constexpr const char* kEngines[] = {"byte_wise", "mma", "wgmma", "decode"};
+
+py::list types_of(uint32_t set) {
+  py::list names;
+  for (const DType type : kTypes)
+    if (set & type_bit(type)) names.append(name_of(type));
+  return names;
+}
+
+py::list kernel_table() {
+  py::list table;
+  for (int i = 0; i < row_count(); ++i) {
+    const Row& r = rows()[i];
+    const FamilyFacts& f = r.facts();
+    py::dict d;
+    d["name"] = r.name;
+    d["family"] = f.name;
+    d["engine"] = kEngines[static_cast<int32_t>(f.engine)];
+    d["x"] = types_of(f.x);
+    d["w"] = types_of(f.w);
+    d["out"] = types_of(f.outs);
+    d["x_packing"] = kPackings[static_cast<int32_t>(f.x_packing)];
+    py::list layouts;
+    for (int32_t layout = 0; layout < 2; ++layout)
+      if (f.w_layouts & layout_bit(static_cast<WeightLayout>(layout))) layouts.append(kLayouts[layout]);
+    d["w_layouts"] = layouts;
+    d["x_align"] = f.x_align;
+    d["w_align"] = f.w_align;
+    d["out_align"] = f.out_align;
+    d["k_multiple"] = f.k_multiple;
+    d["m_max"] = f.m_max;
+    d["group_multiple"] = f.group_multiple;
+    d["groups_only"] = f.groups_only;
+    d["zero_point"] = f.zero_point;
+    d["w_zero_point"] = f.w_zero_point;
+    d["acc_scale"] = f.acc_scale;
+    d["tile"] = py::make_tuple(r.tile_m, r.tile_n, r.tile_k);
+    d["cluster"] = py::make_tuple(r.cluster_m, r.cluster_n);
+    d["schedule"] = r.schedule;
+    d["stages"] = r.stages;
+    d["sm_min"] = f.sm_min;
+    d["sm_end"] = f.sm_end;
+    d["selectable"] = r.selectable;
+    d["compiled"] = r.compiled;
+    table.append(d);
+  }
+  return table;
+}
+
+py::dict refusals_of(const Selection& selection) {
+  py::dict d;
+  for (const RowRefusal& r : selection.refusals) d[r.row->name] = text_of(r.refusal);
+  return d;
+}
+
+}  // namespace
+
+void add_plan(py::module_& m) {
+  m.def("kernel_table", &kernel_table);
+  // -> (name or None, microseconds, {row: refusal}); the microseconds are measured where a tuned table has them
+  m.def(
+      "select",
+      [](const py::dict& problem, const py::dict& device, bool has_residual, bool only_compiled) {
+        const Selection s = select(problem_of(problem), has_residual, device_of(device), only_compiled);
+        return py::make_tuple(s.row ? py::object(py::str(s.row->name)) : py::object(py::none()), s.cost_us,
+                              refusals_of(s));
+      },
+      py::arg("problem"), py::arg("device"), py::arg("has_residual") = false, py::arg("only_compiled") = true);
+  // The model's choice while one size of the problem runs through values -> [(name or None, microseconds)].
+  m.def(
+      "sweep",
+      [](const py::dict& problem, const py::dict& device, const std::string& size, const std::vector<int64_t>& values,
+         bool only_compiled) {
+        GemmProblem p = problem_of(problem);
+        const DeviceInfo d = device_of(device);
+        int64_t* const field = size == "m" ? &p.m : (size == "n" ? &p.n : (size == "k" ? &p.k : nullptr));
+        if (field == nullptr) throw std::invalid_argument("size: '" + size + "'; allowed: m, n, k");
+        py::list found;
+        for (const int64_t value : values) {
+          *field = value;
+          const Cheapest best = cheapest(p, false, d, only_compiled);
+          found.append(
+              py::make_tuple(best.row ? py::object(py::str(best.row->name)) : py::object(py::none()), best.cost_us));
+        }
+        return found;
+      },
+      py::arg("problem"), py::arg("device"), py::arg("size"), py::arg("values"), py::arg("only_compiled") = false);
+  m.def("refusal", [](const std::string& row, const py::dict& problem, const py::dict& device, bool has_residual) {
+    const Refusal r = accept(row_of(row), problem_of(problem), has_residual, device_of(device));
+    return py::make_tuple(r.ok(), r.wanted, r.got, text_of(r));
+  });
+  m.def("cost_us", [](const std::string& row, const py::dict& problem, const py::dict& device) {
+    return cost_us(row_of(row), problem_of(problem), device_of(device));
+  });
+  m.def(
+      "choose",
+      [](const py::dict& problem, const py::dict& device, bool has_residual) -> py::object {
+        const Row* row = choose(problem_of(problem), has_residual, device_of(device));
+        return row ? py::object(py::str(row->name)) : py::object(py::none());
+      },
+      py::arg("problem"), py::arg("device"), py::arg("has_residual") = false);
+  // Nanoseconds of one call of the remembered choice, on the average of `calls`.
+  m.def("time_choose", [](const py::dict& problem, const py::dict& device, int64_t calls) {
+    const GemmProblem p = problem_of(problem);
+    const DeviceInfo d = device_of(device);
+    const Row* volatile row = choose(p, false, d);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < calls; ++i) row = choose(p, false, d);
+    (void)row;
+    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() /
+           static_cast<double>(calls);
+  });
+  m.def("asks_own_rows", [](const py::dict& problem, const py::dict& device) {
+    return asks_own_rows(problem_of(problem), device_of(device));
+  });
+  m.def("m_bucket", &m_bucket);
+  m.def("set_tuned", &set_tuned);  // see plan/tuned.h; -> what was left out and why
+  m.def("tuned_remarks", &tuned_remarks);
+  // -> (row or "torch", measured microseconds), None without a measurement
+  m.def("tuned", [](const py::dict& problem, const py::dict& device) -> py::object {
+    const Tuned* tuned = find_tuned(problem_of(problem), device_of(device));
+    if (tuned == nullptr) return py::none();
+    return py::make_tuple(tuned->row ? tuned->row->name : "torch", tuned->us);
+  });
+  m.def("k_bound", [](const py::dict& problem) { return k_bound(problem_of(problem)); });
+}
+
+}  // namespace pyquant::native
