@@ -98,14 +98,14 @@ test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser
 	cd tests && $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(EVERY) $(STAMPS)/test
-	cd tests && PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu house/test_machine_code.py $(TESTFLAGS)
+	cd tests && PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu $(TESTFLAGS)
 
 check: $(STAMPS)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
-	cd tests && PYTHONPATH=.. $(PYTEST) -c ../pyproject.toml --rootdir .. -q house -k "not machine_code"
+	cd tests && PYTHONPATH=.. $(PYTEST) -c ../pyproject.toml --rootdir .. -q house
 
 style: $(STAMPS)/dev
 	$(VENV)/bin/ruff check --fix .

@@ -71,7 +71,7 @@ inline bool can_overlap(int device) {
 
 // Dynamic shared memory that a kernel may ask for without opting in. The driver's limit is 48 KiB less what the kernel
 // holds statically (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): 16 KiB are left for that, more than any kernel
-// has (tests/house/test_machine_code.py).
+// has (tests/gpu/test_machine_code.py).
 constexpr int kSharedWithoutOptIn = 32 << 10;
 
 // Launches Kernel(arguments...) on the context's stream. The attribute that opts in to more shared memory is set when a
