@@ -27,7 +27,7 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
     first_argument  name of the op's first tensor, which decides where the op runs.
     """
     if isinstance(error, PyquantError) or torch.compiler.is_compiling():
-        raise error  # while tracing: torch 2.14 shows handlers the errors of ops, but follows no exception's constructor
+        raise error  # torch 2.14, tracing, shows handlers the errors of ops, but follows no exception's constructor
     text = str(error)
     if match := _OURS.search(text):
         kind = NonFiniteError if match.group(3).startswith("finite values") else ArgumentError
