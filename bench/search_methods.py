@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.search_cases import Case, TwelveLayers, interacting, polished, table_cases
+from pyquant.io.atomic import write_file
 from pyquant.results.pareto import hypervolume
 from pyquant.search import Config, exact_front, search_front
 from pyquant.search.acquire import Stairs
@@ -155,7 +156,7 @@ def main() -> None:
     text = "\n".join(parts)
     print(text)
     if options.out is not None:
-        options.out.write_text(text)
+        write_file(options.out, text.encode())
 
 
 if __name__ == "__main__":

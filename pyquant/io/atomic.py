@@ -5,6 +5,7 @@ Everything goes through one directory descriptor, so a directory that is replace
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -65,15 +66,7 @@ class SaveDirectory:
     def stage(self, data: bytes) -> str:
         """Writes data to a new temporary of this directory and flushes it to the disk. -> its name."""
         name = f".pyquant-{secrets.token_hex(16)}.tmp"
-        # O_EXCL and a name nobody can predict: a file or link planted under it is never followed or overwritten
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=self._fd)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _write_new(name, data, self._fd)
         return name
 
     def publish(self, temporary: str, name: str) -> None:
@@ -106,6 +99,39 @@ class SaveDirectory:
         for name in self.names():
             if _TEMPORARY.fullmatch(name) or is_stale(name):
                 self.remove(name)
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Writes one file that stands for itself, whole or not at all; parent folders are made. -> the path.
+
+    It survives a power loss when this returns. Several processes may write into a folder at once, and the last one to
+    end wins; a SaveDirectory, which sweeps, leaves the temporary alone. A link under `path` is replaced, not followed.
+    Raises OSError from the file system, with what was there unchanged and nothing left behind.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d:
+        ...     write_file(f"{d}/a/b.txt", b"text").read_bytes()
+        b'text'
+    """
+    path = Path(path)
+    _make_directory(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        name = f".pyquant-{secrets.token_hex(16)}.file.tmp"
+        try:
+            _write_new(name, data, folder)
+            os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:  # of somebody else
+            raise
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            raise
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return path
 
 
 def put_beside(directory: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
@@ -155,6 +181,19 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
     if len(data) != info.st_size:
         raise CheckpointError(f"{Path(path).name}: changed while being read; allowed: a file at rest")
     return data
+
+
+def _write_new(name: str, data: bytes, folder: int) -> None:
+    """A new file of an open folder, flushed to the disk."""
+    # O_EXCL and a name nobody can predict: a file or link planted under it is never followed or overwritten
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _read_exactly(fd: int, size: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
-from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.atomic import read_file, write_file
 from pyquant.measure.records import Ceiling, Environment, GemmRow, Unavailable
 
 Shape = tuple[int, int, int]
@@ -93,10 +93,7 @@ class Partial:
                 for shape, c in self.cells.items()
             ],
         }  # fmt: skip
-        text = json.dumps(data, allow_nan=False) + "\n"
-        with SaveDirectory(self.path.parent) as folder:
-            folder.publish(folder.stage(text.encode()), self.path.name)
-            folder.sync()
+        write_file(self.path, (json.dumps(data, allow_nan=False) + "\n").encode())
 
 
 def read(path: str | Path) -> Partial:

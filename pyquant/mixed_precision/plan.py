@@ -12,7 +12,7 @@ from torch import nn
 from pyquant.core.paths import file_path
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.io.atomic import SaveDirectory
+from pyquant.io.atomic import write_file
 from pyquant.ptq import quantize_recipe_
 from pyquant.ptq.calibrator import Ranges
 from pyquant.ptq.ranges_file import save_ranges
@@ -71,11 +71,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the recipe (.yaml, .yml, .toml or .json), whole or not at all. -> the path."""
         path = file_path("path", path)
-        data = self.recipe.dumps(format_of(path)).encode("utf-8")
-        with SaveDirectory(path.parent) as out:
-            out.publish(out.stage(data), path.name)
-            out.sync()
-        return path
+        return write_file(path, self.recipe.dumps(format_of(path)).encode("utf-8"))
 
     def save_ranges(self, path: str | os.PathLike[str]) -> Path:
         """Write the calibrated ranges, for `pyquant quantize --recipe ... --calibration ...`. -> the file.

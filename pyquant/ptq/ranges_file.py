@@ -13,7 +13,7 @@ from torch import Tensor
 from pyquant.calibrate import Range
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
-from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.atomic import read_file, write_file
 from pyquant.ptq.calibrator import Ranges
 from pyquant.recipe import Recipe
 
@@ -24,7 +24,7 @@ NAME: Final = "calibration.json"
 def save_ranges(path: str | os.PathLike[str], ranges: Ranges, recipe: Recipe) -> Path:
     """Write ranges to a .json file, or to calibration.json in a folder; atomically.
 
-    ->  the file. Raises OSError, CheckpointError where another process is saving there.
+    ->  the file. Raises OSError from the file system.
 
     Example:
         >>> import tempfile
@@ -40,10 +40,7 @@ def save_ranges(path: str | os.PathLike[str], ranges: Ranges, recipe: Recipe) ->
         "recipe": recipe.to_dict(),
         "ranges": {name: {"low": _plain(r.low), "high": _plain(r.high)} for name, r in ranges.items()},
     }
-    with SaveDirectory(file.parent) as folder:
-        folder.publish(folder.stage(strict_json.compact(document)), file.name)
-        folder.sync()
-    return file
+    return write_file(file, strict_json.compact(document))
 
 
 def load_ranges(path: str | os.PathLike[str]) -> tuple[Ranges, Recipe]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
-from pyquant.io.publish import write_file
+from pyquant.io.atomic import write_file
 from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow
 from pyquant.measure.timing import geometric_mean
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pyquant.errors import ArgumentError
 from pyquant.io import strict_json
+from pyquant.io.atomic import write_file
 from pyquant.results.record import KINDS, load_record, to_plain
 
 # Kind of record -> the module that draws it: the one place that a new record touches. The module imports the record's
@@ -63,10 +64,8 @@ def write(record: Any, folder: str | os.PathLike[str], stem: str, forms: tuple[s
     forms  None: every format that the record has. All are rendered before the first is written.
     Raises as render; OSError where the folder cannot be written.
     """
-    from pyquant.report.render import write_bytes
-
     rendered = {form: render(record, form) for form in forms or formats_of(record)}
-    return [write_bytes(Path(folder) / f"{stem}.{form}", data) for form, data in rendered.items()]
+    return [write_file(Path(folder) / f"{stem}.{form}", data) for form, data in rendered.items()]
 
 
 def _kind(record: Any) -> str:

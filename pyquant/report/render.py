@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyquant.io import strict_json
-from pyquant.io.publish import write_file
+from pyquant.io.atomic import write_file
 from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
 
 _GEMM_COLUMNS = (
@@ -127,13 +127,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file through a temporary neighbour and a rename; parent folders are made. -> the path."""
-    return write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: str | Path, data: bytes) -> Path:
-    """As write_text, for anything."""
-    return write_file(path, data)
+    """Write a text file in UTF-8, as pyquant.io.atomic.write_file does bytes. -> the path."""
+    return write_file(path, text.encode("utf-8"))
 
 
 def _environment(environment: Environment) -> str:

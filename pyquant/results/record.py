@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from pyquant.core.paths import file_path
 from pyquant.errors import CheckpointError
 from pyquant.io import strict_json
-from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.atomic import read_file, write_file
 
 T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
@@ -78,11 +78,7 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
 def save_record(path: str | os.PathLike[str], value: Any) -> Path:
     """Write a record as JSON, whole or not at all. -> the path."""
     path = file_path("path", path)
-    data = strict_json.compact(to_plain(value))
-    with SaveDirectory(path.parent) as out:
-        out.publish(out.stage(data), path.name)
-        out.sync()
-    return path
+    return write_file(path, strict_json.compact(to_plain(value)))
 
 
 def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:

@@ -15,13 +15,12 @@ from torch import nn
 
 import pyquant
 from pyquant.errors import PyquantError
-from pyquant.io.atomic import SaveDirectory
+from pyquant.io.atomic import SaveDirectory, write_file
 from pyquant.io.journal import Journal
-from pyquant.io.publish import write_file
 from pyquant.ptq.ranges_file import save_ranges
 from pyquant.qat import monitor
 from pyquant.recipe import Recipe
-from pyquant.report.render import write_bytes, write_text
+from pyquant.report.render import write_text
 
 ROW = dict.fromkeys(monitor.COLUMNS, 1)
 
@@ -40,7 +39,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "QATMonitor rows": ("m.csv", append),
     "QATMonitor half line": ("m.csv", monitor._open_csv),
     "report text": ("r.md", lambda path: write_text(path, "report")),
-    "report bytes": ("r.png", lambda path: write_bytes(path, b"picture")),
     "write_file": ("f", lambda path: write_file(path, b"data")),
     "ranges": ("calibration.json", lambda path: save_ranges(path, {}, Recipe())),
     "manifest": ("manifest.json", saved),
@@ -94,7 +92,8 @@ def test_a_link_under_the_name_of_the_temporary_is_refused(
     monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    (tmp_path / f".pyquant-{'0' * 32}.tmp").symlink_to(victim)
+    for ending in ("tmp", "file.tmp"):
+        (tmp_path / f".pyquant-{'0' * 32}.{ending}").symlink_to(victim)
     with pytest.raises(FileExistsError):
         writer(tmp_path)
     assert victim.read_bytes() == b"precious"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import accept
@@ -11,7 +12,7 @@ import pytest
 
 from pyquant.errors import CheckpointError
 from pyquant.io import save_checkpoint
-from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.atomic import SaveDirectory, read_file, write_file
 
 
 def _any_size(size: int) -> None:
@@ -36,6 +37,34 @@ def test_stage_never_writes_through_a_planted_link(tmp_path: Path, monkeypatch: 
     with SaveDirectory(tmp_path) as out, pytest.raises(FileExistsError):
         out.stage(b"evil")
     accept.t0(victim.read_bytes(), b"precious")
+
+
+def test_a_single_file_is_flushed_before_and_after_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    kind = {True: "folder", False: "file"}
+    monkeypatch.setattr(os, "fsync", lambda fd: steps.append(kind[stat.S_ISDIR(os.fstat(fd).st_mode)]))
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda *names, **folders: (steps.append("rename"), rename(*names, **folders)))
+    write_file(tmp_path / "a", b"new")
+    accept.t0(steps, ["file", "rename", "folder"])
+    accept.t0((tmp_path / "a").read_bytes(), b"new")
+
+
+def test_a_single_file_is_written_while_another_saves_and_sweeps_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+    with SaveDirectory(tmp_path) as out:
+
+        def meanwhile(*names: str, **folders: int) -> None:
+            out.sweep(lambda name: False)
+            rename(*names, **folders)
+
+        monkeypatch.setattr(os, "rename", meanwhile)
+        write_file(tmp_path / "a", b"new")
+    accept.t0((tmp_path / "a").read_bytes(), b"new")
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from pyquant.errors import ArgumentError
-from pyquant.io import atomic
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.partial import Partial, merge, read
 from pyquant.measure.records import Ceiling, GemmRow, Unavailable
@@ -46,10 +46,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     path = tmp_path / "p.json"
     record = filled(path, [(1, 2, 3)])
 
-    def full(self: object, data: bytes) -> str:
+    def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic.SaveDirectory, "stage", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         record.add((4, 5, 6), [], [])
     assert set(read(path).cells) == {(1, 2, 3)}
