@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.core.dtypes import FLOATS_BY_NAME, dtype_name
 from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError, QuantizationWarning
@@ -37,7 +38,6 @@ _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
 }  # fmt: skip
 _OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes"}
 _LONGEST_NOTE: Final = 500
-_DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def save_pretrained(
@@ -101,7 +101,7 @@ def save_pretrained(
         first_names.setdefault(id(module), name)
         layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
         if module.dtype != torch.float32:
-            dtypes[name] = str(module.dtype).removeprefix("torch.")
+            dtypes[name] = dtype_name(module.dtype)
         if getattr(module, "note", ""):
             notes[name] = str(module.note)
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
@@ -295,12 +295,12 @@ def _own_extra(
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not _is_text(aliases) or any(target not in layers for target in aliases.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
-    if not _is_text(dtypes) or any(k not in layers or v not in _DTYPES for k, v in dtypes.items()):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(_DTYPES)}}}")
+    if not _is_text(dtypes) or any(k not in layers or v not in FLOATS_BY_NAME for k, v in dtypes.items()):
+        raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(FLOATS_BY_NAME)}}}")
     known = layers | aliases.keys()
     if not _is_text(fused) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
-    return dict(aliases), {name: _DTYPES[dtype] for name, dtype in dtypes.items()}, dict(fused)
+    return dict(aliases), {name: FLOATS_BY_NAME[dtype] for name, dtype in dtypes.items()}, dict(fused)
 
 
 def _notes(extra: Mapping[str, Any]) -> Mapping[str, str]:

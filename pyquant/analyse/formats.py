@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from pyquant.core.dtypes import dtype_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.recipe.layer_rule import FLOAT, LayerRule
@@ -85,7 +86,7 @@ def _float_of(said: str, dtypes: set[torch.dtype]) -> Format:
     """The floating-point format of layers of these dtypes, whatever it was called."""
     name = _OF_DTYPE.get(next(iter(dtypes)), float_format.FLOAT) if len(dtypes) == 1 else float_format.FLOAT
     if said not in (name, float_format.FLOAT):
-        have = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        have = ", ".join(sorted(map(dtype_name, dtypes)))
         warnings.warn(
             f"formats: {said!r} stands for the model as it is, whose layers are {have}; it is called {name!r} in what "
             "follows. 'float' says it for every model",

@@ -21,6 +21,7 @@ from pyquant.analyse.latency_samples import Config, Effort, ProgressCall, Sample
 from pyquant.analyse.layer_timers import STAMPS, StampClock, make_stamps
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.core import arguments
+from pyquant.core.dtypes import dtype_name
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.timing import Clock, make_clock
@@ -137,7 +138,7 @@ def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None)
             layer = switchable.layer(name, 0)
             weight: Any = layer.weight
             shape = " x ".join(map(str, weight.shape))
-            dtype = str(weight.dtype).removeprefix("torch.")
+            dtype = dtype_name(weight.dtype)
             found[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {group.name}"
     return found
 
@@ -329,7 +330,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 def _text_of(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
+        return f"{dtype_name(value.dtype)} [{', '.join(map(str, value.shape))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_text_of(v)}" for key, v in value.items()) + "}"
     if isinstance(value, (tuple, list)):

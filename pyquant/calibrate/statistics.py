@@ -14,10 +14,9 @@ from torch import Tensor
 
 from pyquant import numerics, ops
 from pyquant.calibrate.tails import Distribution, HistogramTails
+from pyquant.core.dtypes import FLOATS, dtype_name
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 from pyquant.numerics.histogram import BINS, EXPONENT_MIN
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RangeStatistics:
@@ -128,8 +127,8 @@ class RangeStatistics:
 
         Raises ArgumentError for another type, a missing axis or a number of channels unlike before.
         """
-        if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
-            got = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            got = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError("x", got, "a float32, float16 or bfloat16 tensor")
         x = x.detach()
         if self.channel_axis is None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from pyquant.calibrate.registry import Range, find_method
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.calibrate.tails import Distribution, SortedTails
+from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
 _CHUNK: Final = 1 << 19  # weights searched at once: the tables of a search are some 20 times as large
 _LOOKUPS: Final = 1 << 22  # and so many thresholds, some 512 for each code of each row
-_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RowStatistics(HistogramStatistics):
@@ -68,10 +68,8 @@ def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
 
 def _rows(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, list[int]]:
     """The weights that share a scale as rows, and the shape of the scales."""
-    if not isinstance(weight, Tensor) or weight.dtype not in _FLOATS or weight.dim() != 2 or weight.numel() == 0:
-        got = (
-            f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}" if isinstance(weight, Tensor) else weight
-        )
+    if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.dim() != 2 or weight.numel() == 0:
+        got = describe(weight) if isinstance(weight, Tensor) else weight
         raise ArgumentError("weight", got, "float32, float16 or bfloat16 [N, K], not empty")
     weight = weight.detach()
     if not bool(weight.isfinite().all()):

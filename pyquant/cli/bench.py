@@ -11,6 +11,7 @@ import torch
 
 from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
 from pyquant.cli.progress import Progress
+from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gemm import GemmBench, run_gemm_bench
@@ -31,7 +32,6 @@ the machine's threads and wall time are the default; on a machine that others us
 time, which repeats. Every candidate's product is checked before it is timed. On a GPU graphs are replayed with weights
 that rotate beyond the caches, and a run that is killed goes on with what its --out folder holds.
 """
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _KN = ("384x1536", "1024x4096")
 
 
@@ -57,7 +57,9 @@ def add_parser(commands: Any) -> None:
     gemm.add_argument("--peers", nargs="*", metavar="NAME", help="rivals, by part of their name (default: all)")
     gemm.add_argument("--baseline", metavar="NAME", help=f"what ratios divide by (default: {FP32})")
     gemm.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    gemm.add_argument("--dtype", choices=_DTYPES, help="of input and output (default: float32; on a GPU bfloat16)")
+    gemm.add_argument(
+        "--dtype", choices=FLOATS_BY_NAME, help="of input and output (default: float32; on a GPU bfloat16)"
+    )
     gemm.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     gemm.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
                       help="default: wall, cpu with one thread; cuda-graph on a GPU")  # fmt: skip
@@ -107,7 +109,7 @@ def bench_from_args(args: argparse.Namespace) -> GemmBench:
         schemes=args.schemes or ("W8A8Dynamic", "W4A8Dynamic"),
         peers=None if args.peers is None else match_peers(args.peers),
         baseline=match_peers([args.baseline or FP32])[0],
-        dtype=_DTYPES[args.dtype or "float32"],
+        dtype=FLOATS_BY_NAME[args.dtype or "float32"],
         clock=args.clock or default_clock(args.threads or torch.get_num_threads()),
         rounds=_positive("--rounds", [args.rounds])[0],
         cold=args.cold,

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pyquant.cli.progress import Progress
+from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.core.presets import preset_name
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory
@@ -27,7 +26,6 @@ examples:
 The table lies in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
 of kernels changes the time of a layer and never its bits.
 """
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def add_parser(commands: Any) -> None:
@@ -46,7 +44,9 @@ def add_parser(commands: Any) -> None:
                         metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
     parser.add_argument("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
                         help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
-    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="input and output (default: bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=FLOATS_BY_NAME, default="bfloat16", help="input and output (default: bfloat16)"
+    )
     parser.add_argument("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     parser.add_argument("--dry-run", action="store_true", help="measure and report, write nothing")
@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints what changed, writes the table. -> 0, or 1 when a kernel's result was wrong."""
-    problems = problems_for(_layers(args), _positive("--m", args.m), _DTYPES[args.dtype])
+    problems = problems_for(_layers(args), _positive("--m", args.m), FLOATS_BY_NAME[args.dtype])
     _positive("--rounds", [args.rounds])
     rig = make_rig(args.device)
     with Progress("tune", len(problems)) as shown:

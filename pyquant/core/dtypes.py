@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from pyquant.core import names
 from pyquant.errors import ArgumentError
 
 
@@ -43,6 +44,29 @@ KERNEL_BITS: Final = (4, 8)  # of codes that layers run with
 SIMULATED_BITS: Final = (*range(2, 9), 16)  # of codes that floating-point models can simulate
 
 QDTYPES: Final[dict[str, QDtype]] = {t.name: t for t in (INT4, INT8, UINT8)}
+
+FLOATS_BY_NAME: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in names.FLOAT_DTYPES}
+FLOATS: Final = tuple(FLOATS_BY_NAME.values())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without the module.
+
+    Example:
+        >>> dtype_name(torch.float16)
+        'float16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Dtype and shape of a tensor as errors print them.
+
+    Example:
+        >>> describe(torch.zeros(3, 4))
+        'float32 [3, 4]'
+    """
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def qrange(bits: int, symmetric: bool = True, narrow_range: bool = True) -> tuple[int, int]:

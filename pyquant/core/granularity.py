@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
+from pyquant.core.names import GRANULARITIES
 from pyquant.errors import ArgumentError
-
-# per_token and per_channel are the same arithmetic (one scale per row of the last dimension); the two names say which
-# operand is meant: activations [M, K] or weights [N, K].
-GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
 
 
 def scale_shape(granularity: str, shape: Sequence[int], group_size: int = 0) -> tuple[int, ...]:
     """Shape of the scales (and zero points) of a tensor.
 
-    granularity  one of GRANULARITIES.
+    granularity  one of pyquant.core.names.GRANULARITIES.
     shape        shape of the tensor, [..., K].
     group_size   positive divisor of K for per_group, else 0.
     ->           per_tensor (1,); per_token and per_channel shape[:-1]; per_group (..., K / group_size).

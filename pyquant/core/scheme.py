@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from pyquant.core.dtypes import KERNEL_BITS, SIMULATED_BITS, qrange
+from pyquant.core.names import GRANULARITIES, HALF_DTYPES
 from pyquant.errors import SchemeError
 
 SCHEME_VERSION: Final = 1
-GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
 CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", "fixed")
-FLOAT_DTYPES: Final = ("float16", "bfloat16")
 _SIMULATE: Final = "others are simulated (SelectiveQuantizer, insert_fake_quantize_, prepare_qat_)"
 
 
@@ -238,7 +237,7 @@ def _check_float_layer(scheme: QScheme) -> None:
         raise SchemeError(
             "weights", repr(scheme.weights), "TensorScheme(bits=16) with all other fields at their defaults"
         )
-    _check_choice("float_dtype", scheme.float_dtype, FLOAT_DTYPES)
+    _check_choice("float_dtype", scheme.float_dtype, HALF_DTYPES)
 
 
 def _check_weights(weights: TensorScheme, weight_only: bool) -> None:

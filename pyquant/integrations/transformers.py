@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from pyquant.core.dtypes import dtype_name
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory, read_file
 from pyquant.nn.qconv import QConv2d
@@ -54,7 +55,7 @@ def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, A
     config["architectures"] = config.get("architectures") or [type(model).__name__]
     dtype = next((m.dtype for m in model.modules() if isinstance(m, (QLinear, QConv2d, QEmbedding))), None)
     if dtype is not None:
-        config["dtype"] = str(dtype).removeprefix("torch.")
+        config["dtype"] = dtype_name(dtype)
     if config.get("tie_word_embeddings", False):
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         if ends[1] is not None and any(isinstance(end, (QLinear, QEmbedding)) for end in ends):

@@ -11,14 +11,14 @@ from typing import Any, Final
 import torch
 
 from pyquant.core.bounds import check_k
+from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.core.granularity import scale_shape
+from pyquant.core.names import ACTIVATIONS
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 
 KINDS: Final = ("linear", "embedding", "conv2d")
 GEOMETRY: Final = {"kernel_size": (2, 1), "stride": (2, 1), "padding": (4, 0), "dilation": (2, 1)}  # numbers, least
-ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
-FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 MAX_SIZE: Final = 2**31 - 1
 
 NAMES: Final = "1 to 256 printable characters, without '..'"
@@ -131,7 +131,7 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
         else:
             _check_qparams(layer, prefix, one, (1,))
     if layer.bias is not None:
-        _check_tensor(layer, "bias", FLOAT_DTYPES, (layer.out_features,))
+        _check_tensor(layer, "bias", FLOATS, (layer.out_features,))
     return entry
 
 
@@ -182,7 +182,7 @@ def _check_words(entry: LayerEntry) -> None:
             raise ArgumentError(_of(name, "clamp"), repr(clamp)[:80], f"None with activation '{activation}'")
     elif not _is_clamp(clamp):
         raise ArgumentError(_of(name, "clamp"), repr(clamp)[:80], "two floats (low, high), low <= high, not NaN")
-    if entry.bias is not None and entry.bias not in FLOAT_DTYPES:
+    if entry.bias is not None and entry.bias not in FLOATS:
         raise ArgumentError(_of(name, "bias"), entry.bias, "float32, float16 or bfloat16")
 
 
@@ -264,12 +264,11 @@ def _check_tensor(
 ) -> None:
     tensor = getattr(layer, field)
     allowed = dtype if isinstance(dtype, tuple) else (dtype,)
-    wanted = f"{' or '.join(str(d).removeprefix('torch.') for d in allowed)} {list(shape)}"
+    wanted = f"{' or '.join(dtype_name(d) for d in allowed)} {list(shape)}"
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(_of(layer.name, field), type(tensor).__name__, wanted)
     if tensor.dtype not in allowed or tuple(tensor.shape) != shape:
-        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise ArgumentError(_of(layer.name, field), got, wanted)
+        raise ArgumentError(_of(layer.name, field), describe(tensor), wanted)
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise ArgumentError(_of(layer.name, field), f"{tensor.layout} on {tensor.device}", "a strided tensor with data")
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyquant import ops
+from pyquant.core.dtypes import dtype_name
 from pyquant.core.presets import FP16, W4A4, W8A8
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
@@ -168,7 +169,7 @@ class MlpNet:
     def _layer(self, i: int, name: str) -> QLinear:
         codes, step = self.weights[i], 2.0 ** -self.exponents[i]
         if name == FLOAT:
-            scheme = FP16(str(self.float_type).removeprefix("torch."))
+            scheme = FP16(dtype_name(self.float_type))
             return QLinear.from_codes(codes.to(self.float_type) * step, None, scheme=scheme, dtype=self.float_type)
         scale = torch.full((codes.shape[0],), step, device=self.device)
         # The network's input is whole numbers up to 7: codes of scale 1, the same in every format.

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.core.dtypes import KERNEL_BITS
+from pyquant.core.dtypes import FLOATS, KERNEL_BITS, describe, dtype_name
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state
 from pyquant.nn.linear_call import LinearCall, same_memory, unpacked
-from pyquant.nn.weights import FLOAT_TYPES
-from pyquant.ops.check import describe
 
 ExpectedRange = tuple[TensorScheme, Tensor, Tensor | None]  # scheme, scale, zero point
 
@@ -96,7 +94,7 @@ class Quantize(_WithRange):
         """x float, any shape (dynamic: [..., K]) -> codes of the same shape; int4 ones two a byte (a PackedQTensor)
         where the device's tensor cores read them so."""
         s = self.scheme
-        if not isinstance(x, Tensor) or x.dtype not in FLOAT_TYPES:
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
             raise ArgumentError("x", describe(x) if isinstance(x, Tensor) else type(x).__name__, "a float tensor")
         if s.dynamic:
             codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, s.symmetric, *s.code_range)
@@ -117,7 +115,7 @@ class Dequantize(nn.Module):
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        if dtype not in FLOAT_TYPES:
+        if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         self.dtype = dtype
 
@@ -129,7 +127,7 @@ class Dequantize(nn.Module):
 
     def extra_repr(self) -> str:
         """The type of the result, as print(model) shows it."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
 
 class QSequential(nn.Sequential):

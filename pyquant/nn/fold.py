@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pyquant.core.dtypes import FLOATS
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import batch_norms_of, neighbours
 from pyquant.nn.swap import Undo
-from pyquant.nn.weights import FLOAT_TYPES
 
 _FITS = {nn.Linear: (nn.BatchNorm1d,), nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm)}
 
@@ -73,7 +73,7 @@ def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
             if obstacles.has_hooks(layer) or obstacles.has_hooks(norm) or parametrize.is_parametrized(layer):
                 continue
             weight = layer._parameters.get("weight")
-            if weight is None or weight.dtype not in FLOAT_TYPES or norm.running_mean is None:
+            if weight is None or weight.dtype not in FLOATS or norm.running_mean is None:
                 continue
             name = f"{path}.{second}" if path else second
             if norm.training:

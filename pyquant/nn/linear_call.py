@@ -12,13 +12,13 @@ from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
 from pyquant.nn import state, straight_through, traced, weights
 from pyquant.nn.linear_state import LinearState
-from pyquant.ops.check import describe
 from pyquant.ops.transforms import autocast
 from pyquant.ops.translate import reraise
 
@@ -36,8 +36,8 @@ def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | Non
     """What from_codes takes, of float weights [N, K]: max-calibrated codes, scale and zero point (16 bits: a copy)."""
     if not scheme.is_float:
         return weights.quantise_weight(weight, scheme.weights)
-    if weight.dtype not in weights.FLOAT_TYPES:
-        raise ArgumentError("weight", str(weight.dtype).removeprefix("torch."), "float32, float16 or bfloat16")
+    if weight.dtype not in FLOATS:
+        raise ArgumentError("weight", dtype_name(weight.dtype), "float32, float16 or bfloat16")
     kept = weight.to(getattr(torch, scheme.float_dtype or ""), memory_format=torch.contiguous_format, copy=True)
     return kept, None, None
 
@@ -126,7 +126,7 @@ class LinearCall(LinearState):
         """What the ops of forward would refuse, for reference, which calls none."""
         self._check_ready(x, residual)
         if isinstance(x, Tensor):
-            self._check_operand(x, weights.FLOAT_TYPES)
+            self._check_operand(x, FLOATS)
             lead = x.shape[:-1]
         else:
             self._check_codes(cast(QTensor, x))
@@ -137,7 +137,7 @@ class LinearCall(LinearState):
     def _forward_float(self, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
         if isinstance(x, QTensor):
             raise ArgumentError("x", "a QTensor", f"a float tensor: scheme {self.scheme} does not take codes")
-        self._check_operand(x, weights.FLOAT_TYPES)
+        self._check_operand(x, FLOATS)
         if needs_derivative(x, residual) and straight_through.is_transformed():
             return straight_through.smooth(self, x, residual)
         storage, fused = self.storage, (self.activation, *self.clamp)
@@ -191,7 +191,7 @@ class LinearCall(LinearState):
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
         columns = self.in_features if columns is None else columns
         if x.dtype not in dtypes or x.layout != torch.strided or x.dim() < 1 or x.shape[-1] != columns:
-            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            names = " or ".join(dtype_name(dtype) for dtype in dtypes)
             raise ArgumentError("x", describe(x), f"{names} [..., {columns}], dense")
         self._check_device(x)
 
@@ -223,7 +223,7 @@ class LinearCall(LinearState):
                 continue
             if not isinstance(tensor, Tensor) or dtype not in (None, tensor.dtype):
                 got = describe(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ArgumentError(f"x.{name}", got, f"a {str(dtype or 'int8').removeprefix('torch.')} tensor")
+                raise ArgumentError(f"x.{name}", got, f"a {dtype_name(dtype or torch.int8)} tensor")
 
     def _check_linked(self, x: QTensor, zero_point: Tensor | None) -> None:
         """Codes that come with another scale would silently mean other numbers. Linked layers share the memory of the

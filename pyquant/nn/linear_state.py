@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
-from pyquant.nn import foreign_saves, state, weights
+from pyquant.nn import foreign_saves, state
 from pyquant.nn.patches import Patches
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import values
-from pyquant.ops.check import describe
 
 Self = TypeVar("Self", bound="LinearState")
 
@@ -69,7 +69,7 @@ class LinearState(nn.Module):
         for name, value in (("in_features", in_features), ("out_features", out_features)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
                 raise ArgumentError(name, repr(value), "a whole number >= 0")
-        if dtype not in weights.FLOAT_TYPES:
+        if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
         self.activation, self.clamp = _activation(activation, clamp)
@@ -353,7 +353,7 @@ class LinearState(nn.Module):
         else:
             moved = {name: state.same_type(fn, tensor) for name, tensor in self._state().items()}
             self._fill(moved, waits=self._waits)
-        if probe.dtype in weights.FLOAT_TYPES:
+        if probe.dtype in FLOATS:
             self.dtype = probe.dtype
         self._parameters["stand_in"] = state.stand_in(self.dtype, probe.device)
         return self

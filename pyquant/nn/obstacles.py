@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from pyquant.core.dtypes import FLOATS
 from pyquant.nn.patches import unsupported
-from pyquant.nn.weights import FLOAT_TYPES
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
 _HOOKS: Final = (
@@ -67,7 +67,7 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
     if extra:
         return Obstacle(f"is a {type(module).__name__} with tensors of its own ({', '.join(extra[:4])})", exclude)
     weight = module._parameters["weight"]
-    if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.dtype not in FLOAT_TYPES:
+    if not isinstance(weight, Tensor) or type(weight.data) is not Tensor or weight.dtype not in FLOATS:
         kind = f"{type(weight.data).__name__} {weight.dtype}" if isinstance(weight, Tensor) else type(weight).__name__
         return Obstacle(f"has a weight of {kind}", f"a dense float32, float16 or bfloat16 weight, or {exclude}")
     if isinstance(module, nn.Conv2d):

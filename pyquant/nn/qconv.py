@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -17,7 +18,6 @@ from pyquant.nn import reference, state, straight_through, traced, weights
 from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_derivative, signed, unpacked
 from pyquant.nn.linear_state import check_scheme
 from pyquant.nn.patches import Patches, is_channels_last, unsupported
-from pyquant.ops.check import describe
 from pyquant.ops.transforms import autocast
 
 _quantize = torch.ops.pyquant.quantize.default
@@ -201,7 +201,7 @@ class QConv2d(LinearCall):
             self._check_image(data, (torch.int8, torch.uint8))
         else:
             data = x
-            self._check_image(data, weights.FLOAT_TYPES)
+            self._check_image(data, FLOATS)
         images = data if data.dim() == 4 else data.unsqueeze(0)
         size = (images.shape[0], *self.patches.out_size(images.shape[2], images.shape[3]))
         rows = self._residual_rows(residual, size, data.dim() == 4)
@@ -259,7 +259,7 @@ class QConv2d(LinearCall):
     def _check_image(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         is_image = x.dim() in (3, 4) and x.shape[-3] == self.in_channels
         if not is_image or x.dtype not in dtypes or x.layout != torch.strided:
-            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            names = " or ".join(dtype_name(dtype) for dtype in dtypes)
             raise ArgumentError("x", describe(x), f"{names} [B, {self.in_channels}, H, W], dense")
         self._check_device(x)
 
@@ -269,7 +269,7 @@ class QConv2d(LinearCall):
             x = unpacked(x)
             self._check_parts(x)
         data = x.data if isinstance(x, QTensor) else cast(Tensor, x)
-        self._check_image(data, (torch.int8, torch.uint8) if isinstance(x, QTensor) else weights.FLOAT_TYPES)
+        self._check_image(data, (torch.int8, torch.uint8) if isinstance(x, QTensor) else FLOATS)
         batch = (data.shape[0] if data.dim() == 4 else 1, *self.patches.out_size(data.shape[-2], data.shape[-1]))
         self._residual_rows(cast("Tensor | None", residual), batch, data.dim() == 4)
 

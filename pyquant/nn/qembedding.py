@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from pyquant import ops
+from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import foreign_saves, state, traced, weights
@@ -47,7 +48,7 @@ class QEmbedding(nn.Module):
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
                 raise ArgumentError(name, repr(value), "a whole number >= 0")
-        if dtype not in weights.FLOAT_TYPES:
+        if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         where = state.device_of(device)
         self.num_embeddings, self.embedding_dim, self.padding_idx, self.dtype = (
@@ -132,9 +133,7 @@ class QEmbedding(nn.Module):
         if isinstance(x, Proxy):
             return traced.node(self, x)  # type: ignore[return-value]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
-            got = (
-                f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            )
+            got = describe(x) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError("x", got, "an int64 or int32 tensor of indices")
         codes = self.codes
         if x.device != codes.device:
@@ -173,7 +172,7 @@ class QEmbedding(nn.Module):
         probe = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device))
         for name in self.state_slots:
             self._buffers[name] = state.same_type(fn, cast(Tensor, self._buffers[name]))
-        if probe.dtype in weights.FLOAT_TYPES:
+        if probe.dtype in FLOATS:
             self.dtype = probe.dtype
         self._parameters["stand_in"] = state.stand_in(self.dtype, self.codes.device)
         return self

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
+from pyquant.core.dtypes import describe, dtype_name
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import check_group_size, scale_shape
 from pyquant.ops import values
-from pyquant.ops.check import describe
 
 NUMBERS = (
     "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point",
@@ -35,7 +35,7 @@ class Slot:
 
     @property
     def text(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        return f"{dtype_name(self.dtype)} {list(self.shape)}"
 
 
 def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) -> dict[str, Slot]:

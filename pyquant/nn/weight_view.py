@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyquant import ops
+from pyquant.core.dtypes import FLOATS
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import UnsupportedError
 from pyquant.nn import weights
@@ -160,7 +161,7 @@ class QWeight(Tensor):
         self, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: Any
     ) -> QWeight | None:
         """The same codes elsewhere or shown in another float type; None for what is no such move."""
-        if dtype is not None and dtype not in weights.FLOAT_TYPES:
+        if dtype is not None and dtype not in FLOATS:
             return None
         if others.get("pin_memory") or others.get("layout") not in (None, torch.strided):
             return None

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from pyquant import ops
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
-
-FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def float_type(given: object, own: torch.dtype) -> torch.dtype:
@@ -49,9 +48,8 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
         >>> codes.tolist()
         [[127, -50]]
     """
-    if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
-        got = f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
-        raise ArgumentError("weight", got, "float32, float16 or bfloat16 [out_features, in_features]")
+    if weight.dtype not in FLOATS or weight.dim() != 2:
+        raise ArgumentError("weight", describe(weight), "float32, float16 or bfloat16 [out_features, in_features]")
     check_group_size(scheme, weight.shape[1])
     real = weight.detach().to(torch.float32)
     if scheme.granularity == "per_tensor":

@@ -1,5 +1,6 @@
 """torch.ops.pyquant.*: schemas, shape rules, gradients, compiled or Python implementations, typed wrappers."""
 
+from pyquant.core.names import ACTIVATIONS
 from pyquant.ops.fake_quantize import (
     fake_quantize,
     fake_quantize_backward,
@@ -33,7 +34,7 @@ from pyquant.ops.functional import (
 )
 from pyquant.ops.load import layout_for, native_available, packs_int4, why_not_native
 from pyquant.ops.plan import Kernel, kernels
-from pyquant.ops.spec import ACTIVATIONS, LinearSpec
+from pyquant.ops.spec import LinearSpec
 from pyquant.ops.strict import set_strict
 from pyquant.ops.values import checks_enabled, set_checks
 

@@ -10,19 +10,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from pyquant.core.dtypes import describe, dtype_name
 from pyquant.errors import ArgumentError
 
 MAX_SIZE = 2**31  # sizes below it are what layouts and indices can hold: no product of them leaves 64 bits
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def describe(tensor: Tensor) -> str:
-    """Dtype and shape of a tensor as errors print them, e.g. 'float16 [3, 4]'."""
-    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def one_of(argument: str, value: object, allowed: Iterable[object]) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyquant.core.dtypes import FLOATS, describe, dtype_name
+from pyquant.core.names import ACTIVATIONS, GRANULARITIES
 from pyquant.errors import ArgumentError
 from pyquant.numerics import histogram
 from pyquant.ops import check
 from pyquant.ops.rows_layout import BLOCKED, packed_bytes
-from pyquant.ops.spec import ACTIVATIONS, WIRE_FIELDS, LinearSpec
+from pyquant.ops.spec import WIRE_FIELDS, LinearSpec
 
-GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
 _INT32_MAX = 2**31 - 1
 
 
@@ -56,7 +57,7 @@ def quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     qmin: int = -127, qmax: int = 127,
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     _qparams(x, scale, zero_point, granularity, group_size)
     check.code_range(qmin, qmax)
     return x.new_empty(x.shape, dtype=torch.int8)
@@ -66,7 +67,7 @@ def quantize_dynamic(
     x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     shape = _scale_shape(x, granularity, group_size)
     _dynamic_code_range(symmetric, qmin, qmax)
     codes = x.new_empty(x.shape, dtype=torch.int8)
@@ -89,7 +90,7 @@ def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, symmetric: bool, qmin: int, qmax: int,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     check.min_dim("x", x, 1)
     if residual is not None:
         check.dtype_in("residual", residual, (x.dtype,))
@@ -97,7 +98,7 @@ def _norm(
         check.shape_is("residual", residual, list(x.shape))
     for name, channels in (("weight", weight), ("bias", bias)):
         if channels is not None:
-            check.dtype_in(name, channels, check.FLOATS)
+            check.dtype_in(name, channels, FLOATS)
             check.same_device(name, channels, x)
             check.shape_is(name, channels, [x.shape[-1]])
     if not 0 <= eps < math.inf:
@@ -139,10 +140,10 @@ def add_layer_norm_quantize(
 def silu_mul_quantize(
     x: Tensor, symmetric: bool = True, qmin: int = -127, qmax: int = 127
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     check.min_dim("x", x, 1)
     if x.shape[-1] % 2 != 0:
-        raise ArgumentError("x", check.describe(x), "an even last dimension, gates then ups")
+        raise ArgumentError("x", describe(x), "an even last dimension, gates then ups")
     _dynamic_code_range(symmetric, qmin, qmax)
     return _per_token(x, x.shape[-1] // 2)
 
@@ -153,7 +154,7 @@ def dequantize(
 ) -> Tensor:  # fmt: skip
     check.dtype_in("q", q, (torch.int8, torch.uint8))
     _qparams(q, scale, zero_point, granularity, group_size)
-    check.dtype_among("out_dtype", out_dtype, check.FLOATS)
+    check.dtype_among("out_dtype", out_dtype, FLOATS)
     return q.new_empty(q.shape, dtype=out_dtype)
 
 
@@ -192,7 +193,7 @@ def fake_quantize_dynamic_out(
 
 
 def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
-    check.dtype_in("grad", grad, check.FLOATS)
+    check.dtype_in("grad", grad, FLOATS)
     check.dtype_in("mask", mask, (torch.uint8,))
     check.same_device("mask", mask, grad, "grad")
     check.shape_is("mask", mask, [(grad.numel() + 7) // 8])
@@ -215,7 +216,7 @@ def fake_quantize_lsq_backward(
 
 
 def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     if not histogram.EXPONENT_MIN <= exponent <= histogram.EXPONENT_MAX:
         raise ArgumentError("exponent", exponent, f"{histogram.EXPONENT_MIN} to {histogram.EXPONENT_MAX}")
     return x.new_empty([2, histogram.BINS], dtype=torch.int64)
@@ -243,7 +244,7 @@ def epilogue(
     if activation == "clamp" and not clamp_min <= clamp_max:
         raise ArgumentError("clamp_min", clamp_min, "at most clamp_max")
     if residual is not None:
-        check.dtype_in("residual", residual, check.FLOATS)
+        check.dtype_in("residual", residual, FLOATS)
         check.same_device("residual", residual, x)
         check.shape_is("residual", residual, [*lead, n])
 
@@ -280,7 +281,7 @@ def _gemm(
     check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
     check.vector("bias", bias, x, torch.float32, [n])
     epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
-    check.dtype_among("out_dtype", out_dtype, (*check.FLOATS, torch.int32, torch.int8))
+    check.dtype_among("out_dtype", out_dtype, (*FLOATS, torch.int32, torch.int8))
     if out_dtype == torch.int32:
         _only_accumulator(w_scale, x_scale, bias, residual, group_size, activation)
     elif w_scale is None and not is_float:
@@ -331,9 +332,9 @@ def _only_floats(
             raise ArgumentError(name, "a tensor", "None where x and w are floats")
     if group_size != 0:
         raise ArgumentError("group_size", group_size, "0 where x and w are floats")
-    if out_dtype not in check.FLOATS:
+    if out_dtype not in FLOATS:
         raise ArgumentError(
-            "out_dtype", check.dtype_name(out_dtype), "float32 or float16 or bfloat16 where x and w are floats"
+            "out_dtype", dtype_name(out_dtype), "float32 or float16 or bfloat16 where x and w are floats"
         )
 
 
@@ -413,7 +414,7 @@ def _present(argument: str, tensor: Tensor | None, wanted: bool, allowed: str) -
     if wanted and tensor is None:
         raise ArgumentError(argument, "None", f"{allowed}, as the spec says")
     if not wanted and tensor is not None:
-        raise ArgumentError(argument, check.describe(tensor), "None, as the spec says")
+        raise ArgumentError(argument, describe(tensor), "None, as the spec says")
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
@@ -463,7 +464,7 @@ def qlinear(
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
     given = (torch.int8, torch.uint8) if _four_bits(s.x_qmin, s.x_qmax) else (torch.int8,)
-    check.dtype_in("x", x, (*check.FLOATS, *codes) if x_scale is None else given)
+    check.dtype_in("x", x, (*FLOATS, *codes) if x_scale is None else given)
     check.min_dim("x", x, 1)
     if x_scale is not None and s.input == "static":
         raise ArgumentError("x_scale", "a tensor", "None where inputs are static")
@@ -472,9 +473,9 @@ def qlinear(
     check.vector("x_scale", x_scale, x, torch.float32, list(x.shape[:-1]))
     check.vector("x_zero_point", x_zero_point, x, torch.int32, list(x.shape[:-1]))
     if x.shape[-1] != s.k and not x_is_packed(s, x):
-        raise ArgumentError("x", check.describe(x), f"last dimension {s.k} (in_features)")
+        raise ArgumentError("x", describe(x), f"last dimension {s.k} (in_features)")
     if x_scale is not None and x.dtype == torch.uint8 and not x_is_packed(s, x):
-        raise ArgumentError("x", check.describe(x), "int8, or uint8 with two codes a byte")
+        raise ArgumentError("x", describe(x), "int8, or uint8 with two codes a byte")
     _packed(packed, s)
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])
@@ -486,10 +487,10 @@ def qlinear(
             return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)
         if out_dtype not in (None, torch.int8):
             allowed = "int8, or uint8 for two codes a byte" if _four_bits(s.out_qmin, s.out_qmax) else "int8"
-            raise ArgumentError("out_dtype", check.dtype_name(out_dtype), allowed)
+            raise ArgumentError("out_dtype", dtype_name(out_dtype), allowed)
         return x.new_empty([*lead, s.n], dtype=torch.int8)
     dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
-    check.dtype_among("out_dtype", dtype, check.FLOATS)
+    check.dtype_among("out_dtype", dtype, FLOATS)
     return x.new_empty([*lead, s.n], dtype=dtype)
 
 
@@ -498,7 +499,7 @@ def weight_only_linear(
     residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     check.min_dim("x", x, 1)
     check.one_of("w_bits", w_bits, (4, 8))
     check.dtype_in("w", w, (torch.uint8,) if w_bits == 4 else (torch.int8,))
@@ -518,9 +519,9 @@ def float_linear(
     x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, check.FLOATS)
+    check.dtype_in("x", x, FLOATS)
     check.min_dim("x", x, 1)
-    check.dtype_in("w", w, check.FLOATS)
+    check.dtype_in("w", w, FLOATS)
     check.exact_dim("w", w, 2)
     check.same_device("w", w, x)
     lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
@@ -535,5 +536,5 @@ def _float_result(
     check.vector("bias", bias, x, torch.float32, [n])
     epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
     dtype = out_dtype if out_dtype is not None else x.dtype
-    check.dtype_among("out_dtype", dtype, check.FLOATS)
+    check.dtype_among("out_dtype", dtype, FLOATS)
     return x.new_empty([*lead, n], dtype=dtype)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyquant.core import arguments
+from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 
-ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 INPUTS: Final = ("dynamic", "static")
 LAYOUTS: Final = ("rows", "cpu_blocked", "rows_blocked128")
 WIRE_FIELDS: Final = 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 
-OPEN: Final = "histogram"
 CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", OPEN)
 FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}
 

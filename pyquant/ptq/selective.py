@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import nn
 
 from pyquant.core import arguments
+from pyquant.core.names import HALF_DTYPES
 from pyquant.core.presets import W8A8
-from pyquant.core.scheme import FLOAT_DTYPES, QScheme
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
 from pyquant.nn.indivisible import check_choice
@@ -137,8 +138,8 @@ class SelectiveQuantizer:
         if float_dtype is None:
             self._register(layer_names, None)
             return
-        if float_dtype not in FLOAT_DTYPES:
-            raise ArgumentError("float_dtype", repr(float_dtype), f"None, {', '.join(map(repr, FLOAT_DTYPES))}")
+        if float_dtype not in HALF_DTYPES:
+            raise ArgumentError("float_dtype", repr(float_dtype), f"None, {', '.join(map(repr, HALF_DTYPES))}")
         from pyquant.core.presets import FP16
 
         self._register(layer_names, self.defaults.apply(FP16(float_dtype)))

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import Check, check_keys, choice, flag, mapping, number, refuse, text
-from pyquant.recipe.sections import OPEN, TENSOR_CALIBRATORS, CalibrationParams, SelectiveParams
+from pyquant.recipe.sections import TENSOR_CALIBRATORS, CalibrationParams, SelectiveParams
 
 FLOAT: Final = "float"  # the word for "leave this layer alone" where a format has no null
 _TENSOR: Final[dict[str, Check]] = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pyquant.core.names import OPEN_CALIBRATOR as OPEN
+from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import CALIBRATORS
 from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, refuse, text
 
-OPEN = "histogram"  # a calibrator whose method is named when the data is seen (histogram_calib_method)
 FORMATS = ("float", "fp32", "fp16", "bf16", "int8", "int4")  # those before the integers: as the model has it
 METHODS = ("max", "percentile", "entropy", "mse")
 
@@ -120,7 +121,7 @@ class SearchParams:
     """
 
     formats: tuple[str, ...] = checked(("float", "int8", "int4"), listed(_format))
-    metric: str = checked("kl", choice("kl", "sqnr", "mse", "cosine"))
+    metric: str = checked("kl", choice(*OUTPUT_METRICS))
     algorithm: str = checked("dp", choice("dp", "exhaustive", "greedy", "bisection", "nsga2"))
     max_drop: float = checked(0.01, number(0, 1))
     never_slower_margin: float = checked(0.01, number(0, 1))

@@ -11,7 +11,8 @@ import torch
 
 from pyquant.core import bounds
 from pyquant.core.dtypes import INT4, INT8, QDTYPES, UINT8, qrange
-from pyquant.core.granularity import GRANULARITIES, scale_shape
+from pyquant.core.granularity import scale_shape
+from pyquant.core.names import GRANULARITIES
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError
 

@@ -13,8 +13,7 @@ import torch
 from pyquant.core.presets import W4A16, W8A8
 from pyquant.errors import ArgumentError
 from pyquant.io import LayerRecord, check_layer
-from pyquant.io.record import ACTIVATIONS, is_safe_name
-from pyquant.ops.spec import ACTIVATIONS as OPS_ACTIVATIONS
+from pyquant.io.record import is_safe_name
 
 PLAIN = checkpoints.layer("fc", W8A8(symmetric_inputs=False), 4, 8, 1, bias=torch.zeros(4))
 GROUPED = checkpoints.layer("fc", W4A16(4, symmetric=False), 4, 8, 2)
@@ -118,10 +117,6 @@ def test_check_layer_accepts_every_scheme(name: str, n: int, k: int) -> None:
 
 def test_the_largest_allowed_k_is_accepted() -> None:
     check_layer(checkpoints.layer("fc", W8A8(symmetric_inputs=False), 1, 66311, 1))
-
-
-def test_activation_names_are_those_of_the_ops() -> None:
-    assert ACTIVATIONS == OPS_ACTIVATIONS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""Every closed list of names, once: what schemes, files, recipes, ops and the command line accept and print.
+
+Lists to which users add their own (calibrators, search algorithms, metrics) are registries: pyquant.core.registry.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# csrc/core/problem.h and csrc/core/dtype.h number them in this order; tests/core/test_names.py compares.
+ACTIVATIONS: Final = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
+
+# per_token and per_channel are the same arithmetic (one scale per row of the last dimension); the two names say which
+# operand is meant: activations [M, K] or weights [N, K].
+GRANULARITIES: Final = ("per_tensor", "per_token", "per_channel", "per_group")
+
+FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")  # of inputs, results and floating-point layers
+HALF_DTYPES: Final = ("float16", "bfloat16")  # of layers whose weights have 16 bits
+
+OUTPUT_METRICS: Final = ("kl", "sqnr", "mse", "cosine")  # label-free losses of a model's outputs
+OPEN_CALIBRATOR: Final = "histogram"  # stands for the method that the calibration call, or the recipe, names
