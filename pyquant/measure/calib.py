@@ -24,6 +24,7 @@ from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.records import Bar, Environment, Unavailable
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
+from pyquant.results.record import record
 
 DATA: Final = ("gaussian", "laplace", "student_t3", "outliers", "relu_gaussian")
 METHODS: Final = (
@@ -73,6 +74,7 @@ class AmaxRow:
     sqnr_db: list[float]
 
 
+@record("calibration-bench")
 @dataclass(frozen=True)
 class CalibReport:
     """Everything of one run."""

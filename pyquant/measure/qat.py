@@ -15,6 +15,7 @@ from pyquant.measure import fake_quantize, qat_steps
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.records import Environment, Unavailable
 from pyquant.measure.timing import Timings, make_clock, time_interleaved
+from pyquant.results.record import record
 
 GRANULARITIES = ("per_tensor", "per_channel")
 
@@ -35,6 +36,7 @@ class QatRow:
     rounds: int
 
 
+@record("qat")
 @dataclass(frozen=True)
 class QatReport:
     environment: Environment

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pyquant.results.record import plain_of, record
 
 RECORD_VERSION = 1
 
@@ -82,6 +84,7 @@ class GemmRow:
     ops: float = 0.0
     peak: str = ""
     energy_mj: float | None = None
+    DERIVED: ClassVar[tuple[str, ...]] = ("of_floor",)
 
     @property
     def of_floor(self) -> float | None:
@@ -116,6 +119,7 @@ class Bar:
     measured: float
     direction: str = ">="
     unit: str = "x"
+    DERIVED: ClassVar[tuple[str, ...]] = ("passed",)
 
     @property
     def passed(self) -> bool:
@@ -139,6 +143,7 @@ class Verdict:
     stretch: float
     shapes: int = 0
     note: str = ""
+    DERIVED: ClassVar[tuple[str, ...]] = ("verdict",)
 
     @property
     def verdict(self) -> str:
@@ -147,6 +152,7 @@ class Verdict:
         return "PASS" if self.measured >= self.floor else "MISS"
 
 
+@record("gemm")
 @dataclass(frozen=True)
 class GemmReport:
     """Rows, ceilings, bars and verdicts of one run. baseline names the candidate that ratios divide by."""
@@ -185,6 +191,7 @@ class ModelRow:
     ours: bool = False
 
 
+@record("model")
 @dataclass(frozen=True)
 class ModelReport:
     """One model under several schemes, one run."""
@@ -198,22 +205,11 @@ class ModelReport:
     notes: list[str] = field(default_factory=list)
 
 
-def to_dict(record: Any) -> dict[str, Any]:
-    """The record as plain dictionaries and lists, ready for JSON, with the record version and derived fields.
+def to_dict(value: Any) -> dict[str, Any]:
+    """A result that has no kind as dictionaries and lists, with the name of its class and derived fields.
 
     Example:
         >>> to_dict(Bar("M=1", 6.0, 6.5))["passed"]
         True
     """
-    data = {"record": type(record).__name__, "version": RECORD_VERSION, **asdict(record)}
-    if isinstance(record, Bar):
-        data["passed"] = record.passed
-    for key in ("bars", "rows", "verdicts"):
-        for plain, item in zip(data.get(key, []), getattr(record, key, []), strict=True):
-            if isinstance(item, Verdict):
-                plain["verdict"] = item.verdict
-            if isinstance(item, Bar):
-                plain["passed"] = item.passed
-            if isinstance(item, GemmRow):
-                plain["of_floor"] = item.of_floor
-    return data
+    return {"record": type(value).__name__, "version": RECORD_VERSION, **plain_of(value)}

@@ -16,7 +16,11 @@ from pyquant.results.record import KINDS, load_record, to_plain
 # Kind of record -> the module that draws it: the one place that a new record touches. The module imports the record's
 # class and has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
 MODULES: Final[dict[str, str]] = {
+    "calibration-bench": "pyquant.report.calibration_bench",
+    "gemm": "pyquant.report.gemm",
     "latency-table": "pyquant.report.latency",
+    "model": "pyquant.report.model",
+    "qat": "pyquant.report.qat",
     "search": "pyquant.report.search",
     "sensitivity": "pyquant.report.sensitivity",
     "trade-off": "pyquant.report.trade_off",

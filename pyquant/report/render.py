@@ -11,6 +11,7 @@ from typing import Any
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
 from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
+from pyquant.results.record import KINDS, to_plain
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
@@ -20,7 +21,8 @@ _GEMM_COLUMNS = (
 
 def to_json(record: Any) -> str:
     """The record as JSON, a row a line; infinities are written as strings, as JSON has none."""
-    return strict_json.compact(_finite(to_dict(record))).decode()
+    has_kind = any(type(record) is cls for cls, _ in KINDS.values())
+    return strict_json.compact(to_plain(record) if has_kind else to_dict(record)).decode()
 
 
 def to_csv(report: GemmReport) -> str:
@@ -179,13 +181,3 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[tuple[str, str], in
 
 def _csv_cell(value: object) -> object:
     return "" if value is None else (f"{value:.6g}" if isinstance(value, float) else value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return value

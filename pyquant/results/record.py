@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import types
@@ -27,6 +28,7 @@ def record(kind: str, version: int = 1, upgrades: Mapping[int, Upgrade] | None =
     """Give a frozen dataclass a kind and a version in files.
 
     upgrades  {older version: function from its plain data to that of the next}; older files stay readable.
+    Properties that a class names in DERIVED (a ClassVar) are written for other readers, and left out when it is read.
     Fields may be str, bool, int, float, None, other dataclasses, and lists, tuples and dicts (keys str) of those.
 
     Example:
@@ -56,18 +58,21 @@ def to_plain(value: Any) -> dict[str, Any]:
     kind = next((k for k, (cls, _) in KINDS.items() if type(value) is cls), None)
     if kind is None:
         raise TypeError(f"{type(value).__name__} is not a @record")
-    return {"kind": kind, "version": KINDS[kind][1], **_plain(value)}
+    return {"kind": kind, "version": KINDS[kind][1], **plain_of(value)}
 
 
 def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
     """The record in plain data. Raises CheckpointError naming the field that is missing, unknown or of another type."""
     entries = dict(data)
     kind, version = entries.pop("kind", None), entries.pop("version", None)
+    if kind is None and "record" in entries:  # before records had kinds, the name of the class stood in their files
+        name = entries.pop("record")
+        kind = next((k for k, (cls, _) in KINDS.items() if cls.__name__ == name), name)
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
     cls, known = KINDS[kind]
     steps = _UPGRADES[kind]
-    if isinstance(version, bool) or (version != known and version not in steps):
+    if type(version) is not int or (version != known and version not in steps):
         allowed = ", ".join(map(str, [*sorted(steps), known]))
         raise CheckpointError(f"{where}: version {version!r} of {kind}; allowed: {allowed}")
     for older in range(version, known):
@@ -88,7 +93,7 @@ def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
         data = read_file(path, check=lambda size: None if size <= strict_json.MAX_BYTES else _too_large(path, size))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    found = from_plain(strict_json.loads(data, str(path)), str(path))
+    found = from_plain(strict_json.loads(_ascii(data), str(path)), str(path))
     if kind is not None and not isinstance(found, kind):
         raise CheckpointError(f"{path}: a {type(found).__name__}; allowed: a {kind.__name__}")
     return typing.cast(T, found)
@@ -98,13 +103,26 @@ def _too_large(path: Path, size: int) -> None:
     raise CheckpointError(f"{path}: {size} bytes; allowed: at most {strict_json.MAX_BYTES}")
 
 
-def _plain(value: Any) -> Any:
+def _ascii(data: bytes) -> bytes:
+    """UTF-8, which older files are, escaped as JSON does; anything else stays as it is, for the reader to refuse."""
+    if data.isascii():
+        return data
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
+    return "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text).encode("ascii")
+
+
+def plain_of(value: Any) -> Any:
+    """A dataclass as dictionaries and lists, with its derived properties and without kind and version."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        names = [*(f.name for f in dataclasses.fields(value)), *_derived(type(value))]
+        return {name: plain_of(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain_of(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain_of(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return next(word for word, number in _WORDS.items() if number == value or number != number)
     return value
@@ -153,6 +171,7 @@ def _read(wanted: Any, data: Any, where: str) -> Any:
 def _read_fields(cls: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _wrong(where, data, f"an object ({cls.__name__})")
+    data = {name: value for name, value in data.items() if name not in _derived(cls)}
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(fields))
@@ -165,6 +184,10 @@ def _read_fields(cls: Any, data: Any, where: str) -> Any:
     if missing:
         raise CheckpointError(f"{where}: no field {missing[0]!r}; allowed: {', '.join(fields)}")
     return cls(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _derived(cls: Any) -> tuple[str, ...]:
+    return getattr(cls, "DERIVED", ())
 
 
 def _wrong(where: str, data: Any, allowed: str) -> CheckpointError:

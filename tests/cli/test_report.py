@@ -22,6 +22,17 @@ def test_named_formats_of_several_files(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("wrote ") == 4
 
 
+def test_benchmarks_of_now_and_before_are_rendered(tmp_path: Path) -> None:
+    fixtures = Path(__file__).resolve().parents[1] / "results/fixtures"
+    before = [str(fixtures / f"{name}_before_kinds.json") for name in ("gemm", "model")]
+    assert main(["report", *before, "--out", str(tmp_path / "a")]) == 0
+    assert main(["report", str(tmp_path / "a/gemm_before_kinds.json"), "--out", str(tmp_path / "b")]) == 0
+    for ending in ("json", "md", "csv"):
+        first, again = (tmp_path / folder / f"gemm_before_kinds.{ending}" for folder in "ab")
+        assert first.read_bytes() == again.read_bytes()
+    assert "µs" in (tmp_path / "b/gemm_before_kinds.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("files", "words", "code", "told"),
     [

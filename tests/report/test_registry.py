@@ -51,3 +51,20 @@ def test_refusals_name_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"kind": "nonsense", "version": 1}')
     with pytest.raises(CheckpointError, match=r"nonsense.*trade-off"):
         registry.load(tmp_path / "bad.json")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["gemm", "model"])
+def test_files_from_before_kinds_are_read(name: str, tmp_path: Path) -> None:
+    found = registry.load(ROOT / f"tests/results/fixtures/{name}_before_kinds.json")
+    assert type(found).__name__ == f"{name.capitalize()}Report"
+    assert registry.load(save_record(tmp_path / "new.json", found)) == found
+    assert [path.suffix for path in registry.write(found, tmp_path, "x", ("json", "md"))] == [".json", ".md"]
+
+
+@pytest.mark.parametrize("name", ["cpu_linear", "cpu_linear_one_thread", "calib", "fake_quantize", "qat_step", "mlp"])
+def test_results_of_the_benchmarks_are_read_and_rendered(name: str) -> None:
+    (file,) = (ROOT / "bench/results").glob(f"*/{name}.json")
+    assert registry.render(registry.load(file), "md").startswith(b"#")

@@ -19,9 +19,9 @@ from pyquant.measure.records import (
     ModelRow,
     Unavailable,
     Verdict,
-    to_dict,
 )
 from pyquant.report.render import bars_table, gemm_markdown, model_markdown, table, to_csv, to_json, write_text
+from pyquant.results.record import from_plain, to_plain
 
 MACHINE = Environment(
     "cpu", "Some CPU", ["avx2"], 2, 1, "2.13.0", "3.11", "Linux x86_64", "0.1.0", command="python -m x"
@@ -55,12 +55,12 @@ def model_report() -> ModelReport:
 
 def test_json_round_trip_keeps_every_row() -> None:
     data = json.loads(to_json(gemm_report()))
-    assert data["record"] == "GemmReport"
+    assert data["kind"] == "gemm"
     assert [row["candidate"] for row in data["rows"]] == ["base", "QLinear W8A8Dynamic", "broken", "base"]
     assert data["rows"][1]["of_floor"] == pytest.approx(0.8)
     assert [bar["passed"] for bar in data["bars"]] == [True, False]
     assert data["environment"]["command"] == "python -m x"
-    assert to_dict(model_report())["rows"][1]["cosine_mean"] == 0.9975
+    assert to_plain(model_report())["rows"][1]["cosine_mean"] == 0.9975
 
 
 def gpu_report() -> GemmReport:
@@ -87,6 +87,11 @@ def test_verdicts_are_told_in_every_form() -> None:
     assert [v["verdict"] for v in data["verdicts"]] == ["PASS", "MISS", "not measured"]
     columns = next(csv.DictReader(io.StringIO(to_csv(gpu_report()))))
     assert (columns["moved_bytes"], columns["peak"]) == ("4000", "bf16")
+
+
+def test_records_of_benchmarks_come_back_equal() -> None:
+    for report in (gemm_report(), gpu_report(), model_report()):
+        assert from_plain(json.loads(to_json(report))) == report
 
 
 def test_json_has_no_infinities() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyquant.errors import CheckpointError
+from pyquant.report import registry
 from pyquant.results.record import from_plain, load_record, record, save_record, to_plain
 
 
@@ -70,3 +71,12 @@ def test_another_class_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         load_record(path, Inner)
     with pytest.raises(CheckpointError, match="No such file"):
         load_record(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "head", ['"kind": "search", "version": []', '"kind": "search", "version": 2.0', '"record": []']
+)
+def test_a_head_of_another_type_is_refused_by_our_error(head: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{" + head + "}")
+    with pytest.raises(CheckpointError, match="allowed"):
+        registry.load(tmp_path / "bad.json")

@@ -1,0 +1,9 @@
+"""A QatReport, as `pyquant bench qat` saves it: which formats it has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyquant.measure.qat import markdown
+
+FORMATS: Final = {"md": markdown}
