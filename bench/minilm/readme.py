@@ -52,6 +52,8 @@ def _block(report: ModelReport, picture: Path | None) -> str:
     if picture is not None:
         parts.append(f"![size, fidelity and latency of every variant]({picture.as_posix()})")
     parts.append(
-        f"Command: `{report.environment.command}`; one run, rounds interleaved; in brackets: times fp32's speed."
+        f"Command: `{report.environment.command}`; one run, rounds interleaved. In brackets: fp32's time over it, the "
+        "median over the rounds, which is not the quotient of the two medians shown. pyquant's variants hold the "
+        "embeddings as int8 too (`embeddings=True`); torch.ao's holds them in fp32, which is most of its size."
     )
     return "\n\n".join(parts)

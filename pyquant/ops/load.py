@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,23 @@ def _load() -> str | None:
     if os.environ.get("PYQUANT_DISABLE_NATIVE", "") not in ("", "0"):
         return "PYQUANT_DISABLE_NATIVE is set"
     if not LIBRARY.exists():
-        return f"{LIBRARY.name} is not there: the package was installed without its native build"
+        return _why_missing(LIBRARY, sys.path)
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         return f"{LIBRARY.name} cannot be loaded: {error}"
     return None
+
+
+def _why_missing(library: Path, path: Sequence[str]) -> str:
+    """A source tree in front of an installed package is the usual reason: Python looks in the current folder first."""
+    tree = library.parents[2]
+    if not (tree / "setup.py").exists():
+        return f"{library.name} is not there: the package was installed without its native build"
+    inner = library.relative_to(tree)
+    installed = [folder for folder in map(Path, path) if folder.resolve() != tree and (folder / inner).exists()]
+    advice = f"pyquant is installed in {installed[0]}" if installed else "install it (docs/install.md)"
+    return f"Python imports the source tree {tree}, which is not built: {advice}, so run from another folder"
 
 
 def _announced(kernel: Callable[..., Any]) -> Callable[..., Any]:
