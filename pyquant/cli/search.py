@@ -64,6 +64,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
     parser.add_argument("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
     parser.add_argument("--latency-seconds", type=float, default=60.0, metavar="S", help="default: 60")
+    parser.add_argument("--clock", help="cpu, wall, cuda-graph; default: by device and threads")
+    parser.add_argument("--threads", type=int, metavar="N", help="torch threads; default: as they are")
     parser.add_argument("--journal", metavar="FILE", help="goes on from what this file holds; default: none")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--out", default="recipe.yaml", metavar="FILE", help="the recipe; default: %(default)s")
@@ -76,6 +78,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Searches and writes. -> 0. Raises ArgumentError, UnsupportedError, or what building the model raises."""
     import pyquant
+    from pyquant.analyse.latency import using_threads
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
@@ -91,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     for path in args.report:
         if Path(path).suffix not in (".html", ".png", ".svg", ".csv", ".md", ".json"):
             raise ArgumentError("--report", path, "files that end in .html, .png, .svg, .csv, .md or .json")
-    with Stages("search") as shown:
+    with Stages("search") as shown, using_threads(args.threads):
         plan = pyquant.search(
             factory(), None, data(), formats_of(args.formats or asked.formats), eval_fn, max_drop, args.objective,
             higher_is_better=not args.lower_is_better, metric=args.metric or asked.metric,
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             grouping=args.grouping, score_data=None if score is None else score(), max_loss=args.max_loss,
             max_latency_us=args.max_latency_us, max_size_bytes=args.max_size_bytes,
             max_effective_bits=args.max_effective_bits, latency=args.latency, latency_seconds=args.latency_seconds,
-            journal=args.journal, seed=args.seed, progress=shown,
+            journal=args.journal, seed=args.seed, clock=args.clock, progress=shown,
         )  # fmt: skip
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
     for line in summary(plan):

@@ -28,6 +28,7 @@ from pyquant.search.problem import Constraint, SearchProblem
 from pyquant.search.prune import Dropped
 
 _UNITS: Final = {"us": "us", "bytes": "bytes", "bits": "bits a weight"}
+_SCATTER: Final = 0.25  # an interval wider than this share of its median says little
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,19 @@ def _fastest(found: Findings, candidates: Sequence[Config]) -> tuple[Config, str
     base = found.times[start][0]
     if best == start or (start in candidates and found.times[best][0] > (1 - margin) * base):
         told = "nothing that keeps the limits is faster than floating point by "
-        return start, told + f"{margin:.0%}, measured end to end ({base:.1f} us)"
+        return start, told + f"{margin:.0%}, measured end to end ({_times(found, start)})"
     saved = 1 - found.times[best][0] / base
-    told = f"{saved:.1%} less latency than floating point, measured end to end ({found.times[best][0]:.1f} of "
-    return (
-        best,
-        told + f"{base:.1f} us); loses {found.losses[best]:.4g} {_loss_unit(found.options.metric)}{_task(found, best)}",
-    )
+    told = f"{saved:.1%} less latency than floating point, measured end to end ({_times(found, best, start)})"
+    return best, f"{told}; loses {found.losses[best]:.4g} {_loss_unit(found.options.metric)}{_task(found, best)}"
+
+
+def _times(found: Findings, *configs: Config) -> str:
+    """Medians with their 95 % intervals; says so where they are too wide to be believed."""
+    times = [found.times[config] for config in configs]
+    text = " of ".join(f"{median:.1f} us, {low:.1f} to {high:.1f}" for median, low, high in times)
+    if all(high - low <= _SCATTER * median for median, low, high in times):
+        return text
+    return text + ": the rounds scatter, so measure again on a quiet machine or with one thread"
 
 
 def _task(found: Findings, config: Config) -> str:
