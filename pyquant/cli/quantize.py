@@ -95,15 +95,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     """What is to be done to the model; all that can be wrong in the arguments is found here, before it is built."""
-    import pyquant
-
     if not args.recipe:
         for name in ("data", "calibration"):
             if getattr(args, name):
                 raise ArgumentError(f"--{name}", getattr(args, name), "together with --recipe")
         config = _config(args)
         switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
-        return lambda model: pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **switches)
+        named = ("--config", args.config) if args.config else ("--scheme", args.scheme)
+        return lambda model: _without_data(model, config, named, switches)
     for name in ("skip", "embeddings", "heads", "on_indivisible"):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
@@ -125,6 +124,20 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
         return quantize_recipe_(model, recipe, None if data is None else data(), ranges=ranges)
 
     return quantise
+
+
+def _without_data(
+    model: nn.Module, config: QuantizeConfig, named: tuple[str, str], switches: dict[str, Any]
+) -> nn.Module:
+    """quantize_, whose input_scales no option gives: what lacks them is the fault of the scheme that was named."""
+    import pyquant
+
+    try:
+        return pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **switches)
+    except ArgumentError as error:
+        if error.argument != "input_scales":
+            raise
+        raise ArgumentError(named[0], f"{named[1]}, and {error.got}", error.allowed) from None
 
 
 def _config(args: argparse.Namespace) -> QuantizeConfig:

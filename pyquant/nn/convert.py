@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import obstacles, origin, state
+from pyquant.nn import obstacles, origin, refusals, state
 from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, remember
@@ -226,15 +226,13 @@ def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
 
 
 def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site, QScheme]]) -> None:
-    static = [site for site, scheme in chosen if scheme.is_static and not isinstance(site.module, nn.Embedding)]
-    without = [site.names[0] for site in static if not any(name in scales for name in site.names)]
+    static = [
+        (site, scheme) for site, scheme in chosen if scheme.is_static and not isinstance(site.module, nn.Embedding)
+    ]
+    without = {site.names[0]: scheme for site, scheme in static if not any(name in scales for name in site.names)}
     if without:
-        more = f" and {len(without) - 6} more" if len(without) > 6 else ""
-        got = f"nothing for {', '.join(without[:6])}{more}"
-        raise ArgumentError(
-            "input_scales", got, "a scale for every layer with static inputs; dynamic schemes need none"
-        )
-    known = {name for site in static for name in site.names}
+        raise refusals.no_input_scales(without)
+    known = {name for site, _ in static for name in site.names}
     unused = [name for name in scales if name not in known]
     if unused:
         raise ArgumentError(

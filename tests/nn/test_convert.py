@@ -144,6 +144,11 @@ def test_static_schemes_take_input_scales() -> None:
             pyquant.quantize_(Mlp(), W8A8(), input_scales=changed)
     with pytest.raises(pyquant.ArgumentError, match=r"nothing for blocks.0.fc1.*and 1 more"):
         pyquant.quantize_(Mlp(), W8A8())
+    told = (
+        r"nothing for 0: W4A8\(group_size=32\) has static input ranges, which need data.* W4A8Dynamic\(group_size=32\)"
+    )
+    with pytest.raises(pyquant.ArgumentError, match=told):
+        pyquant.quantize_(nn.Sequential(nn.Linear(64, 8)), "W4A8(group_size=32)")
 
 
 # ---- sharing, hooks, flags
