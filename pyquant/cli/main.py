@@ -1,7 +1,7 @@
 """Parses the command line, runs one command, and turns errors into one line and an exit code.
 
 Exit codes: 0 all is well; 1 the command ran and found a problem (a damaged file, bits that differ, a bar missed);
-2 the command was called wrongly; 130 interrupted.
+2 the command was called wrongly; 3 a benchmark stopped before its end; 130 interrupted.
 """
 
 from __future__ import annotations

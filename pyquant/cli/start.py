@@ -41,7 +41,8 @@ examples:
   pyquant tune --model quantised --m 1 16 64 512
   pyquant report results/trade_off.json --out report
 
-exit codes: 0 all is well, 1 a problem was found, 2 called wrongly
+exit codes: 0 all is well, 1 a problem was found, 2 called wrongly, 3 a benchmark stopped before its end,
+130 interrupted
 """
 
 

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         for record in layers:
             shown.step(record.name)
             verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
-    whole, traced, why_not = None, None, "--against builds the model that is run"
+    whole, traced, why_not = None, None, "pass --against MODEL to check them."
     if factory:
         given = load_callable(args.inputs, "--inputs")() if args.inputs else None
         quantised = load_pretrained(args.directory, factory).eval()
@@ -229,9 +229,9 @@ def _print(
 
 
 def _told_of_run(traced: list[FloatMatrix] | None, why_not: str) -> str:
-    """One line: what the model multiplies by in floating point, or that it was not run, and why."""
+    """One line: what the model multiplies by in floating point, or that this was not checked, and why."""
     if traced is None:
-        return f"not run, so what is multiplied in floating point is not known: {why_not}"
+        return f"Floating-point layers were not checked; {why_not}"
     multiplied = [one for one in traced if one.use == MULTIPLIED]
     if not multiplied:
         return "run once: nothing that the model holds is multiplied in floating point"
