@@ -109,14 +109,14 @@ def quantize_(
     owners = find_owners(model)
     sites = [*_outside(find_sites(model, kinds), owners), *sites_within(owners)]
     if not sites:
-        raise ArgumentError(
-            "model", f"a {type(model).__name__} without nn.Linear or nn.Conv2d layers", "a model with layers to convert"
-        )
+        raise refusals.no_layers(model)
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
     fates = [(site, fate_of(rules, site, filter_fn, kept)) for site in sites]
     fits = [(site, *_fit(site, fate, on_indivisible, scales)) for site, fate in fates]
     chosen = [(site, scheme, note) for site, scheme, note in fits if scheme is not None]
+    if not chosen:
+        refusals.check_not_double(model, [site.module for site, fate in fates if not fate.is_wish])
     _check_scales(scales, [(site, scheme) for site, scheme, _ in chosen])
     made: dict[tuple[Any, ...], nn.Module] = {}
     rewritten = {id(site.owner): site.owner for site, _, _ in chosen if site.owner is not None}

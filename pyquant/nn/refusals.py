@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+import torch
+from torch import nn
 
 from pyquant.core.presets import PRESETS, preset_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.linear_state import LinearState
+from pyquant.nn.qembedding import QEmbedding
 
+QUANTISED: Final = (LinearState, QEmbedding)
 _SHOWN: Final = 6
 
 
@@ -25,6 +31,42 @@ def no_input_scales(layers: Mapping[str, QScheme]) -> ArgumentError:
         f"{instead} or ranges from data: SelectiveQuantizer and QuantizationCalibrator, or "
         "`pyquant quantize --recipe FILE --data FN` (docs/calibration.md)",
     )
+
+
+def no_layers(model: nn.Module) -> ArgumentError:
+    """A model in which there is no float layer to convert."""
+    if is_wholly_quantised(model):
+        return already_quantised(model)
+    got = f"a {type(model).__name__} without nn.Linear or nn.Conv2d layers"
+    return ArgumentError("model", got, "a model with layers to convert")
+
+
+def is_wholly_quantised(model: nn.Module, leaves: tuple[type[nn.Module], ...] = ()) -> bool:
+    """Whether a model has integer layers, and none of the classes `leaves` that could become one."""
+    modules = list(model.modules())
+    return any(isinstance(m, QUANTISED) for m in modules) and not any(isinstance(m, leaves) for m in modules)
+
+
+def already_quantised(model: nn.Module) -> ArgumentError:
+    """A model whose layers are integers already."""
+    names = [name for name, module in model.named_modules() if isinstance(module, QUANTISED)]
+    count = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+    return ArgumentError(
+        "model",
+        f"a {type(model).__name__} that is quantised already ({count}: {_listed([repr(name) for name in names])})",
+        "a float model; for another scheme start from that, or call dequantize_ first",
+    )
+
+
+def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Raise ArgumentError where float64 keeps every one of the layers that were to be quantised as it is.
+
+    layers  those that were meant, of which none was taken.
+    """
+    double = [layer for layer in layers if getattr(layer, "weight", None) is not None]
+    if double and all(layer.weight.dtype == torch.float64 for layer in double):
+        got = f"a {type(model).__name__} of float64, which no kernel multiplies ({len(double)} layers)"
+        raise ArgumentError("model", got, "float32, float16 or bfloat16: call model.float() first")
 
 
 def _listed(names: list[str]) -> str:

@@ -13,6 +13,7 @@ from pyquant.nn import obstacles
 from pyquant.nn.indivisible import fitted
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.refusals import already_quantised, is_wholly_quantised
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import check_names
 from pyquant.nn.swap import Undo, swap_modules
@@ -73,6 +74,8 @@ class Replacement:
         model = self.model
         if not isinstance(model, nn.Module) or isinstance(model, leaves) or is_simulated(model):
             raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
+        if is_wholly_quantised(model, leaves):
+            raise already_quantised(model)
         check_names(name for name, module in model.named_modules() if isinstance(module, leaves))
         check_used(self.rules, model, leaves)
         self.chains = _chains(model)

@@ -10,6 +10,7 @@ from torch import nn
 
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
+from pyquant.nn.refusals import QUANTISED, already_quantised
 from pyquant.ptq.layer_scheme import LayerScheme
 from pyquant.ptq.mapping import QuantizedMetadata
 
@@ -71,6 +72,7 @@ def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Mo
     """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen."""
     modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
     useless = []
+    done = False
     for rule in rules:
         hits = [(name, module) for name, module in modules if rule.kind_at(name, module)]
         text = repr(rule.key) if isinstance(rule.key, str) else rule.key.__name__
@@ -82,6 +84,9 @@ def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Mo
                 useless.append(f"{text} (no {source.__name__} in it)")
         elif rule.what is not None and not any(isinstance(m, leaves) for _, hit in hits for m in hit.modules()):
             useless.append(f"{text} (no layer that is quantised in it)")
+            done |= any(isinstance(m, QUANTISED) for _, hit in hits for m in hit.modules())
+    if done:
+        raise already_quantised(model)
     if useless:
         names = [name for name, module in modules if isinstance(module, leaves)]
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -151,6 +151,39 @@ def test_static_schemes_take_input_scales() -> None:
         pyquant.quantize_(nn.Sequential(nn.Linear(64, 8)), "W4A8(group_size=32)")
 
 
+def test_a_quantised_model_is_told_from_one_without_layers() -> None:
+    model = pyquant.quantize_(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), W8A8Dynamic())
+    told = r"quantised already \(2 layers: '0', '2'\).*dequantize_"
+    for again in (
+        lambda: pyquant.quantize_(model, "W8A16"),
+        lambda: pyquant.quantize_recipe_(model, {"layers": {"0": "W8A16"}}),
+        lambda: pyquant.SelectiveQuantizer().quantize_module(model),
+    ):
+        with pytest.raises(pyquant.ArgumentError, match=told):
+            again()
+    assert all(isinstance(model[i], QLinear) for i in (0, 2))
+    for empty in (nn.Sequential(), nn.Sequential(nn.ReLU())):
+        with pytest.raises(pyquant.ArgumentError, match=r"a Sequential without nn\.Linear"):
+            pyquant.quantize_(empty, W8A8Dynamic())
+
+
+def test_a_model_of_float64_is_refused_and_a_part_of_it_is_left() -> None:
+    for quantise in (
+        lambda: pyquant.quantize_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).double(), W8A8Dynamic()),
+        lambda: pyquant.quantize_recipe_(nn.Sequential(nn.Linear(8, 8)).double(), {"default": "W8A8Dynamic"}),
+    ):
+        with pytest.raises(pyquant.ArgumentError, match="float64"):
+            quantise()
+    with pytest.raises(pyquant.ArgumentError, match=r"model\.float\(\) first"):
+        pyquant.quantize_(nn.Sequential(nn.Linear(8, 8)).double(), W8A8Dynamic())
+    mixed = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2).double())
+    with pytest.warns(pyquant.QuantizationWarning, match="float64"):
+        pyquant.quantize_(mixed, W8A8Dynamic())
+    assert isinstance(mixed[0], QLinear)
+    skipped = nn.Sequential(nn.Linear(8, 8)).double()
+    pyquant.quantize_(skipped, W8A8Dynamic(), filter_fn=lambda module, name: False)  # nothing was meant to be
+
+
 # ---- sharing, hooks, flags
 
 
