@@ -20,7 +20,8 @@ from pyquant.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    "from-the-tutorials", "quickstart", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats"
+    "from-the-tutorials", "quickstart", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats",
+    "calibration", "qat",
 )  # fmt: skip
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
