@@ -56,9 +56,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints what changed, writes the table. -> 0, or 1 when a kernel's result was wrong."""
-    problems = problems_for(_layers(args), _positive("--m", args.m), FLOATS_BY_NAME[args.dtype])
     _positive("--rounds", [args.rounds])
-    rig = make_rig(args.device)
+    rows = _positive("--m", args.m)
+    rig = make_rig(args.device) if args.model else None  # a machine without a GPU need not read a model
+    problems = problems_for(_layers(args), rows, FLOATS_BY_NAME[args.dtype])
+    rig = rig or make_rig(args.device)
     with Progress("tune", len(problems)) as shown:
         outcomes = tune(
             problems, rig, rounds=args.rounds, on_problem=lambda p: shown.step("M={m} N={n} K={k}".format(**p))

@@ -32,9 +32,9 @@ class GpuRig:
     """
 
     def __init__(self, index: int = 0, clock: str = "cuda-graph") -> None:
-        native = plan._native()
         if not torch.cuda.is_available():
             raise UnsupportedError("tune measures on a GPU, and torch sees none here", [])
+        native = plan._native()
         if not native.build_info()["kernels_compiled"]:
             raise UnsupportedError("tune measures compiled kernels, and this build has none", [])
         self.device: Mapping[str, Any] = native.device_info(index)

@@ -123,8 +123,9 @@ def test_bad_arguments_are_named(words: list[str], argument: str, capsys: pytest
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--shapes", "64x64", "--m", "1"]) == 1
-    assert "GPU" in capsys.readouterr().err
+    for what in (["--shapes", "64x64"], ["--model", "no-such-folder"]):
+        assert main(["tune", *what, "--m", "1"]) == 1
+        assert "tune measures on a GPU, and torch sees none here" in capsys.readouterr().err
     assert not cache.exists()
 
 
