@@ -17,7 +17,7 @@ import torch
 
 SECONDS: Final = 1.0  # of calls between the two steps
 PATIENCE: Final = 3.0  # after which a counter that does not move is one that does not count
-_EXTRA: Final = "pip install nvidia-ml-py (the extra 'energy' of pyquant-gemm)"
+_EXTRA: Final = "pip install nvidia-ml-py"
 
 
 class EnergyUnavailable(Exception):

@@ -35,9 +35,7 @@ def library() -> Any:
     try:
         import yaml
     except ImportError:
-        raise ArgumentError(
-            "recipe", "YAML, and PyYAML is not installed", "pip install pyyaml (or pyquant-gemm[cli]); TOML; JSON"
-        ) from None
+        raise ArgumentError("recipe", "YAML, and PyYAML is not installed", "pip install pyyaml; TOML; JSON") from None
     return yaml
 
 

@@ -1,4 +1,4 @@
-"""Pictures of records. matplotlib is an extra: `pip install 'pyquant-gemm[report]'`; it draws without a display."""
+"""Pictures of records. matplotlib is an extra (`pip install matplotlib`); it draws without a display."""
 
 from __future__ import annotations
 
@@ -175,9 +175,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError(
-            "plots need matplotlib, which is not installed: pip install matplotlib (or 'pyquant-gemm[report]')"
-        ) from None
+        raise UnsupportedError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns)

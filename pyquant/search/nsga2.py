@@ -29,7 +29,7 @@ def nsga2(search: Search) -> None:
         from pymoo.operators.sampling.rnd import IntegerRandomSampling
         from pymoo.optimize import minimize
     except ImportError as error:
-        raise UnsupportedError(f"algorithm 'nsga2' needs pymoo: pip install 'pyquant-gemm[search]' ({error})") from None
+        raise UnsupportedError(f"algorithm 'nsga2' needs pymoo: pip install pymoo ({error})") from None
     problem = search.problem
     choices = [np.flatnonzero(row) for row in problem.mask]
 
