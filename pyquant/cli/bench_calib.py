@@ -11,7 +11,7 @@ import torch
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.calib import DATA, METHODS, calib_data, run_calib_bench
-from pyquant.report.render import to_json, write_text
+from pyquant.report.render import table, to_json, write_text
 from pyquant.report.render_calib import calib_markdown
 
 _EXAMPLES = """\
@@ -74,6 +74,8 @@ def _plot(args: argparse.Namespace) -> int:
     for batch in calib_data(args.data):
         statistics.observe(batch)
     records = compare(statistics, TensorScheme(bits=args.bits))
+    rows = [[r.method, f"{r.amax:.4f}", f"{r.sqnr_db:.2f}"] for r in records]
+    print(table(["method", "amax", "SQNR [dB]"], rows), flush=True)  # before what needs matplotlib
     title = f"{args.data}, {statistics.count} numbers, int{args.bits} symmetric"
     plot_calibration(
         *linear_histogram(statistics), records, args.plot, title=title, caption=describe_environment().line()

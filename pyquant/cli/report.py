@@ -48,6 +48,11 @@ def run(args: argparse.Namespace) -> int:
         if missing := [form for form in forms or () if form not in registry.formats_of(record)]:
             registry.render(record, missing[0])  # says what this kind has
     for path, record in records.items():
-        for written in registry.write(record, args.out, path.stem, forms):
-            print(f"wrote {written}")
+        written, left_out = (
+            registry.write_possible(record, args.out, path.stem)
+            if forms is None
+            else (registry.write(record, args.out, path.stem, forms), "")
+        )
+        for line in [*(f"wrote {file}" for file in written), *filter(None, [left_out])]:
+            print(line)
     return 0

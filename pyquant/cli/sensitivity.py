@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -110,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
     if args.max_drop is not None:
         _print_skips(report, args.max_drop, args.by)
     if args.out is not None:
-        forms = [f for f in registry.formats_of(report) if f not in ("png", "svg") or _can_draw()]
-        for path in registry.write(report, args.out, _FILES, tuple(forms)):
-            print(f"wrote {path}")
+        written, left_out = registry.write_possible(report, args.out, _FILES)
+        for line in [*(f"wrote {path}" for path in written), *filter(None, [left_out])]:
+            print(line)
     return 0
 
 
@@ -129,7 +128,3 @@ def _batches(text: str, argument: str) -> Iterable[Any]:
     if not isinstance(found, Iterable):
         raise ArgumentError(argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches")
     return found
-
-
-def _can_draw() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None

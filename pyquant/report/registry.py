@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
 from pyquant.results.record import KINDS, load_record, to_plain
@@ -68,7 +68,26 @@ def write(record: Any, folder: str | os.PathLike[str], stem: str, forms: tuple[s
     forms  None: every format that the record has. All are rendered before the first is written.
     Raises as render; OSError where the folder cannot be written.
     """
-    rendered = {form: render(record, form) for form in forms or formats_of(record)}
+    return _write({form: render(record, form) for form in forms or formats_of(record)}, folder, stem)
+
+
+def write_possible(record: Any, folder: str | os.PathLike[str], stem: str) -> tuple[list[Path], str]:
+    """write() in every format that can be made here. -> paths, and one line about the others; '' where there is none.
+
+    Without matplotlib there are no pictures; everything else of a record needs no package.
+    """
+    rendered: dict[str, bytes] = {}
+    missing: dict[str, str] = {}
+    for form in formats_of(record):
+        try:
+            rendered[form] = render(record, form)
+        except UnsupportedError as error:
+            missing[form] = str(error)
+    told = f"left out: {', '.join(missing)}: {next(iter(missing.values()))}" if missing else ""
+    return _write(rendered, folder, stem), told
+
+
+def _write(rendered: Mapping[str, bytes], folder: str | os.PathLike[str], stem: str) -> list[Path]:
     return [write_file(Path(folder) / f"{stem}.{form}", data) for form, data in rendered.items()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["bench", "calib", "--plot", str(file), "--data", "gaussian", "--bits", "4"]) == 0
     assert file.stat().st_size > 5000
     assert str(file) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small")
+def test_without_matplotlib_the_ranges_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["bench", "calib", "--plot", str(tmp_path / "a.png")]) == 1
+    captured = capsys.readouterr()
+    assert "| mse" in captured.out
+    assert captured.err.rstrip().endswith("pip install matplotlib")
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

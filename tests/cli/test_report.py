@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_benchmarks_of_now_and_before_are_rendered(tmp_path: Path) -> None:
         first, again = (tmp_path / folder / f"gemm_before_kinds.{ending}" for folder in "ab")
         assert first.read_bytes() == again.read_bytes()
     assert "µs" in (tmp_path / "b/gemm_before_kinds.md").read_text()
+
+
+def test_without_matplotlib_all_but_pictures_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    one, out = save_record(tmp_path / "one.json", small_trade_off()), tmp_path / "out"
+    assert main(["report", str(one), "--out", str(out)]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["one.csv", "one.html", "one.json", "one.md"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("left out: png, svg: ")
+    assert last.endswith("pip install matplotlib")
+    assert main(["report", str(one), "--out", str(tmp_path / "asked"), "--format", "png"]) == 1  # asked for by name
 
 
 @pytest.mark.parametrize(
