@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.models import MODEL_HELP, load_argumentless, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.recipe import Recipe
 
     recipe = Recipe.load(args.recipe)
-    factory, data = model_factory(args.model), load_callable(args.data, "--data")
+    factory, data = model_factory(args.model), load_argumentless(args.data, "--data")
     with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")
         model = prepare_(factory(), recipe)

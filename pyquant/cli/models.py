@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, PyquantError
 
 MODEL_HELP = "package.module:callable that returns an nn.Module, or a folder of a Hugging Face model"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -42,11 +43,40 @@ def load_callable(text: str, argument: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def load_argumentless(text: str, argument: str) -> Callable[[], Any]:
+    """load_callable for one that is called with nothing. Raises ArgumentError naming `argument` where it needs more.
+
+    What it raises itself when it is called is passed on, after a line that names the option.
+    """
+    found = load_callable(text, argument)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # builtins that tell nothing
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind()
+        except TypeError:
+            got = f"{text} takes arguments {signature}"
+            raise ArgumentError(argument, got[:200], "a callable without arguments") from None
+
+    def call() -> Any:
+        try:
+            return found()
+        except PyquantError:
+            raise
+        except Exception:
+            print(f"pyquant: {text}, which {argument} names, raised:", file=sys.stderr)
+            raise
+
+    return call
+
+
 def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.Module]:
     """A callable that builds the model `text` names, in eval mode. Raises ArgumentError naming `argument`."""
     if Path(text).is_dir():
         return lambda: _hugging_face(Path(text), argument)
-    build = load_callable(text, argument)
+    build = load_argumentless(text, argument)
 
     def factory() -> torch.nn.Module:
         model = build()

@@ -11,7 +11,7 @@ from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.config import QuantizeConfig, read_config
-from pyquant.cli.models import MODEL_HELP, load_callable, model_factory
+from pyquant.cli.models import MODEL_HELP, load_argumentless, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
@@ -112,7 +112,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     from pyquant.recipe import Recipe
 
     recipe = Recipe.load(args.recipe)
-    data = load_callable(args.data, "--data") if args.data else None
+    data = load_argumentless(args.data, "--data") if args.data else None
     ranges = None
     if args.calibration:
         ranges, calibrated_with = load_ranges(args.calibration)

@@ -181,6 +181,10 @@ def test_verify_finds_wrong_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["quantize", "toy_models:missing", "--scheme", "W8A8Dynamic", "--out", "q"], "has no 'missing'"),
         (["quantize", "toy_models:NUMBER", "--scheme", "W8A8Dynamic", "--out", "q"], "is a int"),
         (["quantize", "toy_models:not_a_model", "--scheme", "W8A8Dynamic", "--out", "q"], "returned a int"),
+        (
+            ["quantize", "toy_models:needs", "--scheme", "W8A8Dynamic", "--out", "q"],
+            "takes arguments (a, b=1); allowed: a callable without",
+        ),
         (["quantize", "just words", "--scheme", "W8A8Dynamic", "--out", "q"], "just words"),
         (["quantize", ".", "--scheme", "W8A8Dynamic", "--out", "q"], "config.json"),
         (["quantize", MODEL, "--scheme", "W9A9", "--out", "q"], "W9A9"),

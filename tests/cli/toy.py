@@ -26,6 +26,9 @@ def not_a_model():
 def example_inputs():
     return torch.arange(12).view(2, 6)
 
+def needs(a, b=1):
+    return build()
+
 class Nested:
     make = staticmethod(build)
 """
