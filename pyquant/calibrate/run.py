@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pyquant.calibrate.progress import Progress
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
+from pyquant.errors import ArgumentError, CalibrationError
 
 LABELS = ("label", "labels")
 
@@ -116,9 +116,9 @@ def run_calibration(
             args, kwargs = to_inputs(batch)
             try:
                 model(*args, **kwargs)
-            except NonFiniteError as error:
+            except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
-                raise NonFiniteError(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
+                raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
             if saved is not None and save_every is not None and (done + 1) % save_every == 0:
                 saved.save(done + 1)
             if on_batch is not None:
