@@ -36,29 +36,24 @@ def search(
     max_drop           how much worse than the float model's the metric may be, absolutely. None: only other limits.
     objective          'latency' (microseconds, measured), 'size' (bytes) or 'effective_bits': what becomes small.
     options            keywords, each with a default:
-        metric         label-free loss of a configuration's outputs against the float model's: 'kl' (of
-                       logits), 'sqnr',
-                       'mse', 'cosine'.
-        sensitivity    where the first tables come from; '' measures `metric` with one group lowered at a
-                       time, 'fisher'
-                       needs one forward and one backward pass, others are in docs/sensitivity.md.
-        algorithm      'dp' (exact front of a model that is refitted to what was measured), 'exhaustive',
-                       'greedy',
+        metric         label-free loss of a configuration's outputs against the float model's: 'kl' (of logits),
+                       'sqnr', 'mse', 'cosine'.
+        sensitivity    where the first tables come from; '' measures `metric` with one group lowered at a time,
+                       'fisher' needs one forward and one backward pass, others are in docs/sensitivity.md.
+        algorithm      'dp' (exact front of a model that is refitted to what was measured), 'exhaustive', 'greedy',
                        'bisection', 'nsga2'.
         budget         configurations whose loss is measured, at most.
-        batch          configurations proposed at once, for several processes; the plan depends on it, not on
-                       their number.
+        batch          configurations proposed at once, for several processes; the plan depends on it, not on their
+                       number.
         max_loss, max_latency_us, max_size_bytes, max_effective_bits   limits, None: no limit.
         higher_is_better  whether more of eval_fn is better.
         evaluations    calls of eval_fn, at most, the float model's aside.
         candidates     configurations that are timed end to end before one is chosen.
         never_slower_margin  a format or a plan that is not faster by this share is not taken.
         score_data     batches for losses; None: those that calibrated. Held-out data is better.
-        num_batches    how many batches calibrate, and how many of score_data are used; None: 16, or all of
-                       fewer.
-        batch_to_inputs, grouping, filter_fn, to_output   as in SwitchableModel: the form of batches, which
-                       layers share a
-                       format, which have a choice, which tensor of the output counts.
+        num_batches    how many batches calibrate, and how many of score_data are used; None: 16, or all of fewer.
+        batch_to_inputs, grouping, filter_fn, to_output   as in SwitchableModel: the form of batches, which layers
+                       share a format, which have a choice, which tensor of the output counts.
         latency        a LatencyTable, or the path of one, of this device and these layers; None: measured.
         latency_seconds  wall time for measuring the table, about.
         clock          'cpu', 'wall', 'cuda-graph'; None: what suits the device.
