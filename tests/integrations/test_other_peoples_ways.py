@@ -84,11 +84,7 @@ for cls, config, x, scheme in cases:
     except Exception as e:
         error = str(e)
     pyquant.save_pretrained(pyquant.dequantize_(model), "f")
-    try:
-        cls.from_pretrained("f")
-        floats = "none"
-    except Exception as e:
-        floats = str(e)
+    floats = float((cls.from_pretrained("f").eval()(x)[0] - model(x)[0]).abs().max())
     told[cls.__name__ + scheme] = [warned, torch.equal(again(x)[0], want), error, floats]
 left = pyquant.quantize_(T.GPT2LMHeadModel(gpt2).eval(), {"lm_head": "W8A8Dynamic"}, heads=True)
 pyquant.save_pretrained(left, "left")
@@ -107,7 +103,7 @@ def test_layers_that_compressed_tensors_does_not_know_are_not_read_as_something_
         assert warned, name
         assert equal, name
         assert "read it with pyquant.load_pretrained" in error, (name, error)
-        assert "read it with pyquant.load_pretrained" in floats, (name, floats)
+        assert floats < 1e-5, (name, floats)  # dequantize_ brings the classes back that transformers knows
 
 
 @needs_transformers

@@ -114,7 +114,7 @@ def test_what_the_driver_refuses_is_told(gpu: pytest.MonkeyPatch, broken: str) -
 
 def test_without_nvml_the_extra_is_named(gpu: pytest.MonkeyPatch) -> None:
     gpu.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(EnergyUnavailable, match=r"pip install nvidia-ml-py .*'energy'"):
+    with pytest.raises(EnergyUnavailable, match=r"pip install nvidia-ml-py$"):
         energy_meter("cuda:0")
     with pytest.raises(EnergyUnavailable, match="not of 'cpu'"):
         energy_meter("cpu")
