@@ -16,17 +16,17 @@ from pathlib import Path
 import torch
 
 from bench import scaling
+from pyquant.bench.gemm import GemmBench, run_gemm_bench
+from pyquant.bench.ours import build_qlinear
+from pyquant.bench.peers import FBGEMM, FP32, GemmCase
 from pyquant.cli.bench import parse_kn
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.gemm import GemmBench, run_gemm_bench
-from pyquant.measure.ours import build_qlinear
-from pyquant.measure.peers import FBGEMM, FP32, GemmCase
-from pyquant.measure.records import Bar, GemmRow
 from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.results.bench import Bar, GemmRow
 
 KN = ("384x384", "384x1536", "1536x384", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 MS = (1, 8, 64, 512)

@@ -20,9 +20,10 @@ from torch import nn
 
 import pyquant
 from pyquant.measure.environment import describe_environment, folder_name
-from pyquant.measure.records import Bar, Environment
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
 from pyquant.report.render import to_json, write_text
+from pyquant.results.bench import Bar
+from pyquant.results.environment import Environment
 
 SIZES = ((1, 24), (1, 128), (8, 128))  # sentences, tokens of each
 LAYERS = 6

@@ -23,10 +23,10 @@ from torch import nn
 from pyquant.analyse.latency import measure_latency
 from pyquant.analyse.switchable import SwitchableModel
 from pyquant.measure.environment import describe_environment, folder_name
-from pyquant.measure.records import Environment
 from pyquant.measure.timing import default_clock
 from pyquant.report.render import table as markdown_table
 from pyquant.report.render import to_json, write_text
+from pyquant.results.environment import Environment
 from pyquant.results.latency import LatencyTable
 
 RESULTS = Path(__file__).resolve().parent / "results"

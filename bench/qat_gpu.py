@@ -21,9 +21,9 @@ import pyquant
 from pyquant.io import strict_json
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
-from pyquant.measure.records import Environment
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
 from pyquant.report.render import write_text
+from pyquant.results.environment import Environment
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyquant.bench.ours import build_qlinear
+from pyquant.bench.peers import GemmCase
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.ours import build_qlinear
-from pyquant.measure.peers import GemmCase
-from pyquant.measure.records import Bar, Environment
 from pyquant.nn.qlinear import QLinear
+from pyquant.results.bench import Bar
+from pyquant.results.environment import Environment
 
 MANY_ROWS, SHARE_OF_CORES = 64, 0.85
 NEVER_SLOWER = 0.97  # the same code twice, timed by the wall, differs by so much

@@ -28,10 +28,10 @@ from pyquant.cli.progress import Progress
 from pyquant.errors import UnsupportedError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.memory import keep_freed_memory
-from pyquant.measure.records import Bar, ModelReport, ModelRow
 from pyquant.measure.timing import default_clock, make_clock
 from pyquant.report.plot import plot_model
 from pyquant.report.render import model_markdown, to_json, write_text
+from pyquant.results.bench import Bar, ModelReport, ModelRow
 
 _BASE, _MAIN, _FUSED = "fp32", "W8A8Dynamic", "W8A8Dynamic, GELU in the kernel"
 _RIVALS = ("bf16", "torch.ao dynamic int8")

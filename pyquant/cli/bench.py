@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
+from pyquant.bench.gemm import GemmBench, run_gemm_bench
+from pyquant.bench.peers import FP32, PEERS
 from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
 from pyquant.cli.progress import Progress
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.gemm import GemmBench, run_gemm_bench
-from pyquant.measure.peers import FP32, PEERS
-from pyquant.measure.records import GemmReport
 from pyquant.measure.timing import default_clock
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.results.bench import GemmReport
 
 _EXAMPLES = """\
 examples:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
-from pyquant.measure.calib import DATA, METHODS, calib_data, run_calib_bench
 from pyquant.report.render import table, to_json, write_text
 from pyquant.report.render_calib import calib_markdown
 

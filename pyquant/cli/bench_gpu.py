@@ -11,21 +11,21 @@ from pathlib import Path
 
 import torch
 
+from pyquant.bench.goals import verdicts
+from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, at, run_gpu_bench, slice_of
+from pyquant.bench.kernels import ADAPTERS, find_adapters
+from pyquant.bench.kernels.adapter import Adapter
+from pyquant.bench.kernels.rows import native, rows_matching
+from pyquant.bench.kernels.torch_own import MM_BF16
+from pyquant.bench.model_shapes import MODELS, MS, shapes_of
+from pyquant.bench.partial import Partial, Shape, merge
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.goals import verdicts
-from pyquant.measure.gpu_gemm import DeviceLost, GpuBench, at, run_gpu_bench, slice_of
 from pyquant.measure.gpu_timing import ROTATE_BYTES
-from pyquant.measure.kernels import ADAPTERS, find_adapters
-from pyquant.measure.kernels.adapter import Adapter
-from pyquant.measure.kernels.rows import native, rows_matching
-from pyquant.measure.kernels.torch_own import MM_BF16
-from pyquant.measure.model_shapes import MODELS, MS, shapes_of
-from pyquant.measure.partial import Partial, Shape, merge
-from pyquant.measure.records import GemmReport
 from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.results.bench import GemmReport
 
 UNFINISHED = 3
 _NOTES = [

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
+from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
+from pyquant.bench.mlp_records import goal_lines, trade_off_of
+from pyquant.bench.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
-from pyquant.measure.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
-from pyquant.measure.mlp_records import goal_lines, trade_off_of
-from pyquant.measure.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.measure.timing import Clock, default_clock, make_clock
 from pyquant.report import registry
 from pyquant.report.trade_off import to_markdown

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.bench.qat import GRANULARITIES, QatBench, markdown, run_qat_bench
+from pyquant.bench.qat_steps import MODELS
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
-from pyquant.measure.qat import GRANULARITIES, QatBench, markdown, run_qat_bench
-from pyquant.measure.qat_steps import MODELS
 from pyquant.measure.timing import default_clock
 from pyquant.report.render import to_json, write_text
 

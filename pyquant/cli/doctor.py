@@ -16,7 +16,7 @@ from pyquant.core.presets import PRESETS
 from pyquant.errors import PyquantError
 from pyquant.measure.environment import cpu_features, describe_environment, package_version
 from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
-from pyquant.measure.records import Environment
+from pyquant.results.environment import Environment
 
 _OPTIONAL = {
     "tqdm": "progress bars",
@@ -131,8 +131,9 @@ def _capabilities(device: str) -> Iterator[Capability]:
 
 
 def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
-    from pyquant.measure.ours import build_qlinear, is_exact
-    from pyquant.measure.peers import GemmCase
+    from pyquant.bench.ours import build_qlinear
+    from pyquant.bench.peers import GemmCase
+    from pyquant.measure.exact import is_exact
 
     dtype = torch.float32 if device == "cpu" else torch.float16
     exact: bool | None = None

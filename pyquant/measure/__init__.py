@@ -1,1 +1,1 @@
-"""Measuring: timing in interleaved rounds, physical floors, peers, and the machine that the figures belong to."""
+"""Instruments: timing in interleaved rounds, physical floors, energy, kernel tuning, and the machine of a figure."""

@@ -13,9 +13,9 @@ import torch
 
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.measure.gpu_timing import CudaEventClock
-from pyquant.measure.records import Ceiling
 from pyquant.measure.timing import Clock, default_clock, make_clock, time_interleaved
 from pyquant.ops.load import native_available, why_not_native
+from pyquant.results.bench import Ceiling
 
 COPY = "copy"  # a GPU's memory
 READ = "read"  # a CPU's main memory

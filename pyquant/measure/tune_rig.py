@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyquant.errors import UnsupportedError
+from pyquant.measure.exact import check_rows
 from pyquant.measure.floors import random_codes
-from pyquant.measure.ours import check_rows
 from pyquant.measure.timing import Candidate, Clock, make_clock
 from pyquant.measure.tune import TORCH, Problem
 from pyquant.numerics.gemm import gemm as specification

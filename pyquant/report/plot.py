@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
 from pyquant.io.atomic import write_file
-from pyquant.measure.records import GemmReport, GemmRow, ModelReport, ModelRow
 from pyquant.measure.timing import geometric_mean
+from pyquant.results.bench import GemmReport, GemmRow, ModelReport, ModelRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

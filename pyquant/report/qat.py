@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyquant.measure.qat import markdown
+from pyquant.bench.qat import markdown
 
 FORMATS: Final = {"md": markdown}

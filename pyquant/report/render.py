@@ -10,7 +10,8 @@ from typing import Any
 
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
-from pyquant.measure.records import Bar, Environment, GemmReport, GemmRow, ModelReport, Verdict, to_dict
+from pyquant.results.bench import Bar, GemmReport, GemmRow, ModelReport, Verdict, to_dict
+from pyquant.results.environment import Environment
 from pyquant.results.record import KINDS, to_plain
 
 _GEMM_COLUMNS = (

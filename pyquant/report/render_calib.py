@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyquant.measure.calib import DATA, CalibReport, amax_rows
+from pyquant.bench.calib import DATA, CalibReport, amax_rows
 from pyquant.report.render import _environment, bars_table, table
 
 

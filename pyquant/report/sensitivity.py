@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyquant.measure.records import Environment
 from pyquant.report.render import table
 from pyquant.report.sensitivity_plot import to_png, to_svg
+from pyquant.results.environment import Environment
 from pyquant.results.sensitivity import SensitivityReport
 
 _ROWS = 40

@@ -20,11 +20,11 @@ from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm import search as minilm_search  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
+from pyquant.bench.peers import FBGEMM, FP32  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
-from pyquant.measure.peers import FBGEMM, FP32  # noqa: E402
-from pyquant.measure.records import GemmRow, ModelReport, ModelRow  # noqa: E402
 from pyquant.measure.timing import default_clock  # noqa: E402
+from pyquant.results.bench import GemmRow, ModelReport, ModelRow  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
@@ -230,6 +230,7 @@ def test_what_is_timed_is_timed_with_the_machines_threads() -> None:
         *(ROOT / "bench").rglob("*.py"),
         *(ROOT / "pyquant/cli").glob("*.py"),
         *(ROOT / "pyquant/measure").rglob("*.py"),
+        *(ROOT / "pyquant/bench").rglob("*.py"),
     ]
     fixed = {str(f.relative_to(ROOT)) for f in files if re.search(r"set_num_threads\(1\)|threads=1\b", f.read_text())}
     assert fixed == ONE_THREAD_FOR_EQUAL_RESULTS | {"bench/cpu_linear.py"}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench import gpu  # noqa: E402
-from pyquant.measure.model_shapes import MODELS  # noqa: E402
+from pyquant.bench.model_shapes import MODELS  # noqa: E402
 
 
 def plan(out: Path) -> list[gpu.Step]:

@@ -7,11 +7,11 @@ from fractions import Fraction
 import pytest
 import torch
 
+from pyquant.bench.calib import DATA, calib_data, sqnr
 from pyquant.calibrate import EntropyCalibrator, HistogramStatistics, compute_range, first_batch
 from pyquant.calibrate.first_batch import MOST_BINS, FirstBatchHistogram
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
-from pyquant.measure.calib import DATA, calib_data, sqnr
 
 # amax of nvidia-modelopt 0.47's HistogramCalibrator("entropy") on calib_data(kind, seed), measured once; None: its
 # first candidate is bin 128, which lies above the optimum.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyquant import calibrate, numerics
+from pyquant.bench.calib import DATA, calib_data, mse_optimum, sqnr
 from pyquant.calibrate import HistogramStatistics, compare, compute_range, entropy, linear_histogram, range_to_qparams
 from pyquant.calibrate.tails import HistogramTails, SortedTails
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, CalibrationError
-from pyquant.measure.calib import DATA, calib_data, mse_optimum, sqnr
 
 BIN = 2.0**-10
 

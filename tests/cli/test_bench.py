@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pyquant.bench.peers import FBGEMM, FP32, PEERS
 from pyquant.cli.bench import match_peers, parse_kn
 from pyquant.cli.main import main
 from pyquant.errors import ArgumentError
-from pyquant.measure.peers import FBGEMM, FP32, PEERS
 
 SMALL = ["bench", "gemm", "--m", "2", "--kn", "64x32", "--rounds", "1", "--no-floor", "--schemes", "W8A8Dynamic"]
 
@@ -32,7 +32,7 @@ def test_files_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_wrong_bits_give_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pyquant.measure.gemm.is_exact", lambda layer, x: False)
+    monkeypatch.setattr("pyquant.bench.gemm.is_exact", lambda layer, x: False)
     assert main([*SMALL, "--peers"]) == 1
     assert "NOT EXACT" in capsys.readouterr().out
 

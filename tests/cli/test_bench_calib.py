@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyquant.bench import calib
 from pyquant.cli.main import main
-from pyquant.measure import calib
 from pyquant.measure.timing import default_clock
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pyquant.cli import bench_gpu
 from pyquant.cli.main import main
-from pyquant.measure.records import Ceiling
+from pyquant.results.bench import Ceiling
 
 BASE = ["bench", "gemm", "--device", "cuda"]
 SMALL = [*BASE, "--kn", "64x32", "32x64", "--m", "1", "3", "--rounds", "1", "--clock", "cpu"]
@@ -74,18 +74,18 @@ def test_slices_stop_resume_and_merge(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("on_cpu")
 def test_a_time_budget_says_that_shapes_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = iter([False, False, False, True])
-    monkeypatch.setattr("pyquant.measure.gpu_gemm._late", lambda deadline: next(late))
+    monkeypatch.setattr("pyquant.bench.gpu_gemm._late", lambda deadline: next(late))
     words = [*SMALL, *FEW, "--out", str(tmp_path)]
     assert main([*words, "--time-budget", "50"]) == bench_gpu.UNFINISHED
     assert shapes_in(tmp_path / "gemm.json") == [(1, 64, 32), (3, 64, 32)]
-    monkeypatch.setattr("pyquant.measure.gpu_gemm._late", lambda deadline: False)
+    monkeypatch.setattr("pyquant.bench.gpu_gemm._late", lambda deadline: False)
     assert main(words) == 0
     assert len(shapes_in(tmp_path / "gemm.json")) == 4
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_wrong_bit_is_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pyquant.measure.gpu_gemm.torch.equal", lambda a, b: False)
+    monkeypatch.setattr("pyquant.bench.gpu_gemm.torch.equal", lambda a, b: False)
     assert main([*SMALL, "--candidates", "QLinear W8A8Dynamic"]) == 1
     assert "NOT EXACT" in capsys.readouterr().out
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pyquant.bench.mlp_space import SIZES, scaled
 from pyquant.cli import bench_mlp
 from pyquant.cli.main import build_parser, main
 from pyquant.measure.gpu_timing import CudaGraphClock
-from pyquant.measure.mlp_space import SIZES, scaled
 from pyquant.results.record import load_record
 from pyquant.results.trade_off import TradeOff
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyquant.bench import fake_quantize, qat_steps
 from pyquant.cli import bench_qat
 from pyquant.cli.main import main
-from pyquant.measure import fake_quantize, qat_steps
 from pyquant.qat.guards import QATWarning
 
 SMALL = ["bench", "qat", "--elements", "4096", "--rounds", "1", "--allocator", "default"]

@@ -47,7 +47,7 @@ def test_text_has_a_line_for_everything(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_wrong_bits_are_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pyquant.measure.ours.is_exact", lambda layer, x: False)
+    monkeypatch.setattr("pyquant.measure.exact.is_exact", lambda layer, x: False)
     assert main(["doctor"]) == 1
     assert "bits differ from the specification" in capsys.readouterr().out
 
@@ -56,7 +56,7 @@ def test_a_scheme_that_does_not_run_is_a_problem_with_its_reason(monkeypatch: py
     def fail(*args: object) -> None:
         raise pyquant.UnsupportedError("no kernel takes it")
 
-    monkeypatch.setattr("pyquant.measure.ours.build_qlinear", fail)
+    monkeypatch.setattr("pyquant.bench.ours.build_qlinear", fail)
     diagnosis = module.doctor()
     assert not diagnosis.ok
     assert all("no kernel takes it" in c.reason and not c.runs for c in diagnosis.capabilities)

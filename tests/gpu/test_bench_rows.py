@@ -13,9 +13,9 @@ import pytest
 import torch
 from gpu_device import Memory
 
-from pyquant.measure.kernels import rows
-from pyquant.measure.kernels.problem import Inputs, Weights
-from pyquant.measure.peers import PeerUnavailable
+from pyquant.bench.kernels import rows
+from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.peers import PeerUnavailable
 
 M, K, N = 33, 256, 136
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant import ops
+from pyquant.bench.model_shapes import MODELS, shapes_of
 from pyquant.core.presets import scheme_from_name
-from pyquant.measure.model_shapes import MODELS, shapes_of
 from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import pack_int4
 from pyquant.numerics.quantize import quantize as quantize_specification

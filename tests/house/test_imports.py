@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "pretrained": {"errors", "core", "nn", "io", "integrations"},  # the last inside functions alone
     "integrations": {"errors", "core", "nn", "io"},
     "results": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
-    "measure": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "_native"},
+    "measure": {"errors", "core", "numerics", "ops", "nn", "results", "_native"},
+    "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "measure", "_native"},
     "analyse": {
         "errors",
         "core",
@@ -44,7 +45,7 @@ MAY_IMPORT = {
         "integrations",  # inside functions alone
     },
     "search": {"errors", "core", "io", "results"},  # pure: it sees tables and callables, no module and no tensor
-    "report": {"errors", "core", "io", "measure", "results"},  # of measure: records and means
+    "report": {"errors", "core", "io", "results", "measure", "bench"},  # of measure: means; of bench: records
     "mixed_precision": {"*"},  # search() as users call it: analyse, search and report together
     "cli": {"*"},
     "compat": {"*"},

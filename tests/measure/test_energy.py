@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from pyquant.measure import gpu_gemm
+from pyquant.bench import gpu_gemm
+from pyquant.bench.gpu_gemm import GpuBench, run_gpu_bench
+from pyquant.bench.kernels import find_adapters
+from pyquant.bench.kernels.torch_own import MM_BF16
+from pyquant.bench.partial import Partial
 from pyquant.measure.energy import EnergyMeter, EnergyUnavailable, energy_meter
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.gpu_gemm import GpuBench, run_gpu_bench
-from pyquant.measure.kernels import find_adapters
-from pyquant.measure.kernels.torch_own import MM_BF16
-from pyquant.measure.partial import Partial
-from pyquant.measure.records import GemmReport
 from pyquant.report.render import gemm_markdown, to_csv, to_json
+from pyquant.results.bench import GemmReport
 
 ENVIRONMENT = describe_environment("cpu")
 

@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pyquant.measure.records import (
-    Bar,
-    Ceiling,
-    Environment,
-    GemmReport,
-    GemmRow,
-    ModelReport,
-    ModelRow,
-    Unavailable,
-    Verdict,
-)
 from pyquant.report.render import bars_table, gemm_markdown, model_markdown, table, to_csv, to_json, write_text
+from pyquant.results.bench import Bar, Ceiling, GemmReport, GemmRow, ModelReport, ModelRow, Unavailable, Verdict
+from pyquant.results.environment import Environment
 from pyquant.results.record import from_plain, to_plain
 
 MACHINE = Environment(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyquant.bench import fake_quantize, qat_steps
 from pyquant.errors import ArgumentError
-from pyquant.measure import fake_quantize, qat_steps
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.records import Environment, Unavailable
 from pyquant.measure.timing import Timings, make_clock, time_interleaved
+from pyquant.results.bench import Unavailable
+from pyquant.results.environment import Environment
 from pyquant.results.record import record
 
 GRANULARITIES = ("per_tensor", "per_channel")

@@ -1,16 +1,13 @@
-"""pyquant's own candidates for the harness: a QLinear of any scheme, and the exact check of what it returns."""
+"""pyquant's own candidates for the harness: a QLinear of any scheme."""
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
+from pyquant.bench.peers import Candidate, GemmCase, PeerUnavailable
 from pyquant.core.scheme import QScheme
-from pyquant.measure.peers import Candidate, GemmCase, PeerUnavailable
+from pyquant.measure.exact import check_rows
 from pyquant.nn.qlinear import QLinear
-
-_CHECK_ROWS = 8
 
 
 def build_qlinear(case: GemmCase, scheme: QScheme, dtype: torch.dtype) -> tuple[QLinear, torch.Tensor]:
@@ -28,27 +25,6 @@ def build_qlinear(case: GemmCase, scheme: QScheme, dtype: torch.dtype) -> tuple[
 def qlinear_candidate(layer: QLinear, x: torch.Tensor) -> Candidate:
     """Calls the layer on x, as a model would."""
     return lambda: layer(x)
-
-
-def is_exact(layer: QLinear, x: torch.Tensor) -> bool:
-    """Whether up to eight rows of layer(x), the whole batch computed, have the specification's bits.
-
-    Rows are independent, so the reference is computed for the checked rows alone, first and last among them, and on the
-    CPU whatever the device.
-    """
-    with torch.inference_mode():
-        y = layer(x)
-        rows = check_rows(x.shape[0])
-        judge = layer if x.device.type == "cpu" else copy.deepcopy(layer).cpu()
-        reference = judge.reference(x[rows].cpu())
-    return torch.equal(y[rows].cpu(), reference)
-
-
-def check_rows(m: int) -> list[int]:
-    """Up to eight row numbers of [0, m), spread evenly, first and last among them."""
-    if m <= _CHECK_ROWS:
-        return list(range(m))
-    return sorted({round(i * (m - 1) / (_CHECK_ROWS - 1)) for i in range(_CHECK_ROWS)})
 
 
 def sqnr_db(y: torch.Tensor, case: GemmCase) -> float:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from pyquant.measure.mlp import END_TO_END, KERNEL, MlpBench, MlpResult
-from pyquant.measure.mlp_space import BITS, FLOAT, capacity
-from pyquant.measure.records import Bar, Environment
+from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, MlpResult
+from pyquant.bench.mlp_space import BITS, FLOAT, capacity
+from pyquant.results.bench import Bar
+from pyquant.results.environment import Environment
 from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, largest_spread, trade_off
 
 HEADLINE_RUNS = 7

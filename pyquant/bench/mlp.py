@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.bench.mlp_check import check_net
+from pyquant.bench.mlp_net import Joint, MlpNet, all_joints, joints
+from pyquant.bench.mlp_rows import Rounds
+from pyquant.bench.mlp_space import BATCH, FLOAT, SIZES, Config, all_configs
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import library_digest
-from pyquant.measure.mlp_check import check_net
-from pyquant.measure.mlp_net import Joint, MlpNet, all_joints, joints
-from pyquant.measure.mlp_rows import Rounds
-from pyquant.measure.mlp_space import BATCH, FLOAT, SIZES, Config, all_configs
-from pyquant.measure.records import Environment
 from pyquant.measure.timing import Clock
+from pyquant.results.environment import Environment
 
 KERNEL, END_TO_END = "kernel", "end to end"
 COLUMNS: Final = (KERNEL, END_TO_END)

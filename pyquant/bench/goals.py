@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyquant.measure.kernels.layers import CHAIN_APART, CHAIN_CODES, codes_name, layer_name
-from pyquant.measure.kernels.others import BNB_4BIT, HUMMING_W4A8, HUMMING_W4A16
-from pyquant.measure.kernels.rows import CHOSEN, VLLM
-from pyquant.measure.kernels.torch_own import INT4PACK, INT_MM, LINEAR_BF16, MM_BF16, SCALED_MM
-from pyquant.measure.model_shapes import MODELS
-from pyquant.measure.records import GemmRow, Verdict
+from pyquant.bench.kernels.layers import CHAIN_APART, CHAIN_CODES, codes_name, layer_name
+from pyquant.bench.kernels.others import BNB_4BIT, HUMMING_W4A8, HUMMING_W4A16
+from pyquant.bench.kernels.rows import CHOSEN, VLLM
+from pyquant.bench.kernels.torch_own import INT4PACK, INT_MM, LINEAR_BF16, MM_BF16, SCALED_MM
+from pyquant.bench.model_shapes import MODELS
 from pyquant.measure.timing import geometric_mean
+from pyquant.results.bench import GemmRow, Verdict
 
 Where = Callable[[int, int, int], bool]
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyquant.measure.kernels import ADAPTERS
-from pyquant.measure.kernels.adapter import needs_multiple, package
-from pyquant.measure.kernels.others import OTHERS
-from pyquant.measure.kernels.problem import Inputs, Weights, checked_rows, sqnr_db, to_fp8
-from pyquant.measure.kernels.rows import CHOSEN, ROWS, VLLM, Tiling, problem_of, row_of, rows_matching, vllm_rule
-from pyquant.measure.kernels.torch_own import INT4PACK, TORCH_OWN, group_codes
-from pyquant.measure.peers import PeerUnavailable
+from pyquant.bench.kernels import ADAPTERS
+from pyquant.bench.kernels.adapter import needs_multiple, package
+from pyquant.bench.kernels.others import OTHERS
+from pyquant.bench.kernels.problem import Inputs, Weights, checked_rows, sqnr_db, to_fp8
+from pyquant.bench.kernels.rows import CHOSEN, ROWS, VLLM, Tiling, problem_of, row_of, rows_matching, vllm_rule
+from pyquant.bench.kernels.torch_own import INT4PACK, TORCH_OWN, group_codes
+from pyquant.bench.peers import PeerUnavailable
 
 CPU = torch.device("cpu")
 PACKAGES = {"gemlite": "gemlite", "humming": "humming-kernels", "torchao": "torchao", "bitsandbytes": "bitsandbytes"}
@@ -105,7 +105,7 @@ def test_rows_ask_for_what_the_native_module_knows() -> None:
 
 
 def test_raw_rows_say_why_they_cannot_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyquant.measure.kernels import rows
+    from pyquant.bench.kernels import rows
 
     fake = SimpleNamespace(
         kernel_table=list, device_info=lambda device: {}, select=lambda *args: (None, 0.0, {"a": "K = 3"})

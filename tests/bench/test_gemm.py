@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pyquant.bench import gemm
+from pyquant.bench.gemm import GemmBench, run_gemm_bench
+from pyquant.bench.ours import build_qlinear, sqnr_db
+from pyquant.bench.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
 from pyquant.core.presets import scheme_from_name
 from pyquant.errors import ArgumentError
-from pyquant.measure import gemm
+from pyquant.measure.exact import check_rows, is_exact
 from pyquant.measure.floors import Limit, measure_ceilings
-from pyquant.measure.gemm import GemmBench, run_gemm_bench
-from pyquant.measure.ours import build_qlinear, check_rows, is_exact, sqnr_db
-from pyquant.measure.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
 from pyquant.measure.timing import Timings
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pyquant.measure.kernels.adapter import Adapter, Built, Run, needs_multiple, package
-from pyquant.measure.kernels.problem import Inputs, Weights
-from pyquant.measure.kernels.torch_own import GROUP, W4_GROUPED, group_codes
+from pyquant.bench.kernels.adapter import Adapter, Built, Run, needs_multiple, package
+from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.kernels.torch_own import GROUP, W4_GROUPED, group_codes
 
 HUMMING_W4A16 = "humming W4A16 g128"
 HUMMING_W4A8 = "humming W4A8-int8 (codes in)"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pyquant.bench.partial import Partial, merge, read
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.partial import Partial, merge, read
-from pyquant.measure.records import Ceiling, GemmRow, Unavailable
+from pyquant.results.bench import Ceiling, GemmRow, Unavailable
 
 ENVIRONMENT = describe_environment("cpu")
 KEY = {"gpu": "some GPU", "candidates": ["a", "b"]}

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyquant.measure.kernels.adapter import Adapter, Built, Run, device_index, rows_of
-from pyquant.measure.kernels.problem import Inputs, Weights
-from pyquant.measure.peers import PeerUnavailable
+from pyquant.bench.kernels.adapter import Adapter, Built, Run, device_index, rows_of
+from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.peers import PeerUnavailable
 from pyquant.numerics.gemm import gemm
 
 CHOSEN = "row chosen by the plan, W8A8 codes in"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyquant.bench.kernels.adapter import Adapter
+from pyquant.bench.kernels.layers import LAYERS
+from pyquant.bench.kernels.others import OTHERS
+from pyquant.bench.kernels.rows import ROWS
+from pyquant.bench.kernels.torch_own import TORCH_OWN
 from pyquant.errors import ArgumentError
-from pyquant.measure.kernels.adapter import Adapter
-from pyquant.measure.kernels.layers import LAYERS
-from pyquant.measure.kernels.others import OTHERS
-from pyquant.measure.kernels.rows import ROWS
-from pyquant.measure.kernels.torch_own import TORCH_OWN
 
 ADAPTERS: tuple[Adapter, ...] = (*TORCH_OWN, *OTHERS, *LAYERS, *ROWS)
 

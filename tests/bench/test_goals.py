@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from pyquant.measure.goals import BF16, GOALS, W4A8_CODES, W8A8_CODES, W8A8_DYNAMIC, Goal, verdicts
-from pyquant.measure.kernels import ADAPTERS
-from pyquant.measure.kernels.rows import CHOSEN, VLLM
-from pyquant.measure.kernels.torch_own import LINEAR_BF16, MM_BF16
-from pyquant.measure.model_shapes import MODELS, MS, shapes_of
-from pyquant.measure.records import GemmRow, Verdict
+from pyquant.bench.goals import BF16, GOALS, W4A8_CODES, W8A8_CODES, W8A8_DYNAMIC, Goal, verdicts
+from pyquant.bench.kernels import ADAPTERS
+from pyquant.bench.kernels.rows import CHOSEN, VLLM
+from pyquant.bench.kernels.torch_own import LINEAR_BF16, MM_BF16
+from pyquant.bench.model_shapes import MODELS, MS, shapes_of
+from pyquant.results.bench import GemmRow, Verdict
 
 LLAMA = (8192, 8192)
 

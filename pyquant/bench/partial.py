@@ -15,7 +15,8 @@ from typing import Any
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
 from pyquant.io.atomic import read_file, write_file
-from pyquant.measure.records import Ceiling, Environment, GemmRow, Unavailable
+from pyquant.results.bench import Ceiling, GemmRow, Unavailable
+from pyquant.results.environment import Environment
 
 Shape = tuple[int, int, int]
 VERSION = 1

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pyquant.bench.ours import build_qlinear, qlinear_candidate, sqnr_db
+from pyquant.bench.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.environment import describe_environment
+from pyquant.measure.exact import is_exact
 from pyquant.measure.floors import Floor, Limit, ceiling_value, gemm_bytes, gemm_floor, multiply_limit, read_limit
-from pyquant.measure.ours import build_qlinear, is_exact, qlinear_candidate, sqnr_db
-from pyquant.measure.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
-from pyquant.measure.records import Ceiling, GemmReport, GemmRow, Unavailable
 from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
+from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
 
 Shape = tuple[int, int, int]
 _MULTIPLY = "limit: multiply int8"

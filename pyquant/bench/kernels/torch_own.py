@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyquant.measure.kernels.adapter import Adapter, Built, Run, needs_multiple
-from pyquant.measure.kernels.problem import Inputs, Weights, to_fp8
+from pyquant.bench.kernels.adapter import Adapter, Built, Run, needs_multiple
+from pyquant.bench.kernels.problem import Inputs, Weights, to_fp8
 
 MM_BF16 = "torch.mm bf16"
 MM_FP16 = "torch.mm fp16"

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from pyquant import ops
+from pyquant.bench.mlp_space import BITS, FLOAT, Config
 from pyquant.core.dtypes import dtype_name
 from pyquant.core.presets import FP16, W4A4, W8A8
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import TensorScheme
-from pyquant.measure.mlp_space import BITS, FLOAT, Config
 from pyquant.nn.chain import Quantize
 from pyquant.nn.qlinear import QLinear
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyquant import ops
-from pyquant.measure.fake_quantize import _naive
+from pyquant.bench.fake_quantize import _naive
 
 PLAIN: Final = "plain fp32"
 _STEP: Final = 0.03  # of the activations' static scale

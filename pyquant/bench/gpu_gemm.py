@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
+from pyquant.bench.kernels import ADAPTERS
+from pyquant.bench.kernels.adapter import Adapter, Built, Run
+from pyquant.bench.kernels.problem import Inputs, Weights, sqnr_db
+from pyquant.bench.kernels.torch_own import MM_BF16
+from pyquant.bench.partial import Partial, Shape
+from pyquant.bench.peers import PeerUnavailable
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.energy import EnergyUnavailable, energy_meter
 from pyquant.measure.floors import COPY, ceiling_value, gemm_bytes, gemm_floor
 from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
-from pyquant.measure.kernels import ADAPTERS
-from pyquant.measure.kernels.adapter import Adapter, Built, Run
-from pyquant.measure.kernels.problem import Inputs, Weights, sqnr_db
-from pyquant.measure.kernels.torch_own import MM_BF16
-from pyquant.measure.partial import Partial, Shape
-from pyquant.measure.peers import PeerUnavailable
-from pyquant.measure.records import Ceiling, GemmRow, Unavailable
 from pyquant.measure.timing import Clock, Timings, make_clock, time_interleaved
+from pyquant.results.bench import Ceiling, GemmRow, Unavailable
 
 # What a foreign package may raise while it builds, compiles, runs or is captured. A candidate that fails is reported.
 _FAILURES = (PyquantError, PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError,

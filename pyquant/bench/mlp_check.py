@@ -16,10 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.bench.mlp_net import LARGEST, Joint, MlpNet, Value, all_joints, joints
+from pyquant.bench.mlp_space import FLOAT, Config
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.errors import PyquantError
-from pyquant.measure.mlp_net import LARGEST, Joint, MlpNet, Value, all_joints, joints
-from pyquant.measure.mlp_space import FLOAT, Config
 from pyquant.nn.linear_call import unpacked
 
 ROWS: Final = 8

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from pyquant.bench.mlp_check import check_net
+from pyquant.bench.mlp_net import Joint, MlpNet, all_joints, exponents, joints
+from pyquant.bench.mlp_space import BITS, SIZES, Config, all_configs, scaled
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import PyquantError
-from pyquant.measure.mlp_check import check_net
-from pyquant.measure.mlp_net import Joint, MlpNet, all_joints, exponents, joints
-from pyquant.measure.mlp_space import BITS, SIZES, Config, all_configs, scaled
 
 TINY = (64, 40, 24, 48)  # three layers of odd shapes: 27 configurations
 

@@ -22,8 +22,9 @@ from pyquant.calibrate.mse import side_errors
 from pyquant.calibrate.tails import SortedTails
 from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.records import Bar, Environment, Unavailable
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
+from pyquant.results.bench import Bar, Unavailable
+from pyquant.results.environment import Environment
 from pyquant.results.record import record
 
 DATA: Final = ("gaussian", "laplace", "student_t3", "outliers", "relu_gaussian")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyquant.bench.mlp_space import SIZES, all_configs, capacity, parse_config, parse_sizes, scaled
 from pyquant.errors import ArgumentError
-from pyquant.measure.mlp_space import SIZES, all_configs, capacity, parse_config, parse_sizes, scaled
 
 
 @pytest.mark.parametrize("of", ["output", "input"])

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyquant.bench.kernels.adapter import Adapter, Built, Run, rows_of
+from pyquant.bench.kernels.problem import STATIC_AMAX, Inputs, Weights
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.measure.kernels.adapter import Adapter, Built, Run, rows_of
-from pyquant.measure.kernels.problem import STATIC_AMAX, Inputs, Weights
 from pyquant.nn.qlinear import QLinear
 
 SCHEMES = (

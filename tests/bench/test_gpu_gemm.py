@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyquant.bench import gpu_gemm
+from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, run_gpu_bench, slice_of
+from pyquant.bench.kernels import ADAPTERS, find_adapters
+from pyquant.bench.kernels.adapter import Adapter, Built, Run
+from pyquant.bench.kernels.layers import CHAIN_APART, CHAIN_CODES, LAYERS, layer_name
+from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.kernels.torch_own import MM_BF16
+from pyquant.bench.partial import Partial
+from pyquant.bench.peers import PeerUnavailable
 from pyquant.errors import ArgumentError
-from pyquant.measure import gpu_gemm
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.gpu_gemm import DeviceLost, GpuBench, run_gpu_bench, slice_of
 from pyquant.measure.gpu_timing import copies_of
-from pyquant.measure.kernels import ADAPTERS, find_adapters
-from pyquant.measure.kernels.adapter import Adapter, Built, Run
-from pyquant.measure.kernels.layers import CHAIN_APART, CHAIN_CODES, LAYERS, layer_name
-from pyquant.measure.kernels.problem import Inputs, Weights
-from pyquant.measure.kernels.torch_own import MM_BF16
-from pyquant.measure.partial import Partial
-from pyquant.measure.peers import PeerUnavailable
-from pyquant.measure.records import Ceiling, GemmRow
+from pyquant.results.bench import Ceiling, GemmRow
 
 ENVIRONMENT = describe_environment("cpu")
 ON_CPU = [

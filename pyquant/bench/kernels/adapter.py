@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyquant.measure.kernels.problem import Inputs, Weights
-from pyquant.measure.peers import PeerUnavailable
+from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.peers import PeerUnavailable
 
 Run = Callable[[Any], Tensor]
 
@@ -68,7 +68,7 @@ def package(module: str, distribution: str) -> ModuleType:
     Example:
         >>> package("no_such_module", "no-such-package")
         Traceback (most recent call last):
-        pyquant.measure.peers.PeerUnavailable: no-such-package is not installed (`make gpu-peers` installs it)
+        pyquant.bench.peers.PeerUnavailable: no-such-package is not installed (`make gpu-peers` installs it)
     """
     try:
         importlib.metadata.version(distribution)
