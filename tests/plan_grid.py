@@ -104,7 +104,7 @@ def falls(native: Any, sm: int, pair: str) -> list[str]:
 
 def asked(native: Any, sm: int, pair: str) -> dict[str, Any]:
     """What a layer with operands of `pair` asks of the plan. Activations two to a byte that only the byte-wise kernel
-    reads are laid out a byte each before (take_codes in csrc/bind/linear_cuda.cpp)."""
+    reads are laid out a byte each before (csrc/plan/route.cpp)."""
     problem = PAIRS[pair]
     if problem.get("x_packed"):
         as_they_lie = native.sweep({"n": 4096, "k": 4096, **problem, "out": "f16"}, DEVICES[sm], "m", [128])

@@ -1,4 +1,4 @@
-// 16-bit and weight-only layers on CUDA. plan/float_route.h decides between a row of ours, which runs the whole layer,
+// 16-bit and weight-only layers on CUDA. plan/route.h decides between a row of ours, which runs the whole layer,
 // and torch's own product (of dequantised weights) with our epilogue behind it where torch's does not suffice.
 #include "bind/float_cuda.h"
 
@@ -7,7 +7,6 @@
 #include <array>
 
 #include "bind/gemm_cuda.h"
-#include "plan/float_route.h"
 
 namespace pyquant::bind {
 namespace {
@@ -59,13 +58,12 @@ std::optional<Tensor> by_own_row(FloatLayer layer, const Tensor& x, const On& on
   const Matrix rows = matrix(x);
   p.x = rows.type;
   p.ldx = rows.ld;
-  if (!asks_own_rows(p, device_info(on))) return std::nullopt;
   layer.operands.x = rows.data;
-  const Row* choice = choose(&p, layer.operands, on);  // the result will start on a 16-byte boundary
-  if (!prefers_own_row(p, choice)) return std::nullopt;
+  const Route route = route_of(Entry::float_linear, p, layer.operands, on);  // the result will start on 16 bytes
+  if (route.form == Form::framework) return std::nullopt;
   Tensor out = empty(x, layer.out_shape, layer.out_type);
   layer.operands.out = out.mutable_data_ptr();
-  run(choice, p, layer.operands, layer.epilogue, x, on);
+  run(route.row, route.problem, layer.operands, layer.epilogue, x, on);
   return out;
 }
 
@@ -128,9 +126,7 @@ Tensor float_linear_cuda(const Tensor& x, const Tensor& w, MaybeTensor bias, May
   layer.problem.w = weights.type;
   layer.problem.ldw = weights.ld;
   layer.operands.w = weights.data;
-  if (x.scalar_type() == w.scalar_type()) {
-    if (const auto out = by_own_row(layer, x, on)) return *out;
-  }
+  if (const auto out = by_own_row(layer, x, on)) return *out;
   return by_framework(layer, x, w, on);
 }
 

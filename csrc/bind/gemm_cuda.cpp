@@ -1,13 +1,10 @@
 #include "bind/gemm_cuda.h"
 
-#include <limits>
 #include <mutex>
 #include <stdexcept>
 
 #include "core/blocked128.h"
 #include "plan/accept.h"
-#include "plan/choice.h"
-#include "plan/cost.h"
 #include "plan/select.h"
 
 namespace pyquant::bind {
@@ -38,34 +35,29 @@ void align(GemmProblem* p, const GemmOperands& o) {
   p->residual_align = o.residual ? alignment(o.residual, p->ldr * bits_of(p->residual) / 8) : 16;
 }
 
-const Row* choose(GemmProblem* p, const GemmOperands& o, const On& on) {
-  align(p, o);
-  return pyquant::choose(*p, o.residual != nullptr, device_info(on));
+Route route_of(Entry entry, GemmProblem problem, const GemmOperands& o, const On& on, bool int4_range) {
+  align(&problem, o);
+  return route({entry, problem, o.residual != nullptr, int4_range}, device_info(on));
 }
 
-const Row* choose_int4(const Tensor& like, const On& on, std::vector<Tensor>* keep, GemmProblem* p, GemmOperands* o) {
-  constexpr int64_t kStep = 32;  // codes of 16 packed bytes
-  const Row* as_they_lie = choose(p, *o, on);
-  GemmProblem other = *p;
-  GemmOperands to_come = *o;
-  other.x_packed = !p->x_packed;
-  other.ldx = (p->k + kStep - 1) / kStep * kStep;
-  to_come.x = nullptr;
-  if (other.x_packed && (other.ldx != p->k || p->ldx != p->k)) return as_they_lie;  // would be a copy of a copy
-  const Row* row = choose(&other, to_come, on);
-  if (!(cost_us(row, other, on) + kPassUs < cost_us(as_they_lie, *p, on))) return as_they_lie;
-  Tensor codes = empty(like, {p->m, other.x_packed ? other.ldx / 2 : other.ldx},
-                       other.x_packed ? ScalarType::Byte : ScalarType::Char);
-  if (other.x_packed)
-    cuda::pack_int4(static_cast<const int8_t*>(o->x), p->m, p->k, static_cast<uint8_t*>(codes.mutable_data_ptr()),
-                    on.context);
-  else
-    cuda::arrange_codes(o->x, DType::s4, p->m, p->k, p->ldx, static_cast<int8_t*>(codes.mutable_data_ptr()), other.ldx,
-                        nullptr, nullptr, on.context);
+const uint8_t* pack_rows(const Tensor& like, const void* codes, int64_t rows, int64_t columns, const On& on,
+                         std::vector<Tensor>* keep) {
+  Tensor packed = empty(like, {rows, columns / 2}, ScalarType::Byte);
+  auto* to = static_cast<uint8_t*>(packed.mutable_data_ptr());
+  cuda::pack_int4(static_cast<const int8_t*>(codes), rows, columns, to, on.context);
+  keep->push_back(packed);
+  return to;
+}
+
+void repack(const Route& route, const Tensor& like, const GemmProblem& p, const On& on, std::vector<Tensor>* keep,
+            GemmOperands* o) {
+  if (route.form == Form::nibbles) o->x = pack_rows(like, o->x, p.m, p.k, on, keep);
+  if (route.form != Form::bytes) return;
+  Tensor codes = empty(like, {p.m, route.problem.ldx}, ScalarType::Char);
+  auto* to = static_cast<int8_t*>(codes.mutable_data_ptr());
+  cuda::arrange_codes(o->x, p.x, p.m, p.k, p.ldx, to, route.problem.ldx, nullptr, nullptr, on.context);
   keep->push_back(codes);
-  o->x = codes.const_data_ptr();
-  *p = other;
-  return row;
+  o->x = to;
 }
 
 const Row* named(const std::string& name, const Tensor& like, const On& on, std::vector<Tensor>* keep, GemmProblem* p,
@@ -88,10 +80,6 @@ const Row* named(const std::string& name, const Tensor& like, const On& on, std:
   if (!refusal.ok() || !row->compiled)
     throw std::runtime_error("pyquant: no kernel of that name takes the problem\n" + name + ": " + why);
   return row;
-}
-
-double cost_us(const Row* row, const GemmProblem& p, const On& on) {
-  return row ? pyquant::cost_us(*row, p, device_info(on)) : std::numeric_limits<double>::infinity();
 }
 
 void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,

@@ -4,7 +4,6 @@
 
 #include "bind/gemm_cuda.h"
 #include "core/rows_layout.h"
-#include "plan/accept.h"
 
 namespace pyquant::bind {
 namespace {
@@ -25,17 +24,22 @@ struct Buffer {
   const int32_t* out_zero_point() const { return section<int32_t>(at.scalars + 12); }
 };
 
-// Everything but the activations.
-void set_weights(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmOperands* o) {
+// The problem as the caller has it.
+void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmOperands* o) {
   const LinearSpec& s = call.spec;
   p->m = call.x.rows;
   p->n = s.n;
+  p->k = s.k;
+  p->x = call.x.type;
+  p->x_packed = call.x.type == DType::s4;
+  p->ldx = call.x.ld;
   p->w = s.w_bits == 4 ? DType::s4 : DType::s8;
   p->out = call.out;
   p->w_layout = s.layout == Layout::rows_blocked128 ? WeightLayout::blocked128 : WeightLayout::natural;
   p->ldw = b.at.k_pad;
   p->ldo = call.out == DType::s4 ? (s.n + 1) / 2 * 2 : s.n;
   p->group_size = s.group_size;
+  o->x = call.x.data;
   o->w = b.base;
   o->w_scale = b.section<float>(b.at.w_scale);
   o->w_sum = b.section<int32_t>(b.at.w_sum);
@@ -51,96 +55,55 @@ void set_weights(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmOp
   }
 }
 
-// Rows of codes that every tensor-core row can read: signed bytes, k_pad to a row. Zero codes meet the padding's zero
-// weights; group scales end at k, which their rows step through in whole groups.
-void set_padded(const LinearSpec& s, const RowsLayout& at, const int8_t* q, GemmProblem* p, GemmOperands* o) {
-  o->x = q;
-  p->x = DType::s8;
-  p->x_packed = false;
-  p->ldx = at.k_pad;
-  p->k = at.k_pad;
-  if (s.group_size || p->k > k_bound(*p)) p->k = s.k;
-}
-
-// The choice for padded rows. Codes of 4 bits are also offered as such, a byte or a nibble each: some rows multiply
-// them faster.
-const Row* choose_padded(const Tensor& x, const LinearSpec& s, const RowsLayout& at, const int8_t* q, const On& on,
-                         std::vector<Tensor>* keep, GemmProblem* p, GemmOperands* o) {
-  set_padded(s, at, q, p, o);
-  const Row* best = choose(p, *o, on);
-  if (s.x_qmin < -8 || s.x_qmax > 7) return best;
-  GemmProblem bytes = *p, nibbles = *p;
-  bytes.x = nibbles.x = DType::s4;
-  nibbles.x_packed = true;
-  if (const Row* as_bytes = choose(&bytes, *o, on); cost_us(as_bytes, bytes, on) < cost_us(best, *p, on)) {
-    best = as_bytes;
-    *p = bytes;
-  }
-  GemmOperands packed = *o;
-  packed.x = nullptr;  // memory to come, 16-byte aligned as at.k_pad / 2 is
-  const Row* as_nibbles = choose(&nibbles, packed, on);
-  if (cost_us(as_nibbles, nibbles, on) + kPassUs < cost_us(best, *p, on)) {
-    Tensor codes = empty(x, {p->m, at.k_pad / 2}, ScalarType::Byte);
-    auto* to = static_cast<uint8_t*>(codes.mutable_data_ptr());
-    cuda::pack_int4(q, p->m, at.k_pad, to, on.context);
-    keep->push_back(codes);
-    best = as_nibbles;
-    *p = nibbles;
-    o->x = to;
-  }
-  return best;
-}
-
-// Quantises float rows; `keep` owns codes, scales and zero points.
-const Row* quantise_rows(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
-                         std::vector<Tensor>* keep, GemmProblem* p, GemmOperands* o) {
+// Padded rows of signed bytes from floats: codes, and with dynamic inputs a scale and a zero point a row, all owned by
+// `keep`.
+const int8_t* quantise_rows(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
+                            std::vector<Tensor>* keep, bool has_zero_point, GemmOperands* o) {
   const LinearSpec& s = call.spec;
   const Matrix& m = call.x;
   Tensor codes = empty(x, {m.rows, b.at.k_pad}, ScalarType::Char);
   auto* q = static_cast<int8_t*>(codes.mutable_data_ptr());
+  keep->push_back(codes);
   const cuda::FloatMatrix rows{m.data, m.type, m.rows, m.cols, m.ld};
   const cuda::CodeRange range{s.x_qmin, s.x_qmax, s.x_symmetric};
   const cuda::QuantizeOut out{q, b.at.k_pad};
-  if (s.input == InputMode::dynamic_per_token) {
-    Tensor scale = empty(x, {m.rows}, ScalarType::Float), zero_point = empty(x, {m.rows}, ScalarType::Int);
-    o->x_scale = static_cast<const float*>(scale.const_data_ptr());
-    if (p->has_zero_point) o->x_zero_point = static_cast<const int32_t*>(zero_point.const_data_ptr());
-    cuda::quantize_dynamic(
-        rows, Granularity::rows, 0, range,
-        {static_cast<float*>(scale.mutable_data_ptr()), static_cast<int32_t*>(zero_point.mutable_data_ptr())}, out,
-        nullptr, on.context);
-    keep->insert(keep->end(), {scale, zero_point});
-  } else {
+  if (s.input == InputMode::static_per_tensor) {
     cuda::quantize(rows, Granularity::tensor, 0, b.x_scale(), b.x_zero_point(), range, out, on.context);
+    return q;
   }
-  keep->push_back(codes);
-  return choose_padded(x, s, b.at, q, on, keep, p, o);
+  Tensor scale = empty(x, {m.rows}, ScalarType::Float), zero_point = empty(x, {m.rows}, ScalarType::Int);
+  o->x_scale = static_cast<const float*>(scale.const_data_ptr());
+  if (has_zero_point) o->x_zero_point = static_cast<const int32_t*>(zero_point.const_data_ptr());
+  cuda::quantize_dynamic(
+      rows, Granularity::rows, 0, range,
+      {static_cast<float*>(scale.mutable_data_ptr()), static_cast<int32_t*>(zero_point.mutable_data_ptr())}, out,
+      nullptr, on.context);
+  keep->insert(keep->end(), {scale, zero_point});
+  return q;
 }
 
-// Codes as they come where a fast row takes them so; else arranged first, which costs one pass over x.
-const Row* take_codes(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on, std::vector<Tensor>* keep,
-                      GemmProblem* p, GemmOperands* o) {
-  const LinearSpec& s = call.spec;
+// The same from codes; uint8 codes become signed with their zero point.
+const int8_t* arrange_rows(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
+                           std::vector<Tensor>* keep, GemmOperands* o) {
   const Matrix& m = call.x;
-  p->k = s.k;
-  o->x = m.data;
-  p->x = m.type;
-  p->x_packed = m.type == DType::s4;
-  p->ldx = m.ld;
-  const Row* as_they_come = choose(p, *o, on);
-  const auto is_fast = [](const Row* row) { return row && row->facts().engine != Engine::byte_wise; };
-  GemmProblem arranged = *p;
-  GemmOperands to_come = *o;
-  set_padded(s, b.at, nullptr, &arranged, &to_come);
-  if (is_fast(as_they_come) || (as_they_come && !is_fast(choose(&arranged, to_come, on)))) return as_they_come;
-  Tensor codes = empty(x, {m.rows, b.at.k_pad}, ScalarType::Char);
-  Tensor zero_point = empty(x, {1}, ScalarType::Int);
+  Tensor codes = empty(x, {m.rows, b.at.k_pad}, ScalarType::Char), zero_point = empty(x, {1}, ScalarType::Int);
   auto* q = static_cast<int8_t*>(codes.mutable_data_ptr());
   auto* shifted = m.type == DType::u8 ? static_cast<int32_t*>(zero_point.mutable_data_ptr()) : nullptr;
-  cuda::arrange_codes(m.data, m.type, m.rows, s.k, m.ld, q, b.at.k_pad, b.x_zero_point(), shifted, on.context);
+  cuda::arrange_codes(m.data, m.type, m.rows, call.spec.k, m.ld, q, b.at.k_pad, b.x_zero_point(), shifted, on.context);
   if (shifted) o->x_zero_point = shifted;
   keep->insert(keep->end(), {codes, zero_point});
-  return choose_padded(x, s, b.at, q, on, keep, p, o);
+  return q;
+}
+
+// The activations in the form that the route asks for.
+void prepare(const Route& route, const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
+             std::vector<Tensor>* keep, GemmOperands* o) {
+  if (route.form == Form::given) return;
+  const bool are_floats = is_float(call.x.type);
+  const int8_t* q = are_floats ? quantise_rows(x, call, b, on, keep, route.problem.has_zero_point, o)
+                               : arrange_rows(x, call, b, on, keep, o);
+  o->x = q;
+  if (route.form == Form::nibbles) o->x = pack_rows(x, q, call.x.rows, b.at.k_pad, on, keep);
 }
 
 }  // namespace
@@ -158,7 +121,7 @@ Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   GemmProblem p;
   GemmOperands o;
   std::vector<Tensor> keep;
-  set_weights(call, buffer, &p, &o);
+  set_operands(call, buffer, &p, &o);
   o.out = out.mutable_data_ptr();
   const bool dynamic = s.input == InputMode::dynamic_per_token;
   p.per_token_scale = p.per_token_zero_point = dynamic;
@@ -171,9 +134,9 @@ Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   e.clamp_max = s.clamp_max;
   e.out_qmin = s.out_qmin;
   e.out_qmax = s.out_qmax;
-  const auto prepare = is_float(call.x.type) ? quantise_rows : take_codes;
-  const Row* row = prepare(x, call, buffer, on, &keep, &p, &o);
-  run(row, p, o, e, x, on);
+  const Route route = route_of(Entry::linear, p, o, on, s.x_qmin >= -8 && s.x_qmax <= 7);
+  prepare(route, x, call, buffer, on, &keep, &o);
+  run(route.row, route.problem, o, e, x, on);
   return out;
 }
 

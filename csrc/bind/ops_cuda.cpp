@@ -32,10 +32,13 @@ Tensor gemm(const char* op, const Tensor& x, const Tensor& w, const MaybeTensor&
     call.operands.w_sum = data;
   }
   GemmProblem& p = call.problem;
-  const Row* row = !kernel.empty()    ? named(kernel, x, on, &call.keep, &p, &call.operands)
-                   : p.x == DType::s4 ? choose_int4(x, on, &call.keep, &p, &call.operands)
-                                      : choose(&p, call.operands, on);
-  run(row, p, call.operands, call.epilogue, x, on);
+  if (!kernel.empty()) {
+    run(named(kernel, x, on, &call.keep, &p, &call.operands), p, call.operands, call.epilogue, x, on);
+    return out;
+  }
+  const Route route = route_of(Entry::gemm, p, call.operands, on);
+  repack(route, x, p, on, &call.keep, &call.operands);
+  run(route.row, route.problem, call.operands, call.epilogue, x, on);
   return out;
 }
 
@@ -80,7 +83,7 @@ PYQUANT_GEMM_OP(gemm_s8s8)
 PYQUANT_GEMM_OP(gemm_s8s4)
 PYQUANT_GEMM_OP(gemm_s4s4)
 
-// All pairs of types, and a row of the caller's choice: without one, floats are the framework's (plan/float_route.h).
+// All pairs of types, and a row of the caller's choice: without one, floats are the framework's (plan/route.h).
 Tensor gemm_any(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale, MaybeTensor x_zero_point,
                 MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, MaybeTensor out_zero_point,
                 int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,

@@ -12,11 +12,15 @@ struct RowsLayout {
   int64_t w_scale = 0, w_sum = 0, bias = 0, scalars = 0, total = 0;  // byte offsets
 };
 
+// Codes in a row of codes that is written for the kernels, weights and activations alike: whole 16-byte pieces even at
+// two codes a byte.
+constexpr int64_t padded_row(int64_t k) { return (k + 31) / 32 * 32; }
+
 inline RowsLayout rows_layout(const LinearSpec& s) {
   const auto up = [](int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; };
   RowsLayout at;
   at.n_pad = up(s.n, 16);
-  at.k_pad = up(s.k, 32);
+  at.k_pad = padded_row(s.k);
   at.groups = s.group_size ? s.k / s.group_size : 1;
   const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes
   at.w_scale = up(blocked ? up(s.n, 128) * up(s.k, 128) / 2 : at.n_pad * at.k_pad * s.w_bits / 8, 256);

@@ -28,6 +28,8 @@ Granularity granularity_of(const std::string& name) {
   return named<Granularity>(kNames, name, "granularity");
 }
 
+Entry entry_of(const std::string& name) { return named<Entry>(kEntryNames, name, "entry"); }
+
 GemmProblem problem_of(const py::dict& dict) {
   Fields f(dict);
   GemmProblem p;

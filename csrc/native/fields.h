@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "core/problem.h"
+#include "plan/route.h"
 #include "plan/row.h"
 
 namespace pyquant::native {
@@ -21,6 +22,7 @@ constexpr const char* kLayouts[] = {"natural", "blocked128"};  // by value
 DType dtype_of(const std::string& name);
 Activation activation_of(const std::string& name);
 Granularity granularity_of(const std::string& name);
+Entry entry_of(const std::string& name);
 
 template <class T>
 T* pointer(uintptr_t address) {

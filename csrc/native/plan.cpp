@@ -3,7 +3,7 @@
 #include "native/parts.h"
 #include "plan/choice.h"
 #include "plan/cost.h"
-#include "plan/float_route.h"
+#include "plan/route.h"
 #include "plan/select.h"
 #include "plan/tuned.h"
 
@@ -58,6 +58,12 @@ py::list kernel_table() {
     table.append(d);
   }
   return table;
+}
+
+// select() as a PickRow; the table of this build, or the whole.
+template <bool kOnlyCompiled>
+const Row* select_row(const GemmProblem& problem, bool has_residual, const DeviceInfo& device) {
+  return select(problem, has_residual, device, kOnlyCompiled).row;
 }
 
 py::dict refusals_of(const Selection& selection) {
@@ -123,9 +129,22 @@ void add_plan(py::module_& m) {
     return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() /
            static_cast<double>(calls);
   });
-  m.def("asks_own_rows", [](const py::dict& problem, const py::dict& device) {
-    return asks_own_rows(problem_of(problem), device_of(device));
-  });
+  // What bindings carry out -> (form, name or None, its microseconds, {row: refusal}, whether those are measured)
+  m.def(
+      "route",
+      [](const std::string& entry, const py::dict& problem, const py::dict& device, bool has_residual, bool int4_range,
+         bool only_compiled) -> py::tuple {
+        const DeviceInfo d = device_of(device);
+        const Request request{entry_of(entry), problem_of(problem), has_residual, int4_range};
+        const Route r = route(request, d, only_compiled ? select_row<true> : select_row<false>);
+        const py::str form = kFormNames[static_cast<int32_t>(r.form)];
+        if (r.form == Form::framework) return py::make_tuple(form, py::none(), 0.0, py::dict(), false);
+        const Selection s = select(r.problem, has_residual, d, only_compiled);
+        return py::make_tuple(form, s.row ? py::object(py::str(s.row->name)) : py::object(py::none()), s.cost_us,
+                              refusals_of(s), s.is_measured);
+      },
+      py::arg("entry"), py::arg("problem"), py::arg("device"), py::arg("has_residual") = false,
+      py::arg("int4_range") = false, py::arg("only_compiled") = true);
   m.def("m_bucket", &m_bucket);
   m.def("set_tuned", &set_tuned);  // see plan/tuned.h; -> what was left out and why
   m.def("tuned_remarks", &tuned_remarks);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 import re
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -137,10 +136,10 @@ _OUT = {
 }  # fmt: skip
 
 
-# A launch of its own over the activations, in the cost model's microseconds: csrc/bind/gemm_cuda.h.
-_PASS_US = 3.0
-GIVEN = ("floats", "packed")
-_BYTE_WISE = "gemm_simt_any"
+GIVEN: dict[str, dict[str, Any]] = {
+    "floats": {"x": "f16"},
+    "packed": {"x": "s4", "x_packed": True},
+}  # of qlinear's activations
 
 
 def select(
@@ -164,40 +163,30 @@ def select(
     """
     if given not in GIVEN:
         raise ArgumentError("given", repr(given), " or ".join(map(repr, GIVEN)))
-    found: list[tuple[float, Selection]] = []
-    for problem, pass_us in _forms(problem_of(spec, m, out_dtype), spec, given):
-        kernel, predicted_us, refused = _native().select(problem, vars(device), has_residual, only_compiled)
-        measured = _native().tuned(problem, vars(device))
-        refusals = tuple(f"{name}: {why}" for name, why in refused.items())
-        is_measured = measured is not None and measured[0] == kernel
-        us = math.inf if kernel is None else predicted_us + pass_us
-        found.append((us, Selection(kernel, predicted_us, refusals, is_measured)))
-    as_they_come = found[0][1]
-    if given == "packed" and as_they_come.kernel not in (None, _BYTE_WISE):
-        return as_they_come
-    return min(found, key=lambda one: one[0])[1]
-
-
-def _forms(problem: dict[str, Any], spec: LinearSpec, given: str) -> list[tuple[dict[str, Any], float]]:
-    """The forms in which qlinear offers its codes to the rows, and what each costs before the launch."""
-    packed = problem | {"x": "s4", "x_packed": True}
+    problem = problem_of(spec, m, out_dtype) | GIVEN[given] | {"k": spec.k, "ldx": spec.k}
     if given == "packed":
-        as_they_come = packed | {"k": spec.k, "ldx": spec.k}
-        return [(as_they_come, 0.0), (problem, _PASS_US), (problem | {"x": "s4"}, _PASS_US)]
-    if spec.x_qmin < -8 or spec.x_qmax > 7:
-        return [(problem, 0.0)]
-    return [(problem, 0.0), (problem | {"x": "s4"}, 0.0), (packed, _PASS_US)]
+        problem["x_align"] = _alignment((spec.k + 1) // 2)
+    int4_range = spec.x_qmin >= -8 and spec.x_qmax <= 7
+    _, kernel, us, refused, is_measured = _native().route(
+        "linear", problem, vars(device), has_residual, int4_range, only_compiled
+    )
+    return Selection(kernel, us, tuple(f"{name}: {why}" for name, why in refused.items()), is_measured)
+
+
+def _alignment(row_bytes: int) -> int:
+    """Bytes, up to 16, that every row starts on in memory that starts on 16."""
+    return min(16, row_bytes & -row_bytes) or 16
 
 
 def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, Any]:
-    """The GEMM that qlinear asks of the plan for m rows, as pyquant._native takes it."""
+    """The GEMM that qlinear runs on quantised floats of m rows, as pyquant._native takes it."""
     at, dynamic = sections(spec), spec.input == "dynamic"
     row_bytes = (spec.n + 1) // 2 if out_dtype == torch.uint8 else spec.n * out_dtype.itemsize
     ldo = 2 * row_bytes if out_dtype == torch.uint8 else spec.n
     return {
         "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": "s4" if spec.w_bits == 4 else "s8",
         "w_layout": "blocked128" if spec.layout == BLOCKED else "natural", "out": _OUT[out_dtype],
-        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": ldo, "out_align": min(16, row_bytes & -row_bytes) or 16,
+        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": ldo, "out_align": _alignment(row_bytes),
         "group_size": spec.group_size, "per_token_scale": dynamic, "per_token_zero_point": dynamic,
         "has_zero_point": not dynamic or not spec.x_symmetric,
     }  # fmt: skip

@@ -110,21 +110,24 @@ def test_a_damaged_table_is_refused_and_the_old_one_stays(bad: str) -> None:
     assert chosen() == ANY
 
 
+def form_of(problem: dict) -> str:
+    return native.route("float_linear", problem, DEVICE, only_compiled=False)[0]
+
+
 def test_torch_as_the_quickest_float_product() -> None:
     problem = PROBLEM | {"x": "f16", "w": "f16"}
     native.set_tuned(line(row="torch", x="f16", w="f16"))
     assert native.tuned(problem, DEVICE) == ("torch", 1.5)
-    assert not native.asks_own_rows(problem, DEVICE)
+    assert form_of(problem) == "framework"
 
 
 def test_float_products_are_ours_only_where_measured() -> None:
     problem = PROBLEM | {"x": "f16", "w": "f16"}
     native.set_tuned("")
-    assert not native.asks_own_rows(problem, DEVICE)
+    assert form_of(problem) == "framework"
     name = next(r["name"] for r in native.kernel_table() if r["family"] == "sm80_f16")
     native.set_tuned(line(row=name, x="f16", w="f16"))
-    assert native.asks_own_rows(problem, DEVICE)
-    assert native.asks_own_rows(problem | {"w": "s8"}, DEVICE), "codes are never the framework's to read"
+    assert form_of(problem) == "given"
 
 
 def test_remembered_choices_follow_the_tables_in_every_thread() -> None:

@@ -1,0 +1,145 @@
+"""The route of a call is a pure function: which form of the activations, which row, on pretended devices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import plan_grid as grid
+import pytest
+
+native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+
+ANY = "gemm_simt_any"
+PASS_US = 3.0  # kPassUs of csrc/plan/route.cpp
+ENGINES = {row["name"]: row["engine"] for row in native.kernel_table()}
+INT4 = {"w": "s4", "has_zero_point": True}  # as static per-tensor inputs ask
+
+
+def route(entry: str, problem: dict[str, Any], sm: int = 80, **more: Any) -> tuple[str, str | None]:
+    form, name, *_ = native.route(
+        entry, {"m": 256, "n": 4096, "k": 4096, "out": "f16"} | problem, grid.DEVICES[sm], only_compiled=False, **more
+    )
+    return form, name
+
+
+# entry, problem, int4_range, sm -> form and the beginning of the row's name
+CASES = {
+    "float rows become bytes": ("linear", {"x": "f16"}, False, 80, "bytes", "gemm_sm80_s8s8"),
+    "whatever K is": ("linear", {"x": "f32", "k": 4097}, False, 80, "bytes", "gemm_sm80_s8s8"),
+    "a token gets a decode row": ("linear", {"x": "f16", "m": 1}, False, 90, "bytes", "gemm_sm90_decode_s8s8"),
+    "many int4 codes are packed": ("linear", {"x": "f16", "m": 4096} | INT4, True, 80, "nibbles", "gemm_sm80_s4s4"),
+    "few are not worth the pass": ("linear", {"x": "f16", "m": 16} | INT4, True, 80, "bytes", "gemm_sm80_s8s4"),
+    "Hopper takes int4 as bytes": ("linear", {"x": "f16", "m": 4096} | INT4, True, 90, "bytes", "gemm_sm90_s8s4"),
+    "groups": ("linear", {"x": "f16", "w": "s4", "group_size": 128}, False, 80, "bytes", "gemm_sm80_s8s4_groups"),
+    "int8 codes as they lie": ("linear", {"x": "s8"}, False, 80, "given", "gemm_sm80_s8s8"),
+    "unaligned codes are moved": ("linear", {"x": "s8", "x_align": 1}, False, 80, "bytes", "gemm_sm80_s8s8"),
+    "odd rows too": ("linear", {"x": "s8", "k": 4097, "x_align": 1}, False, 80, "bytes", "gemm_sm80_s8s8"),
+    "uint8 codes as they lie": ("linear", {"x": "u8"}, False, 80, "given", "gemm_sm80_u8s8"),
+    "on Hopper too": ("linear", {"x": "u8"}, False, 90, "given", "gemm_sm80_u8s8"),
+    "packed codes as they lie": ("linear", {"x": "s4", "x_packed": True} | INT4, True, 80, "given", "gemm_sm80_s4s4"),
+    "packed codes for Hopper": ("linear", {"x": "s4", "x_packed": True} | INT4, True, 90, "bytes", "gemm_sm90_s8s4"),
+    "no gain, no pass": (
+        "linear", {"x": "s8", "x_align": 1, "w": "s4", "group_size": 16}, False, 80, "given", ANY,
+    ),
+    "a product packs": ("gemm", {"x": "s4", "m": 4096} | INT4, False, 80, "nibbles", "gemm_sm80_s4s4"),
+    "not odd rows": ("gemm", {"x": "s4", "m": 4096, "k": 4008, "x_align": 8} | INT4, False, 80, "given", ANY),
+    "nor strided ones": ("gemm", {"x": "s4", "m": 4096, "ldx": 8192} | INT4, False, 80, "given", "gemm_sm80_s8s4"),
+    "nor int8": ("gemm", {"x": "s8", "x_align": 1}, False, 80, "given", ANY),
+    "a product unpacks": ("gemm", {"x": "s4", "x_packed": True} | INT4, False, 90, "bytes", "gemm_sm90_s8s4"),
+    "floats by the framework": ("float_linear", {"x": "f16", "w": "f16"}, False, 90, "framework", None),
+    "codes of many tokens, too": ("float_linear", {"x": "f16", "m": 256}, False, 90, "framework", None),
+    "of few, by our row": ("float_linear", {"x": "bf16", "m": 4}, False, 90, "given", "gemm_sm90_decode_w8a16"),
+    "float32 rows": ("float_linear", {"x": "f32", "m": 4}, False, 90, "framework", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_route_of(case: str) -> None:
+    entry, problem, int4_range, sm, form, row = CASES[case]
+    found = route(entry, problem, sm, int4_range=int4_range)
+    assert found[0] == form, found
+    assert (found[1] is None) if row is None else str(found[1]).startswith(row), found
+
+
+def test_an_unknown_entry_is_refused() -> None:
+    with pytest.raises(ValueError, match="entry 'layer'"):
+        native.route("layer", {}, grid.DEVICES[80])
+
+
+def test_only_rows_of_this_build_are_routed_to() -> None:
+    compiled = {row["name"] for row in native.kernel_table() if row["compiled"]}
+    _, name, *_ = native.route("linear", {"m": 8, "n": 64, "k": 64, "x": "f16", "out": "f16"}, grid.DEVICES[80])
+    assert name in compiled or name is None
+
+
+def drawn(count: int) -> list[tuple[int, dict[str, Any], bool]]:
+    """(sm, problem without the type of x, whether its codes have 4 bits)."""
+    coin = random.Random(20)
+    cases = []
+    for _ in range(count):
+        k = coin.choice((96, 512, 4096, 11008, 1000, 40, 8191))
+        weights = coin.choice(({}, {"w": "s4"}, {"w": "s4", "group_size": 32}))
+        if k % weights.get("group_size", 1):
+            weights = {"w": "s4"}
+        problem = {"m": coin.choice((1, 7, 33, 300, 5000)), "n": coin.choice((72, 1024, 28672)), "k": k, **weights}
+        problem |= {"out": coin.choice(("f16", "s8")), "x_align": coin.choice((1, 16, 16)), "has_zero_point": True}
+        cases.append((coin.choice(list(grid.DEVICES)), problem, coin.random() < 0.5))
+    return cases
+
+
+def best(problem: dict[str, Any], sm: int) -> tuple[str | None, float]:
+    name, us, _ = native.select(problem, grid.DEVICES[sm], only_compiled=False)
+    return name, math.inf if name is None else us
+
+
+def rewritten(problem: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Its forms in new memory, by the rule of docs/kernels.md: rows of whole 32 codes, group scales end at K."""
+    row = -(-problem["k"] // 32) * 32
+    k = problem["k"] if problem.get("group_size") or row > native.k_bound(problem | {"x": "s8"}) else row
+    free = problem | {"ldx": row, "x_align": 16, "k": k}
+    return {
+        "s8": free | {"x": "s8"},
+        "s4": free | {"x": "s4"},
+        "nibbles": free | {"x": "s4", "x_packed": True},
+    }
+
+
+def padded(problem: dict[str, Any], sm: int, int4_range: bool) -> tuple[str, str | None]:
+    forms = rewritten(problem)
+    times = {"s8": best(forms["s8"], sm)[1]}
+    if int4_range:
+        times |= {"s4": best(forms["s4"], sm)[1], "nibbles": best(forms["nibbles"], sm)[1] + PASS_US}
+    cheapest = min(times, key=lambda form: times[form])
+    return "nibbles" if cheapest == "nibbles" else "bytes", best(forms[cheapest], sm)[0]
+
+
+def test_float_rows_get_the_cheapest_of_the_forms_they_can_take() -> None:
+    for sm, problem, int4_range in drawn(400):
+        want = padded(problem, sm, int4_range)
+        assert route("linear", problem | {"x": "f16"}, sm, int4_range=int4_range) == want, (sm, problem)
+
+
+def test_codes_move_only_to_reach_a_tensor_core_row() -> None:
+    moved = set()
+    for (sm, problem, int4_range), x in itertools.product(drawn(200), ("s8", "u8")):
+        given, _ = best(problem | {"x": x}, sm)
+        found = route("linear", problem | {"x": x}, sm, int4_range=int4_range)
+        arranged, _ = best(rewritten(problem)["s8"], sm)
+        stays = given is not None and (given != ANY or arranged in (None, ANY))
+        assert found == (("given", given) if stays else padded(problem, sm, int4_range)), (sm, problem, x)
+        moved.add(stays)
+    assert moved == {True, False}
+
+
+def test_weight_only_rows_are_decode_rows() -> None:
+    seen = set()
+    for sm, problem, _ in drawn(200):
+        asked = problem | {"x": "f16", "out": "f16", "has_zero_point": False}
+        name, _ = best(asked, sm)
+        want = ("given", name) if ENGINES.get(str(name)) == "decode" else ("framework", None)
+        assert route("float_linear", asked, sm) == want, (sm, asked)
+        seen.add(want[0])
+    assert seen == {"given", "framework"}
