@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import FLOATS_BY_NAME, dtype_name
+from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.presets import W8A16
+from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError, QuantizationWarning
 from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
@@ -105,7 +107,7 @@ def save_pretrained(
         if getattr(module, "note", ""):
             notes[name] = str(module.note)
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
-    residuals = {n: m.scheme.to_dict() for n, m in _names(model).items() if isinstance(m, QResidual)}
+    residuals = {n: _in_files(m.scheme) for n, m in _names(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
     strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
@@ -250,7 +252,7 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
     if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
         zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
     return LayerRecord(
-        name=name, scheme=layer.scheme.to_dict(), in_features=layer.in_features, out_features=layer.out_features,
+        name=name, scheme=_in_files(layer.scheme), in_features=layer.in_features, out_features=layer.out_features,
         codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
         input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
         output_zero_point=layer.output_zero_point, activation=layer.activation,
@@ -258,6 +260,16 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         kind="conv2d" if isinstance(layer, QConv2d) else "linear",
         geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
     )  # fmt: skip
+
+
+def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
+    """Its plain data; a calibrator of the user's own becomes 'fixed', whose range is in the file."""
+    data = scheme.to_dict()
+    for tensor in (data, *data.values()):
+        name = tensor.get("calibrator") if isinstance(tensor, dict) else None
+        if name is not None and not CALIBRATORS.find(name).function.__module__.startswith("pyquant."):
+            tensor["calibrator"] = GIVEN_CALIBRATOR
+    return data
 
 
 def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:

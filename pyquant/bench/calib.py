@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyquant.calibrate import EntropyCalibrator, HistogramStatistics, RangeStatistics, compute_range
-from pyquant.calibrate.mse import side_errors
+from pyquant.calibrate.methods.mse import side_errors
 from pyquant.calibrate.tails import SortedTails
 from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment

@@ -1,7 +1,5 @@
 """From data to ranges: statistics that stream and merge, and the methods that choose a range from them."""
 
-# The methods register themselves; the order is that of methods().
-from pyquant.calibrate import absmax, percentile, entropy, mse, fixed  # noqa: F401, I001
 from pyquant.calibrate.collectors import (
     EntropyCalibrator,
     HistogramCollector,
@@ -9,14 +7,13 @@ from pyquant.calibrate.collectors import (
     MSECalibrator,
     PercentileCalibrator,
 )
-from pyquant.calibrate.compare import Comparison, compare, linear_histogram, signed_histogram
-from pyquant.calibrate.fixed import GivenRange
+from pyquant.calibrate.compare import Comparison, compare, histogram_methods, linear_histogram, signed_histogram
+from pyquant.calibrate.methods.fixed import GivenRange
 from pyquant.calibrate.registry import (
     Method,
     Range,
     calibrator,
     compute_range,
-    find_method,
     methods,
     new_statistics,
     range_to_qparams,
@@ -28,6 +25,6 @@ from pyquant.calibrate.weights import weight_range
 __all__ = [
     "CalibrationTarget", "Comparison", "EntropyCalibrator", "GivenRange", "HistogramCollector", "HistogramStatistics",
     "MSECalibrator", "MaxCalibrator", "Method", "PercentileCalibrator", "Range", "RangeStatistics", "calibrator",
-    "compare", "compute_range", "find_method", "linear_histogram", "methods", "new_statistics", "range_to_qparams",
-    "run_calibration", "signed_histogram", "weight_range",
+    "compare", "compute_range", "histogram_methods", "linear_histogram", "methods", "new_statistics",
+    "range_to_qparams", "run_calibration", "signed_histogram", "weight_range",
 ]  # fmt: skip

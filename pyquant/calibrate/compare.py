@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pyquant.calibrate.mse import side_errors
+from pyquant.calibrate.methods.mse import side_errors
 from pyquant.calibrate.registry import compute_range, methods, range_to_qparams
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Tails
@@ -40,6 +40,16 @@ class Comparison:
         return max(-self.low, self.high)
 
 
+def histogram_methods() -> tuple[str, ...]:
+    """The methods that a histogram serves, which are all that look at the data.
+
+    Example:
+        >>> histogram_methods()
+        ('max', 'entropy', 'mse', 'percentile')
+    """
+    return tuple(m.name for m in methods() if issubclass(HistogramStatistics, m.statistics))
+
+
 def compare(
     statistics: HistogramStatistics, scheme: TensorScheme, names: Sequence[str] | None = None
 ) -> list[Comparison]:
@@ -62,9 +72,7 @@ def compare(
     """
     if not isinstance(statistics, HistogramStatistics) or statistics.channel_axis is not None:
         raise ArgumentError("statistics", repr(statistics), "HistogramStatistics of a whole tensor")
-    wanted = (
-        names if names is not None else [m.name for m in methods() if issubclass(HistogramStatistics, m.statistics)]
-    )
+    wanted = histogram_methods() if names is None else names
     return [_record(statistics, replace(scheme, calibrator=name)) for name in wanted]
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyquant.calibrate.entropy import BINS, divergences
+from pyquant.calibrate.methods.entropy import BINS, divergences
 from pyquant.errors import CalibrationError
 from pyquant.numerics.qparams import divisor
 

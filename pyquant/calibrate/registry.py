@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyquant import numerics
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, CalibrationError, SchemeError
 
@@ -62,9 +63,6 @@ class Method:
     statistics: type[RangeStatistics]
 
 
-_METHODS: Final[dict[str, Method]] = {}
-
-
 def calibrator(
     name: str, statistics: type[RangeStatistics] = HistogramStatistics
 ) -> Callable[[RangeFunction], RangeFunction]:
@@ -78,14 +76,7 @@ def calibrator(
         ...
         pyquant.errors.ArgumentError: argument 'name': got 'max'; allowed: a name that is not taken: max, ...
     """
-    if name in _METHODS:
-        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(_METHODS)}")
-
-    def register(function: RangeFunction) -> RangeFunction:
-        _METHODS[name] = Method(name, function, statistics)
-        return function
-
-    return register
+    return CALIBRATORS.register(name, lambda function: Method(name, function, statistics))
 
 
 def methods() -> tuple[Method, ...]:
@@ -93,16 +84,9 @@ def methods() -> tuple[Method, ...]:
 
     Example:
         >>> [method.name for method in methods()]
-        ['max', 'percentile', 'entropy', 'mse', 'fixed']
+        ['max', 'entropy', 'fixed', 'mse', 'percentile']
     """
-    return tuple(_METHODS.values())
-
-
-def find_method(name: str) -> Method:
-    """The method of that name. Raises ArgumentError for an unknown one."""
-    if name not in _METHODS:
-        raise ArgumentError("calibrator", repr(name), " or ".join(map(repr, _METHODS)))
-    return _METHODS[name]
+    return tuple(map(CALIBRATORS.find, CALIBRATORS))
 
 
 def new_statistics(scheme: TensorScheme, channel_axis: int | None = None) -> RangeStatistics:
@@ -112,7 +96,8 @@ def new_statistics(scheme: TensorScheme, channel_axis: int | None = None) -> Ran
         >>> new_statistics(TensorScheme(calibrator="mse"))
         HistogramStatistics(count=0)
     """
-    return find_method(scheme.calibrator).statistics(channel_axis)
+    statistics: type[RangeStatistics] = CALIBRATORS.find(scheme.calibrator).statistics
+    return statistics(channel_axis)
 
 
 def compute_range(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
@@ -129,7 +114,7 @@ def compute_range(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
         >>> compute_range(statistics, TensorScheme()).amax.item()
         3.0
     """
-    method = find_method(scheme.calibrator)
+    method: Method = CALIBRATORS.find(scheme.calibrator)
     if not isinstance(statistics, method.statistics):
         raise ArgumentError("statistics", repr(statistics), f"{method.statistics.__name__} for '{method.name}'")
     if scheme.bits > 8 and method.name == "entropy":
@@ -138,7 +123,7 @@ def compute_range(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
         raise CalibrationError(f"calibrator '{method.name}': these statistics have seen no data")
     if method.statistics is HistogramStatistics and isinstance(statistics, HistogramStatistics):
         ranges = [method.function(channel, scheme) for channel in statistics.channels()]
-        joined = Range(torch.cat([r.low for r in ranges]), torch.cat([r.high for r in ranges]))
+        joined = Range(*(torch.cat([r[end].reshape(-1) for r in ranges]) for end in (0, 1)))
         return Range(joined.low[0], joined.high[0]) if statistics.channel_axis is None else joined
     return method.function(statistics, scheme)
 

@@ -7,10 +7,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pyquant.calibrate.registry import Range, find_method
+from pyquant.calibrate.registry import Range
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.calibrate.tails import Distribution, SortedTails
 from pyquant.core.dtypes import FLOATS, describe
+from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
@@ -56,7 +57,7 @@ def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
         tensor([2.0000, 0.5000])
     """
     rows, shape = _rows(weight, scheme)
-    method = find_method(scheme.calibrator)
+    method = CALIBRATORS.find(scheme.calibrator)
     if method.statistics not in (RangeStatistics, HistogramStatistics):
         raise ArgumentError("scheme.calibrator", repr(scheme.calibrator), "a method that looks at the weights")
     per_chunk = rows.shape[0]

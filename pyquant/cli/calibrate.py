@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.targets import targets_of
     from pyquant.recipe import Recipe
 
-    recipe = Recipe.load(args.recipe)
     factory, data = model_factory(args.model), load_argumentless(args.data, "--data")
+    recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
     with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")
         model = prepare_(factory(), recipe)

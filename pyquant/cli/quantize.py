@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.integrations.transformers import copy_companions
     from pyquant.recipe import Recipe
 
-    quantise = _quantiser(args)
     factory = model_factory(args.model)
+    quantise = _quantiser(args)  # last: a recipe may name what the modules of model and data register
     if Path(args.out).exists() and not Path(args.out).is_dir():
         raise ArgumentError("--out", f"{args.out}: a file", "a folder, new or existing")
     with Progress("quantize", 3) as shown:
@@ -111,8 +111,8 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     from pyquant.ptq.ranges_file import load_ranges
     from pyquant.recipe import Recipe
 
-    recipe = Recipe.load(args.recipe)
     data = load_argumentless(args.data, "--data") if args.data else None
+    recipe = Recipe.load(args.recipe)
     ranges = None
     if args.calibration:
         ranges, calibrated_with = load_ranges(args.calibration)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pyquant.calibrate import HistogramCollector, MaxCalibrator, Range, compute_range, new_statistics
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.ptq.layer_scheme import check_calibrator
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.simulate import torch_operators
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -61,8 +62,7 @@ class QuantDescriptor:
             raise ArgumentError("axis", repr(self.axis), "None, or 0 for the output channels of a weight")
         if self.unsigned:
             raise ArgumentError("unsigned", True, "False; TensorScheme(symmetric=False) uses all codes of one side")
-        if self.calib_method not in ("max", "histogram", "percentile", "entropy", "mse"):
-            raise ArgumentError("calib_method", repr(self.calib_method), "max, histogram, percentile, entropy, mse")
+        check_calibrator("calib_method", self.calib_method)
         self.tensor_scheme()
 
     def tensor_scheme(self) -> tuple[TensorScheme, bool]:

@@ -1,6 +1,7 @@
 """Every closed list of names, once: what schemes, files, recipes, ops and the command line accept and print.
 
-Lists to which users add their own (calibrators, search algorithms, metrics) are registries: pyquant.core.registry.
+Lists to which users add their own (calibrators, search algorithms, sensitivity metrics, objectives) are registries:
+pyquant.core.registry.
 """
 
 from __future__ import annotations
@@ -19,3 +20,4 @@ HALF_DTYPES: Final = ("float16", "bfloat16")  # of layers whose weights have 16 
 
 OUTPUT_METRICS: Final = ("kl", "sqnr", "mse", "cosine")  # label-free losses of a model's outputs
 OPEN_CALIBRATOR: Final = "histogram"  # stands for the method that the calibration call, or the recipe, names
+GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from pyquant.core.dtypes import KERNEL_BITS, SIMULATED_BITS, qrange
 from pyquant.core.names import GRANULARITIES, HALF_DTYPES
+from pyquant.core.registry import CALIBRATORS, Registry
 from pyquant.errors import SchemeError
 
 SCHEME_VERSION: Final = 1
-CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", "fixed")
 _SIMULATE: Final = "others are simulated (SelectiveQuantizer, insert_fake_quantize_, prepare_qat_)"
 
 
@@ -30,7 +30,8 @@ class TensorScheme:
     group_size    codes that share a scale; needed with 'per_group' and refused without it.
     dynamic       scales come from the data of each call (activations only).
     narrow_range  symmetric codes are [-127, 127] or [-7, 7]; False adds -128 or -8. An affine range is never narrow.
-    calibrator    where a static range comes from: 'max', 'percentile', 'entropy', 'mse', 'fixed'.
+    calibrator    where a static range comes from: 'max', 'percentile', 'entropy', 'mse', 'fixed', or what a user
+                  registered with pyquant.calibrate.calibrator.
     percentile    in (0, 100]; meaningful for calibrator 'percentile'.
 
     Raises SchemeError naming field, value and what is allowed. Source: docs/numerics.md.
@@ -215,7 +216,7 @@ def _check_int(name: str, value: object, allowed: tuple[int, ...]) -> None:
         raise SchemeError(name, repr(value), ", ".join(str(a) for a in allowed))
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, allowed: Registry[Any] | tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in allowed:
         raise SchemeError(name, repr(value), ", ".join(repr(a) for a in allowed))
 

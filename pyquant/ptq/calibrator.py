@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
-from pyquant.calibrate import Comparison, Range, compare, run_calibration, signed_histogram
+from pyquant.calibrate import Comparison, Range, compare, histogram_methods, run_calibration, signed_histogram
 from pyquant.core import arguments
+from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
 from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
 from pyquant.simulate.calibrate import set_ranges_from_data
 from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
 
-METHODS: Final = ("max", "percentile", "entropy", "mse")
 log = logging.getLogger("pyquant.ptq")
 
 Ranges = dict[str, Range]
@@ -115,7 +115,7 @@ class QuantizationCalibrator:
         self,
         model: nn.Module,
         calib_data_loader: Iterable[Any],
-        methods: Iterable[str] = METHODS,
+        methods: Iterable[str] | None = None,
         num_calib_batches: int = 16,
         percentile: float = 99.99,
         batch_to_inputs: Callable[[Any], Any] | None = None,
@@ -123,7 +123,7 @@ class QuantizationCalibrator:
         """What every method makes of the same data, and what it costs; the model is not changed.
 
         -> {'layer.input': {method: Comparison}} for every static tensor: the range, and the errors of clipping and of
-        rounding apart. Other arguments as in calibrate_model.
+        rounding apart. methods: names; None: all that a histogram serves. Other arguments as in calibrate_model.
 
         Example:
             >>> from pyquant.ptq import SelectiveQuantizer
@@ -132,7 +132,7 @@ class QuantizationCalibrator:
             >>> sorted(found["0.input"])
             ['entropy', 'max', 'mse', 'percentile']
         """
-        wanted = list(arguments.iterable("methods", methods, "names of methods"))
+        wanted = _names(methods)
         found = self.histograms(model, calib_data_loader, wanted, num_calib_batches, percentile, batch_to_inputs)
         return {name: dict(zip(wanted, seen.methods, strict=True)) for name, seen in found.items()}
 
@@ -140,7 +140,7 @@ class QuantizationCalibrator:
         self,
         model: nn.Module,
         calib_data_loader: Iterable[Any],
-        methods: Iterable[str] = METHODS,
+        methods: Iterable[str] | None = None,
         num_calib_batches: int = 16,
         percentile: float = 99.99,
         batch_to_inputs: Callable[[Any], Any] | None = None,
@@ -160,7 +160,7 @@ class QuantizationCalibrator:
             >>> found.edges, sum(found.counts), found.in_use
             ([-2.0, -1.0, 0.0, 1.0, 2.0], 6400.0, None)
         """
-        wanted = list(arguments.iterable("methods", methods, "names of methods"))
+        wanted = _names(methods)
         for method in wanted:
             _check(method, percentile)
         targets = [t for t in targets_of(model) if t.tensor != "weight"]
@@ -185,9 +185,12 @@ class QuantizationCalibrator:
         return result
 
 
+def _names(methods: Iterable[str] | None) -> list[str]:
+    return list(histogram_methods() if methods is None else arguments.iterable("methods", methods, "names of methods"))
+
+
 def _check(method: object, percentile: object) -> None:
-    if not isinstance(method, str) or method not in METHODS:
-        raise ArgumentError("method", repr(method), ", ".join(map(repr, METHODS)))
+    arguments.one_of("method", method, data_calibrators())
     if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
         raise ArgumentError("percentile", repr(percentile), "a number in (0, 100]")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pyquant.core import arguments
 from pyquant.core.names import OPEN_CALIBRATOR as OPEN
+from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 
-CALIBRATORS: Final = ("max", "percentile", "entropy", "mse", OPEN)
 FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}
 
 
@@ -79,9 +80,8 @@ def with_descriptors(base: LayerScheme, inputs: Any, weights: Any) -> LayerSchem
 
 
 def check_calibrator(argument: str, value: object) -> None:
-    """Raise ArgumentError unless the value is one of CALIBRATORS."""
-    if not isinstance(value, str) or value not in CALIBRATORS:
-        raise ArgumentError(argument, repr(value), ", ".join(map(repr, CALIBRATORS)))
+    """Raise ArgumentError unless the value names a calibrator that takes its range from data, or leaves it open."""
+    arguments.one_of(argument, value, (*data_calibrators(), OPEN))
 
 
 def _tensor_scheme(argument: str, given: Any) -> tuple[TensorScheme, bool]:

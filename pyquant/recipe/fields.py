@@ -118,14 +118,18 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
     return check
 
 
-def choice(*allowed: str) -> Check:
-    """One of some words; YAML reads a bare `off` as false, so false is taken for it."""
+def choice(*allowed: str | Callable[[], Iterable[str]]) -> Check:
+    """One of some words; those of a function are what it gives when a value is checked, so that a registry can grow.
+
+    YAML reads a bare `off` as false, so false is taken for it.
+    """
 
     def check(value: object, where: str) -> str:
-        if value is False and "off" in allowed:
+        words = [word for one in allowed for word in ([one] if isinstance(one, str) else one())]
+        if value is False and "off" in words:
             return "off"
-        if not isinstance(value, str) or value not in allowed:
-            refuse(where, shown(value), ", ".join(allowed))
+        if not isinstance(value, str) or value not in words:
+            refuse(where, shown(value), ", ".join(words))
         return value
 
     return check

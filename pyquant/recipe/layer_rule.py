@@ -8,14 +8,15 @@ from typing import Any, Final
 
 from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.presets import scheme_from_name
+from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import Check, check_keys, choice, flag, mapping, number, refuse, text
-from pyquant.recipe.sections import TENSOR_CALIBRATORS, CalibrationParams, SelectiveParams
+from pyquant.recipe.sections import CalibrationParams, SelectiveParams
 
 FLOAT: Final = "float"  # the word for "leave this layer alone" where a format has no null
 _TENSOR: Final[dict[str, Check]] = {
-    "calibrator": choice(*TENSOR_CALIBRATORS), "percentile": number(0, 100, above=True), "symmetric": flag,
+    "calibrator": choice(CALIBRATORS.names, OPEN), "percentile": number(0, 100, above=True), "symmetric": flag,
     "narrow_range": flag, "granularity": choice("per_tensor", "per_channel"),
 }  # fmt: skip
 

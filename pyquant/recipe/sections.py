@@ -8,12 +8,11 @@ from typing import Final
 from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.presets import scheme_from_name
-from pyquant.core.scheme import CALIBRATORS
+from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, refuse, text
 
 FORMATS = ("float", "fp32", "fp16", "bf16", "int8", "int4")  # those before the integers: as the model has it
-METHODS = ("max", "percentile", "entropy", "mse")
 
 
 class RecipeNotice(UserWarning):
@@ -52,8 +51,8 @@ class SelectiveParams:
         'histogram'
     """
 
-    calibrator_w: str = checked("max", choice(*METHODS, OPEN))
-    calibrator_i: str = checked(OPEN, choice(*METHODS, OPEN))
+    calibrator_w: str = checked("max", choice(data_calibrators, OPEN))
+    calibrator_i: str = checked(OPEN, choice(data_calibrators, OPEN))
     per_channel: bool = checked(True, flag)
     learn_amax: bool = checked(False, flag)
     skip_modules: tuple[str, ...] | None = checked(None, optional(listed(text)))
@@ -73,7 +72,7 @@ class CalibrationParams:
         16
     """
 
-    histogram_calib_method: str = checked("percentile", choice(*METHODS))
+    histogram_calib_method: str = checked("percentile", choice(data_calibrators))
     percentile: float = checked(99.99, number(0, 100, above=True))
     num_calib_batches: int = checked(16, integer(1))
     verbose: bool = checked(False, flag)
@@ -160,6 +159,3 @@ class Provenance:
     pyquant: str = checked("", text)
     latency_table_sha256: str = checked("", text)
     model_sha256: str = checked("", text)
-
-
-TENSOR_CALIBRATORS = (*CALIBRATORS, OPEN)

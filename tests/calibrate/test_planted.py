@@ -13,19 +13,10 @@ import pytest
 import torch
 
 from pyquant import numerics
-from pyquant.calibrate import (
-    HistogramStatistics,
-    entropy,
-    first_batch,
-    mse,
-    percentile,
-    registry,
-    run,
-    statistics,
-    tails,
-    weights,
-)
+from pyquant.calibrate import HistogramStatistics, first_batch, run, statistics, tails, weights
+from pyquant.calibrate.methods import entropy, mse, percentile
 from pyquant.calibrate.registry import Range
+from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import PyquantError
 
@@ -42,12 +33,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def method(name: str, wrong: Callable[[Range], Range]) -> Patch:
     """Passes what a registered method returns through `wrong`."""
-    found = registry.find_method(name)
+    found = CALIBRATORS.find(name)
 
     def function(*args: Any) -> Range:
         return wrong(found.function(*args))
 
-    return lambda m: m.setitem(registry._METHODS, name, replace(found, function=function))
+    return lambda m: m.setitem(CALIBRATORS._entries, name, replace(found, function=function))
 
 
 def twice(chosen: Range) -> Range:

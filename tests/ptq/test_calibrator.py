@@ -203,7 +203,7 @@ def test_compare_asks_every_method_about_the_same_data() -> None:
     assert is_unchanged(model, before)
     assert not model.stem.input_fake_quant.is_calibrated
     assert model.stem.input_fake_quant.scheme == model.stem.scheme.inputs == scheme
-    assert list(found["stem.input"]) == ["max", "percentile", "entropy", "mse"]
+    assert list(found["stem.input"]) == ["max", "entropy", "mse", "percentile"]
     for method in ("max", "percentile", "entropy", "mse"):
         again = prepared()
         ranges = calibrator.calibrate_model(again, batches(), method, 4, 90.0)
