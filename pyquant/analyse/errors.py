@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.calibrate.run import inputs_of
+from pyquant.calibrate.run import inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.errors import ArgumentError
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.patches import Patches
 from pyquant.results.errors import ErrorReport, TensorError
@@ -76,7 +76,7 @@ def error_report(
             _add_batch(sums, pairs, model, reference, args, kwargs)
             done += 1
     if done < num_batches:
-        raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {done}")
+        raise too_few(num_batches, done)
     for pair in pairs:
         if (pair.name, "input") not in sums:
             skipped[pair.name] = "the float model did not call it as a layer: only its weight is compared"

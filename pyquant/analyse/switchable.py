@@ -236,7 +236,7 @@ def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[
         return []
     kept = list(itertools.islice(arguments.iterable("data", data), wanted))
     if not kept or (num_batches is not None and len(kept) < num_batches):
-        raise ArgumentError("num_batches", wanted, f"at most {len(kept)}: so many batches does the data have")
+        raise ArgumentError("num_batches", wanted, f"at most {len(kept)}, the batches that the data has")
     return kept
 
 

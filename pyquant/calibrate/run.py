@@ -124,7 +124,7 @@ def run_calibration(
             if on_batch is not None:
                 on_batch(done + 1)
         if done + 1 < num_batches:
-            raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {done + 1}")
+            raise too_few(num_batches, done + 1)
         if reduce:
             for statistics in _each(collected):
                 statistics.reduce_(process_group)
@@ -132,6 +132,13 @@ def run_calibration(
         if silent and on_silent == "raise":
             raise CalibrationError(f"{len(silent)} of {len(named)} layers saw no data: {', '.join(silent)}")
     return collected
+
+
+def too_few(asked: int, given: int) -> CalibrationError:
+    """The error of data that ends before the number of batches that was asked for."""
+    lower = f"num_batches={given} (num_calib_batches of a calibrator or recipe), or " if given else ""
+    more = f"data of at least {asked} batches"
+    return CalibrationError(f"num_batches: {asked} batches were asked for, the data had {given}; pass {lower}{more}")
 
 
 def _each(collected: Collected) -> Iterator[RangeStatistics]:

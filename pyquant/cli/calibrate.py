@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from pyquant.cli.models import MODEL_HELP, load_argumentless, model_factory
+from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.targets import targets_of
     from pyquant.recipe import Recipe
 
-    factory, data = model_factory(args.model), load_argumentless(args.data, "--data")
+    factory, data = model_factory(args.model), load_called(args.data, "--data")
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
     with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyquant.core.names import did_you_mean
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -47,7 +48,8 @@ def parse_config(data: object, where: str) -> QuantizeConfig:
         )
     for key in data:
         if key not in _KEYS:
-            raise ArgumentError("--config", f"{where}: unknown key {key!r}"[:160], ", ".join(_KEYS))
+            hint = did_you_mean(str(key), _KEYS)
+            raise ArgumentError("--config", f"{where}: unknown key {key!r}"[:160], ", ".join(_KEYS) + hint)
     layers = data.get("layers") or {}
     if not isinstance(layers, Mapping):
         raise ArgumentError("--config", f"{where}: layers is a {type(layers).__name__}", "a mapping {pattern: scheme}")

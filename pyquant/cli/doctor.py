@@ -25,6 +25,7 @@ _OPTIONAL = {
     "transformers": "Hugging Face models",
     "torchao": "one more peer in `bench gemm`",
 }
+_EMBEDDING = "embeddings=True"  # the option of quantize_, in the column of the schemes
 _SELF_TEST_SHAPES = ((1, 96, 40), (7, 160, 33))  # M, K, N: tails in M and N; K divides into groups of 32
 
 
@@ -128,6 +129,21 @@ def _capabilities(device: str) -> Iterator[Capability]:
     for name, preset in PRESETS.items():
         options = {"group_size": 32} if "group_size" in preset.__code__.co_varnames and name.startswith("W4") else {}
         yield _try_scheme(name, preset(**options), device)
+    yield _try_embedding(device)
+
+
+def _try_embedding(device: str) -> Capability:
+    """What quantize_(embeddings=True) makes of nn.Embedding, against codes times row scales in plain torch."""
+    from pyquant.nn.qembedding import QEmbedding
+
+    exact: bool | None = None
+    try:
+        layer = QEmbedding.from_float(torch.nn.Embedding(64, 48, device=device))
+        rows = torch.arange(64, device=device)
+        exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale[:, None])
+    except (PyquantError, RuntimeError) as error:
+        return Capability(_EMBEDDING, device, False, exact, "", str(error).splitlines()[0])
+    return Capability(_EMBEDDING, device, True, exact, "int8 rows, dequantised at look-up")
 
 
 def _try_scheme(name: str, scheme: Any, device: str) -> Capability:

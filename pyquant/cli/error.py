@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP, counted
-from pyquant.cli.models import MODEL_HELP, load_argumentless, model_factory
+from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.analyse.switchable import USUAL_BATCHES
     from pyquant.report.error import error_table, write_errors
 
-    factory, data = model_factory(args.against, "--against"), load_argumentless(args.data, "--data")
+    factory, data = model_factory(args.against, "--against"), load_called(args.data, "--data")
     model, batches = pyquant.load_pretrained(args.directory, factory), data()
     if not isinstance(batches, Iterable):
         raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")

@@ -19,6 +19,7 @@ from pyquant.errors import ArgumentError, PyquantError
 
 MODEL_HELP = "package.module:callable that returns an nn.Module, or a folder of a Hugging Face model"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 
 def load_callable(text: str, argument: str) -> Callable[..., Any]:
@@ -28,7 +29,9 @@ def load_callable(text: str, argument: str) -> Callable[..., Any]:
     An error inside the module itself is passed on: it is the user's to read.
     """
     if not _NAME.fullmatch(text):
-        raise ArgumentError(argument, repr(text), MODEL_HELP)
+        is_hub = argument in ("MODEL", "--against") and _HUB_NAME.fullmatch(text)
+        hint = f" (download a model of the hub first: hf download {text} --local-dir FOLDER)" if is_hub else ""
+        raise ArgumentError(argument, repr(text), MODEL_HELP + hint)
     module_name, _, attribute = text.partition(":")
     with _current_folder_importable():
         if _spec_of(module_name) is None:
@@ -43,26 +46,27 @@ def load_callable(text: str, argument: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load_argumentless(text: str, argument: str) -> Callable[[], Any]:
-    """load_callable for one that is called with nothing. Raises ArgumentError naming `argument` where it needs more.
+def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
+    """load_callable for one that is called with the arguments `given` (names for messages); its signature is checked
+    before any long work begins. Raises ArgumentError naming `argument`.
 
     What it raises itself when it is called is passed on, after a line that names the option.
     """
     found = load_callable(text, argument)
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # builtins that tell nothing
+    except (TypeError, ValueError):  # builtins without one
         signature = None
     if signature is not None:
         try:
-            signature.bind()
+            signature.bind(*given)
         except TypeError:
-            got = f"{text} takes arguments {signature}"
-            raise ArgumentError(argument, got[:200], "a callable without arguments") from None
+            allowed = f"a callable that takes ({', '.join(given)})" if given else "a callable without arguments"
+            raise ArgumentError(argument, f"{text} takes arguments {signature}"[:200], allowed) from None
 
-    def call() -> Any:
+    def call(*values: Any) -> Any:
         try:
-            return found()
+            return found(*values)
         except PyquantError:
             raise
         except Exception:
@@ -76,7 +80,7 @@ def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.M
     """A callable that builds the model `text` names, in eval mode. Raises ArgumentError naming `argument`."""
     if Path(text).is_dir():
         return lambda: _hugging_face(Path(text), argument)
-    build = load_argumentless(text, argument)
+    build = load_called(text, argument)
 
     def factory() -> torch.nn.Module:
         model = build()

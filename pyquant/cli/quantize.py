@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.config import QuantizeConfig, read_config
-from pyquant.cli.models import MODEL_HELP, load_argumentless, model_factory
+from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
@@ -102,7 +102,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
         config = _config(args)
         switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
         named = ("--config", args.config) if args.config else ("--scheme", args.scheme)
-        return lambda model: _without_data(model, config, named, switches)
+        return lambda model: _without_data(model, config, named, args.skip, switches)
     for name in ("skip", "embeddings", "heads", "on_indivisible"):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
@@ -111,7 +111,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     from pyquant.ptq.ranges_file import load_ranges
     from pyquant.recipe import Recipe
 
-    data = load_argumentless(args.data, "--data") if args.data else None
+    data = load_called(args.data, "--data") if args.data else None
     recipe = Recipe.load(args.recipe)
     ranges = None
     if args.calibration:
@@ -127,14 +127,18 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
 
 
 def _without_data(
-    model: nn.Module, config: QuantizeConfig, named: tuple[str, str], switches: dict[str, Any]
+    model: nn.Module, config: QuantizeConfig, named: tuple[str, str], skip: Sequence[str], switches: dict[str, Any]
 ) -> nn.Module:
-    """quantize_, whose input_scales no option gives: what lacks them is the fault of the scheme that was named."""
+    """quantize_, whose errors name options: patterns that match nothing, and schemes that need input_scales, for which
+    there is no option."""
     import pyquant
 
     try:
         return pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **switches)
     except ArgumentError as error:
+        if error.argument == "config":
+            option = "--skip" if any(f" {pattern!r}" in error.got for pattern in skip) else named[0]
+            raise ArgumentError(option, error.got, error.allowed) from None
         if error.argument != "input_scales":
             raise
         raise ArgumentError(named[0], f"{named[1]}, and {error.got}", error.allowed) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
-from pyquant.cli.models import MODEL_HELP, load_argumentless, load_callable, model_factory
+from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
-    factory, data = model_factory(args.model), load_argumentless(args.data, "--data")
-    score = load_argumentless(args.score_data, "--score-data") if args.score_data else None
-    eval_fn = load_callable(args.eval, "--eval") if args.eval else None
+    factory, data = model_factory(args.model), load_called(args.data, "--data")
+    score = load_called(args.score_data, "--score-data") if args.score_data else None
+    eval_fn = load_called(args.eval, "--eval", "model") if args.eval else None
     base = Recipe.load(args.recipe) if args.recipe else Recipe()
     asked = base.search or SearchParams()
     limits = (args.max_loss, args.max_latency_us, args.max_size_bytes, args.max_effective_bits)

@@ -11,7 +11,7 @@ from pyquant.analyse.metrics import OUTPUT_METRICS
 from pyquant.analyse.scoring import METRICS
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
-from pyquant.cli.models import MODEL_HELP, load_argumentless, load_callable, model_factory
+from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]
     factory, data = model_factory(args.model), _batches(args.data, "--data")
-    eval_fn = None if args.eval is None else load_callable(args.eval, "--eval")
+    eval_fn = None if args.eval is None else load_called(args.eval, "--eval", "model")
     if args.metric == "eval" and eval_fn is None:
         raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")
     if args.by == "task" and eval_fn is None:
@@ -124,7 +124,7 @@ def _print_skips(report: SensitivityReport, max_drop: float, by: str) -> None:
 
 
 def _batches(text: str, argument: str) -> Iterable[Any]:
-    found = load_argumentless(text, argument)()
+    found = load_called(text, argument)()
     if not isinstance(found, Iterable):
         raise ArgumentError(argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches")
     return found

@@ -50,7 +50,7 @@ def top_parser() -> argparse.ArgumentParser:
     """The parser of what stands before the command."""
     parser = argparse.ArgumentParser(
         prog="pyquant",
-        description="Quantised Linear layers that really run in int8 and int4, bit for bit the same on every device.",
+        description="Quantise PyTorch models to int8 and int4: integer products, the same bits on every device.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

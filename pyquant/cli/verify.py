@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.analyse.floats import FloatMatrix, trace_floats
-from pyquant.cli.models import load_argumentless, model_factory
+from pyquant.cli.models import load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
     whole, traced, why_not = None, None, "pass --against MODEL to check them."
     if factory:
-        given = load_argumentless(args.inputs, "--inputs")() if args.inputs else None
+        given = load_called(args.inputs, "--inputs")() if args.inputs else None
         quantised = load_pretrained(args.directory, factory).eval()
         if args.inputs:
             whole = _whole_model(quantised, factory, given)

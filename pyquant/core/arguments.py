@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
+from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -60,7 +61,8 @@ def filter_function(value: Any) -> Any:
 
 
 def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
-    """Something that can be gone through.
+    """Something that can be gone through. For batches a single tensor or mapping is refused: its rows or keys would
+    pass as batches.
 
     Example:
         >>> list(iterable("data", [1, 2]))
@@ -68,6 +70,9 @@ def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
     """
     # not iter(value): a DataLoader would start its workers; text would be gone through letter by letter
     goes = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    if what == "batches" and isinstance(value, (Tensor, Mapping)):
+        kind = f"one tensor {list(value.shape)}" if isinstance(value, Tensor) else "one mapping"
+        raise ArgumentError(argument, kind, "an iterable of batches: [batch] for a single one, batch.split(n) for rows")
     if not goes or isinstance(value, (str, bytes, type)):
         raise ArgumentError(argument, shown(value), f"an iterable of {what}")
     return cast("Iterable[Any]", value)
@@ -151,5 +156,6 @@ def one_of(argument: str, value: Any, allowed: Iterable[Any], also: str = "") ->
     """
     names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
-        raise ArgumentError(argument, shown(value), ", ".join(map(repr, names)) + also)
+        hint = did_you_mean(value, map(str, names)) if isinstance(value, str) else ""
+        raise ArgumentError(argument, shown(value), ", ".join(map(repr, names)) + also + hint)
     return value

@@ -6,6 +6,8 @@ pyquant.core.registry.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Final
 
 # csrc/core/problem.h and csrc/core/dtype.h number them in this order; tests/core/test_names.py compares.
@@ -21,3 +23,14 @@ HALF_DTYPES: Final = ("float16", "bfloat16")  # of layers whose weights have 16 
 OUTPUT_METRICS: Final = ("kl", "sqnr", "mse", "cosine")  # label-free losses of a model's outputs
 OPEN_CALIBRATOR: Final = "histogram"  # stands for the method that the calibration call, or the recipe, names
 GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of an error text about a misspelt name: the nearest of the known ones, or nothing.
+
+    Example:
+        >>> did_you_mean("W8A8dynamc", ["W8A8", "W8A8Dynamic"]), did_you_mean("x", ["W8A8"])
+        ('; did you mean "W8A8Dynamic"?', '')
+    """
+    near = difflib.get_close_matches(given[:80], known if isinstance(known, list) else list(known), 1)
+    return f'; did you mean "{near[0]}"?' if near else ""

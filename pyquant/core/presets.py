@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final
 
+from pyquant.core.names import did_you_mean
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import SchemeError
 
@@ -128,7 +129,8 @@ def scheme_from_name(text: str) -> QScheme:
     """
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", text) if isinstance(text, str) else None
     if match is None or match[1] not in PRESETS:
-        raise SchemeError("scheme", repr(text)[:120], ", ".join(PRESETS))
+        hint = did_you_mean((match or re.match(r"(.*)", str(text)))[1], PRESETS)  # type: ignore[index]
+        raise SchemeError("scheme", repr(text)[:120], ", ".join(PRESETS) + hint)
     arguments: dict[str, Any] = {}
     for part in (p.strip() for p in (match[2] or "").split(",")):
         if part:
@@ -137,7 +139,10 @@ def scheme_from_name(text: str) -> QScheme:
     try:
         return PRESETS[match[1]](**arguments)
     except TypeError:
-        raise SchemeError("scheme", repr(text)[:120], f"the options of {match[1]}: {_options(match[1])}") from None
+        known = _options(match[1])
+        hint = "".join(did_you_mean(key, known) for key in arguments if key not in known)
+        allowed = f"the options of {match[1]}: {', '.join(known) or 'none'}{hint}"
+        raise SchemeError("scheme", repr(text)[:120], allowed) from None
 
 
 def to_scheme(value: object) -> object:
@@ -208,6 +213,6 @@ def _value(text: str, value: str) -> Any:
     raise SchemeError("scheme", repr(text)[:120], "options such as group_size=128 or symmetric=False")
 
 
-def _options(name: str) -> str:
+def _options(name: str) -> list[str]:
     code = PRESETS[name].__code__
-    return ", ".join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) or "none"
+    return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])

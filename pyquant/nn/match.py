@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import nn
 
 from pyquant.core import arguments
+from pyquant.core.names import did_you_mean
 from pyquant.core.patterns import MAX_EXPRESSIONS, Expression, Globs
 from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
@@ -144,6 +145,7 @@ class FqnConfig:
         told = []
         for key in unused[:_TOLD]:
             text = repr(key[:120]) if isinstance(key, str) else key.__name__
+            text += did_you_mean(key, [name for name, _ in layers]) if isinstance(key, str) and key not in hits else ""
             if key in hits:
                 name, module = hits[key][0]
                 text += f" (matches {name!r}, a {type(module).__name__}, which is not converted"

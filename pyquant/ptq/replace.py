@@ -201,7 +201,7 @@ class Replacement:
         if len({d.what for d in named}) > 1:
             told = ", ".join(f"{chain[-1][0]}: {d.key}" for chain, d in zip(chains, found, strict=True))
             got = f"one shared module under several names ({told})"
-            raise ArgumentError("layer_names", got, "one rule for all its names")
+            raise ArgumentError("model", got, "one rule for all its names")
         return named[0] if named else found[0]
 
     def _decide_at(self, module: nn.Module, chain: Chain) -> Decision:

@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import nn
 
+from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.nn.refusals import QUANTISED, already_quantised
@@ -22,19 +23,21 @@ Chain = Sequence[tuple[str, nn.Module]]  # (name, module) from the model's child
 
 @dataclass(frozen=True)
 class Rule:
-    """One registered key. what: None (skip), a LayerScheme, or a QuantizedMetadata."""
+    """One registered key. what: None (skip), a LayerScheme, or a QuantizedMetadata. source: the call or section of a
+    recipe that the key stands in, for messages."""
 
     key: Key
     what: LayerScheme | QuantizedMetadata | None
     matcher: FqnConfig
+    source: str
 
     @staticmethod
-    def of(key: object, what: LayerScheme | QuantizedMetadata | None) -> Rule:
+    def of(key: object, what: LayerScheme | QuantizedMetadata | None, source: str) -> Rule:
         """Raises ArgumentError for a key that is no name, glob, 're:...' or module class."""
         if key == DEFAULT:
-            raise ArgumentError("layer_names", repr(key), "names of layers; the default is the quantizer's scheme")
+            raise ArgumentError(source, repr(key), "names of layers; the default is the quantizer's scheme")
         matcher = FqnConfig({key: None})  # type: ignore[dict-item]
-        return Rule(next(iter(matcher.entries)), what, matcher)
+        return Rule(next(iter(matcher.entries)), what, matcher, source)
 
     def kind_at(self, name: str, module: nn.Module) -> str | None:
         """How the key names a module: 'name', 're', 'glob', 'type', or None."""
@@ -71,26 +74,28 @@ def strongest(rules: Iterable[Rule], chain: Chain) -> tuple[Rule, str] | None:
 def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> None:
     """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen."""
     modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
-    useless = []
+    useless: dict[str, str] = {}  # what is wrong with a key -> where it stands
     done = False
     for rule in rules:
         hits = [(name, module) for name, module in modules if rule.kind_at(name, module)]
         text = repr(rule.key) if isinstance(rule.key, str) else rule.key.__name__
         if not hits:
-            useless.append(f"{text} (no such module)")
+            hint = did_you_mean(rule.key, [name for name, _ in modules]) if isinstance(rule.key, str) else ""
+            useless[f"{text} (no such module{hint})"] = rule.source
         elif isinstance(rule.what, QuantizedMetadata):
             source, wanted = rule.what.float_source, _with_target(rule.what)
             if source is not None and not any(type(m) in wanted for _, hit in hits for m in hit.modules()):
-                useless.append(f"{text} (no {source.__name__} in it)")
+                useless[f"{text} (no {source.__name__} in it)"] = rule.source
         elif rule.what is not None and not any(isinstance(m, leaves) for _, hit in hits for m in hit.modules()):
-            useless.append(f"{text} (no layer that is quantised in it)")
+            useless[f"{text} (no layer that is quantised in it)"] = rule.source
             done |= any(isinstance(m, QUANTISED) for _, hit in hits for m in hit.modules())
     if done:
         raise already_quantised(model)
     if useless:
         names = [name for name, module in modules if isinstance(module, leaves)]
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ArgumentError("layer_names", "; ".join(useless), f"keys that match: {shown or 'there is no layer'}")
+        places = ", ".join(dict.fromkeys(useless.values()))
+        raise ArgumentError(places, "; ".join(useless), f"keys that match: {shown or 'there is no layer'}")
 
 
 def _with_target(mapping: QuantizedMetadata) -> tuple[type | None, ...]:

@@ -46,10 +46,10 @@ def quantizer_of(recipe: RecipeLike, verbose: bool | None = None) -> SelectiveQu
     default = recipe.default_scheme()
     learns = quantizer.defaults.learns
     quantizer.default = None if default is None else LayerScheme(default, learns=learns)
-    quantizer.rules = {
-        key: Rule.of(key, None if scheme is None else LayerScheme(scheme, learns=learns))
-        for key, scheme in recipe.rules().items()
-    }
+    for key, scheme in recipe.rules().items():
+        source = "selective_quantizer_params.skip_modules" if key in (params.skip_modules or ()) else "layers"
+        what = None if scheme is None else LayerScheme(scheme, learns=learns)
+        quantizer.rules[key] = Rule.of(key, what, f"recipe.{source}")
     quantizer.ptq_only = recipe.ptq_only
     if recipe.residuals == "float":
         quantizer.skip_residuals = True

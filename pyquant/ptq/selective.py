@@ -136,13 +136,13 @@ class SelectiveQuantizer:
         """
         self._allow("skip")
         if float_dtype is None:
-            self._register(layer_names, None)
+            self._register("register_skip_quantization", layer_names, None)
             return
         if float_dtype not in HALF_DTYPES:
             raise ArgumentError("float_dtype", repr(float_dtype), f"None, {', '.join(map(repr, HALF_DTYPES))}")
         from pyquant.core.presets import FP16
 
-        self._register(layer_names, self.defaults.apply(FP16(float_dtype)))
+        self._register("register_skip_quantization", layer_names, self.defaults.apply(FP16(float_dtype)))
 
     def register_quantization_mapping(
         self,
@@ -171,7 +171,7 @@ class SelectiveQuantizer:
         mapping = QuantizedMetadata(
             source, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor
         )
-        self._register(layer_names, mapping)
+        self._register("register_quantization_mapping", layer_names, mapping)
 
     def register_layer_scheme(
         self,
@@ -194,7 +194,8 @@ class SelectiveQuantizer:
         for name, value in (("calibrator_weights", calibrator_weights), ("calibrator_inputs", calibrator_inputs)):
             if value is not None:
                 check_calibrator(name, value)
-        self._register(layer_names, self.defaults.apply(scheme or self.scheme, calibrator_weights, calibrator_inputs))
+        applied = self.defaults.apply(scheme or self.scheme, calibrator_weights, calibrator_inputs)
+        self._register("register_layer_scheme", layer_names, applied)
 
     def quantize_module(self, model: nn.Module) -> nn.Module:
         """Put simulated quantisation into a model, in place, as everything registered says.
@@ -223,14 +224,14 @@ class SelectiveQuantizer:
                 log.info("%s", outcome)
         return done.undo
 
-    def _register(self, layer_names: Keys, what: Any) -> None:
+    def _register(self, source: str, layer_names: Keys, what: Any) -> None:
         one = isinstance(layer_names, (str, type))
         keys: list[Any] = (
             [layer_names] if one else list(arguments.iterable("layer_names", layer_names, "names and classes"))
         )
         if not keys:
             raise ArgumentError("layer_names", repr(layer_names), "at least one name, glob, 're:...' or module class")
-        new = {key: Rule.of(key, what) for key in (keys if len(keys) == 1 else sorted(keys, key=str))}
+        new = {key: Rule.of(key, what, source) for key in (keys if len(keys) == 1 else sorted(keys, key=str))}
         self.rules.update(new)
 
     def _allow(self, what: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
 from typing import Any, Final, NoReturn, TypeVar
 
+from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
 
 MAX_NUMBER: Final = sys.float_info.max
@@ -64,9 +64,7 @@ def check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> Non
     known = list(known)
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(key[:80], known, 1)
-            hint = f"; is {near[0]!r} meant?" if near else ""
-            refuse(where, f"unknown key {key[:80]!r}", ", ".join(known) + hint)
+            refuse(where, f"unknown key {key[:80]!r}", ", ".join(known) + did_you_mean(key, known))
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:

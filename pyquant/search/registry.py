@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.results.pareto import Point
 from pyquant.search.journal import Journal
@@ -152,8 +153,7 @@ def search_front(
         >>> [(point.config, point.loss) for point in points]
         [((1, 1), 4.2), ((1, 0), 1.0), ((0, 1), 3.2)]
     """
-    if algorithm not in _ALGORITHMS:
-        raise ArgumentError("algorithm", repr(algorithm), " or ".join(map(repr, algorithms())))
+    arguments.one_of("algorithm", algorithm, algorithms())
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError("batch", repr(batch), "an integer of at least 1")
     if isinstance(rng_seed, bool) or not isinstance(rng_seed, int) or rng_seed < 0:

@@ -93,10 +93,26 @@ def test_n_means_n(n: int) -> None:
 
 def test_too_few_batches_are_an_error_with_both_numbers() -> None:
     model = Net()
-    with pytest.raises(CalibrationError, match="7 were asked for, the data had 5"):
+    with pytest.raises(CalibrationError, match="7 batches were asked for, the data had 5; pass num_batches=5 "):
         run_calibration(model, model.targets(), batches(), 7)
-    with pytest.raises(CalibrationError, match="the data had 0"):
+    with pytest.raises(CalibrationError, match="the data had 0; pass data of at least 1"):
         run_calibration(model, model.targets(), [], 1)
+
+
+@pytest.mark.parametrize("data", [torch.ones(6, 4), {"x": torch.ones(6, 4)}], ids=["tensor", "mapping"])
+def test_one_batch_is_not_taken_for_an_iterable_of_batches(data: Any) -> None:
+    model, plain = Net(), nn.Sequential(nn.Linear(4, 4))
+    simulating = pyquant.insert_fake_quantize_(nn.Sequential(nn.Linear(4, 4)), pyquant.W4A8Dynamic(None))
+    calls = (
+        lambda: run_calibration(model, model.targets(), data, 2),
+        lambda: pyquant.sensitivity(plain, data, num_batches=2),
+        lambda: pyquant.gptq_(simulating, data, num_batches=2),
+        lambda: pyquant.finetune(plain, lambda m, x: m(x).sum(), data, lr=0.1, steps=1),
+    )
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"'(data|loader)': got one (tensor \[6, 4\]|mapping); .*\[batch\]"):
+            call()
+    assert model.calls == 0
 
 
 class Encoding(UserDict[str, Any]):

@@ -98,7 +98,7 @@ def test_a_recipe_without_static_tensors_needs_no_data() -> None:
         (["calibrate", MODEL, "--data", "toy_models:gone", "--recipe", "r.json"], 2, "has no 'gone'"),
         (["calibrate", MODEL, "--data", "toy_models:not_a_model", "--recipe", "r.json"], 2, "returned a int"),
         (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "d.json"], 2, "no static tensor"),
-        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "many.json"], 1, "9 were asked for"),
+        (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "many.json"], 1, "9 batches were asked for"),
         (["calibrate", MODEL, "--data", "toy_models:batches", "--recipe", "key.json"], 2, "'nothing'"),
         (["quantize", MODEL, "--recipe", "r.json", "--out", "q"], 2, "1.input"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),

@@ -20,6 +20,9 @@ from searched import batches, net as build
 
 def accuracy(model):
     return float(torch.cat([model(x).argmax(-1) == build()(x).argmax(-1) for x in batches(seed=5)]).float().mean())
+
+def two_arguments(model, data):
+    return 1.0
 """
 QUANTIZE = ["toy_search:build", "--recipe", "recipe.yaml", "--calibration", "calibration.json"]
 WORDS = [
@@ -86,6 +89,8 @@ def test_limits_without_a_metric() -> None:
         (["--metric", "taste"], "metric"),
         (["--formats", "int9"], "formats"),
         (["--eval", "toy_search:nothing"], "--eval"),
+        (["--eval", "toy_search:two_arguments"], "allowed: a callable that takes (model)"),
+        (["--algorithm", "greedi"], 'did you mean "greedy"?'),
         (["--max-size-bytes", "1"], "no configuration"),
     ],
 )

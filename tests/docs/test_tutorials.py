@@ -10,13 +10,17 @@ import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fences import Fence, fences
 
+import pyquant as pq
 from pyquant.cli.main import main
+from pyquant.simulate.kinds import is_simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -78,8 +82,26 @@ def test_the_block_runs(path: Path, block: Fence, readers: dict[Path, Reader], m
     monkeypatch.syspath_prepend(str(ROOT))  # the page imports from examples/
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("error", pq.QATWarning)  # no page trains from a start that pyquant advises against
         reader.run(block, path)
+    if path.stem == "qat":
+        check_of_qat(reader.module.__dict__)
     reader.failed = ""
+
+
+def check_of_qat(names: dict[str, Any]) -> None:
+    """Whatever a block of docs/qat.md has trained, prepared or converted gives finite numbers."""
+    inputs = names["loader"][0][0]
+    model = names.get("model") or names["trained_model"]()
+    if all(f.is_calibrated for m in model.modules() if is_simulated(m) for f in m.fake_quantizers().values()):
+        assert model(inputs).isfinite().all()
+
+
+def test_a_page_that_trains_into_nan_is_seen() -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, torch.nan)
+    with pytest.raises(AssertionError):
+        check_of_qat({"loader": [(torch.ones(1, 2), None)], "model": model})
 
 
 def test_every_snippet_of_the_documents_has_its_counterpart() -> None:

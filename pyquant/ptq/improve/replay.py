@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import inputs_of
+from pyquant.calibrate.run import inputs_of, too_few
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError, CalibrationError
+from pyquant.errors import ArgumentError
 from pyquant.simulate.kinds import is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
 
@@ -39,7 +39,7 @@ class Replay:
         arguments.whole("num_batches", num_batches, 1)
         self.batches = list(islice(arguments.iterable("data", data), num_batches))
         if len(self.batches) < num_batches:
-            raise CalibrationError(f"num_batches: {num_batches} were asked for, the data had {len(self.batches)}")
+            raise too_few(num_batches, len(self.batches))
         self._to_inputs = inputs_of(model, batch_to_inputs)
 
     def run(self, batch: Any) -> Any:
