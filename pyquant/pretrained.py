@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME, dtype_name
 from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.presets import W8A16
@@ -78,8 +79,7 @@ def save_pretrained(
     """
     from pyquant.integrations import transformers  # never at import: it is another library's business
 
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     if model_config is not None and not isinstance(model_config, Mapping):
         raise ArgumentError("model_config", type(model_config).__name__, "a mapping, such as config.to_dict()")
     if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):

@@ -10,8 +10,8 @@ import torch
 from pyquant.calibrate.first_batch import FirstBatchHistogram
 from pyquant.calibrate.registry import compute_range
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
+from pyquant.core import arguments
 from pyquant.core.scheme import TensorScheme
-from pyquant.errors import ArgumentError
 
 
 class MaxCalibrator:
@@ -121,8 +121,7 @@ class EntropyCalibrator(HistogramCollector):
         self, bits: int = 8, channel_axis: int | None = None, grid: Literal["first_batch", "data"] = "first_batch"
     ) -> None:
         super().__init__(channel_axis)
-        if grid not in ("first_batch", "data"):
-            raise ArgumentError("grid", repr(grid), "'first_batch' or 'data'")
+        arguments.one_of("grid", grid, ("first_batch", "data"))
         self.bits, self.grid = bits, grid
         self._histograms: list[FirstBatchHistogram] = []
 

@@ -90,14 +90,12 @@ def run_calibration(
         >>> collected["0"]["input"].amax().item()
         2.0
     """
-    if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-        raise ArgumentError("num_batches", repr(num_batches), "an integer >= 1")
-    if on_silent not in ("raise", "ignore"):
-        raise ArgumentError("on_silent", repr(on_silent), "'raise' or 'ignore'")
+    arguments.whole("num_batches", num_batches, 1)
+    arguments.one_of("on_silent", on_silent, ("raise", "ignore"))
     if (save_every is None) != (save_to is None):
         raise ArgumentError("save_every", repr(save_every), "given together with save_to")
-    if save_every is not None and (isinstance(save_every, bool) or save_every < 1):
-        raise ArgumentError("save_every", repr(save_every), "an integer >= 1")
+    if save_every is not None:
+        arguments.whole("save_every", save_every, 1)
     arguments.iterable("data", data)
     named = _named(model, targets)
     to_inputs = inputs_of(model, batch_to_inputs)

@@ -116,9 +116,15 @@ def whole(argument: str, value: object, low: int, high: int = sys.maxsize) -> in
 
 
 def number(
-    argument: str, value: object, low: float = -math.inf, *, above: bool = False, infinite: bool = False
+    argument: str,
+    value: object,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    infinite: bool = False,
 ) -> float:
-    """A finite number of at least `low`, or above it, no bool; `infinite` allows infinity.
+    """A finite number of at least `low`, or above it, and at most `high`, no bool; `infinite` allows infinity.
 
     Example:
         >>> number("lr", 0.1, 0, above=True)
@@ -127,10 +133,13 @@ def number(
     try:
         if not isinstance(value, bool) and isinstance(value, (int, float)):
             real = float(value)
-            if (math.isfinite(real) or (infinite and real == math.inf)) and (real > low if above else real >= low):
+            may_be = math.isfinite(real) or (infinite and real == math.inf)
+            if may_be and low <= real <= high and (real > low or not above):
                 return real
     except OverflowError:
         pass
+    if high < math.inf:
+        raise ArgumentError(argument, shown(value), f"a number in {'(' if above else '['}{low:g}, {high:g}]")
     limit = "" if low == -math.inf else f" above {low:g}" if above else f" >= {low:g}"
     raise ArgumentError(argument, shown(value), f"a {'' if infinite else 'finite '}number{limit}")
 

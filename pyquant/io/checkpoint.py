@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.core import arguments
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import manifest as manifests
@@ -83,8 +84,7 @@ def save_checkpoint(
         [1.0, 1.0]
     """
     file_path("directory", directory)
-    if isinstance(max_shard_bytes, bool) or not isinstance(max_shard_bytes, int) or max_shard_bytes < 1:
-        raise ArgumentError("max_shard_bytes", repr(max_shard_bytes)[:80], "an integer >= 1")
+    arguments.whole("max_shard_bytes", max_shard_bytes, 1)
     entries = check_layers(layers)
     check_tensors(other_tensors, entries)
     saved_extra = check_json("extra", extra)

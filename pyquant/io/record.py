@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.core import arguments
 from pyquant.core.bounds import check_k
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.core.granularity import scale_shape
@@ -189,8 +190,7 @@ def _check_words(entry: LayerEntry) -> None:
 def _check_sizes(entry: LayerEntry) -> None:
     name, scheme, k = entry.name, entry.scheme, entry.in_features
     for field, size in (("out_features", entry.out_features), ("in_features", k)):
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
-            raise ArgumentError(_of(name, field), repr(size)[:80], f"an integer in [0, {MAX_SIZE}]")
+        arguments.whole(_of(name, field), size, 0, MAX_SIZE)
     group = scheme.weights.group_size
     if group is not None and k % group:
         raise ArgumentError(_of(name, "group_size"), group, f"a divisor of in_features = {k}")

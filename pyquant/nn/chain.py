@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, KERNEL_BITS, describe, dtype_name
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
@@ -229,8 +230,7 @@ class QResidualAdd(nn.Module):
 
     def __init__(self, layer: nn.Module, activation: str | None = None) -> None:
         super().__init__()
-        if not isinstance(layer, nn.Module):
-            raise ArgumentError("layer", type(layer).__name__, "a torch.nn.Module")
+        arguments.module("layer", layer)
         if activation not in _ACTIVATIONS:
             raise ArgumentError("activation", repr(activation), " or ".join(map(repr, _ACTIVATIONS)))
         self.layer, self.residual, self.activation = layer, Residual(), activation

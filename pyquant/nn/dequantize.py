@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
@@ -50,8 +51,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
         >>> type(model[0]).__name__, model[0].weight.dtype
         ('Linear', torch.float32)
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     if _is_quantised(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers; use to_float")
     names: dict[int, list[str]] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import obstacles
@@ -38,8 +39,7 @@ def fold_batch_norm_(model: nn.Module) -> nn.Module:
         >>> fold_batch_norm_(model)[1], model[0].bias.shape
         (Identity(), torch.Size([8]))
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     found = [(*pair, *_folded(*pair)) for pair in _pairs(model)]
     undo: list[Undo] = []
     try:

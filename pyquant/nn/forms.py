@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin
 from pyquant.nn.attention import Attention, linear_of
@@ -129,8 +130,7 @@ def expose_linears_(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool
         >>> [name for name, _ in model.named_parameters()][:2]
         ['0.ih_l0.weight', '0.ih_l0.bias']
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     if has_form(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains such modules")
     expose_reversibly(model, filter_fn, [])

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import activation_of, pairs_of
@@ -42,8 +43,7 @@ def fuse_(model: nn.Module) -> nn.Module:
         >>> model[0].activation, model[0].fused_activation, model[1]
         ('gelu', '1', Identity())
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     if not any(isinstance(module, LinearCall) for module in model.modules()):
         raise ArgumentError(
             "model",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pyquant import ops
-from pyquant.errors import ArgumentError
+from pyquant.core import arguments
 from pyquant.ops import plan
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class KernelInfo:
 
 def explain(layer: LinearCall, M: int) -> KernelInfo:
     """The record for M rows; M is a whole number >= 0."""
-    if isinstance(M, bool) or not isinstance(M, int) or M < 0:
-        raise ArgumentError("M", repr(M), "a whole number >= 0")
+    arguments.whole("M", M, 0)
     device = layer.storage.device
     if layer.missing:
         return KernelInfo("none", str(device), False, f"{layer.missing} is not calibrated")

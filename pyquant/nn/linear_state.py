@@ -67,8 +67,7 @@ class LinearState(nn.Module):
     ) -> None:  # fmt: skip
         check_scheme(scheme)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise ArgumentError(name, repr(value), "a whole number >= 0")
+            arguments.whole(name, value, 0, 2**31 - 1)
         if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype

@@ -66,9 +66,7 @@ class QConv2d(LinearCall):
     ) -> None:
         super().__init__()
         patches = Patches.make(kernel_size, stride, padding, dilation)
-        if isinstance(in_channels, bool) or not isinstance(in_channels, int) or not 0 <= in_channels < 2**31:
-            raise ArgumentError("in_channels", repr(in_channels), "a whole number >= 0")
-        features = in_channels * patches.pixels
+        features = arguments.whole("in_channels", in_channels, 0, 2**31 - 1) * patches.pixels
         scheme = W8A8Dynamic() if scheme is None else scheme
         self._describe(features, out_channels, arguments.flag("bias", bias), scheme, activation, clamp, dtype)
         self._shape(in_channels, patches)

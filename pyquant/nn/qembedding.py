@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from pyquant import ops
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
@@ -46,8 +47,7 @@ class QEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise ArgumentError(name, repr(value), "a whole number >= 0")
+            arguments.whole(name, value, 0, 2**31 - 1)
         if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         where = state.device_of(device)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, QuantizationWarning
 from pyquant.nn.flow import call
 from pyquant.nn.obstacles import has_hooks
@@ -62,10 +63,8 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
         >>> [(s.name, s.shape) for s in compare_speed(model, torch.zeros(4, 64), seconds=0.01)]
         [('0', (4, 64))]
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-        raise ArgumentError("seconds", repr(seconds)[:80], "a finite number above 0")
+    arguments.module("model", model)
+    arguments.number("seconds", seconds, 0, above=True)
     given = _inputs_of(model, example_inputs)
     groups: dict[Any, list[str]] = {}
     for name, (layer, x) in given.items():

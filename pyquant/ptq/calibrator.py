@@ -191,8 +191,7 @@ def _names(methods: Iterable[str] | None) -> list[str]:
 
 def _check(method: object, percentile: object) -> None:
     arguments.one_of("method", method, data_calibrators())
-    if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
-        raise ArgumentError("percentile", repr(percentile), "a number in (0, 100]")
+    arguments.number("percentile", percentile, 0, 100, above=True)
 
 
 def _range_of(fake: FakeQuantize) -> tuple[float, float] | None:

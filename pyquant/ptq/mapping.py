@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 
@@ -147,8 +148,7 @@ class SkipQuantization(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise ArgumentError("module", type(module).__name__, "a torch.nn.Module")
+        arguments.module("module", module)
         self.float_module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,8 +177,7 @@ class QuantizedMapping(nn.Module):
         weights_quant_descriptor: Any = None,
     ) -> None:
         super().__init__()
-        if not isinstance(float_module, nn.Module):
-            raise ArgumentError("float_module", type(float_module).__name__, "a torch.nn.Module")
+        arguments.module("float_module", float_module)
         self.float_module = float_module
         self.mapping = QuantizedMetadata(
             None, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pyquant.calibrate import weight_range
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.ptq.layer_scheme import FIELDS
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -36,8 +37,7 @@ def targets_of(model: nn.Module) -> list[Target]:
 
     Raises ArgumentError for a model without fake quantisation.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     owners: dict[int, tuple[str, nn.Module, str]] = {}
     for name, layer in model.named_modules():
         if hasattr(layer, "fake_quantizers"):

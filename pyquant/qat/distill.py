@@ -45,10 +45,8 @@ def distillation(
         0.0
         >>> losses = finetune(prepare_qat_(model, W4A8Dynamic(None)), kl, [torch.ones(2, 4)], lr=0.1, steps=4)
     """
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ArgumentError("share", repr(share), "a number in (0, 1]")
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < torch.inf:
-        raise ArgumentError("temperature", repr(temperature), "a finite number above 0")
+    arguments.number("share", share, 0, 1, above=True)
+    arguments.number("temperature", temperature, 0, above=True)
     if loss is None and share < 1:
         raise ArgumentError("loss", "None", f"fn(logits, batch) -> scalar for share={share:g}, or share=1")
     arguments.module("teacher", teacher).eval()

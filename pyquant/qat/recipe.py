@@ -63,7 +63,7 @@ class QATRecipeModification:
             value = getattr(self, name)
             arguments.whole(name, value, 1)
         for name in ("lr_decay_factor", "cosine_final_lr_ratio"):
-            _number(name, getattr(self, name))
+            arguments.number(name, getattr(self, name), 0, above=True)
 
     def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
         """A changed copy of a recipe.
@@ -144,9 +144,9 @@ class QATRecipe:
         if type(self.bits) is not int or self.bits not in range(2, 9):
             raise ArgumentError("bits", repr(self.bits), "2 to 8")
         for name in ("schedule", "final", "grad_clip"):
-            _number(name, getattr(self, name))
+            arguments.number(name, getattr(self, name), 0, above=True)
         if self.peak is not None:
-            _number("peak", self.peak)
+            arguments.number("peak", self.peak, 0, above=True)
         if not arguments.number("warmup", self.warmup, 0) < 1:
             raise ArgumentError("warmup", repr(self.warmup), "a number in [0, 1)")
         if self.optimizer not in (None, *OPTIMIZERS):
@@ -239,8 +239,3 @@ def _value(section: Mapping[str, Any], name: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentError("cfg", f"{where}{name} = {value!r}", "a recipe that has this number")
     return value
-
-
-def _number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ArgumentError(name, repr(value), "a finite number above 0")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.results.float_format import renamed
 from pyquant.results.record import record
@@ -184,8 +185,7 @@ class SensitivityReport:
             >>> report.ranking(), report.skip_list(1.0), report.skip_list(0.6)
             (['b', 'c', 'a'], ['b'], ['b', 'c'])
         """
-        if isinstance(max_drop, bool) or not isinstance(max_drop, (int, float)) or not max_drop >= 0:
-            raise ArgumentError("max_drop", repr(max_drop), "a number >= 0")
+        arguments.number("max_drop", max_drop, 0, infinite=True)
         f = self._format(format)
         lowered = self._by_steps(max_drop, f, by) if self.mode == "cumulative" else self._by_sums(max_drop, f, by)
         return [layer for group in self.groups if group.name not in lowered for layer in group.layers]

@@ -71,7 +71,7 @@ def gptq_(
         ['0']
     """
     layers = simulated_layers(model)
-    damp = _check_damp(damp)
+    damp = arguments.number("damp", damp, 0, above=True)
     arguments.flag("act_order", act_order)
     measure = _error_function(error)
     replay = Replay(model, data, num_batches, batch_to_inputs)
@@ -238,9 +238,3 @@ def _kl(floats: Any, output: Any) -> float:
 
 
 _ERRORS: Final[dict[str, ErrorFunction]] = {"mse": _relative_mse, "kl": _kl}
-
-
-def _check_damp(damp: float) -> float:
-    if isinstance(damp, bool) or not isinstance(damp, (int, float)) or not 0 < damp < float("inf"):
-        raise ArgumentError("damp", repr(damp), "a number above 0, such as 0.01")
-    return float(damp)

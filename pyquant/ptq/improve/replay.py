@@ -78,8 +78,7 @@ class Replay:
 
 def simulated_layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
     """Every FakeQuantLinear by its first name. Raises ArgumentError where there is none."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    arguments.module("model", model)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
     if not layers:
         raise ArgumentError(

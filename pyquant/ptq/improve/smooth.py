@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.qlinear import QLinear
 from pyquant.ptq.improve import smooth_rules as rules
@@ -70,8 +71,7 @@ def smooth_(
         >>> list(smooth_(model, [torch.randn(16, 8)], num_batches=1))
         ['0']
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
-        raise ArgumentError("alpha", repr(alpha), "a number in [0, 1]")
+    arguments.number("alpha", alpha, 0, 1)
     replay = Replay(model, data, num_batches, batch_to_inputs)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
