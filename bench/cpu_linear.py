@@ -25,8 +25,12 @@ from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved
-from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.report import registry
+from pyquant.report.gemm import gemm_markdown
+from pyquant.report.render import write_text
 from pyquant.results.bench import Bar, GemmRow
+from pyquant.results.figures import figures_of
+from pyquant.results.record import save_record
 
 KN = ("384x384", "384x1536", "1536x384", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 MS = (1, 8, 64, 512)
@@ -89,8 +93,8 @@ def _linear(args: argparse.Namespace) -> int:
     print(markdown)
     name = "cpu_linear_one_thread" if threads == 1 else "cpu_linear"
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
-    for suffix, text in ((".md", markdown), (".json", to_json(report)), (".csv", to_csv(report))):
-        print(f"wrote {write_text(out / (name + suffix), text)}")
+    for path in (write_text(out / f"{name}.md", markdown), *registry.write(report, out, name, ("json", "csv"))):
+        print(f"wrote {path}")
     inexact = [row for row in report.rows if row.exact is False]
     return 1 if inexact or not all(bar.passed for bar in report.bars) else 0
 
@@ -102,8 +106,8 @@ def _scaling(args: argparse.Namespace) -> int:
     markdown = scaling.markdown(report)
     print(markdown)
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
-    for suffix, text in ((".md", markdown), (".json", to_json(report))):
-        print(f"wrote {write_text(out / ('cpu_scaling' + suffix), text)}")
+    paths = write_text(out / "cpu_scaling.md", markdown), save_record(out / "cpu_scaling.json", figures_of(report))
+    print("wrote {}, {}".format(*paths))
     return 0 if all(bar.passed for bar in report.bars) else 1
 
 

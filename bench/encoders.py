@@ -21,9 +21,11 @@ from torch import nn
 import pyquant
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
-from pyquant.report.render import to_json, write_text
+from pyquant.report.render import write_text
 from pyquant.results.bench import Bar
 from pyquant.results.environment import Environment
+from pyquant.results.figures import figures_of
+from pyquant.results.record import save_record
 
 SIZES = ((1, 24), (1, 128), (8, 128))  # sentences, tokens of each
 LAYERS = 6
@@ -126,8 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     print(text)
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))
     name = "encoders_one_thread" if threads == 1 else "encoders"
-    for suffix, content in ((".md", text), (".json", to_json(report))):
-        print(f"wrote {write_text(out / (name + suffix), content)}")
+    print(f"wrote {write_text(out / f'{name}.md', text)}, {save_record(out / f'{name}.json', figures_of(report))}")
     return 0 if all(bar.passed for bar in report.bars) else 1
 
 

@@ -25,9 +25,11 @@ from pyquant.analyse.switchable import SwitchableModel
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.timing import default_clock
 from pyquant.report.render import table as markdown_table
-from pyquant.report.render import to_json, write_text
+from pyquant.report.render import write_text
 from pyquant.results.environment import Environment
+from pyquant.results.figures import figures_of
 from pyquant.results.latency import LatencyTable
+from pyquant.results.record import save_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BAR: Final = 0.10
@@ -191,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(args.out) if args.out else RESULTS / folder_name(environment)
     text = report(rows)
     print(text, end="")
-    write_text(folder / "latency.json", to_json(LatencyAdditivity(environment, rows)))
+    save_record(folder / "latency.json", figures_of(LatencyAdditivity(environment, rows)))
     head = [
         "# Predicted and measured latency of configurations",
         environment.line(),

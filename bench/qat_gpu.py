@@ -10,7 +10,6 @@ import argparse
 import copy
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import pyquant
-from pyquant.io import strict_json
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
 from pyquant.report.render import write_text
 from pyquant.results.environment import Environment
+from pyquant.results.figures import Cell, Figures, Table
+from pyquant.results.record import save_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N
@@ -100,9 +100,10 @@ def write(
     folder: Path, rows: dict[tuple[int, int, int], dict[str, float]], environment: Environment, text: str
 ) -> None:
     """qat_step.json and qat_step.md in the folder."""
-    seconds = {" x ".join(map(str, shape)): row for shape, row in rows.items()}
-    document = {"environment": asdict(environment), "seconds": seconds}
-    write_text(folder / "qat_step.json", strict_json.compact(document).decode())
+    header = ["tokens", "K", "N", *(f"{name}, s" for name in (PLAIN, *GOALS))]
+    cells: list[list[Cell]] = [[*shape, *(row[name] for name in (PLAIN, *GOALS))] for shape, row in rows.items()]
+    figures = Figures("Training steps on a GPU", environment, [Table("seconds a step", header, cells)])
+    save_record(folder / "qat_step.json", figures)
     write_text(folder / "qat_step.md", f"# Training steps on a GPU\n\n{text}\nCommand: `python -m bench.qat_gpu`\n")
 
 

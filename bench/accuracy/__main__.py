@@ -17,7 +17,9 @@ from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, mar
 from bench.markers import put
 from pyquant.cli.progress import Progress
 from pyquant.measure.environment import describe_environment, folder_name
-from pyquant.report.render import to_json, write_text
+from pyquant.report.render import write_text
+from pyquant.results.figures import figures_of
+from pyquant.results.record import save_record
 
 _SEEDS = {"digits": 5, "bytemlp": 3, "gpt3": 3}
 _NOTES = [
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     out = Path(args.out) if args.out else Path("bench/results") / folder_name(report.environment)
     if args.out or not args.quick:
         write_text(out / "accuracy.md", markdown(report))
-        write_text(out / "accuracy.json", to_json(report))
+        save_record(out / "accuracy.json", figures_of(report))
         print(f"{report.seconds:.0f} s; wrote {out / 'accuracy.md'}, {out / 'accuracy.json'}")
     if args.docs:
         put_tables(Path(args.docs), report)

@@ -26,12 +26,15 @@ from bench.minilm.model import MODEL_NAME, Embedder, load_float, variants
 from bench.minilm.text import sentences
 from pyquant.cli.progress import Progress
 from pyquant.errors import UnsupportedError
+from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.memory import keep_freed_memory
 from pyquant.measure.timing import default_clock, make_clock
-from pyquant.report.plot import plot_model
-from pyquant.report.render import model_markdown, to_json, write_text
+from pyquant.report.model import model_markdown
+from pyquant.report.plot import model_png
+from pyquant.report.render import write_text
 from pyquant.results.bench import Bar, ModelReport, ModelRow
+from pyquant.results.record import save_record
 
 _BASE, _MAIN, _FUSED = "fp32", "W8A8Dynamic", "W8A8Dynamic, GELU in the kernel"
 _RIVALS = ("bf16", "torch.ao dynamic int8")
@@ -119,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     markdown = model_markdown(report)
     print(markdown)
     write_text(out / "minilm.md", markdown)
-    write_text(out / "minilm.json", to_json(report))
+    save_record(out / "minilm.json", report)
     written = ["minilm.md", "minilm.json", *_picture(report, out)]
     if args.readme:
         pages = [Path(page) for page in args.readme]
@@ -177,7 +180,7 @@ def _notes(args: argparse.Namespace, device: torch.device) -> list[str]:
 
 def _picture(report: ModelReport, out: Path) -> list[str]:
     try:
-        plot_model(report, out / "minilm.png")
+        write_file(out / "minilm.png", model_png(report))
     except UnsupportedError as error:
         print(f"no picture: {error}", file=sys.stderr)
         return []

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyquant.errors import ArgumentError
-from pyquant.report.render import model_table, write_text
+from pyquant.report.model import model_table
+from pyquant.report.render import write_text
 from pyquant.results.bench import ModelReport
 
 BEGIN, END = "<!-- bench.minilm: begin -->", "<!-- bench.minilm: end -->"

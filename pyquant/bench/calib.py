@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -23,11 +22,9 @@ from pyquant.calibrate.tails import SortedTails
 from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
-from pyquant.results.bench import Bar, Unavailable
-from pyquant.results.environment import Environment
-from pyquant.results.record import record
+from pyquant.results.bench import CALIBRATION_DATA, AmaxRow, Bar, CalibReport, CollectRow, SearchRow, Unavailable
 
-DATA: Final = ("gaussian", "laplace", "student_t3", "outliers", "relu_gaussian")
+DATA: Final = CALIBRATION_DATA
 METHODS: Final = (
     ("max", 99.99), ("percentile", 99.0), ("percentile", 99.9), ("percentile", 99.99), ("percentile", 99.999),
     ("entropy", 99.99), ("mse", 99.99),
@@ -42,51 +39,6 @@ ELEMENTS: Final = 65536
 COLLECT_MS: Final = 0.5  # per 65 536 elements
 ENTROPY_MS: Final = 24.0  # a hundredth of the 2.4 s that modelopt 0.47 needs for a tensor (one core)
 MSE_WITHIN: Final = 0.005
-
-
-@dataclass(frozen=True)
-class CollectRow:
-    """One way to take in 65 536 numbers; ratio: time of torch.histc / its time in the same run."""
-
-    candidate: str
-    ours: bool
-    median_ms: float
-    ratio: float
-    spread: float
-
-
-@dataclass(frozen=True)
-class SearchRow:
-    """From statistics to a range: the median over rounds, on the data set where that is largest."""
-
-    method: str
-    bits: int
-    slowest_ms: float
-    slowest_on: str
-
-
-@dataclass(frozen=True)
-class AmaxRow:
-    """amax and signal to noise ratio of a method on every data set, in the order of DATA."""
-
-    bits: int
-    method: str
-    amax: list[float]
-    sqnr_db: list[float]
-
-
-@record("calibration-bench")
-@dataclass(frozen=True)
-class CalibReport:
-    """Everything of one run."""
-
-    environment: Environment
-    collect: list[CollectRow]
-    search: list[SearchRow]
-    amax: list[AmaxRow]
-    bars: list[Bar]
-    unavailable: list[Unavailable] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def calib_data(kind: str, seed: int = 1234) -> Tensor:
@@ -289,8 +241,3 @@ def _modelopt_entropy(bits: int, tell: Callable[[str], None]) -> tuple[list[floa
 
 def _kept(found: list[Tensor], make: Callable[[], Tensor]) -> None:
     found.append(make())
-
-
-def amax_rows(rows: Sequence[AmaxRow], bits: int) -> list[AmaxRow]:
-    """The rows of one width."""
-    return [row for row in rows if row.bits == bits]

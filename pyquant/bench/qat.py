@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,37 +14,9 @@ from pyquant.bench import fake_quantize, qat_steps
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import Timings, make_clock, time_interleaved
-from pyquant.results.bench import Unavailable
-from pyquant.results.environment import Environment
-from pyquant.results.record import record
+from pyquant.results.bench import QatReport, QatRow, Unavailable
 
 GRANULARITIES = ("per_tensor", "per_channel")
-
-
-@dataclass(frozen=True)
-class QatRow:
-    """One candidate at one size. time: ns an element (passes) or ms (steps), forward and backward together.
-    to_floor: its time over the clone's (passes) or the plain fp32 step's (steps), median over the rounds."""
-
-    case: str
-    candidate: str
-    ours: bool
-    time: float
-    unit: str
-    to_floor: float
-    speed_over_torch: float | None
-    spread: float
-    rounds: int
-
-
-@record("qat")
-@dataclass(frozen=True)
-class QatReport:
-    environment: Environment
-    allocator: str
-    rows: list[QatRow]
-    unavailable: list[Unavailable] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -186,25 +158,3 @@ def _notes() -> list[str]:
         "to floor: time over that of a clone with its backward (or of the plain fp32 step), median of the rounds",
         "kept allocator: the C heap keeps its pages (glibc tunables), so that page faults are not what is timed",
     ]
-
-
-def markdown(report: QatReport) -> str:
-    """The report for people: one table a case."""
-    parts = ["# Fake quantisation", report.environment.line(), f"Command: `{report.environment.command}`",
-             f"Allocator: {report.allocator}."]  # fmt: skip
-    for case in dict.fromkeys(row.case for row in report.rows):
-        rows = [r for r in report.rows if r.case == case]
-        against = any(r.speed_over_torch is not None for r in rows)
-        lines = [f"## {case}", "", f"| candidate | {rows[0].unit} | to floor |" + (" times torch |" if against else "")]
-        lines.append("|---|---|---|" + ("---|" if against else ""))
-        for r in rows:
-            name = f"**{r.candidate}**" if r.ours else r.candidate
-            line = f"| {name} | {r.time:.3g} | {r.to_floor:.2f} |"
-            lines.append(line + (f" {r.speed_over_torch:.1f} |" if r.speed_over_torch is not None else ""))
-        parts.append("\n".join(lines))
-    if report.unavailable:
-        parts.append(
-            "Did not run:\n\n" + "\n".join(f"- {u.candidate} ({u.where}): {u.reason}" for u in report.unavailable)
-        )
-    parts.append("\n".join(f"- {note}" for note in report.notes))
-    return "\n\n".join(parts) + "\n"

@@ -15,10 +15,14 @@ from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
 from pyquant.cli.progress import Progress
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
+from pyquant.io.atomic import write_file
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.timing import default_clock
-from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.report.gemm import gemm_markdown, to_csv
+from pyquant.report.plot import gemm_png
+from pyquant.report.render import write_text
 from pyquant.results.bench import GemmReport
+from pyquant.results.record import save_record
 
 _EXAMPLES = """\
 examples:
@@ -161,10 +165,8 @@ def _positive(option: str, values: Sequence[int]) -> Sequence[int]:
 
 def _write(args: argparse.Namespace, report: GemmReport) -> None:
     if args.json:
-        write_text(args.json, to_json(report))
+        save_record(args.json, report)
     if args.csv:
         write_text(args.csv, to_csv(report))
     if args.plot:
-        from pyquant.report.plot import plot_gemm
-
-        plot_gemm(report, args.plot)
+        write_file(args.plot, gemm_png(report))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ import torch
 from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
-from pyquant.report.render import table, to_json, write_text
-from pyquant.report.render_calib import calib_markdown
+from pyquant.report import registry
+from pyquant.report.calibration_bench import calib_markdown
+from pyquant.report.render import table
 
 _EXAMPLES = """\
 examples:
@@ -56,11 +56,9 @@ def run(args: argparse.Namespace) -> int:
             report = run_calib_bench(args.rounds, on_step=shown.step)
     finally:
         torch.set_num_threads(threads_before)
-    markdown = calib_markdown(report)
-    print(markdown, end="")
+    print(calib_markdown(report), end="")
     if args.out:
-        for ending, text in (("md", markdown), ("json", to_json(report))):
-            write_text(Path(args.out) / f"calib.{ending}", text)
+        registry.write(report, args.out, "calib", ("md", "json"))
     return 0 if all(bar.passed for bar in report.bars) else 1
 
 

@@ -21,10 +21,13 @@ from pyquant.bench.model_shapes import MODELS, MS, shapes_of
 from pyquant.bench.partial import Partial, Shape, merge
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gpu_timing import ROTATE_BYTES
-from pyquant.report.render import gemm_markdown, to_csv, to_json, write_text
+from pyquant.report.gemm import gemm_markdown, to_csv
+from pyquant.report.plot import roofline_png
+from pyquant.report.registry import render
 from pyquant.results.bench import GemmReport
 
 UNFINISHED = 3
@@ -173,12 +176,12 @@ def _finish(args: argparse.Namespace, record: Partial, what: str, part: tuple[in
     report = report_of(record)
     markdown = gemm_markdown(report, f"Linear layers on {record.environment.gpu or 'an unknown GPU'} ({what})")
     print(markdown, end="")
-    texts = {"json": to_json(report), "csv": to_csv(report), "md": markdown}
+    texts = {"json": render(report, "json"), "csv": to_csv(report).encode(), "md": markdown.encode()}
     for ending, text in texts.items():
         if args.out is not None:
-            write_text(Path(args.out) / f"gemm{_suffix(part)}.{ending}", text)
+            write_file(Path(args.out) / f"gemm{_suffix(part)}.{ending}", text)
         if ending != "md" and getattr(args, ending):
-            write_text(getattr(args, ending), text)
+            write_file(getattr(args, ending), text)
     for picture in (args.plot, None if args.out is None else Path(args.out) / f"gemm{_suffix(part)}.png"):
         if picture is not None:
             _picture(report, picture, needed=picture == args.plot)
@@ -186,10 +189,8 @@ def _finish(args: argparse.Namespace, record: Partial, what: str, part: tuple[in
 
 
 def _picture(report: GemmReport, path: str | Path, *, needed: bool) -> None:
-    from pyquant.report.plot import plot_roofline
-
     try:
-        plot_roofline(report, path)
+        write_file(path, roofline_png(report))
     except UnsupportedError as error:
         if needed:
             raise

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import torch
 
-from pyquant.bench.qat import GRANULARITIES, QatBench, markdown, run_qat_bench
+from pyquant.bench.qat import GRANULARITIES, QatBench, run_qat_bench
 from pyquant.bench.qat_steps import MODELS
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.timing import default_clock
-from pyquant.report.render import to_json, write_text
+from pyquant.report.qat import qat_markdown
+from pyquant.report.render import write_text
+from pyquant.results.record import save_record
 
 # With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
 # These keep the heap's pages, as training with kept buffers or another allocator does.
@@ -82,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
             report = run_qat_bench(bench, on_case=shown.step)
     finally:
         torch.set_num_threads(before)
-    print(markdown(report), end="")
+    print(qat_markdown(report), end="")
     if args.json:
-        write_text(args.json, to_json(report))
+        save_record(args.json, report)
     if args.markdown:
-        write_text(args.markdown, markdown(report))
+        write_text(args.markdown, qat_markdown(report))
     return 0
 
 

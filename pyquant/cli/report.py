@@ -8,6 +8,7 @@ from typing import Any
 
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
+from pyquant.results.record import load_record
 
 _EXAMPLES = """\
 examples:
@@ -37,7 +38,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the files and prints their names. All records are read before the first file is written. -> 0."""
     forms = None if args.format is None else tuple(dict.fromkeys(args.format))
-    records = {Path(name): registry.load(name) for name in args.files}
+    records: dict[Path, Any] = {Path(name): load_record(name) for name in args.files}
     stems = [path.stem for path in records]
     for stem in stems:
         if stems.count(stem) > 1:

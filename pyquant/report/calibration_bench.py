@@ -1,9 +1,38 @@
-"""A CalibReport, as `pyquant bench calib` saves it: which formats it has."""
+"""A CalibReport as Markdown; FORMATS is what the registry finds here."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyquant.report.render_calib import calib_markdown
+from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.results.bench import CALIBRATION_DATA, CalibReport
+
+
+def calib_markdown(report: CalibReport) -> str:
+    """Bars, cost of collecting and searching, and the table of amax for each width."""
+    parts = ["# Calibration", environment_lines(report.environment), "## Bars", bars_table(report.bars)]
+    parts += [
+        "## Collecting 65 536 numbers",
+        table(
+            ["candidate", "ms", "x torch.histc"],
+            [[row.candidate, f"{row.median_ms:.3f}", f"{row.ratio:.2f}"] for row in report.collect],
+        ),
+        "## Searching a range, the slowest of the data sets",
+        table(
+            ["method", "bits", "ms", "data"],
+            [[row.method, row.bits, f"{row.slowest_ms:.2f}", row.slowest_on] for row in report.search],
+        ),
+    ]
+    for bits in (8, 4):
+        rows = [
+            [row.method, *(f"{a:.4f} ({db:.2f} dB)" for a, db in zip(row.amax, row.sqnr_db, strict=True))]
+            for row in report.amax
+            if row.bits == bits
+        ]
+        parts += [f"## amax and SQNR, int{bits}", table(["method", *CALIBRATION_DATA], rows)]
+    parts += [f"Did not run: {u.candidate} ({u.reason})." for u in report.unavailable]
+    parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
 
 FORMATS: Final = {"md": calib_markdown}

@@ -1,16 +1,19 @@
-"""An ErrorReport as a table, Markdown, CSV or JSON."""
+"""An ErrorReport as Markdown and CSV; FORMATS is what the registry finds here."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 from pyquant.errors import ArgumentError
-from pyquant.report.render import table, to_json, write_text
+from pyquant.report.render import table, write_text
 from pyquant.results.errors import ErrorReport, TensorError
+from pyquant.results.record import save_record
 
 _HEADS = ("layer", "tensor", "scheme", "SQNR dB", "cosine", "MAE", "MSE", "largest", "clipped", "KL nats")
 
@@ -35,26 +38,33 @@ def error_table(report: ErrorReport) -> str:
     return "\n".join([table(_HEADS, rows), *(["", "Not compared:", *notes] if notes else [])])
 
 
+def errors_markdown(report: ErrorReport) -> str:
+    """The table under a title, with what its columns mean."""
+    return f"# Errors of {report.model} on {report.batches} batches\n\n{_LEGEND}\n\n{error_table(report)}\n"
+
+
+def errors_csv(report: ErrorReport) -> str:
+    """A line a tensor; what is not known is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([f.name for f in fields(TensorError)])
+    for row in report.rows:
+        values = [getattr(row, f.name) for f in fields(TensorError)]
+        writer.writerow(["" if v is None or (isinstance(v, float) and math.isnan(v)) else v for v in values])
+    return out.getvalue()
+
+
 def write_errors(report: ErrorReport, path: str | Path) -> Path:
-    """Write a report as .md, .csv or .json, whole or not at all. -> the path.
+    """Write a report as .md, .csv or .json (`pyquant report` reads that), whole or not at all. -> the path.
 
     Raises ArgumentError for another ending.
     """
-    kind = Path(path).suffix
-    if kind == ".md":
-        title = f"# Errors of {report.model} on {report.batches} batches"
-        return write_text(path, f"{title}\n\n{_LEGEND}\n\n{error_table(report)}\n")
-    if kind == ".json":
-        return write_text(path, to_json(report))
-    if kind == ".csv":
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([f.name for f in fields(TensorError)])
-        for row in report.rows:
-            values = [getattr(row, f.name) for f in fields(TensorError)]
-            writer.writerow(["" if v is None or (isinstance(v, float) and math.isnan(v)) else v for v in values])
-        return write_text(path, out.getvalue())
-    raise ArgumentError("path", str(path), "a name that ends in .md, .csv or .json")
+    ending = Path(path).suffix.removeprefix(".")
+    if ending == "json":
+        return save_record(path, report)
+    if ending not in FORMATS:
+        raise ArgumentError("path", str(path), "a name that ends in .md, .csv or .json")
+    return write_text(path, FORMATS[ending](report))
 
 
 _LEGEND = (
@@ -62,3 +72,5 @@ _LEGEND = (
     "result, fed by the float model; output: its result in the quantised model. MAE, MSE, largest: in the unit of the "
     "tensor (squared). clipped: share of the numbers beyond the codes. KL: of the histogram of results."
 )
+
+FORMATS: Final[dict[str, Callable[[ErrorReport], str]]] = {"md": errors_markdown, "csv": errors_csv}

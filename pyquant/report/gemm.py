@@ -1,9 +1,118 @@
-"""A GemmReport, as `pyquant bench gemm` and the benchmarks of layers save it: which formats it has."""
+"""A GemmReport as Markdown, CSV and a picture; FORMATS is what the registry finds here."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from pyquant.report.render import gemm_markdown, to_csv
+from pyquant.report.plot import gemm_png, roofline_png
+from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.results.bench import GemmReport, GemmRow, Verdict
 
-FORMATS: Final = {"md": gemm_markdown, "csv": to_csv}
+_GEMM_COLUMNS = (
+    "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
+    "exact", "sqnr_db", "kernel", "moved_bytes", "ops", "peak", "energy_mj",
+)  # fmt: skip
+
+
+def to_csv(report: GemmReport) -> str:
+    """The rows of a GEMM report as CSV, one header line; the environment stays in the JSON."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_GEMM_COLUMNS)
+    for row in report.rows:
+        writer.writerow([_csv_cell(getattr(row, name)) for name in _GEMM_COLUMNS])
+    return out.getvalue()
+
+
+def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side") -> str:
+    """A GEMM report for people: environment, bars, a table for each M (columns K x N), ceilings, what did not run."""
+    parts = [f"# {title}", environment_lines(report.environment)]
+    if report.bars:
+        parts += ["## Bars", bars_table(report.bars)]
+    if report.verdicts:
+        parts += ["## Goals", verdicts_table(report.verdicts)]
+    for m in sorted({row.m for row in report.rows}):
+        rows = [row for row in report.rows if row.m == m]
+        parts += [f"## M = {m}", _gemm_table(rows)]
+        if any(row.energy_mj is not None for row in rows):
+            parts.append(_energy_table(rows))
+    if report.ceilings:
+        parts.append("Measured limits: " + "; ".join(f"{c.name} {c.value:.0f} {c.unit}" for c in report.ceilings) + ".")
+    if report.unavailable:
+        lines = _grouped((u.candidate, u.reason) for u in report.unavailable)
+        parts += ["## Did not run", "\n".join(f"- {name}: {reason} ({count}x)" for (name, reason), count in lines)]
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def verdicts_table(verdicts: Sequence[Verdict]) -> str:
+    """Goals of the GPU kernels against measurements, with PASS, MISS or not measured."""
+    return table(
+        ["goal", "what", "against", "measured", "floor", "stretch", "", "over"],
+        [
+            [
+                v.goal, v.name, v.peer, "-" if v.measured is None else f"{v.measured:.3f}x", f"{v.floor:g}x",
+                f"{v.stretch:g}x", v.verdict, v.note or f"{v.shapes} shapes",
+            ]
+            for v in verdicts
+        ],
+    )  # fmt: skip
+
+
+def _gemm_table(rows: Sequence[GemmRow]) -> str:
+    return _shapes_table("us (ratio, share of limit)", rows, _gemm_cell)
+
+
+def _energy_table(rows: Sequence[GemmRow]) -> str:
+    return _shapes_table("energy per call, mJ", rows, _energy_cell)
+
+
+def _shapes_table(what: str, rows: Sequence[GemmRow], cell: Callable[[GemmRow | None], str]) -> str:
+    """A line a candidate, a column a (K, N)."""
+    shapes = sorted({(row.k, row.n) for row in rows}, key=lambda kn: (kn[0] * kn[1], kn))
+    names = list(dict.fromkeys(row.candidate for row in rows))
+    at = {(row.candidate, row.k, row.n): row for row in rows}
+    header = [what, *[f"{k}x{n}" for k, n in shapes]]
+    return table(header, [[name, *[cell(at.get((name, k, n))) for k, n in shapes]] for name in names])
+
+
+def _energy_cell(row: GemmRow | None) -> str:
+    return "-" if row is None or row.energy_mj is None else f"{row.energy_mj:.3g}"
+
+
+def _gemm_cell(row: GemmRow | None) -> str:
+    if row is None:
+        return "-"
+    time = f"{row.median_us:.0f}" if row.median_us >= 100 else f"{row.median_us:.1f}"
+    inside = [f"{row.ratio:.2f}x"]
+    if row.of_floor is not None:
+        inside.append(f"{row.of_floor:.0%}")
+    return f"{time} ({', '.join(inside)}){'' if row.exact is not False else ' NOT EXACT'}"
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    counts: dict[tuple[str, str], int] = {}
+    for pair in pairs:
+        counts[pair] = counts.get(pair, 0) + 1
+    return list(counts.items())
+
+
+def _csv_cell(value: object) -> object:
+    return "" if value is None else (f"{value:.6g}" if isinstance(value, float) else value)
+
+
+def picture(report: GemmReport) -> bytes:
+    """Rows of a GPU under their limits; elsewhere, and where rows do not say what they moved, speed over M. PNG."""
+    on_roofline = report.environment.gpu and any(row.moved_bytes and row.ops for row in report.rows)
+    return roofline_png(report) if on_roofline else gemm_png(report)
+
+
+FORMATS: Final[dict[str, Callable[[GemmReport], str | bytes]]] = {
+    "md": gemm_markdown,
+    "csv": to_csv,
+    "png": picture,
+}

@@ -1,9 +1,47 @@
-"""A ModelReport, as the benchmarks of whole models save it: which formats it has."""
+"""A ModelReport as Markdown and a picture; FORMATS is what the registry finds here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from pyquant.report.render import model_markdown
+from pyquant.report.plot import model_png
+from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.results.bench import ModelReport
 
-FORMATS: Final = {"md": model_markdown}
+
+def model_markdown(report: ModelReport, title: str | None = None) -> str:
+    """A model report for people: environment, the table, bars, and each variant's worst sentence."""
+    parts = [f"# {title or report.model}", f"{report.model}; {report.data}", environment_lines(report.environment)]
+    parts.append(model_table(report))
+    if report.bars:
+        parts += ["## Bars", bars_table(report.bars)]
+    worst = [f"- {r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text]
+    if worst:
+        parts += ["## Worst sentence", "\n".join(worst)]
+    if report.notes:
+        parts.append("\n".join(f"- {note}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def model_table(report: ModelReport) -> str:
+    """The rows of a model report as a Markdown table."""
+    inputs = list(report.rows[0].latency_ms) if report.rows else []
+    header = ["variant", "state MB", *[f"{name}, ms (x {report.baseline})" for name in inputs]]
+    header += ["cosine mean", "cosine min", "same nearest", "reloaded"]
+    rows = [
+        [
+            row.variant, f"{row.state_bytes / 1e6:.1f}",
+            *[f"{row.latency_ms[name]:.2f} ({row.speedup[name]:.2f})" for name in inputs],
+            f"{row.cosine_mean:.5f}", f"{row.cosine_min:.5f}", f"{row.nearest_same:.1%}", _reloaded(row.reload_equal),
+        ]
+        for row in report.rows
+    ]  # fmt: skip
+    return table(header, rows)
+
+
+def _reloaded(equal: bool | None) -> str:
+    return "-" if equal is None else ("bits equal" if equal else "BITS DIFFER")
+
+
+FORMATS: Final[dict[str, Callable[[ModelReport], str | bytes]]] = {"md": model_markdown, "png": model_png}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
+import statistics
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
-from pyquant.io.atomic import write_file
-from pyquant.measure.timing import geometric_mean
-from pyquant.results.bench import GemmReport, GemmRow, ModelReport, ModelRow
+from pyquant.results.bench import GemmReport, GemmRow, ModelReport, QatReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +20,8 @@ _OURS, _PEER, _BASE, _GREY = "#0072B2", "#E69F00", "#7f7f7f", "#d0d0d0"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
 
 
-def plot_gemm(report: GemmReport, path: str | Path) -> Path:
-    """Speed against the baseline over M (geometric mean over K x N), a line a candidate; writes a PNG.
+def gemm_png(report: GemmReport) -> bytes:
+    """Speed against the baseline over M (geometric mean over K x N), a line a candidate; PNG.
 
     Raises UnsupportedError when matplotlib is not installed or the report has no rows.
     """
@@ -52,11 +50,11 @@ def plot_gemm(report: GemmReport, path: str | Path) -> Path:
     axes.set_title(f"Linear layers: geometric mean over {shapes} shapes (K x N); solid lines: pyquant", fontsize=11)
     axes.grid(axis="y", color=_GREY, linewidth=0.6)
     axes.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    return _save(figure, path, report.environment.line())
+    return _png(figure, report.environment.line())
 
 
-def plot_roofline(report: GemmReport, path: str | Path) -> Path:
-    """Operations a second over operations a byte, a point a candidate and shape, under measured limits; writes a PNG.
+def roofline_png(report: GemmReport) -> bytes:
+    """Operations a second over operations a byte, a point a candidate and shape, under measured limits; PNG.
 
     Raises UnsupportedError when matplotlib is not installed, or when no row says what it moved and computed.
     """
@@ -90,11 +88,11 @@ def plot_roofline(report: GemmReport, path: str | Path) -> Path:
     axes.set_title(f"Linear layers on the roofline{limit}", fontsize=11)
     axes.grid(color=_GREY, linewidth=0.5)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    return _save(figure, path, report.environment.line())
+    return _png(figure, report.environment.line())
 
 
-def plot_model(report: ModelReport, path: str | Path) -> Path:
-    """Panels of bars, one bar a variant: size, latency of each input, distance of the embeddings; writes a PNG.
+def model_png(report: ModelReport) -> bytes:
+    """Panels of bars, one bar a variant: size, latency of each input, distance of the embeddings; PNG.
 
     Raises UnsupportedError when matplotlib is not installed or the report has no rows.
     """
@@ -104,14 +102,35 @@ def plot_model(report: ModelReport, path: str | Path) -> Path:
     across = 2
     down = -(-len(panels) // across)
     figure, axes = _figure(11.5, 1.0 + down * (0.7 + 0.34 * len(report.rows)), down, across)
+    colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(report.rows)]
     for i, axis in enumerate(axes.flat):
         if i < len(panels):
-            _bars(axis, report.rows, *panels[i], with_names=i % across == 0)
+            names = ["" if i % across else row.variant for row in report.rows]
+            _bars(axis, names, colours, *panels[i])
         else:
             axis.set_axis_off()
     figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
     caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: {report.baseline}."
-    return _save(figure, path, caption)
+    return _png(figure, caption)
+
+
+def qat_png(report: QatReport) -> bytes:
+    """A panel of bars a case, one bar a candidate: its time, and in brackets over the floor's; PNG.
+
+    Raises UnsupportedError when matplotlib is not installed or the report has no rows.
+    """
+    cases = list(dict.fromkeys(row.case for row in report.rows))
+    if not cases:
+        raise UnsupportedError("nothing to plot: the report has no rows")
+    figure, axes = _figure(10.5, 1.0 + 0.7 * len(cases) + 0.32 * len(report.rows), len(cases), squeeze=False)
+    for axis, case in zip(axes.flat, cases, strict=True):
+        rows = [row for row in report.rows if row.case == case]
+        colours = [_OURS if row.ours else _BASE if row.to_floor == 1 else _PEER for row in rows]
+        labels = [f"{row.time:.3g}  ({row.to_floor:.2f} of the floor)" for row in rows]
+        names = [row.candidate for row in rows]
+        _bars(axis, names, colours, f"{case}, {rows[0].unit}", [row.time for row in rows], labels)
+    caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: the floor."
+    return _png(figure, caption)
 
 
 def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]]]:
@@ -140,22 +159,15 @@ def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]
 
 
 def _bars(
-    axis: Axes,
-    rows: Sequence[ModelRow],
-    title: str,
-    values: Sequence[float],
-    labels: Sequence[str],
-    *,
-    with_names: bool,
+    axis: Axes, names: Sequence[str], colours: Sequence[str], title: str, values: Sequence[float], labels: Sequence[str]
 ) -> None:
-    places = list(range(len(rows)))[::-1]
-    colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(rows)]
+    places = list(range(len(values)))[::-1]
     axis.barh(places, values, color=colours, height=0.7)
     widest = max(max(values), 1e-12)
     for place, value, label in zip(places, values, labels, strict=True):
         axis.text(value + 0.015 * widest, place, label, va="center", fontsize=9)
     axis.set_xlim(0, widest * 1.6)  # from zero, so that lengths may be compared; the rest is room for the labels
-    axis.set_yticks(places, [row.variant for row in rows] if with_names else [""] * len(rows), fontsize=10)
+    axis.set_yticks(places, names, fontsize=10)
     axis.tick_params(axis="y", length=0)
     axis.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
@@ -167,10 +179,12 @@ def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
     of_m = [row for row in rows if row.m == m]
     ratios = [row.ratio for row in of_m if row.candidate == name]
     shapes = {(row.k, row.n) for row in of_m}
-    return geometric_mean(ratios) if ratios and len(ratios) == len(shapes) else None
+    return statistics.geometric_mean(ratios) if ratios and len(ratios) == len(shapes) else None
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
+def _figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, squeeze: bool = True
+) -> tuple[Figure, Any]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -178,11 +192,11 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
         raise UnsupportedError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns)
+    return figure, figure.subplots(rows, columns, squeeze=squeeze)
 
 
-def _save(figure: Figure, path: str | Path, caption: str) -> Path:
+def _png(figure: Figure, caption: str) -> bytes:
     figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8, color="#444444")
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    return write_file(path, picture.getvalue())
+    return picture.getvalue()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyquant.errors import UnsupportedError
-from pyquant.report.plot import _GREY, _LINES, _figure, _save
+from pyquant.io.atomic import write_file
+from pyquant.report.plot import _GREY, _LINES, _figure, _png
 
 
 class Compared(Protocol):
@@ -58,7 +59,7 @@ def plot_calibration(
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     figure.suptitle(title, fontsize=12)
-    return _save(figure, path, caption)
+    return write_file(path, _png(figure, caption))
 
 
 class Seen(Protocol):
@@ -113,7 +114,7 @@ def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     figure.suptitle(f"{name}: {sum(seen.counts):,.0f} numbers, {seen.scheme}", fontsize=12)
-    return _save(figure, path, "")
+    return write_file(path, _png(figure, ""))
 
 
 def _costs(axis: Any, records: Sequence[Any]) -> None:

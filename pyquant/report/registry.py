@@ -11,12 +11,14 @@ from typing import Any, Final
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
-from pyquant.results.record import KINDS, load_record, to_plain
+from pyquant.results.record import KINDS, to_plain
 
-# Kind of record -> the module that draws it: the one place that a new record touches. The module imports the record's
-# class and has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
+# Kind of record -> the module that draws it. A new kind is a dataclass in pyquant.results and a line here; the
+# module has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
 MODULES: Final[dict[str, str]] = {
     "calibration-bench": "pyquant.report.calibration_bench",
+    "errors": "pyquant.report.error",
+    "figures": "pyquant.report.figures",
     "gemm": "pyquant.report.gemm",
     "latency-table": "pyquant.report.latency",
     "model": "pyquant.report.model",
@@ -26,13 +28,6 @@ MODULES: Final[dict[str, str]] = {
     "trade-off": "pyquant.report.trade_off",
 }
 Renderer = Callable[[Any], "str | bytes"]
-
-
-def load(path: str | os.PathLike[str]) -> Any:
-    """The record in a file, of whichever kind. Raises CheckpointError as pyquant.results.record.load_record."""
-    for module in MODULES.values():
-        importlib.import_module(module)  # the class of a record is known once its module was imported
-    return load_record(path)
 
 
 def formats_of(record: Any) -> tuple[str, ...]:

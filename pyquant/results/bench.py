@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, Final
 
 from pyquant.results.environment import Environment
-from pyquant.results.record import plain_of, record
+from pyquant.results.record import record
 
-RECORD_VERSION = 1
+CALIBRATION_DATA: Final = ("gaussian", "laplace", "student_t3", "outliers", "relu_gaussian")
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,72 @@ class ModelReport:
     notes: list[str] = field(default_factory=list)
 
 
-def to_dict(value: Any) -> dict[str, Any]:
-    """A result that has no kind as dictionaries and lists, with the name of its class and derived fields.
+@dataclass(frozen=True)
+class QatRow:
+    """One candidate at one size. time: ns an element (passes) or ms (steps), forward and backward together.
+    to_floor: its time over the clone's (passes) or the plain fp32 step's (steps), median over the rounds."""
 
-    Example:
-        >>> to_dict(Bar("M=1", 6.0, 6.5))["passed"]
-        True
-    """
-    return {"record": type(value).__name__, "version": RECORD_VERSION, **plain_of(value)}
+    case: str
+    candidate: str
+    ours: bool
+    time: float
+    unit: str
+    to_floor: float
+    speed_over_torch: float | None
+    spread: float
+    rounds: int
+
+
+@record("qat")
+@dataclass(frozen=True)
+class QatReport:
+    environment: Environment
+    allocator: str
+    rows: list[QatRow]
+    unavailable: list[Unavailable] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CollectRow:
+    """One way to take in 65 536 numbers; ratio: time of torch.histc / its time in the same run."""
+
+    candidate: str
+    ours: bool
+    median_ms: float
+    ratio: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """From statistics to a range: the median over rounds, on the data set where that is largest."""
+
+    method: str
+    bits: int
+    slowest_ms: float
+    slowest_on: str
+
+
+@dataclass(frozen=True)
+class AmaxRow:
+    """amax and signal to noise ratio of a method on every data set, in the order of CALIBRATION_DATA."""
+
+    bits: int
+    method: str
+    amax: list[float]
+    sqnr_db: list[float]
+
+
+@record("calibration-bench")
+@dataclass(frozen=True)
+class CalibReport:
+    """Everything of one run."""
+
+    environment: Environment
+    collect: list[CollectRow]
+    search: list[SearchRow]
+    amax: list[AmaxRow]
+    bars: list[Bar]
+    unavailable: list[Unavailable] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyquant.results.record import record
+
 TENSORS = ("weight", "input", "alone", "output")
 
 
@@ -37,6 +39,7 @@ class TensorError:
     kl: float | None = None
 
 
+@record("errors")
 @dataclass(frozen=True)
 class ErrorReport:
     """What quantisation changes in a model, tensor by tensor, in the order of the layers; made by error_report.

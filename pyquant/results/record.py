@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import json
 import math
 import os
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -21,13 +24,20 @@ T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 _UPGRADES: Final[dict[str, Mapping[int, Upgrade]]] = {}
+_FORMER: Final[dict[str, tuple[str, Upgrade]]] = {}  # name of a class in files from before kinds -> its kind now
 _WORDS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def record(kind: str, version: int = 1, upgrades: Mapping[int, Upgrade] | None = None) -> Callable[[type[T]], type[T]]:
+def record(
+    kind: str,
+    version: int = 1,
+    upgrades: Mapping[int, Upgrade] | None = None,
+    former: Mapping[str, Upgrade] | None = None,
+) -> Callable[[type[T]], type[T]]:
     """Give a frozen dataclass a kind and a version in files.
 
     upgrades  {older version: function from its plain data to that of the next}; older files stay readable.
+    former    {class name that stood in files before kinds: function from its plain data to this version's}.
     Properties that a class names in DERIVED (a ClassVar) are written for other readers, and left out when it is read.
     Fields may be str, bool, int, float, None, other dataclasses, and lists, tuples and dicts (keys str) of those.
 
@@ -48,6 +58,7 @@ def record(kind: str, version: int = 1, upgrades: Mapping[int, Upgrade] | None =
             raise TypeError(f"record kind {kind!r} is taken by {KINDS[kind][0].__qualname__}")
         KINDS[kind] = (cls, version)
         _UPGRADES[kind] = dict(upgrades or {})
+        _FORMER.update({name: (kind, upgrade) for name, upgrade in (former or {}).items()})
         return cls
 
     return register
@@ -63,11 +74,15 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
     """The record in plain data. Raises CheckpointError naming the field that is missing, unknown or of another type."""
+    import_kinds()
     entries = dict(data)
     kind, version = entries.pop("kind", None), entries.pop("version", None)
     if kind is None and "record" in entries:  # before records had kinds, the name of the class stood in their files
         name = entries.pop("record")
         kind = next((k for k, (cls, _) in KINDS.items() if cls.__name__ == name), name)
+        if isinstance(name, str) and name in _FORMER and version == 1:
+            kind, upgrade = _FORMER[name]
+            entries, version = upgrade(entries), KINDS[kind][1]
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
     cls, known = KINDS[kind]
@@ -78,6 +93,13 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
     for older in range(version, known):
         entries = steps[older](entries)
     return _read(cls, entries, where)
+
+
+@functools.cache
+def import_kinds() -> None:
+    """Import every module of this package, so that every kind of record is known; none of them needs torch."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], "pyquant.results."):
+        importlib.import_module(module.name)
 
 
 def save_record(path: str | os.PathLike[str], value: Any) -> Path:

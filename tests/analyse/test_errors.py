@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import json
 import math
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pyquant
 from pyquant import error_report
 from pyquant.errors import ArgumentError, CalibrationError
 from pyquant.report.error import error_table, write_errors
+from pyquant.results.record import load_record
 
 
 def net() -> nn.Sequential:
@@ -134,7 +134,7 @@ def test_files(tmp_path: Path) -> None:
     rows = list(csv.DictReader(write_errors(report, tmp_path / "e.csv").read_text().splitlines()))
     assert len(rows) == len(report.rows)
     assert float(rows[0]["sqnr_db"]) == report.rows[0].sqnr_db
-    assert json.loads(write_errors(report, tmp_path / "e.json").read_text())["batches"] == 1
+    assert load_record(write_errors(report, tmp_path / "e.json")) == report
     assert "| (whole model)" in write_errors(report, tmp_path / "e.md").read_text()
     with pytest.raises(ArgumentError, match=r"\.md, \.csv or \.json"):
         write_errors(report, tmp_path / "e.txt")

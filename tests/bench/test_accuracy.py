@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import math
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from bench.accuracy.records import goals_table, judge, recovered_table, rows_tab
 from bench.accuracy.train import Schedule  # noqa: E402
 from bench.markers import put  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
+from pyquant.results.record import load_record  # noqa: E402
 
 has_sklearn = importlib.util.find_spec("sklearn") is not None
 TINY = Size(share=0.01, test=0.1, qat=0.004)
@@ -106,14 +106,14 @@ def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> N
     code = driver.main(["--quick", "--tasks", "bytemlp", "--jobs", "1", "--out", str(tmp_path)])
     torch.set_num_threads(threads)
     assert code in (0, 1)  # a model of twenty steps says nothing about the goals
-    report = json.loads((tmp_path / "accuracy.json").read_text())
-    assert {row["what"] for row in report["rows"]} >= {
+    rows = load_record(tmp_path / "accuracy.json").rows("rows")
+    assert {row["what"] for row in rows} >= {
         "W8A8",
         "W4 GPTQ",
         "W4A4 affine, QAT SGD 1 %",
         f"W4A8, QAT {BEST}",
     }
-    assert all(math.isfinite(row["rise"][0]) and abs(row["rise"][0]) < 1 for row in report["rows"])
+    assert all(math.isfinite(row["rise"][0]) and abs(row["rise"][0]) < 1 for row in rows)
     shown = (tmp_path / "accuracy.md").read_text()
     assert "W4A8: share that QAT recovers (byte MLP)" in shown
     assert "W4A8: share that QAT recovers (byte MLP)" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from dataclasses import replace
@@ -25,6 +24,8 @@ from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.timing import default_clock  # noqa: E402
 from pyquant.results.bench import GemmRow, ModelReport, ModelRow  # noqa: E402
+from pyquant.results.figures import Figures  # noqa: E402
+from pyquant.results.record import load_record  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:
@@ -213,10 +214,10 @@ def test_additivity_is_held_to_its_bar(tmp_path: Path, capsys: pytest.CaptureFix
     text = (tmp_path / "latency.md").read_text()
     assert capsys.readouterr().out in text
     assert ("- PASS" in text) == (code == 0)
-    data = json.loads((tmp_path / "latency.json").read_text())
-    assert len(data["rows"][0]["held_out_us"]) == 2
+    (row,) = load_record(tmp_path / "latency.json", Figures).rows("rows")
+    assert len(row["held_out_us"]) == 2
     for error, verdict in ((0.0999, "- PASS"), (0.1001, "- MISS")):
-        found = latency_additivity.Row(**{**data["rows"][0], "median_error": error})
+        found = latency_additivity.Row(**{**row, "formats": row["formats"].split(", "), "median_error": error})
         assert verdict in latency_additivity.report([found])
 
 
@@ -244,6 +245,6 @@ def test_the_additivity_of_latencies_says_its_threads(tmp_path: Path, monkeypatc
     monkeypatch.setattr(latency_additivity, "measure", lambda *_: found)
     for more, threads in (([], before), (["--threads", "1"], 1)):
         latency_additivity.main(["--models", "mlp", "--formats", "dynamic", "--out", str(tmp_path), *more])
-        environment = json.loads((tmp_path / "latency.json").read_text())["environment"]
-        assert (environment["threads"], environment["clock"]) == (threads, default_clock(threads))
+        environment = load_record(tmp_path / "latency.json").environment
+        assert (environment.threads, environment.clock) == (threads, default_clock(threads))
     assert torch.get_num_threads() == before

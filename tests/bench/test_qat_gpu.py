@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no par
 from bench import qat_gpu
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import CpuClock
+from pyquant.results.figures import Figures
+from pyquant.results.record import load_record
 
 SHAPE = (16, 32, 24)
 
@@ -53,7 +54,8 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_results_are_written(tmp_path: Path) -> None:
     rows = {SHAPE: {qat_gpu.PLAIN: 2e-3, qat_gpu.SIMULATED: 2.1e-3, qat_gpu.INTEGER: 1.9e-3}}
     qat_gpu.write(tmp_path, rows, describe_environment("cpu"), "text")
-    document = json.loads((tmp_path / "qat_step.json").read_text())
-    assert document["seconds"][" x ".join(map(str, SHAPE))] == rows[SHAPE]
-    assert document["environment"]["torch"] == torch.__version__
+    figures = load_record(tmp_path / "qat_step.json", Figures)
+    shape, *seconds = zip(("tokens", "K", "N"), SHAPE, strict=True), *rows[SHAPE].items()
+    assert figures.rows("seconds a step") == [{**dict(shape), **{f"{name}, s": value for name, value in seconds}}]
+    assert figures.environment.torch == torch.__version__
     assert "text" in (tmp_path / "qat_step.md").read_text()

@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small data sets instead of five large ones."""
     whole = calib.calib_data
     monkeypatch.setattr(calib, "DATA", ("gaussian", "relu_gaussian"))
-    monkeypatch.setattr("pyquant.report.render_calib.DATA", ("gaussian", "relu_gaussian"))
+    monkeypatch.setattr("pyquant.report.calibration_bench.CALIBRATION_DATA", ("gaussian", "relu_gaussian"))
     monkeypatch.setattr(calib, "calib_data", lambda kind: whole(kind)[:2, :8])
     monkeypatch.setattr(calib, "METHODS", (("max", 99.99), ("percentile", 99.9), ("entropy", 99.99), ("mse", 99.99)))
 

@@ -9,7 +9,7 @@ import pytest
 
 import pyquant
 from pyquant.cli.main import main
-from pyquant.report import registry
+from pyquant.results.record import load_record
 from pyquant.results.sensitivity import SensitivityReport
 
 SOURCE = """
@@ -62,7 +62,7 @@ def test_it_says_the_cost_measures_and_writes_what_python_finds(
     import toy_net
 
     expected = pyquant.sensitivity(toy_net.build().eval(), toy_net.batches(), num_batches=3, batches=toy_net.held_out())
-    found = registry.load("o/sensitivity.json")
+    found = load_record("o/sensitivity.json")
     assert isinstance(found, SensitivityReport)
     assert found == expected
     assert {p.name for p in Path("o").iterdir()} == {f"sensitivity.{e}" for e in ("json", "md", "csv")}
@@ -105,8 +105,8 @@ def test_latency_stands_beside_the_losses(capsys: pytest.CaptureFixture[str]) ->
     assert main(["latency", *words, "--rounds", "2", "--held-out", "0", "--out", "l.json"]) == 0
     assert main(["sensitivity", *words, "--latency", "l.json", "--out", "o"]) == 0
     capsys.readouterr()
-    report = registry.load("o/sensitivity.json")
-    table = registry.load("l.json")
+    report = load_record("o/sensitivity.json")
+    table = load_record("l.json")
     assert report.latency is not None
     assert report.formats == table.formats == ("fp32", "int8", "int4")
     assert main(["sensitivity", *words[:5], "--formats", "int8", "--latency", "l.json"]) == 1

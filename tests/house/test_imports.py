@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "integrations",  # inside functions alone
     },
     "search": {"errors", "core", "io", "results"},  # pure: it sees tables and callables, no module and no tensor
-    "report": {"errors", "core", "io", "results", "measure", "bench"},  # of measure: means; of bench: records
+    "report": {"errors", "core", "io", "results"},
     "mixed_precision": {"*"},  # search() as users call it: analyse, search and report together
     "cli": {"*"},
     "compat": {"*"},

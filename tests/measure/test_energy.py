@@ -16,7 +16,8 @@ from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.partial import Partial
 from pyquant.measure.energy import EnergyMeter, EnergyUnavailable, energy_meter
 from pyquant.measure.environment import describe_environment
-from pyquant.report.render import gemm_markdown, to_csv, to_json
+from pyquant.report.gemm import gemm_markdown, to_csv
+from pyquant.report.registry import render
 from pyquant.results.bench import GemmReport
 
 ENVIRONMENT = describe_environment("cpu")
@@ -145,7 +146,7 @@ def test_every_row_gets_its_energy_and_the_files_have_it(monkeypatch: pytest.Mon
     report = GemmReport(ENVIRONMENT, MM_BF16, rows)
     assert gemm_markdown(report).count("| energy per call, mJ ") == 2
     assert to_csv(report).splitlines()[0].endswith(",energy_mj")
-    assert '"energy_mj": 2' in to_json(report)
+    assert '"energy_mj": 2' in render(report, "json").decode()
 
 
 def test_where_nothing_counts_the_column_is_empty_and_the_reason_is_told() -> None:

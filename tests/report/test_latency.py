@@ -12,6 +12,7 @@ import pytest
 from pyquant.report import registry
 from pyquant.report.latency import to_csv, to_markdown, to_png, to_svg
 from pyquant.results.latency import LatencyTable, MeasuredConfig
+from pyquant.results.record import load_record
 
 
 def _table(groups: int = 2) -> LatencyTable:
@@ -78,5 +79,5 @@ def test_the_heat_map_is_drawn_for_few_and_many_groups() -> None:
 
 def test_the_registry_knows_it(tmp_path: Path) -> None:
     made = _table()
-    assert registry.load(made.save(tmp_path / "latency.json")) == made
+    assert load_record(made.save(tmp_path / "latency.json")) == made
     assert registry.formats_of(made) == ("json", "md", "csv", "png", "svg")

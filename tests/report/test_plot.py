@@ -13,34 +13,52 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_render import gemm_report, gpu_report, model_report
 
 from pyquant.errors import UnsupportedError
-from pyquant.report import plot
+from pyquant.report import gemm, plot
+from pyquant.results.bench import QatReport, QatRow
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
 
 
+def qat_report() -> QatReport:
+    rows = [
+        QatRow(case, name, name == "pyquant", 0.5 * k, "ns/element", k, 1.0, 0.1, 5)
+        for case in ("per_tensor", "per_channel")
+        for k, name in enumerate(("clone", "pyquant", "torch"), 1)
+    ]
+    return QatReport(gemm_report().environment, "default", rows)
+
+
 @needs_matplotlib
 @pytest.mark.parametrize(
     ("draw", "report"),
     [
-        (plot.plot_gemm, gemm_report()),
-        (plot.plot_model, model_report()),
-        (plot.plot_roofline, gpu_report()),
-        (plot.plot_roofline, replace(gpu_report(), ceilings=[])),
+        (plot.gemm_png, gemm_report()),
+        (plot.model_png, model_report()),
+        (plot.roofline_png, gpu_report()),
+        (plot.roofline_png, replace(gpu_report(), ceilings=[])),
+        (plot.qat_png, qat_report()),
     ],
 )
-def test_a_png_is_written(draw, report, tmp_path: Path) -> None:
-    path = draw(report, tmp_path / "new" / "p.png")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert [p.name for p in path.parent.iterdir()] == ["p.png"]
+def test_a_png_is_drawn(draw, report) -> None:
+    assert draw(report)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @needs_matplotlib
-def test_points_lie_under_the_limits_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_of_a_gemm_report_is_the_one_that_its_rows_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "roofline_png", lambda report: b"roofline")
+    monkeypatch.setattr(gemm, "gemm_png", lambda report: b"speed")
+    report = gpu_report()
+    on_gpu = replace(report, environment=replace(report.environment, gpu="a GPU"))
+    assert [gemm.picture(r) for r in (on_gpu, gemm_report())] == [b"roofline", b"speed"]
+
+
+@needs_matplotlib
+def test_points_lie_under_the_limits_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path, caption: figures.append(figure))
-    plot.plot_roofline(gpu_report(), tmp_path / "p.png")
+    monkeypatch.setattr(plot, "_png", lambda figure, caption: figures.append(figure))
+    plot.roofline_png(gpu_report())
     axis = figures[0].axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
     peaks = sorted(line.get_ydata()[-1] for line in axis.get_lines())
@@ -50,31 +68,35 @@ def test_points_lie_under_the_limits_that_were_measured(tmp_path: Path, monkeypa
     offsets = sorted(tuple(points.get_offsets()[0]) for points in axis.collections)
     assert offsets == [pytest.approx((500.0, 0.2)), pytest.approx((2000.0, 1.0))]
     with pytest.raises(UnsupportedError, match="no row says"):
-        plot.plot_roofline(gemm_report(), tmp_path / "p.png")
+        plot.roofline_png(gemm_report())
 
 
 @needs_matplotlib
-def test_axes_of_lengths_start_at_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_axes_of_lengths_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path, caption: figures.append(figure))
-    plot.plot_model(model_report(), tmp_path / "p.png")
-    plot.plot_gemm(gemm_report(), tmp_path / "p.png")
+    monkeypatch.setattr(plot, "_png", lambda figure, caption: figures.append(figure))
+    plot.model_png(model_report())
+    plot.gemm_png(gemm_report())
+    plot.qat_png(qat_report())
     drawn = [axis for figure in figures for axis in figure.axes if axis.has_data()]
-    assert len(drawn) == 4
+    assert len(drawn) == 6
     assert all(axis.get_xlim()[0] == 0 for axis in drawn[:3])
     assert drawn[3].get_ylim()[0] == 0
+    assert all(axis.get_xlim()[0] == 0 for axis in drawn[4:])
 
 
-@pytest.mark.parametrize(("draw", "report"), [(plot.plot_gemm, gemm_report()), (plot.plot_model, model_report())])
-def test_nothing_to_draw_is_refused(draw, report, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("draw", "report"), [(plot.gemm_png, gemm_report()), (plot.model_png, model_report()), (plot.qat_png, qat_report())]
+)
+def test_nothing_to_draw_is_refused(draw, report) -> None:
     with pytest.raises(UnsupportedError, match="no rows"):
-        draw(replace(report, rows=[]), tmp_path / "p.png")
+        draw(replace(report, rows=[]))
 
 
-def test_without_matplotlib_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnsupportedError, match="pip install matplotlib"):
-        plot.plot_model(model_report(), tmp_path / "p.png")
+        plot.model_png(model_report())
 
 
 def test_mean_ratio_needs_every_shape() -> None:

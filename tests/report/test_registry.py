@@ -16,7 +16,7 @@ from pyquant.results.record import load_record, save_record
 def test_a_saved_record_is_rendered_in_every_format_that_it_has(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     record = small_trade_off()
-    loaded = registry.load(save_record(tmp_path / "one.json", record))
+    loaded = load_record(save_record(tmp_path / "one.json", record))
     assert loaded == record
     written = registry.write(loaded, tmp_path / "new" / "folder", "one")
     assert [path.name for path in written] == ["one.json", "one.md", "one.csv", "one.png", "one.svg", "one.html"]
@@ -50,7 +50,7 @@ def test_refusals_name_what_there_is(tmp_path: Path) -> None:
         registry.formats_of(Other(1))
     (tmp_path / "bad.json").write_text('{"kind": "nonsense", "version": 1}')
     with pytest.raises(CheckpointError, match=r"nonsense.*trade-off"):
-        registry.load(tmp_path / "bad.json")
+        load_record(tmp_path / "bad.json")
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,13 +58,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", ["gemm", "model"])
 def test_files_from_before_kinds_are_read(name: str, tmp_path: Path) -> None:
-    found = registry.load(ROOT / f"tests/results/fixtures/{name}_before_kinds.json")
+    found = load_record(ROOT / f"tests/results/fixtures/{name}_before_kinds.json")
     assert type(found).__name__ == f"{name.capitalize()}Report"
-    assert registry.load(save_record(tmp_path / "new.json", found)) == found
+    assert load_record(save_record(tmp_path / "new.json", found)) == found
     assert [path.suffix for path in registry.write(found, tmp_path, "x", ("json", "md"))] == [".json", ".md"]
 
 
 @pytest.mark.parametrize("name", ["cpu_linear", "cpu_linear_one_thread", "calib", "fake_quantize", "qat_step", "mlp"])
 def test_results_of_the_benchmarks_are_read_and_rendered(name: str) -> None:
     (file,) = (ROOT / "bench/results").glob(f"*/{name}.json")
-    assert registry.render(registry.load(file), "md").startswith(b"#")
+    assert registry.render(load_record(file), "md").startswith(b"#")

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pyquant.report.render import bars_table, gemm_markdown, model_markdown, table, to_csv, to_json, write_text
+from pyquant.report.gemm import gemm_markdown, to_csv
+from pyquant.report.model import model_markdown
+from pyquant.report.registry import render
+from pyquant.report.render import bars_table, table, write_text
 from pyquant.results.bench import Bar, Ceiling, GemmReport, GemmRow, ModelReport, ModelRow, Unavailable, Verdict
 from pyquant.results.environment import Environment
 from pyquant.results.record import from_plain, to_plain
@@ -45,7 +48,7 @@ def model_report() -> ModelReport:
 
 
 def test_json_round_trip_keeps_every_row() -> None:
-    data = json.loads(to_json(gemm_report()))
+    data = json.loads(render(gemm_report(), "json").decode())
     assert data["kind"] == "gemm"
     assert [row["candidate"] for row in data["rows"]] == ["base", "QLinear W8A8Dynamic", "broken", "base"]
     assert data["rows"][1]["of_floor"] == pytest.approx(0.8)
@@ -74,7 +77,7 @@ def test_verdicts_are_told_in_every_form() -> None:
     assert any("fast" in line and "5.000x" in line and "PASS" in line and "1 shapes" in line for line in lines)
     assert any("slow" in line and "MISS" in line for line in lines)
     assert any("absent" in line and "not measured" in line and "the peer did not run" in line for line in lines)
-    data = json.loads(to_json(gpu_report()))
+    data = json.loads(render(gpu_report(), "json").decode())
     assert [v["verdict"] for v in data["verdicts"]] == ["PASS", "MISS", "not measured"]
     columns = next(csv.DictReader(io.StringIO(to_csv(gpu_report()))))
     assert (columns["moved_bytes"], columns["peak"]) == ("4000", "bf16")
@@ -82,12 +85,12 @@ def test_verdicts_are_told_in_every_form() -> None:
 
 def test_records_of_benchmarks_come_back_equal() -> None:
     for report in (gemm_report(), gpu_report(), model_report()):
-        assert from_plain(json.loads(to_json(report))) == report
+        assert from_plain(json.loads(render(report, "json").decode())) == report
 
 
 def test_json_has_no_infinities() -> None:
     row = GemmRow(1, 1, 1, "a", False, 1.0, 1.0, 0.0, 1, sqnr_db=float("inf"))
-    text = to_json(GemmReport(MACHINE, "a", [row]))
+    text = render(GemmReport(MACHINE, "a", [row]), "json").decode()
     assert json.loads(text, parse_constant=pytest.fail)["rows"][0]["sqnr_db"] == "inf"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pyquant.errors import CheckpointError
-from pyquant.report import registry
 from pyquant.results.record import from_plain, load_record, record, save_record, to_plain
 
 
@@ -79,4 +78,4 @@ def test_another_class_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 def test_a_head_of_another_type_is_refused_by_our_error(head: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{" + head + "}")
     with pytest.raises(CheckpointError, match="allowed"):
-        registry.load(tmp_path / "bad.json")
+        load_record(tmp_path / "bad.json")
