@@ -20,10 +20,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from pyquant.analyse.latency import measure_latency
-from pyquant.analyse.switchable import SwitchableModel
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.timing import default_clock
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.latency.measure import measure_latency
 from pyquant.report.render import table as markdown_table
 from pyquant.report.render import write_text
 from pyquant.results.environment import Environment

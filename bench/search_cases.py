@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from pyquant.mixed_precision.solve import Config, Measured, SearchProblem
 from pyquant.results.pareto import Point, hypervolume
-from pyquant.search import Config, Measured, SearchProblem
 
-TABLES: Final = Path(__file__).resolve().parents[1] / "tests/search/fixtures/tables.npz"  # by bench.search_tables
+TABLES: Final = (
+    Path(__file__).resolve().parents[1] / "tests/mixed_precision/solve/fixtures/tables.npz"
+)  # by bench.search_tables
 FORMATS: Final = ("fp32", "int8", "int4")
 BITS: Final = (16, 8, 4)
 CORNER_SHARE: Final = 0.3  # of the loss of all groups in int4
@@ -147,8 +149,8 @@ def rounded(x: Array, bits: int, axis: int | None = None, amax: float | None = N
 def polished(case_problem: SearchProblem, evaluate: Callable[[Config], float], configs: list[Config]) -> list[Config]:
     """The front of configurations after a local search: every change of one layer of every front point, until nothing
     new is found. An opponent that knows nothing of models."""
+    from pyquant.mixed_precision.solve.acquire import neighbours
     from pyquant.results.pareto import pareto_front
-    from pyquant.search.acquire import neighbours
 
     known = {c: (case_problem.cost_of(c), evaluate(c)) for c in configs}
     while True:

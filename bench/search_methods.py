@@ -21,10 +21,10 @@ import numpy as np
 
 from bench.search_cases import Case, TwelveLayers, interacting, polished, table_cases
 from pyquant.io.atomic import write_file
+from pyquant.mixed_precision.solve import Config, exact_front, search_front
+from pyquant.mixed_precision.solve.acquire import Stairs
+from pyquant.mixed_precision.solve.problem import SearchProblem
 from pyquant.results.pareto import hypervolume
-from pyquant.search import Config, exact_front, search_front
-from pyquant.search.acquire import Stairs
-from pyquant.search.problem import SearchProblem
 
 COUNTS: Final = (12, 20, 30, 40)
 BUDGET: Final = COUNTS[-1]

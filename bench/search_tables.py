@@ -1,6 +1,6 @@
 """Every configuration of small trained models, measured once: the tables that the search is tested and compared on.
 
-python -m bench.search_tables --out tests/search/fixtures/tables.npz [--weights folder of trained models]
+python -m bench.search_tables --out tests/mixed_precision/solve/fixtures/tables.npz [--weights folder of trained models]
 
 Four models (two MLPs, a transformer, the same transformer with outliers), each in six groups, each group in float, W8A8
 or W4A4: 729 configurations, KL(float | quantised) per output row on held-out inputs, real integer layers. Two kinds of

@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 
 import pyquant
-from pyquant.analyse.evaluate import LossOfOutputs
-from pyquant.analyse.switchable import SwitchableModel
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 
 METRICS = ("kl", "fisher", "noise", "hessian", "sqnr", "error")
 FORMATS = ("float", "int8", "int4")

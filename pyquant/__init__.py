@@ -1,10 +1,6 @@
 """pyquant: int8 and int4 Linear layers that run in integers, exactly, on CPUs and NVIDIA GPUs."""
 
 import pyquant.cli.start  # first: `pyquant --help` does not wait for torch
-from pyquant.analyse.errors import error_report
-from pyquant.analyse.floats import FloatMatrix, trace_floats
-from pyquant.analyse.latency import load_latency, measure_latency
-from pyquant.analyse.layerwise import sensitivity
 from pyquant.calibrate.collectors import (
     EntropyCalibrator,
     HistogramCollector,
@@ -37,8 +33,12 @@ from pyquant.errors import (
     SchemeError,
     UnsupportedError,
 )
-from pyquant.mixed_precision.api import search
+from pyquant.float_matrices import FloatMatrix, trace_floats
+from pyquant.mixed_precision.latency.measure import load_latency, measure_latency
+from pyquant.mixed_precision.loss.layer_errors import error_report
+from pyquant.mixed_precision.loss.sensitivity import sensitivity
 from pyquant.mixed_precision.plan import Plan
+from pyquant.mixed_precision.search import search
 from pyquant.nn.blocks import QuantBasicBlock, QuantBottleneck
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.convert import quantize_

@@ -41,8 +41,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table. -> 0. Raises CheckpointError for damaged files, ArgumentError."""
     import pyquant
-    from pyquant.analyse.errors import error_report
-    from pyquant.analyse.switchable import USUAL_BATCHES
+    from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES
+    from pyquant.mixed_precision.loss.layer_errors import error_report
     from pyquant.report.error import error_table, write_errors
 
     factory, data = model_factory(args.against, "--against"), load_called(args.data, "--data")

@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints the table, saves it. -> 0. Raises ArgumentError, or what building the model raises."""
-    from pyquant.analyse.latency import measure_latency
+    from pyquant.mixed_precision.latency.measure import measure_latency
     from pyquant.report.latency import to_markdown
 
     out = Path(args.out)

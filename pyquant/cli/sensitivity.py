@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from pyquant.analyse.metrics import OUTPUT_METRICS
-from pyquant.analyse.scoring import METRICS
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
+from pyquant.mixed_precision.loss.scorers import METRICS
 from pyquant.report import registry
 from pyquant.results.sensitivity import SensitivityReport
 
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     """Says the cost, measures, prints the table and the skip lists. -> 0. Raises ArgumentError, CheckpointError ..."""
     from torch import nn
 
-    from pyquant.analyse import cost_of, sensitivity
-    from pyquant.analyse.latency import load_latency
-    from pyquant.analyse.switchable import USUAL_BATCHES, SwitchableModel
+    from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, SwitchableModel
+    from pyquant.mixed_precision.latency.measure import load_latency
+    from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
     from pyquant.report.sensitivity import groups_table
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]

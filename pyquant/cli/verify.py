@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.analyse.floats import FloatMatrix, trace_floats
 from pyquant.cli.models import load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
+from pyquant.float_matrices import FloatMatrix, trace_floats
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
 from pyquant.io.record import LayerRecord
 from pyquant.nn.flow import call

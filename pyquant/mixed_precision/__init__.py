@@ -1,1 +1,1 @@
-"""Which layer in which precision, from a model and its data to a recipe: analyse, search and report together."""
+"""Which layer in which precision, from a model and its data to a recipe: choices, loss, latency, solve."""

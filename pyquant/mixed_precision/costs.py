@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pyquant.analyse.switchable import SwitchableModel
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.results.float_format import alike
 from pyquant.results.latency import LatencyTable
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pyquant.analyse.latency import latency_fingerprint, load_latency, measure_latency
-from pyquant.analyse.latency_whole import measure_configurations
-from pyquant.analyse.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
+from pyquant.mixed_precision.latency.whole import measure_configurations
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.work import Work
 from pyquant.results.latency import LatencyTable

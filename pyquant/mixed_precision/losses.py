@@ -8,10 +8,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pyquant.analyse.evaluate import LossOfOutputs, TaskMetric
-from pyquant.analyse.metrics import OutputMetric
-from pyquant.analyse.scoring import Scoring, find_scorer
-from pyquant.analyse.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
+from pyquant.mixed_precision.loss.metrics import OutputMetric
+from pyquant.mixed_precision.loss.scorers import Scoring, find_scorer
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.work import Work
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from pyquant.analyse.groups import Grouping
-from pyquant.analyse.metrics import find_metric
-from pyquant.analyse.scoring import find_scorer
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.groups import Grouping
+from pyquant.mixed_precision.loss.metrics import find_metric
+from pyquant.mixed_precision.loss.scorers import find_scorer
+from pyquant.mixed_precision.solve.solver import algorithms
 from pyquant.nn.sites import Filter
 from pyquant.results.latency import LatencyTable
-from pyquant.search.registry import algorithms
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,22 @@ from typing import Final
 
 from torch import Tensor
 
-from pyquant.analyse.switchable import Config, SwitchableModel
 from pyquant.errors import InfeasibleError
 from pyquant.io.shards import digest
 from pyquant.measure.environment import describe_environment
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.costs import CostTable, bits_cost, size_cost
 from pyquant.mixed_precision.latencies import Interval
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.plan import Plan, recipe_of_layers
+from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
+from pyquant.mixed_precision.solve.prune import Dropped
 from pyquant.recipe import Provenance, SearchParams
 from pyquant.results.float_format import FLOAT
 from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
 from pyquant.results.record import to_plain
 from pyquant.results.search import SearchedGroup, SearchedPoint, SearchReport
-from pyquant.search.problem import Constraint, SearchProblem
-from pyquant.search.prune import Dropped
 
 _UNITS: Final = {"us": "us", "bytes": "bytes", "bits": "bits a weight"}
 _SCATTER: Final = 0.25  # an interval wider than this share of its median says little
@@ -284,6 +284,6 @@ def _notes(found: Findings) -> tuple[str, ...]:
 
 
 def _loss_unit(metric: str) -> str:
-    from pyquant.analyse.metrics import find_metric
+    from pyquant.mixed_precision.loss.metrics import find_metric
 
     return find_metric(metric).unit

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pyquant.analyse.evaluate import LossOfOutputs, TaskMetric
-from pyquant.analyse.fingerprint import fingerprint
-from pyquant.analyse.switchable import USUAL_BATCHES, Config, SwitchableModel
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.choice import within_limit
+from pyquant.mixed_precision.accuracy_limit import within_limit
+from pyquant.mixed_precision.choices.fingerprint import fingerprint
+from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, Config, SwitchableModel
 from pyquant.mixed_precision.costs import OBJECTIVES, CostTable, bits_cost, cost_table, size_cost
 from pyquant.mixed_precision.latencies import latency_table, timed
+from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.losses import Disagreement, first_tables, single
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.plan import Plan
 from pyquant.mixed_precision.record import Findings, beyond_reach, order_of, plan_of
+from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
+from pyquant.mixed_precision.solve.prune import drop_slower
+from pyquant.mixed_precision.solve.solver import search_front
 from pyquant.mixed_precision.work import Work
 from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
-from pyquant.search.problem import Constraint, SearchProblem
-from pyquant.search.prune import drop_slower
-from pyquant.search.registry import search_front
 
 
 def run_search(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pyquant.analyse.ledger import Ledger
+from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.options import SearchOptions
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from pyquant.analyse.metrics import OUTPUT_METRICS
 from pyquant.core import names
 from pyquant.core.dtypes import FLOATS_BY_NAME, QDTYPES, dtype_name
+from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 

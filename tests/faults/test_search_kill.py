@@ -13,7 +13,7 @@ import pytest
 from children import Interrupter, die, die_half_way, fork, wait
 from search_problems import decreasing
 
-from pyquant.search import search_front
+from pyquant.mixed_precision.solve import search_front
 
 PROBLEM = decreasing(3)
 BUDGET = 6

@@ -17,7 +17,7 @@ from torch import nn
 
 import pyquant
 from pyquant import ops
-from pyquant.analyse.switchable import SwitchableModel
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.ops.schema import SCHEMAS
 
 Call = Callable[[Path], dict[str, Any]]

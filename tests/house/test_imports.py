@@ -29,24 +29,27 @@ MAY_IMPORT = {
     "results": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "results", "_native"},
     "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "results", "measure", "_native"},
-    "analyse": {
+    # Which layer in which precision. A folder that has its own line is a unit of its own.
+    "mixed_precision.choices": {"errors", "core", "nn", "calibrate", "simulate", "recipe", "ptq", "io", "results"},
+    "mixed_precision.loss": {
         "errors",
         "core",
-        "numerics",
         "ops",
         "nn",
-        "io",
         "calibrate",
         "simulate",
-        "recipe",
-        "ptq",
         "measure",
         "results",
-        "integrations",  # inside functions alone
+        "mixed_precision.choices",
+        "mixed_precision.ledger",
     },
-    "search": {"errors", "core", "io", "results"},  # pure: it sees tables and callables, no module and no tensor
+    "mixed_precision.latency": {"errors", "core", "nn", "measure", "results", "mixed_precision.choices"},
+    "mixed_precision.solve": {"errors", "core", "io", "results"},  # pure: tables and callables, no tensor
+    "mixed_precision.ledger": {"errors", "io", "mixed_precision.spread"},
+    "mixed_precision.spread": {"errors"},
+    "mixed_precision": {"*"},  # search() as users call it: all of the above and reports
+    "float_matrices": {"errors", "nn", "integrations"},
     "report": {"errors", "core", "io", "results"},
-    "mixed_precision": {"*"},  # search() as users call it: analyse, search and report together
     "cli": {"*"},
     "compat": {"*"},
     "__init__": {"*"},
@@ -69,8 +72,13 @@ def python_files() -> list[Path]:
 
 
 def unit_of(path: Path) -> str:
-    relative = path.relative_to(PACKAGE)
-    return relative.parts[0].removesuffix(".py")
+    return unit_named(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+def unit_named(name: str) -> str:
+    """The unit of the table that a module belongs to: a folder, or a subfolder with a line of its own."""
+    folder = ".".join(name.split(".")[:2])
+    return folder if folder in MAY_IMPORT else name.split(".")[0]
 
 
 def imported_units(path: Path) -> set[str]:
@@ -80,12 +88,10 @@ def imported_units(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [node.module or ""]
-            if node.module == "pyquant":
-                names = [f"pyquant.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        units |= {name.split(".")[1] for name in names if name.startswith("pyquant.")}
+        units |= {unit_named(name.removeprefix("pyquant.")) for name in names if name.startswith("pyquant.")}
     return units
 
 
@@ -115,6 +121,8 @@ def test_the_import_table_can_fail(tmp_path: Path) -> None:
     bad.write_text("from pyquant.nn.qlinear import QLinear\nimport pyquant.ops\n")
     assert imported_units(bad) == {"nn", "ops"}
     assert not imported_units(bad) <= MAY_IMPORT["io"]
+    bad.write_text("from pyquant.mixed_precision import latency\nimport pyquant.mixed_precision.plan\n")
+    assert imported_units(bad) == {"mixed_precision.latency", "mixed_precision"}
 
 
 def _c_files() -> list[Path]:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from pathlib import Path
 
-from pyquant.mixed_precision import api
+from pyquant.mixed_precision import search as api
 from pyquant.mixed_precision.options import SearchOptions
 
 

@@ -1,0 +1,57 @@
+"""A fingerprint of everything that losses depend on: the model in every format, the groups, the batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pyquant.io.shards import digest
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
+
+
+def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: object) -> str:
+    """SHA-256 over all weights in all formats, names, groups, batches and further facts (text and numbers).
+
+    batches  tensors, numbers and text, and lists, tuples and mappings of them are told apart by their content; other
+             objects by their class alone.
+    ->       64 hexadecimal digits.
+
+    Example:
+        >>> from torch import nn
+        >>> switchable = SwitchableModel(nn.Sequential(nn.Linear(8, 2)), ("float", "W8A8Dynamic"))
+        >>> fingerprint(switchable, [1]) == fingerprint(switchable, [1]) != fingerprint(switchable, [2])
+        True
+    """
+    told = hashlib.sha256()
+
+    def tell(*words: object) -> None:
+        told.update((" ".join(map(str, words)) + "\n").encode())
+
+    tell(type(switchable.model).__name__, *facts)
+    for name, tensor in switchable.model.state_dict().items():
+        tell(name, _text(tensor))
+    for i, format in enumerate(switchable.formats):
+        tell("format", format.name, format.scheme)
+        for group in switchable.groups:
+            for layer in group.layers if i else ():
+                tell(group.name, layer)
+                for name, tensor in switchable.layer(layer, i).state_dict().items():
+                    tell(name, _text(tensor))
+    for batch in batches:
+        tell("batch", _text(batch))
+    return told.hexdigest()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)} {digest(value.detach().cpu().contiguous())}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_text(value[key])}" for key in value) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_text(item) for item in value) + "]"
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    return type(value).__qualname__

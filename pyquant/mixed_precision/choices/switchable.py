@@ -1,0 +1,256 @@
+"""SwitchableModel: a model whose layers exist in every format at once, so that a configuration is a swap away."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate.run import Inputs, inputs_of
+from pyquant.core import arguments
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, PyquantError
+from pyquant.mixed_precision.choices.formats import Format, formats_of
+from pyquant.mixed_precision.choices.groups import Group, Grouping, find_groups, quantisable
+from pyquant.nn.sites import Filter, Site
+from pyquant.nn.swap import Undo, swap_modules
+from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
+from pyquant.simulate.insert import twin_of
+from pyquant.simulate.kinds import simulate
+
+Config = tuple[int, ...]
+
+USUAL_BATCHES: Final = 16  # kept where nobody says how many
+
+
+class SwitchableModel:
+    """A float model with every quantisable layer in every format, calibrated once; integer layers are the real ones.
+
+    model            nn.Module in floating point; it is changed only inside of `using`, and restored.
+    formats          names, see formats_of; the float one becomes number 0 and is called by the dtype of the layers.
+    data             batches, as for calibration; the first num_batches are kept. None where no format is static and
+                     nothing is to be called.
+    num_batches      how many batches are kept and calibrate. None: the first 16, or all where there are fewer.
+    batch_to_inputs  batch -> tensor, tuple of arguments, or mapping of keyword arguments; None: as in calibration.
+    grouping, filter_fn   which layers share a format, and which have a choice; see find_groups.
+    to_output        what the model returned -> the tensor that counts; None: 'logits', 'last_hidden_state', or the
+                     first tensor.
+    Raises ArgumentError naming what is missing; a format that a layer cannot take is no error: see `refusals`.
+
+    Attributes: groups, formats, allowed [groups][formats], refusals {(layer, format): why}, batches, numel (weights of
+    each group).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+        >>> switchable = SwitchableModel(model, ("float", "W8A8Dynamic"))
+        >>> with switchable.using((0, 1)):
+        ...     print([type(layer).__name__ for layer in model])
+        ['Linear', 'ReLU', 'QLinear']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        formats: Sequence[str],
+        data: Iterable[Any] | None = None,
+        *,
+        num_batches: int | None = None,
+        batch_to_inputs: Callable[[Any], Any] | None = None,
+        grouping: Grouping = "auto",
+        filter_fn: Filter | None = None,
+        to_output: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        self.model = arguments.module("model", model)
+        arguments.function("to_output", to_output, "result of the model -> tensor")
+        self._sites = {site.names[0]: site for site in quantisable(model, filter_fn)}
+        self.formats = formats_of(formats, {_dtype(site.module) for site in self._sites.values()})
+        self.groups = find_groups(model, grouping, filter_fn)
+        self._to_inputs = inputs_of(model, batch_to_inputs)
+        self._to_output = first_tensor if to_output is None else to_output
+        self._batch_to_inputs = batch_to_inputs
+        self.batches = _kept(data, num_batches, [f.name for f in self.formats if f.needs_data])
+        self.refusals: dict[tuple[str, str], str] = {}
+        self._ranges: list[Ranges] = [{}]
+        self._layers = {name: [site.module] for name, site in self._sites.items()}
+        for format in self.formats[1:]:
+            made = self._build(format)
+            for name in self._layers:
+                self._layers[name].append(made.get(name, self._sites[name].module))
+        names = [f.name for f in self.formats]
+        self.allowed = tuple(
+            tuple(all((layer, name) not in self.refusals for layer in group.layers) for name in names)
+            for group in self.groups
+        )
+
+    # ---- what there is
+
+    def layer(self, name: str, format_index: int) -> nn.Module:
+        """The very layer that stands for `name` in that format."""
+        return self._layers[name][format_index]
+
+    @property
+    def numel(self) -> tuple[int, ...]:
+        """Weights of each group."""
+        return tuple(sum(_weight(self._sites[n].module).numel() for n in g.layers) for g in self.groups)
+
+    def uniform(self, format_index: int) -> Config:
+        """Every group in that format, or in floating point where it cannot take it."""
+        return tuple(format_index if row[format_index] else 0 for row in self.allowed)
+
+    def group_bytes(self) -> list[list[int]]:
+        """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte."""
+        return [[sum(_bytes(self.layer(n, f)) for n in g.layers) for f in range(len(self.formats))]
+                for g in self.groups]  # fmt: skip
+
+    def group_bits(self) -> list[list[int]]:
+        """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
+        floats = [sum(8 * _weight(self._sites[n].module).nbytes for n in g.layers) for g in self.groups]
+        return [[first, *(numel * f.weight_bits for f in self.formats[1:])]
+                for first, numel in zip(floats, self.numel, strict=True)]  # fmt: skip
+
+    def other_bytes(self) -> int:
+        """Bytes of everything that is in no group."""
+        own = {id(t) for layers in self._layers.values() for t in layers[0].parameters()}
+        tensors = {id(t): t for t in (*self.model.parameters(), *self.model.buffers()) if id(t) not in own}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    def named(self, config: Config) -> dict[str, str]:
+        """{group: format} of a configuration."""
+        return {g.name: self.formats[f].name for g, f in zip(self.groups, self.check(config), strict=True)}
+
+    def layer_formats(self, config: Config) -> dict[str, Format]:
+        """{layer: its format} of a configuration."""
+        found = zip(self.groups, self.check(config), strict=True)
+        return {layer: self.formats[f] for group, f in found for layer in group.layers}
+
+    def ranges(self, config: Config) -> Ranges:
+        """{'layer.input': Range} of every static tensor of a configuration, as quantize_recipe_ takes them."""
+        found: Ranges = {}
+        for group, f in zip(self.groups, self.check(config), strict=True):
+            for layer in group.layers:
+                found |= {name: r for name, r in self._ranges[f].items() if name.rpartition(".")[0] == layer}
+        return found
+
+    def check(self, config: Config) -> Config:
+        """The configuration. Raises ArgumentError for a wrong length, unknown formats, and refused ones with why."""
+        if len(config) != len(self.groups) or any(not 0 <= f < len(self.formats) for f in config):
+            raise ArgumentError("config", repr(config), f"{len(self.groups)} numbers in [0, {len(self.formats)})")
+        for group, row, f in zip(self.groups, self.allowed, config, strict=True):
+            if not row[f]:
+                name = self.formats[f].name
+                why = next(self.refusals[n, name] for n in group.layers if (n, name) in self.refusals)
+                raise ArgumentError("config", f"{group.name}: {name}", why)
+        return tuple(config)
+
+    # ---- what it does
+
+    @contextmanager
+    def using(self, config: Config) -> Iterator[nn.Module]:
+        """The model in that configuration, for the length of the block; in evaluation mode."""
+        new = [
+            (self._sites[layer].names, self._layers[layer][f])
+            for group, f in zip(self.groups, self.check(config), strict=True)
+            for layer in group.layers
+            if f
+        ]
+        training = [(module, module.training) for module in self.model.modules()]
+        undo: list[Undo] = []
+        swap_modules(self.model, new, undo=undo)
+        try:
+            self.model.eval()
+            yield self.model
+        finally:
+            for step in reversed(undo):
+                step()
+            for module, flag in training:
+                module.training = flag
+
+    def inputs(self, batch: Any) -> Inputs:
+        """(arguments, keyword arguments) of the model's call for one batch, on its device."""
+        return self._to_inputs(batch)
+
+    def call(self, batch: Any) -> Tensor:
+        """The output tensor of the model, as it is now, for one batch; the caller decides about gradients."""
+        args, kwargs = self.inputs(batch)
+        return self._to_output(self.model(*args, **kwargs))
+
+    def outputs(self, config: Config, batches: Iterable[Any] | None = None) -> list[Tensor]:
+        """The outputs of a configuration for the batches (None: those kept), without gradients."""
+        with self.using(config), torch.inference_mode():
+            return [self.call(batch) for batch in (self.batches if batches is None else batches)]
+
+    def _build(self, format: Format) -> dict[str, nn.Module]:
+        """{layer: its twin in that format}; layers that cannot take it go to the refusals."""
+        simulating: dict[str, nn.Module] = {}
+        for name, site in self._sites.items():
+            try:
+                simulating[name] = twin_of(site.module, name, partial(simulate, scheme=cast(QScheme, format.scheme)))
+            except PyquantError as error:
+                self.refusals[name, format.name] = str(error)
+        undo: list[Undo] = []
+        swap_modules(self.model, [(self._sites[n].names, m) for n, m in simulating.items()], undo=undo)
+        try:
+            ranges: Ranges = {}
+            if format.needs_data and simulating:
+                ranges = QuantizationCalibrator().calibrate_model(
+                    self.model, self.batches, "mse", len(self.batches), batch_to_inputs=self._batch_to_inputs
+                )
+            self._ranges.append(ranges)
+            made: dict[str, nn.Module] = {}
+            for name, twin in simulating.items():
+                made[name] = twin_of(twin, name, lambda m: m.to_quantized()).eval()  # type: ignore[operator]
+            return made
+        finally:
+            for step in reversed(undo):
+                step()
+
+
+def first_tensor(result: Any) -> Tensor:
+    """What counts of a model's result: itself, 'logits', 'last_hidden_state', or the first tensor in it."""
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(result, Mapping):
+        for key in ("logits", "last_hidden_state"):
+            if isinstance(result.get(key), Tensor):
+                return result[key]  # type: ignore[no-any-return]
+        result = list(result.values())
+    if isinstance(result, Sequence):
+        for item in result:
+            if isinstance(item, Tensor):
+                return item
+    raise ArgumentError("to_output", f"None, for a result of type {type(result).__name__}", "a function that takes the "
+                        "tensor out of it")  # fmt: skip
+
+
+def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
+    wanted = USUAL_BATCHES if num_batches is None else num_batches
+    arguments.whole("num_batches", wanted, 1)
+    if data is None:
+        if static:
+            raise ArgumentError("data", f"None, for {', '.join(static)}", "batches, or dynamic formats (W8A8Dynamic)")
+        return []
+    kept = list(itertools.islice(arguments.iterable("data", data), wanted))
+    if not kept or (num_batches is not None and len(kept) < num_batches):
+        raise ArgumentError("num_batches", wanted, f"at most {len(kept)}, the batches that the data has")
+    return kept
+
+
+def _weight(module: nn.Module) -> Tensor:
+    return cast(Tensor, module.weight)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return _weight(module).dtype
+
+
+def _bytes(module: nn.Module) -> int:
+    tensors = {id(t): t for t in module.state_dict().values() if isinstance(t, Tensor)}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+__all__ = ["Config", "Format", "Group", "Site", "SwitchableModel", "first_tensor"]

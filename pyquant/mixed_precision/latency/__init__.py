@@ -1,0 +1,1 @@
+"""What a configuration takes: layers and whole models timed, and the table that predicts."""

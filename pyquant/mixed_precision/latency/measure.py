@@ -1,0 +1,352 @@
+"""measure_latency: what every group of layers costs in every format, on this machine, for these inputs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.core.dtypes import dtype_name
+from pyquant.errors import ArgumentError
+from pyquant.measure.environment import describe_environment, library_digest
+from pyquant.measure.timing import Clock, make_clock
+from pyquant.mixed_precision.choices.groups import Grouping
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.latency import samples as analysis
+from pyquant.mixed_precision.latency.in_place import samples_in_place
+from pyquant.mixed_precision.latency.isolated import GRAPH_CLOCKS, isolated_samples
+from pyquant.mixed_precision.latency.samples import Config, Effort, ProgressCall, Samples, median_interval
+from pyquant.mixed_precision.latency.timers import STAMPS, StampClock, make_stamps
+from pyquant.nn.sites import Filter
+from pyquant.results.latency import LatencyTable, MeasuredConfig
+
+
+def measure_latency(
+    model: nn.Module | SwitchableModel,
+    example_inputs: Any = None,
+    formats: Sequence[str] | None = None,
+    data: Iterable[Any] | None = None,
+    *,
+    grouping: Grouping = "auto",
+    filter_fn: Filter | None = None,
+    num_batches: int = 16,
+    batch_to_inputs: Callable[[Any], Any] | None = None,
+    rounds: int = 40,
+    min_rounds: int = 8,
+    max_seconds: float = 60.0,
+    tolerance: float = 0.02,
+    held_out: int = 8,
+    clock: str | StampClock | Clock | None = None,
+    threads: int | None = None,
+    borders: bool | None = None,
+    seed: int = 0,
+    progress: ProgressCall | None = None,
+) -> LatencyTable:
+    """The latency of every group of layers in every format, and of the rest of the model, for one batch.
+
+    model           float model, or a SwitchableModel, which has formats, data and groups of its own.
+    example_inputs  one batch, whose size and shape the figures are for; None: the first batch of the data.
+    formats         names as in formats_of: ('float', 'int8', 'W4A8Dynamic').
+    data, num_batches, batch_to_inputs, grouping, filter_fn   as SwitchableModel; data where a format is static.
+    rounds, min_rounds, max_seconds, tolerance   rounds are added until every median is known to +- tolerance (95 %),
+                    at most `rounds`, none begun after max_seconds; at least min_rounds.
+    held_out        how many random configurations are run besides, which the table does not see.
+    clock           'cpu' (CPU time; one thread), 'wall', 'cuda-graph', 'cuda-events'. None: 'cuda-graph' on a GPU,
+                    'cpu' with one thread, otherwise 'wall'.
+    threads         torch threads while measuring; None: as they are.
+    borders         whether a group's time may depend on the format before it; None: where a layer returns anything
+                    other than a floating-point tensor.
+    seed            of the order of runs and of the random configurations.
+    progress        called after every step with (done, total, what).
+    ->              LatencyTable; the model is as before, also after an exception or Ctrl-C.
+    Raises ArgumentError naming what is wrong. Method: docs/latency.md.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+        >>> table = measure_latency(model, torch.randn(8, 16), ("float", "W8A8Dynamic"), rounds=2, min_rounds=1)
+        >>> table.groups, table.predict((0, 1)) > 0
+        (('0', '2'), True)
+    """
+    arguments.function("progress", progress, "(done, total, what)")
+    if borders is not None:
+        arguments.flag("borders", borders)
+    arguments.whole("seed", seed, -sys.maxsize)
+    effort = Effort(rounds, min_rounds, max_seconds, tolerance)
+    arguments.whole("held_out", held_out, 0)
+    if isinstance(model, SwitchableModel):
+        if formats is not None or data is not None:
+            raise ArgumentError("formats", "given with a SwitchableModel", "None: it has formats and data")
+        switchable = model
+    elif formats is None:
+        raise ArgumentError("formats", "None", "names such as ('float', 'int8', 'W4A8Dynamic')")
+    else:
+        switchable = SwitchableModel(
+            model, formats, data, num_batches=num_batches, batch_to_inputs=batch_to_inputs, grouping=grouping,
+            filter_fn=filter_fn,
+        )  # fmt: skip
+    args, kwargs = example_of(switchable, example_inputs)
+    tell = progress or (lambda done, total, what: None)
+    with using_threads(threads), torch.inference_mode():
+        timer = clock_of(clock, switchable.model)
+        plan = _plan(switchable, held_out, seed)
+        has_borders = _look(switchable, plan, args, kwargs, borders)
+        if isinstance(timer, StampClock):
+            samples, done = samples_in_place(
+                switchable, plan.design, plan.whole, args, kwargs, timer, effort, seed, tell
+            )
+        else:
+            make = partial(make_clock, timer.name) if clock is None or isinstance(clock, str) else partial(_same, timer)
+            samples, done = isolated_samples(switchable, plan.whole, args, kwargs, make, effort, seed, tell)
+        fingerprint = latency_fingerprint(switchable, example_inputs)
+    return _table(switchable, plan, samples, has_borders, timer.name, done, fingerprint)
+
+
+def load_latency(
+    path: str | os.PathLike[str], switchable: SwitchableModel, example_inputs: Any = None, threads: int | None = None
+) -> LatencyTable:
+    """The table in a file, measured with this model, these inputs, on this machine.
+
+    Raises CheckpointError naming the entry of the fingerprint that differs; also for a damaged file.
+    """
+    with using_threads(threads):
+        return LatencyTable.load(path, latency_fingerprint(switchable, example_inputs))
+
+
+def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None) -> dict[str, str]:
+    """What a latency belongs to: machine, versions, threads, shapes and dtypes of the inputs, formats, layers."""
+    args, kwargs = example_of(switchable, example_inputs)
+    device = _device_of(switchable.model)
+    environment = describe_environment(device)
+    found = {
+        "device": device.type, "cpu": environment.cpu, "gpu": environment.gpu, "driver": environment.driver,
+        "cuda": environment.cuda, "threads": str(environment.threads), "torch": environment.torch,
+        "pyquant": environment.pyquant, "libraries": library_digest(),
+        "formats": ", ".join(f.name for f in switchable.formats),
+    }  # fmt: skip
+    found |= {f"input {i}": _text_of(value) for i, value in enumerate(args)}
+    found |= {f"input {name!r}": _text_of(value) for name, value in kwargs.items()}
+    for group in switchable.groups:
+        for name in group.layers:
+            layer = switchable.layer(name, 0)
+            weight: Any = layer.weight
+            shape = " x ".join(map(str, weight.shape))
+            dtype = dtype_name(weight.dtype)
+            found[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {group.name}"
+    return found
+
+
+# ---- what is run
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """design: run with timers inside; uniform (one a format) and held_out: run as a whole."""
+
+    design: list[Config]
+    uniform: list[Config]
+    held_out: list[Config]
+
+    @property
+    def known(self) -> list[Config]:
+        """What a table may be fitted to."""
+        return list(dict.fromkeys([*self.design, *self.uniform]))
+
+    @property
+    def whole(self) -> list[Config]:
+        """Without timers, each once."""
+        return list(dict.fromkeys([*self.known, *self.held_out]))
+
+
+def _plan(switchable: SwitchableModel, count: int, seed: int) -> _Plan:
+    uniform = list(dict.fromkeys(switchable.uniform(f) for f in range(len(switchable.formats))))
+    design = analysis.design(switchable.allowed)
+    unseen = analysis.held_out(switchable.allowed, [*design, *uniform], count, seed)
+    if len(unseen) < count:  # a small model: the design is all there is; run as a whole they are still a check
+        unseen += [config for config in design if config not in uniform][: count - len(unseen)]
+    return _Plan(design, uniform, unseen)
+
+
+def _look(
+    switchable: SwitchableModel, plan: _Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any], borders: bool | None
+) -> bool:
+    """One forward of every uniform configuration: which layers are called, in which order, and what they return."""
+    names = {name: g for g, group in enumerate(switchable.groups) for name in group.layers}
+    order: list[int] = []
+    called: set[str] = set()
+    integers = False
+
+    def seen(name: str, result: Any) -> None:
+        nonlocal integers
+        called.add(name)
+        order.append(names[name])
+        integers |= not (isinstance(result, Tensor) and result.is_floating_point())
+
+    for config in plan.uniform:
+        order.clear()
+        with switchable.using(config), _hooks(switchable, config, seen):
+            switchable.model(*args, **kwargs)
+    missing = [name for name in names if name not in called]
+    if missing:
+        raise ArgumentError("example_inputs", f"a batch for which {missing[0]!r} is not called", "one that calls every "
+                            "layer of the groups, or filter_fn to leave layers out")  # fmt: skip
+    wanted = integers if borders is None else borders
+    if wanted and list(dict.fromkeys(order)) != list(range(len(switchable.groups))):
+        raise ArgumentError("borders", True, "False: the model does not call its groups in their order")
+    return wanted
+
+
+@contextmanager
+def _hooks(switchable: SwitchableModel, config: Config, seen: Callable[[str, Any], None]) -> Iterator[None]:
+    handles = []
+    try:
+        for group, f in zip(switchable.groups, config, strict=True):
+            for name in group.layers:
+                layer = switchable.layer(name, f)
+                handles.append(layer.register_forward_hook(lambda m, a, y, name=name: seen(name, y)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---- the record
+
+
+def _table(
+    switchable: SwitchableModel,
+    plan: _Plan,
+    samples: Samples,
+    borders: bool,
+    clock: str,
+    rounds: int,
+    fingerprint: dict[str, str],
+) -> LatencyTable:
+    from pyquant.mixed_precision.latency.estimate import estimate  # numpy, which `import pyquant` does without
+
+    groups, formats = switchable.groups, range(len(switchable.formats))
+    found = estimate(samples, [group.layers for group in groups], borders, plan.known)
+    for group, row, g in zip(groups, switchable.allowed, range(len(groups)), strict=True):
+        if missing := [f for f in formats if row[f] and (g, f) not in found.groups]:
+            raise ArgumentError(
+                "grouping", f"{group.name}: in {switchable.formats[missing[0]].name} the model never calls its layers",
+                "groups that are called in every format; fused encoder layers need several groups",
+            )  # fmt: skip
+    layer_us: dict[str, tuple[float | None, ...]] = {}
+    for g, group in enumerate(groups):
+        for name in group.layers:
+            layer_us[name] = tuple(
+                found.groups[g, f][0] * _share(found.layers[name, f], [found.layers[n, f] for n in group.layers])
+                if (g, f) in found.groups else None
+                for f in formats
+            )  # fmt: skip
+    interval = {c: median_interval([us for _, us in rows]) for c, rows in samples.steadied().totals.items()}
+
+    def measured(config: Config) -> MeasuredConfig:
+        return MeasuredConfig(config, *interval[config], found.of(config))
+
+    notes = []
+    if samples.isolated:
+        notes.append("layers were timed alone, on the inputs that the model gives them")
+    if any(config in plan.design for config in plan.held_out):
+        notes.append("the model is small: configurations held out were also run with timers inside")
+    if found.scale != 1:
+        notes.append(f"figures of groups are {found.scale:.3f} times what was read: so whole models come out best")
+    cells = [[found.groups.get((g, f)) for f in formats] for g in range(len(groups))]
+    border_us = None
+    if found.borders is not None:
+        border_us = tuple(
+            tuple(tuple(found.borders.get((g, a, b)) for b in formats) for a in formats) for g in range(1, len(groups))
+        )
+    return LatencyTable(
+        groups=tuple(group.name for group in groups),
+        layers=tuple(group.layers for group in groups),
+        formats=tuple(f.name for f in switchable.formats),
+        weight_bits=tuple(f.weight_bits for f in switchable.formats),
+        input_bits=tuple(f.input_bits for f in switchable.formats),
+        base_us=found.base,
+        group_us=tuple(tuple(cell and cell[0] for cell in row) for row in cells),
+        interval_us=tuple(tuple(cell and cell[1:] for cell in row) for row in cells),
+        layer_us=layer_us,
+        border_us=border_us,
+        uniform=tuple(measured(config) for config in plan.uniform),
+        held_out=tuple(measured(config) for config in plan.held_out),
+        clock=clock,
+        rounds=rounds,
+        fingerprint=fingerprint,
+        scale=found.scale,
+        notes=tuple(notes),
+    )
+
+
+def _share(part: float, parts: Sequence[float]) -> float:
+    return part / sum(parts) if sum(parts) > 0 else 1 / len(parts)
+
+
+# ---- what the machine and the inputs are
+
+
+def example_of(switchable: SwitchableModel, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the model's call for the batch, or for the first one that was kept."""
+    if not isinstance(switchable, SwitchableModel):
+        raise ArgumentError("switchable", type(switchable).__name__, "a SwitchableModel")
+    if example_inputs is None:
+        if not switchable.batches:
+            raise ArgumentError("example_inputs", "None, and no data", "a batch")
+        example_inputs = switchable.batches[0]
+    return switchable.inputs(example_inputs)
+
+
+def clock_of(clock: str | StampClock | Clock | None, model: nn.Module) -> StampClock | Clock:
+    on_gpu = _device_of(model).type == "cuda"
+    if clock is None:
+        clock = "cuda-graph" if on_gpu else "cpu" if torch.get_num_threads() == 1 else "wall"
+    if not isinstance(clock, str):
+        if not hasattr(clock, "name") or not (hasattr(clock, "seconds") or isinstance(clock, StampClock)):
+            raise ArgumentError(
+                "clock", arguments.shown(clock), "the name of a clock, or a Clock (its seconds and name)"
+            )
+        return clock
+    allowed = GRAPH_CLOCKS if on_gpu else tuple(STAMPS)
+    if clock not in allowed:
+        raise ArgumentError("clock", repr(clock), f"{', '.join(map(repr, allowed))} for a model on {_device_of(model)}")
+    return make_clock(clock) if on_gpu else make_stamps(clock)
+
+
+def _same(clock: Clock) -> Clock:
+    return clock
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{dtype_name(value.dtype)} [{', '.join(map(str, value.shape))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_text_of(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_text_of, value)) + ")"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    if count is None:
+        yield
+        return
+    arguments.whole("threads", count, 1, 2**31 - 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""What a configuration loses, and how sensitive each group of layers is."""

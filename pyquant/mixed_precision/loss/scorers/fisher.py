@@ -1,0 +1,91 @@
+"""'fisher': one forward and one backward pass for all groups and formats.
+
+With g the gradient at a layer's output and dy what a format changes there, the loss rises by 1/2 E[(sum_c g_c dy_c)^2],
+whole products of a token squared, not single elements. The loss is the label-free one: for 'kl' the gradient is that of
+-log p of a label drawn from the model's own softmax, which makes E[g g^T] the Gauss-Newton matrix of KL.
+Source: docs/sensitivity.md 3; Pascanu and Bengio 2014, arXiv:1301.3584 (the Fisher matrix as curvature of KL).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.errors import UnsupportedError
+from pyquant.mixed_precision.loss.scorers.curvature import find_curvature, joined, rows_of
+from pyquant.mixed_precision.loss.scorers.layers import gradients_of, no_gradients, watching
+from pyquant.mixed_precision.loss.scorers.scorer import Scorer, Scoring, Table, Work, sensitivity_metric
+
+
+@sensitivity_metric("fisher")
+class Fisher(Scorer):
+    """A row of work is one batch: the sum of squares for every cell, then the weight of the batch."""
+
+    repeats = 1
+
+    def __init__(self, scoring: Scoring) -> None:
+        super().__init__(scoring)
+        self.unit = scoring.loss.metric.unit
+        self._curvature = find_curvature(scoring.loss.metric.name)
+
+    @property
+    def settings(self) -> str:
+        return f"{super().settings} loss={self.scoring.loss.metric.name}"
+
+    @property
+    def width(self) -> int:
+        return len(self.scoring.cells()) + 1
+
+    def work(self) -> list[Work]:
+        return [Work(f"batch {i}", i, forwards=1, backwards=self.draws) for i in range(len(self.scoring.batches))]
+
+    def measure(self, work: Work) -> Sequence[float]:
+        scoring, switchable, cells = self.scoring, self.scoring.switchable, self.scoring.cells()
+        group_of = {layer: g for g, group in enumerate(switchable.groups) for layer in group.layers}
+        products: dict[tuple[int, int], list[Tensor]] = {}
+
+        def see(name: str, x: Tensor, y: Tensor) -> Tensor:
+            leaf = y if y.requires_grad else y.detach().requires_grad_()
+            before, version = leaf.detach().clone(), x._version  # what follows may work in place
+            axis = -3 if isinstance(switchable.layer(name, 0), nn.Conv2d) else -1
+            changes: dict[int, Tensor] = {}
+
+            @torch.no_grad()
+            def backward(g: Tensor) -> None:
+                if x._version != version:
+                    raise UnsupportedError(f"{name}: its input is changed in place after the layer; use metric 'kl'")
+                for cell in cells:
+                    if cell[0] == group_of[name]:
+                        f = cell[1]
+                        dy = changes[f] if f in changes else switchable.layer(name, f)(x).double() - before.double()
+                        if self.draws > 1:
+                            changes[f] = dy
+                        products.setdefault(cell, []).append((g.double() * dy).sum(axis).reshape(-1))
+
+            leaf.register_hook(backward)
+            return leaf.clone()
+
+        sums = [[0.0] for _ in cells]
+        with watching(switchable, see) as model, gradients_of(model, []):
+            outputs = rows_of(switchable.call(scoring.batches[work.at]))
+            if not outputs.requires_grad:
+                raise no_gradients("the layers")
+            for draw in range(self.draws):
+                products.clear()
+                generator = torch.Generator(outputs.device)
+                generator.manual_seed(scoring.draw_seed("fisher", work.at, draw))
+                self._curvature.drawn(outputs, generator).backward(retain_graph=draw + 1 < self.draws)  # type: ignore[no-untyped-call]
+                for i, cell in enumerate(cells):
+                    for dots in joined(products.get(cell, ()), outputs.shape[0]):
+                        sums[i].append(dots.square().sum().item())
+        return [*(math.fsum(s) * self._curvature.factor / self.draws for s in sums), self._curvature.weight(outputs)]
+
+    def table(self, rows: Sequence[Sequence[float]]) -> Table:
+        table = self.empty()
+        weight = math.fsum(row[-1] for row in rows)
+        for i, (g, f) in enumerate(self.scoring.cells()):
+            table[g][f] = math.fsum(row[i] for row in rows) / weight if weight else 0.0
+        return table

@@ -1,0 +1,151 @@
+"""Sensitivity metrics by name. A metric says what work it is, does a piece of it, and makes the table of the pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, TypeVar
+
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.loss.evaluate import Evaluator, LossOfOutputs, TaskMetric, check_batches
+
+Table = list[list[float]]
+
+
+@dataclass
+class Scoring:
+    """What a metric may use.
+
+    switchable  the model in every format.
+    loss        the label-free loss, with the batches to score on.
+    task        the user's own metric, where there is one.
+    loss_fn     loss_fn(model, batch) -> scalar tensor, the mean over the batch, for metrics with gradients; None: the
+                label-free loss.
+    repeats     draws of metrics that draw (of noise, labels, probes); None: the metric's own number.
+    seed        of all draws.
+    """
+
+    switchable: SwitchableModel
+    loss: LossOfOutputs
+    task: TaskMetric | None = None
+    loss_fn: Callable[[nn.Module, Any], Tensor] | None = None
+    repeats: int | None = None
+    seed: int = 0
+
+    @property
+    def batches(self) -> list[Any]:
+        """The batches to score on."""
+        return check_batches(self.loss.batches)
+
+    def cells(self) -> list[tuple[int, int]]:
+        """(group, format) of every choice that is not the float one and that the layers can take."""
+        return [(g, f) for g, row in enumerate(self.switchable.allowed) for f, ok in enumerate(row) if f and ok]
+
+    def draw_seed(self, *what: object) -> int:
+        """A seed of its own for every draw, whichever process makes it and in whatever order."""
+        text = " ".join(map(str, (self.seed, *what)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work of one process.
+
+    key       names it in a journal, together with the metric's name.
+    at        what it is about, for the metric.
+    forwards  batches that go through the model; backwards: backward passes; evals: calls of eval_fn.
+    """
+
+    key: str
+    at: Any = field(compare=False, default=None)
+    forwards: int = 0
+    backwards: int = 0
+    evals: int = 0
+
+
+class Scorer:
+    """Base of the metrics: either of those that have an `evaluator` of whole configurations, which is all they need,
+    or of those that look at layers in another way, by `work`, `measure` and `table`.
+
+    unit      of the sensitivities.
+    predicts  the entries are losses that may be added: what lowering several groups will cost.
+    repeats   draws where the user names no number; 0: nothing is drawn.
+    needs_floats   it compares with the float outputs: one more pass of each batch.
+    """
+
+    name: ClassVar[str] = ""
+    unit: str = ""
+    predicts: bool = True
+    repeats: ClassVar[int] = 0
+    needs_floats: ClassVar[bool] = False
+
+    def __init__(self, scoring: Scoring) -> None:
+        self.scoring = scoring
+        self.draws = scoring.repeats or self.repeats
+
+    @property
+    def evaluator(self) -> Evaluator | None:
+        """What measures a whole configuration; None for the metrics that do not."""
+        return None
+
+    @property
+    def width(self) -> int:
+        """Numbers that a piece of work gives."""
+        return 1
+
+    @property
+    def settings(self) -> str:
+        """What the rows depend on besides model and data; part of their keys in a journal."""
+        return f"draws={self.draws} seed={self.scoring.seed}" if self.repeats else ""
+
+    def work(self) -> list[Work]:
+        """All the work, in a fixed order."""
+        raise NotImplementedError
+
+    def measure(self, work: Work) -> Sequence[float]:
+        """`width` numbers: exactly the same ones whenever and wherever it runs."""
+        raise NotImplementedError
+
+    def table(self, rows: Sequence[Sequence[float]]) -> Table:
+        """[groups][formats] of the rows in the order of `work`; 0 for the float format and where a group refuses."""
+        raise NotImplementedError
+
+    def empty(self) -> Table:
+        """A table of zeros."""
+        return [[0.0] * len(self.scoring.switchable.formats) for _ in self.scoring.switchable.groups]
+
+
+ScorerClass = TypeVar("ScorerClass", bound=type[Scorer])
+METRICS: Final[dict[str, type[Scorer]]] = {}
+
+
+def sensitivity_metric(name: str) -> Callable[[ScorerClass], ScorerClass]:
+    """Registers a Scorer as sensitivity metric `name`.
+
+    Raises ArgumentError for a name that is taken.
+
+    Example:
+        >>> sensitivity_metric("kl")
+        Traceback (most recent call last):
+        ...
+        pyquant.errors.ArgumentError: argument 'name': got 'kl'; allowed: a name that is not taken: ...
+    """
+    if name in METRICS:
+        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(METRICS)}")
+
+    def register(cls: ScorerClass) -> ScorerClass:
+        cls.name = name
+        METRICS[name] = cls
+        return cls
+
+    return register
+
+
+def find_scorer(name: str) -> type[Scorer]:
+    """The metric of that name. Raises ArgumentError for an unknown one."""
+    return METRICS[arguments.one_of("metric", name, METRICS)]

@@ -1,0 +1,148 @@
+"""The exact Pareto front of a problem's model: a dynamic programme over (group, format of the group before).
+
+Costs and losses are sums of terms of one group and of two neighbours, so that of two beginnings that end in the same
+format the one that is worse in both can never be part of a better whole: each state keeps only its own Pareto set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.solve.problem import Config, SearchProblem, Table
+
+
+class Candidate(NamedTuple):
+    """A configuration with its cost and its loss, as a problem's tables predict them."""
+
+    config: Config
+    cost: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class _States:
+    """Beginnings of configurations that end in one format, sorted by cost; `key` orders them as their formats do."""
+
+    cost: Table
+    loss: Table
+    key: NDArray[np.int64]
+    parent: NDArray[np.int64]  # index into the beginnings of the group before, all states in a row
+
+    def take(self, index: NDArray[np.int64]) -> _States:
+        return _States(self.cost[index], self.loss[index], self.key[index], self.parent[index])
+
+
+@dataclass
+class Work:
+    """How much exact_front did: beginnings that were made, and the most that one group kept."""
+
+    made: int = 0
+    kept: int = 0
+
+
+def exact_front(problem: SearchProblem, epsilon: float = 0.0, work: Work | None = None) -> list[Candidate]:
+    """Every point of the Pareto front of (cost, loss) as the tables predict them, the cheapest first.
+
+    epsilon  0: exact. Above: beginnings whose costs fall into one cell of a grid are merged, so that every point of the
+             exact front has a returned one with no more loss and at most epsilon x (dearest - cheapest) more cost.
+             For problems of more than about 20 groups: 0.001.
+    work     filled with what was done.
+    Of configurations of equal cost and loss the first in the order of tuples is given (epsilon = 0). Constraints of
+    the problem are not looked at. Raises ArgumentError for a negative epsilon.
+    Source: docs/search.md 2.
+
+    Example:
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> [c.config for c in exact_front(problem)]
+        [(1, 1), (1, 0), (0, 0)]
+    """
+    if not 0 <= epsilon < 1:
+        raise ArgumentError("epsilon", epsilon, "0 (exact) to below 1")
+    work = Work() if work is None else work
+    cell = epsilon * _span(problem) / max(1, len(problem.groups))
+    (cost, costs), (loss, losses) = problem.steps("cost"), problem.steps("loss")
+    states = [
+        _States(np.array([problem.cost_base + cost[f]]), np.array([problem.loss_base + loss[f]]), *_first(f))
+        if problem.mask[0, f]
+        else _empty()
+        for f in range(len(problem.formats))
+    ]
+    history = [states]
+    for g in range(1, len(problem.groups)):
+        states = [
+            _extend(states, costs[g - 1][:, f], losses[g - 1][:, f], f, cell, work) if problem.mask[g, f] else _empty()
+            for f in range(len(problem.formats))
+        ]
+        states = _with_dense_keys(states)
+        work.kept = max(work.kept, sum(len(s.cost) for s in states))
+        history.append(states)
+    return _read_back(history, _merge(states))
+
+
+def _first(f: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.array([f], dtype=np.int64), np.array([-1], dtype=np.int64)
+
+
+def _empty() -> _States:
+    none, integers = np.empty(0), np.empty(0, dtype=np.int64)
+    return _States(none, none, integers, integers)
+
+
+def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, work: Work) -> _States:
+    """Every beginning with format f behind it, without those that others make needless."""
+    starts = np.cumsum([0, *(len(s.cost) for s in states)])
+    made = _States(
+        np.concatenate([s.cost + cost[p] for p, s in enumerate(states)]),
+        np.concatenate([s.loss + loss[p] for p, s in enumerate(states)]),
+        np.concatenate([s.key * len(states) + f for s in states]),
+        np.arange(starts[-1], dtype=np.int64),
+    )
+    work.made += len(made.cost)
+    return made.take(_needed(made, cell))
+
+
+def _needed(made: _States, cell: float) -> NDArray[np.int64]:
+    """Indices of the Pareto set, by rising cost; with a cell: of one point for each cell of costs at most."""
+    cells = made.cost if cell == 0 else np.floor(made.cost / cell)
+    order = np.lexsort((made.key, made.loss, cells) if cell == 0 else (made.key, made.cost, made.loss, cells))
+    loss = made.loss[order]
+    best = np.concatenate([[np.inf], np.minimum.accumulate(loss)[:-1]])
+    return order[loss < best]
+
+
+def _merge(states: list[_States]) -> NDArray[np.int64]:
+    """The Pareto set over all states, as indices into them in a row."""
+    joined = (np.concatenate([getattr(s, name) for s in states]) for name in ("cost", "loss", "key", "parent"))
+    return _needed(_States(*joined), 0.0)
+
+
+def _with_dense_keys(states: list[_States]) -> list[_States]:
+    """Keys 0, 1, 2, ... in the same order: they would outgrow 64 bits otherwise."""
+    keys = np.unique(np.concatenate([s.key for s in states]), return_inverse=True)[1].astype(np.int64)
+    ends = np.cumsum([len(s.key) for s in states])
+    parts = np.split(keys, ends[:-1])
+    return [_States(s.cost, s.loss, part, s.parent) for s, part in zip(states, parts, strict=True)]
+
+
+def _read_back(history: list[list[_States]], found: NDArray[np.int64]) -> list[Candidate]:
+    """The configurations of some of the last group's states, format by format from the end."""
+    cost, loss = (np.concatenate([getattr(s, name) for s in history[-1]])[found] for name in ("cost", "loss"))
+    configs = np.empty((len(found), len(history)), dtype=np.int64)
+    index = found
+    for g in range(len(history) - 1, -1, -1):
+        ends = np.cumsum([len(s.cost) for s in history[g]])
+        configs[:, g] = np.searchsorted(ends, index, side="right")
+        index = np.concatenate([s.parent for s in history[g]])[index]
+    rows = zip(configs.tolist(), cost.tolist(), loss.tolist(), strict=True)
+    return [Candidate(tuple(c), a, b) for c, a, b in rows]
+
+
+def _span(problem: SearchProblem) -> float:
+    """At least the cheapest and at most the dearest: a lower bound of the span of costs (never 0 of a real problem)."""
+    rows = [row[ok] for row, ok in zip(problem.cost, problem.mask, strict=True)]
+    return float(sum(row.max() - row.min() for row in rows))

@@ -1,0 +1,27 @@
+"""Every configuration: the truth, for problems that are small enough."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.solve.solver import Search, search_algorithm
+
+
+@search_algorithm("exhaustive")
+def exhaustive(search: Search) -> None:
+    """All allowed configurations that keep the constraints, in the order of tuples.
+
+    Raises ArgumentError where they are more than the budget.
+    """
+    if search.problem.num_configs > search.measurements.budget:
+        raise ArgumentError(
+            "budget", search.measurements.budget, f"at least {search.problem.num_configs}: all configurations"
+        )
+    choices = [np.flatnonzero(row).tolist() for row in search.problem.mask]
+    every = [tuple(config) for config in itertools.product(*choices)]
+    kept = [config for config in every if not search.problem.violations(config)]
+    for i in range(0, len(kept), search.batch):
+        search.measure(kept[i : i + search.batch])

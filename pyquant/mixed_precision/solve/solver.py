@@ -1,0 +1,188 @@
+"""The search algorithms by name, and search_front, the one call for all of them. A new algorithm is one file."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.solve.evaluations import Journal
+from pyquant.mixed_precision.solve.measurements import BudgetSpent, Evaluate, EvaluateMany, Measured, Measurements
+from pyquant.mixed_precision.solve.problem import Config, SearchProblem
+from pyquant.mixed_precision.solve.prune import drop_slower
+from pyquant.results.pareto import Point
+
+CORNER_SHARE: Final = 0.3  # of the loss of the lowest uniform configuration: worse is not worth looking at
+EXACT_GROUPS: Final = 24  # up to here the front of the model is exact; above, costs are compared on a grid
+COARSE: Final = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What an algorithm is given.
+
+    problem   without the options that are never worth having (drop_slower).
+    seed      of everything that is drawn.
+    max_loss  the largest loss that is of interest, or None.
+    batch     how many configurations to propose at once.
+    stop_gain share of the hypervolume below which more is not worth an evaluation.
+    start     configurations to begin with.
+    """
+
+    problem: SearchProblem
+    measurements: Measurements
+    start: tuple[Config, ...]
+    seed: int = 0
+    max_loss: float | None = None
+    batch: int = 1
+    stop_gain: float = 0.001
+    fixed_corner: Point | None = None
+
+    def measure(self, configs: Sequence[Config], predicted: Sequence[float] | None = None) -> list[float]:
+        """The losses of configurations. Raises BudgetSpent, which an algorithm does not catch."""
+        return self.measurements.measure(configs, predicted)
+
+    @property
+    def losses(self) -> dict[Config, float]:
+        """Every loss there is so far, of configurations of the pruned problem."""
+        mask = self.problem.mask
+        found = self.measurements.losses.items()
+        return {c: loss for c, loss in found if all(mask[g, f] for g, f in enumerate(c))}
+
+    @property
+    def epsilon(self) -> float:
+        """How coarse fronts of the model are: exact up to 24 groups."""
+        return 0.0 if len(self.problem.groups) <= EXACT_GROUPS else COARSE
+
+    @property
+    def corner(self) -> Point:
+        """(cost, loss) beyond which nothing counts, as search_front explains it."""
+        if self.fixed_corner is not None:
+            return self.fixed_corner
+        cost = self.problem.cost_of(self.problem.uniform(0))
+        base = self.problem.loss_base
+        if self.max_loss is not None:
+            return cost, base + 1.25 * (self.max_loss - base)
+        lowest = self.problem.uniform(len(self.problem.formats) - 1)
+        expected = self.problem.loss_of(lowest) - base
+        rise = self.losses.get(lowest, expected + base) - base
+        if not 0 < rise < math.inf:
+            rise = abs(expected) or 1.0
+        return cost, base + CORNER_SHARE * rise
+
+
+SearchFunction = Callable[[Search], None]
+_ALGORITHMS: Final[dict[str, SearchFunction]] = {}
+
+
+def search_algorithm(name: str) -> Callable[[SearchFunction], SearchFunction]:
+    """Registers a function (Search) -> None, which measures configurations, as search algorithm `name`.
+
+    Raises ArgumentError for a name that is taken.
+
+    Example:
+        >>> search_algorithm("dp")
+        Traceback (most recent call last):
+        ...
+        pyquant.errors.ArgumentError: argument 'name': got 'dp'; allowed: a name that is not taken: ...
+    """
+    if name in _ALGORITHMS:
+        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(_ALGORITHMS)}")
+
+    def register(function: SearchFunction) -> SearchFunction:
+        _ALGORITHMS[name] = function
+        return function
+
+    return register
+
+
+def algorithms() -> tuple[str, ...]:
+    """The names of all search algorithms, sorted.
+
+    Example:
+        >>> algorithms()
+        ('bisection', 'dp', 'exhaustive', 'greedy', 'nsga2')
+    """
+    return tuple(sorted(_ALGORITHMS))
+
+
+def search_front(
+    problem: SearchProblem,
+    evaluate: Evaluate,
+    budget: int = 40,
+    corner: Point | None = None,
+    journal: Journal | str | os.PathLike[str] | None = None,
+    batch: int = 1,
+    seeds: Sequence[Config] | None = None,
+    *,
+    algorithm: str = "dp",
+    known: Mapping[Config, float] | None = None,
+    evaluate_many: EvaluateMany | None = None,
+    max_loss: float | None = None,
+    stop_gain: float = 0.001,
+    never_slower_margin: float | None = 0.01,
+    rng_seed: int = 0,
+) -> list[Measured]:
+    """Measure the configurations that matter most for the front of (cost, loss). -> them, in the order of measuring.
+
+    evaluate       the measured loss of a configuration: finite, or inf where the model breaks.
+    budget         evaluations at most. The configuration of first formats needs none: it loses problem.loss_base
+                   (unless loss[:, 0] says that the first format loses something).
+    corner         (cost, loss) beyond which nothing counts; None: the cost of the first formats, and 30 % of what the
+                   lowest uniform configuration loses, or a quarter beyond max_loss.
+    journal        a Journal or the path of one: evaluations it holds are not repeated, new ones are added.
+    batch          how many configurations are proposed at once; the plan depends on it, not on who evaluates them.
+    seeds          configurations to begin with; None: the uniform ones.
+    algorithm      'dp' (the method that wins), 'exhaustive', 'greedy', 'bisection' or 'nsga2', or one of your own.
+    known          losses that need no evaluation, such as those of one group lowered at a time on the same data.
+    evaluate_many  evaluates a batch at once, for several processes; None: evaluate, one after the other.
+    max_loss       look for the cheapest configuration that loses no more.
+    stop_gain      end when all that is still expected is less than this share of the hypervolume; 0: spend the budget.
+    never_slower_margin  drop options that are not cheaper than the first format by this share; None: drop nothing.
+    rng_seed       of what is drawn; equal arguments give equal results.
+    Raises ArgumentError, and CheckpointError for a journal that cannot be used. Source: docs/search.md 3.
+
+    Example:
+        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
+        >>> points = search_front(problem, lambda config: 1.0 * config[0] + 3.2 * config[1], corner=(17, 5))
+        >>> [(point.config, point.loss) for point in points]
+        [((1, 1), 4.2), ((1, 0), 1.0), ((0, 1), 3.2)]
+    """
+    arguments.one_of("algorithm", algorithm, algorithms())
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ArgumentError("batch", repr(batch), "an integer of at least 1")
+    if isinstance(rng_seed, bool) or not isinstance(rng_seed, int) or rng_seed < 0:
+        raise ArgumentError("rng_seed", repr(rng_seed), "an integer of at least 0")
+    if max_loss is not None and not math.isfinite(max_loss):
+        raise ArgumentError("max_loss", max_loss, "a finite number or None")
+    if corner is not None and not _is_point(corner):
+        raise ArgumentError("corner", repr(corner), "None or two finite numbers: (cost, loss)")
+    if not 0 <= stop_gain < 1:
+        raise ArgumentError("stop_gain", stop_gain, "0 to below 1")
+    if journal is not None and not isinstance(journal, Journal):
+        with Journal(journal, problem) as opened:
+            return search_front(
+                problem, evaluate, budget, corner, opened, batch, seeds, algorithm=algorithm, known=known,
+                evaluate_many=evaluate_many, max_loss=max_loss, stop_gain=stop_gain,
+                never_slower_margin=never_slower_margin, rng_seed=rng_seed,
+            )  # fmt: skip
+    pruned = problem if never_slower_margin is None else drop_slower(problem, never_slower_margin)[0]
+    measurements = Measurements(problem, evaluate, budget, known, journal, evaluate_many)
+    uniform = [pruned.uniform(f) for f in range(len(pruned.formats))]
+    start = tuple(dict.fromkeys(uniform if seeds is None else [pruned.check(c) for c in seeds]))
+    start = tuple(c for c in start if not pruned.violations(c))
+    search = Search(pruned, measurements, start, rng_seed, max_loss, batch, stop_gain, corner)
+    with contextlib.suppress(BudgetSpent):
+        _ALGORITHMS[algorithm](search)
+    return list(measurements.points)
+
+
+def _is_point(corner: object) -> bool:
+    if not isinstance(corner, (tuple, list)) or len(corner) != 2:
+        return False
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in corner)

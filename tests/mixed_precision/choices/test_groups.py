@@ -1,0 +1,60 @@
+"""Every layer with a choice is in exactly one group; layers of one input stay together."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.groups import find_groups
+
+
+def _block(*names: str) -> nn.ModuleDict:
+    return nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (("q_proj", "k_proj", "v_proj", "o_proj"), ["q_proj+k_proj+v_proj", "o_proj"]),
+        (("query", "key", "value", "dense"), ["query+key+value", "dense"]),
+        (("gate_proj", "up_proj", "down_proj"), ["gate_proj+up_proj", "down_proj"]),
+        (("w1", "w2", "w3"), ["w1+w3", "w2"]),
+        (("q_proj", "v_proj"), ["q_proj+v_proj"]),
+        (("fc1", "fc2"), ["fc1", "fc2"]),
+    ],
+)
+def test_projections_of_one_input_share(names: tuple[str, ...], groups: list[str]) -> None:
+    assert [g.name for g in find_groups(_block(*names))] == groups
+    two = nn.ModuleList([_block(*names), _block(*names)])
+    assert [g.name for g in find_groups(two)] == [f"{i}.{g}" for i in range(2) for g in groups]
+    assert [g.layers for g in find_groups(two, "none")] == [(f"{i}.{n}",) for i in range(2) for n in names]
+
+
+def test_a_mapping_groups_as_it_says_and_leaves_the_rest_alone() -> None:
+    model = nn.ModuleList([_block("fc1", "fc2"), _block("fc1", "fc2"), nn.Linear(4, 2)])
+    found = find_groups(model, {"first": "0.*", "late": ["1.fc1", "2"]})
+    assert {g.name: g.layers for g in found} == {
+        "first": ("0.fc1", "0.fc2"), "late": ("1.fc1", "2"), "1.fc2": ("1.fc2",)
+    }  # fmt: skip
+    with pytest.raises(ArgumentError, match="one group"):
+        find_groups(model, {"a": "0.*", "b": "0.fc1"})
+    with pytest.raises(ArgumentError, match=r"'9\.\*'"):
+        find_groups(model, {"a": "9.*"})
+
+
+def test_what_cannot_be_quantised_or_is_filtered_is_in_no_group() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "m": nn.MultiheadAttention(4, 2), "b": nn.Linear(4, 4)})
+    assert [g.name for g in find_groups(model)] == ["a", "b"]
+    assert [g.name for g in find_groups(model, filter_fn=lambda m, name: name != "a")] == ["b"]
+    with pytest.raises(ArgumentError, match="layers to quantise"):
+        find_groups(nn.Sequential(nn.ReLU()))
+    with pytest.raises(ArgumentError, match="itself"):
+        find_groups(nn.Linear(2, 2))
+    with pytest.raises(ArgumentError, match="grouping"):
+        find_groups(model, "pairs")
+
+
+def test_a_shared_layer_is_one_layer() -> None:
+    layer = nn.Linear(4, 4)
+    assert [g.layers for g in find_groups(nn.Sequential(layer, nn.ReLU(), layer))] == [("0",)]

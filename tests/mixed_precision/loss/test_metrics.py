@@ -1,0 +1,121 @@
+"""Distances of outputs against float64 references by hand; the cut into batches changes not one bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
+from pyquant.mixed_precision.loss import metrics
+from pyquant.mixed_precision.loss.metrics import (
+    OUTPUT_METRICS,
+    Accumulator,
+    cosine,
+    find_metric,
+    kl,
+    mse,
+    noise_to_signal,
+    sqnr_db,
+)
+
+
+def _pair(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    reference = torch.randn(shape, generator=generator)
+    return (reference * 3).to(dtype), (reference * 3 + torch.randn(shape, generator=generator)).to(dtype)
+
+
+def _by_hand(name: str, reference: torch.Tensor, output: torch.Tensor) -> float:
+    rows = [t.double().reshape(-1, t.shape[-1]).numpy() for t in (reference, output)]
+    total, count, signal = [], 0, []
+    for a, b in zip(*rows, strict=True):
+        count += 1
+        if name == "kl":
+            p, q = (np.exp(v - v.max()) / np.exp(v - v.max()).sum() for v in (a, b))
+            total.append(math.fsum(p * np.log(p / q)))
+        elif name == "cosine":
+            total.append(1 - float(a @ b) / math.sqrt(float(a @ a) * float(b @ b)))
+        else:
+            total.append(math.fsum((a - b) ** 2) / (len(a) if name == "mse" else 1))
+            signal.append(math.fsum(a**2))
+    return math.fsum(total) / (math.fsum(signal) if name == "sqnr" else count)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 11), (1, 2), (9,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "sign"), [("kl", 1), ("sqnr", 1), ("mse", 1), ("cosine", -1)])
+def test_against_the_definition(name: str, sign: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    reference, output = _pair(*shape, dtype=dtype)
+    function = {"kl": kl, "sqnr": noise_to_signal, "mse": mse, "cosine": cosine}[name]
+    expected = _by_hand(name, reference, output)
+    found = function(reference, output)
+    assert (1 - found if sign < 0 else found) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert expected > 1e-4
+
+
+@pytest.mark.parametrize("name", OUTPUT_METRICS)
+def test_the_cut_into_batches_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, output = _pair(37, 13)
+    values = set()
+    for cut in ([37], [1] * 37, [5, 20, 12], [36, 1]):
+        for chunk in (2**22, 50):
+            monkeypatch.setattr(metrics, "_CHUNK", chunk)
+            distance = Accumulator(name)
+            for a, b in zip(reference.split(cut), output.split(cut), strict=True):
+                distance.add(a, b)
+            values.add(distance.value())
+    assert len(values) == 1
+    backwards = Accumulator(name)
+    backwards.add(reference.flip(0), output.flip(0))
+    assert values == {backwards.value()}
+
+
+@pytest.mark.parametrize("name", OUTPUT_METRICS)
+def test_equal_outputs_have_no_distance(name: str) -> None:
+    reference, _ = _pair(4, 6)
+    distance = Accumulator(name)
+    distance.add(reference, reference.clone())
+    assert distance.value() == 0
+
+
+def test_edges() -> None:
+    zero, one = torch.zeros(2, 3), torch.ones(2, 3)
+    assert noise_to_signal(zero, zero) == 0
+    assert noise_to_signal(zero, one) == math.inf
+    assert sqnr_db(zero, one) == -math.inf
+    assert sqnr_db(one, one) == math.inf
+    assert sqnr_db(10 * one, 11 * one) == pytest.approx(20)
+    assert cosine(zero, zero) == 1
+    assert cosine(zero, one) == cosine(one, zero) == 0
+    assert cosine(one, -one) == pytest.approx(-1)
+    tiny = torch.tensor([[1.0, 1e-7]], dtype=torch.float64)
+    assert 1 - cosine(torch.tensor([[1.0, 0.0]], dtype=torch.float64), tiny) == pytest.approx(0.5e-14, rel=0.05)
+    assert kl(torch.tensor([[1e4, -1e4]]), torch.tensor([[1e4, -1e4]])) == 0
+    assert kl(torch.tensor([[0.0, -1e4]]), torch.tensor([[0.0, 1e4]])) == pytest.approx(1e4, rel=1e-3)
+
+
+def test_bad_input_is_refused_with_its_batch() -> None:
+    good = torch.ones(2, 3)
+    for name in OUTPUT_METRICS:
+        distance = Accumulator(name)
+        with pytest.raises(CalibrationError, match="no rows"):
+            distance.value()
+        distance.add(good, good)
+        for value in (math.nan, math.inf):
+            bad = good.clone()
+            bad[1, 2] = value
+            with pytest.raises(NonFiniteError, match="batch 1"):
+                distance.add(good, bad)
+    with pytest.raises(ArgumentError, match=r"\[2, 3\]"):
+        mse(good, torch.ones(3, 2))
+    with pytest.raises(ArgumentError, match="floating-point"):
+        mse(good, torch.ones(2, 3, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match="floating-point"):
+        mse(torch.tensor(1.0), torch.tensor(1.0))
+    with pytest.raises(ArgumentError, match="two classes"):
+        kl(torch.ones(4, 1), torch.ones(4, 1))
+    with pytest.raises(ArgumentError, match="'kl'"):
+        find_metric("entropy")
