@@ -123,9 +123,9 @@ def summary(plan: Any) -> list[str]:
     for group in plan.record.groups:
         format = plan.configuration[group.name]
         cost = group.cost[format] / max(group.cost[plan.record.formats[0]], 1e-300)
-        dropped = "; ".join(f"{name}: {why}" for name, why in sorted(group.dropped.items()))
-        rows.append([group.name, format, f"{cost:.2f}", f"{group.loss[format]:.3g}", dropped])
+        others = plan.record.other_formats(group)
+        rows.append([group.name, format, f"{cost:.2f}", f"{group.loss[format]:.3g}", others])
     unit = plan.record.cost_unit
-    header = ["group", "format", f"{unit} / float", f"loss alone [{plan.record.loss_unit}]", "no choice"]
+    header = ["group", "format", f"{unit} / float", f"loss alone [{plan.record.loss_unit}]", "other formats"]
     counts = ", ".join(f"{count} {what}" for what, count in sorted(plan.record.counts.items()))
     return [table(header, rows), "", plan.record.verdict, counts, *plan.record.notes]

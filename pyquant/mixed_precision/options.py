@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.groups import Grouping
 from pyquant.mixed_precision.loss.metrics import find_metric
@@ -87,8 +88,7 @@ class SearchOptions:
         find_metric(self.metric)
         if self.sensitivity:
             find_scorer(self.sensitivity)
-        if self.algorithm not in algorithms():
-            raise ArgumentError("algorithm", repr(self.algorithm), ", ".join(map(repr, algorithms())))
+        arguments.one_of("algorithm", self.algorithm, algorithms())
         for name in ("budget", "batch", "evaluations", "candidates", "num_batches"):
             value = getattr(self, name)
             if value is None and name == "num_batches":

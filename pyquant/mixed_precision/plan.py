@@ -94,7 +94,8 @@ class Plan:
         return registry.write(self.record, path.parent, path.stem, (form,))[0]
 
     def __str__(self) -> str:
-        return self.record.verdict
+        """The verdict, then a line a group: its format and what speaks for it and against the others."""
+        return "\n".join([self.record.verdict, *(f"  {name}: {why}" for name, why in self.record.reasons().items())])
 
 
 def recipe_of_layers(rules: dict[str, LayerRule], num_batches: int, **sections: Any) -> Recipe:

@@ -44,10 +44,11 @@ def to_markdown(report: SearchReport) -> str:
     for group in report.groups:
         format = report.plan.configuration[group.name]
         share = group.cost[format] / max(group.cost[report.formats[0]], 1e-300)
-        dropped = "; ".join(f"{name}: {why}" for name, why in sorted(group.dropped.items()))
         cost = f"{group.cost[format] / by:.{digits}f}"
-        rows.append([group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", dropped])
-    header = ["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "no choice"]
+        rows.append(
+            [group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", report.other_formats(group)]
+        )
+    header = ["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "other formats"]
     parts += [table(header, rows), "## What was measured"]
     shown = report.front + [p for p in (base, report.plan) if not p.is_on_front]
     shown = list({id(p): p for p in sorted(shown, key=lambda p: p.cost)}.values())

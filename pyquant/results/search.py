@@ -99,3 +99,26 @@ class SearchReport:
     def front(self) -> list[SearchedPoint]:
         """The Pareto front, the cheapest point first."""
         return sorted((p for p in self.points if p.is_on_front), key=lambda p: p.cost)
+
+    def reasons(self) -> dict[str, str]:
+        """{group: what its format costs and loses, and the same, or the obstacle, of every other format}."""
+        return {group.name: "; ".join([self._figures(group), *self._others(group)]) for group in self.groups}
+
+    def other_formats(self, group: SearchedGroup) -> str:
+        """What speaks against the formats that a group did not get."""
+        return "; ".join(self._others(group))
+
+    def _others(self, group: SearchedGroup) -> list[str]:
+        chosen = self.plan.configuration[group.name]
+        texts = {name: self._figures(group, name) for name in group.loss} | dict(sorted(group.dropped.items()))
+        return [f"{name}: {text}" for name, text in texts.items() if name not in (chosen, self.formats[0])]
+
+    def _figures(self, group: SearchedGroup, format: str = "") -> str:
+        name = format or self.plan.configuration[group.name]
+        base = self.formats[0]
+        if name == base:
+            return f"{base}, as the model has it"
+        share = group.cost[name] / max(group.cost[base], 1e-300)
+        return (
+            f"{'' if format else name + ', '}{share:.2f} x the {self.cost_unit} of {base}, loses {group.loss[name]:.3g}"
+        )

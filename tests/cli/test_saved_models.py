@@ -54,7 +54,8 @@ def test_verify_compares_on_inputs_of_the_calibrated_range(amax: float, symmetri
     verdict = verify_layer(_record("a", layer), linear)
     assert verdict.exact
     assert verdict.sqnr_db is not None
-    assert verdict.sqnr_db > 24  # it was 10 dB and less where inputs of size 1 met another range
+    # 10 dB and less where inputs of size 1 met another range, 25 where a few lay outside of it and were clipped
+    assert verdict.sqnr_db > 35
 
 
 def test_the_recipe_is_recorded(tmp_path: Path) -> None:
@@ -78,7 +79,11 @@ def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> Non
     data = [torch.randn(4, 8) for _ in range(3)]
     assert pyquant.sensitivity(model, data, ("fp32", "int8")).loss
     plan = pyquant.search(model, None, data, ("fp32", "W8A8Dynamic"), lambda m: 0.5, 1.0, "size")
-    assert "; eval_fn 0.5 where floating point has 0.5" in str(plan)
+    verdict, *lines = str(plan).splitlines()
+    assert "; eval_fn 0.5 where floating point has 0.5" in verdict
+    assert [line.partition(" x the bytes of fp32, loses ")[0][:-5] for line in lines] == [
+        "  0: W8A8Dynamic,", "  1: W8A8Dynamic,"
+    ]  # fmt: skip
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
         pyquant.sensitivity(model, data, ("fp32", "int8"), num_batches=4)
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
