@@ -7,12 +7,17 @@ it is given are added. A killed run goes on.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from bench.goals import mlp_bars
 from pyquant.cli.main import main as pyquant
 from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.report import registry
+from pyquant.results.record import load_record
+from pyquant.results.trade_off import TradeOff
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -23,9 +28,23 @@ def main(argv: list[str] | None = None) -> int:
         print("bench.mlp: torch sees no CUDA device; on a CPU: pyquant bench mlp --out DIR")
         return 2
     folder = RESULTS / folder_name(describe_environment("cuda"))
-    return pyquant(
-        ["bench", "mlp", "--device", "cuda", "--out", str(folder), *(sys.argv[1:] if argv is None else argv)]
-    )
+    words = ["--device", "cuda", "--out", str(folder), *(sys.argv[1:] if argv is None else argv)]
+    code = pyquant(["bench", "mlp", *words])
+    if code == 0:
+        add_verdicts(folder)
+    return code
+
+
+def add_verdicts(folder: Path) -> None:
+    """Judges both columns by the goals: lines on the screen and among the notes of the records."""
+    columns = {stem: load_record(folder / f"{stem}.json", TradeOff) for stem in ("mlp", "mlp_end_to_end")}
+    lines = [
+        f"{'PASS' if bar.passed else 'MISS'}: {bar.name}: {bar.measured:.3f} (goal {bar.direction} {bar.goal:g})"
+        for bar in mlp_bars(columns)
+    ]
+    print("\n".join(lines))
+    for stem, record in columns.items():
+        registry.write(replace(record, notes=(*record.notes, *lines)), folder, stem, ("json", "md", "html"))
 
 
 if __name__ == "__main__":

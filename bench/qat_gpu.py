@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import pyquant
+from bench.goals import STATED
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
@@ -29,7 +30,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N
 PLAIN, SIMULATED, INTEGER = "plain bf16", "prepare_qat_", 'prepare_qat_(forward="int8")'
 # Share of the plain step's time: what must be reached, what should be possible.
-GOALS: Final = {SIMULATED: (1.10, 1.05), INTEGER: (0.93, 0.88)}
+GOALS: Final = {goal["name"]: (goal["at_most"], goal["stretch"]) for goal in STATED["qat_step"]}
 
 
 def step_of(linear: nn.Linear, x: Tensor, variant: str) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The founding experiment as trade-offs, one a column, and what its goals say on a GPU."""
+"""The founding experiment as trade-offs, one a column."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 
 from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, MlpResult
 from pyquant.bench.mlp_space import BITS, FLOAT, capacity
-from pyquant.results.bench import Bar
 from pyquant.results.environment import Environment
-from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, largest_spread, trade_off
+from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 HEADLINE_RUNS = 7
 _WHAT = {
@@ -47,7 +46,7 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
         made = replace(made, pair=None)
     return replace(
         made, environment=environment.plain(), command=environment.command,
-        notes=(*_notes(result, column), *goal_lines(result, environment)),
+        notes=tuple(_notes(result, column)),
     )  # fmt: skip
 
 
@@ -66,48 +65,8 @@ def _notes(result: MlpResult, column: str) -> list[str]:
     ]
 
 
-def goal_lines(result: MlpResult, environment: Environment) -> list[str]:
-    """PASS or MISS of every goal; nothing where the run was not on a GPU or lacks a uniform configuration."""
-    return [
-        f"{'PASS' if bar.passed else 'MISS'}: {bar.name}: {bar.measured:.3f} (goal {bar.direction} {bar.goal:g})"
-        for bar in goals(result, environment)
-    ]
-
-
-def goals(result: MlpResult, environment: Environment) -> list[Bar]:
-    """The goals for a GPU of this kind: the original experiment's reductions where there is int4 arithmetic (sm_80, 86,
-    89), int8's and an int4 that is not slower elsewhere; the spread at equal capacity; int8 end to end."""
-    if not environment.gpu:
-        return []
-    layers = len(result.bench.sizes) - 1
-    uniform = {name: (name,) * layers for name in BITS}
-    if any(config not in result.times[KERNEL] for config in uniform.values()):
-        return []
-    kernel, whole = ({n: result.times[c][uniform[n]].median for n in BITS} for c in (KERNEL, END_TO_END))
-    int8, int4 = kernel["int8"] / kernel[FLOAT], kernel["int4"] / kernel[FLOAT]
-    base = _float_name(result.bench)
-    found = [Bar(f"int8 against {base}, kernels", 0.69, int8, "<=")]
-    if any(f"sm_{version}" in environment.gpu for version in (80, 86, 89)):
-        found += [Bar(f"int4 against {base}, kernels", 0.53, int4, "<="),
-                  Bar(f"int8 against {base}, kernels (stretch)", 0.58, int8, "<="),
-                  Bar(f"int4 against {base}, kernels (stretch)", 0.38, int4, "<=")]  # fmt: skip
-    else:
-        found += [Bar("int4 against int8, kernels", 1.0, kernel["int4"] / kernel["int8"], "<="),
-                  Bar(f"int8 against {base}, kernels (stretch)", 0.55, int8, "<=")]  # fmt: skip
-    found.append(Bar(f"int8 against {base}, end to end", 0.62, whole["int8"] / whole[FLOAT], "<="))
-    found.append(Bar("spread at equal capacity, kernels", 0.55, kernel_spread(result), ">="))
-    return found
-
-
 def _float_name(bench: MlpBench) -> str:
     return "bf16" if bench.float_type == torch.bfloat16 else "fp16"
-
-
-def kernel_spread(result: MlpResult) -> float:
-    """The largest reduction at equal capacity in the kernel column."""
-    times = result.times[KERNEL]
-    pair = largest_spread([s.median for s in times.values()], [capacity(result.bench.sizes, c) for c in times])
-    return 0.0 if pair is None else pair.reduction
 
 
 def _rounded(value: float) -> float:

@@ -1,25 +1,23 @@
-"""What a benchmark has finished so far, in one JSON file that is whole at any moment.
+"""What a GPU benchmark has finished so far: a journal, on the disk shape by shape, behind which a killed run goes on.
 
-A run that is killed goes on where it stopped, and slices that ran apart are merged. Only runs of the same setting (the
-key) go together.
+Reports of slices that ran apart are merged. Only runs of the same setting go together.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.io import strict_json
-from pyquant.io.atomic import read_file, write_file
-from pyquant.results.bench import Ceiling, GemmRow, Unavailable
+from pyquant.errors import ArgumentError
+from pyquant.io.journal import Journal
+from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
 from pyquant.results.environment import Environment
+from pyquant.results.record import from_plain, load_record, to_plain
 
 Shape = tuple[int, int, int]
-VERSION = 1
+_LIMITS, _CRASH = "limits", "crash"
 
 
 @dataclass
@@ -30,129 +28,129 @@ class Cell:
     unavailable: list[Unavailable]
 
 
-@dataclass
 class Partial:
-    """Finished cells of one setting.
+    """Finished cells of one setting; a context manager, which closes the journal.
 
-    key        what must be equal for two runs to be one: device, versions, clock, candidates.
-    crashed    candidates that broke the device at a shape: skipped there from then on, and reported.
-    path       where it is kept; None keeps it in memory.
+    key          what must be equal for two runs to be one: device, versions, clock, candidates.
+    environment  of this run.
+    path         of the journal; None keeps everything in memory.
+    Raises CheckpointError where the file belongs to another setting (naming what differs), is damaged or no journal.
+
+    Attributes: cells, {(M, K, N): Cell}; ceilings, of several runs the best; crashed, candidates that broke the device
+    at a shape: skipped there from then on, and reported.
     """
 
-    key: dict[str, Any]
-    environment: Environment
-    path: Path | None = None
-    ceilings: list[Ceiling] = field(default_factory=list)
-    cells: dict[Shape, Cell] = field(default_factory=dict)
-    crashed: list[Unavailable] = field(default_factory=list)
-
-    @staticmethod
-    def start(path: str | Path | None, key: Mapping[str, Any], environment: Environment) -> Partial:
-        """An empty record, or what the file holds.
-
-        Raises ArgumentError when the file is not such a record or belongs to another setting, naming what differs.
-        """
-        fresh = Partial(dict(key), environment, None if path is None else Path(path))
-        if fresh.path is None or not fresh.path.exists():
-            return fresh
-        found = read(fresh.path)
-        _same(found, fresh, fresh.path)
-        found.path, found.environment = fresh.path, environment
-        return found
+    def __init__(self, key: Mapping[str, Any], environment: Environment, path: str | Path | None = None) -> None:
+        self.environment = environment
+        self.cells: dict[Shape, Cell] = {}
+        self.ceilings: list[Ceiling] = []
+        self.crashed: list[Unavailable] = []
+        facts = {name: str(value) for name, value in key.items()}
+        self._journal = None if path is None else Journal(path, "shapes of bench gemm", facts)
+        for name, piece in (self._journal.entries if self._journal else {}).items():
+            self._take(name, from_plain(piece, f"{path}: {name}"))
 
     def add(self, shape: Shape, rows: Sequence[GemmRow], unavailable: Sequence[Unavailable]) -> None:
         """A finished cell; the file holds it when this returns."""
-        self.cells[shape] = Cell(list(rows), list(unavailable))
-        self.save()
+        self._add(" ".join(map(str, shape)), rows=list(rows), unavailable=list(unavailable))
 
     def add_ceilings(self, ceilings: Sequence[Ceiling]) -> None:
-        """Measured limits; of several runs the best counts."""
-        best = {c.name: c for c in self.ceilings}
-        for c in ceilings:
-            if c.name not in best or c.value > best[c.name].value:
-                best[c.name] = c
-        self.ceilings = list(best.values())
-        self.save()
+        """Measured limits of one more run."""
+        count = sum(name.startswith(_LIMITS) for name in self._journal.entries) if self._journal else 0
+        self._add(f"{_LIMITS} {count}", ceilings=list(ceilings))
 
     def crash(self, candidate: str, reason: str, where: str) -> None:
         """A candidate after which the device no longer answers."""
-        self.crashed.append(Unavailable(candidate, reason, where))
-        self.save()
+        self._add(f"{_CRASH} {len(self.crashed)}", unavailable=[Unavailable(candidate, reason, where)])
 
     def crash_of(self, candidate: str, where: str) -> str | None:
         """Why a candidate is skipped at a shape, or None."""
         return next((c.reason for c in self.crashed if (c.candidate, c.where) == (candidate, where)), None)
 
-    def save(self) -> None:
-        if self.path is None:
-            return
-        data = {
-            "record": "GemmPartial", "version": VERSION, "key": self.key, "environment": asdict(self.environment),
-            "ceilings": [asdict(c) for c in self.ceilings], "crashed": [asdict(c) for c in self.crashed],
-            "cells": [
-                {"shape": shape, "rows": [asdict(r) for r in c.rows], "unavailable": [asdict(u) for u in c.unavailable]}
-                for shape, c in self.cells.items()
-            ],
-        }  # fmt: skip
-        write_file(self.path, (json.dumps(data, allow_nan=False) + "\n").encode())
-
-
-def read(path: str | Path) -> Partial:
-    """The record in a file.
-
-    Raises ArgumentError when it is not one, or one of another version.
-    """
-    path = Path(path)
-    try:
-        data = strict_json.loads(read_file(path, check=_check_size), path.name)
-        if (data["record"], data["version"]) != ("GemmPartial", VERSION):
-            raise ValueError(f"record {data['record']!r} version {data['version']!r}")
-        cells = {
-            (int(m), int(k), int(n)): Cell(
-                [GemmRow(**r) for r in cell["rows"]], [Unavailable(**u) for u in cell["unavailable"]]
-            )
-            for cell in data["cells"]
-            for m, k, n in [cell["shape"]]
-        }
-        return Partial(
-            data["key"], Environment(**data["environment"]), path, [Ceiling(**c) for c in data["ceilings"]], cells,
-            [Unavailable(**c) for c in data["crashed"]],
+    def report(self, baseline: str) -> GemmReport:
+        """The finished cells as a report, small weights first."""
+        cells = [self.cells[shape] for shape in sorted(self.cells, key=_order)]
+        return GemmReport(
+            self.environment, baseline, [row for cell in cells for row in cell.rows], self.ceilings,
+            [*(item for cell in cells for item in cell.unavailable), *self.crashed],
         )  # fmt: skip
-    except OSError as error:
-        raise ArgumentError("partial results", str(path), f"a file that can be read ({error})") from None
-    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArgumentError(
-            "partial results", f"{path}: {error}"[:240], f"a GemmPartial record, version {VERSION}"
-        ) from None
+
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _add(self, name: str, rows: Sequence[GemmRow] = (), **parts: Any) -> None:
+        piece = GemmReport(self.environment, "", list(rows), **parts)
+        if self._journal is not None:
+            self._journal.add(name, to_plain(piece))
+        self._take(name, piece)
+
+    def _take(self, name: str, piece: GemmReport) -> None:
+        if name.startswith(_LIMITS):
+            self.ceilings = _best([*self.ceilings, *piece.ceilings])
+        elif name.startswith(_CRASH):
+            self.crashed += piece.unavailable
+        else:
+            m, k, n = map(int, name.split())
+            self.cells[m, k, n] = Cell(piece.rows, piece.unavailable)
 
 
-def _check_size(size: int) -> None:
-    if size > strict_json.MAX_BYTES:
-        raise CheckpointError(f"{size} bytes; allowed: at most {strict_json.MAX_BYTES}")
+def merge(paths: Sequence[str | Path]) -> GemmReport:
+    """One report of those of several slices; a shape that two of them have is taken from the last.
 
-
-def merge(paths: Sequence[str | Path]) -> Partial:
-    """One record of several slices; a cell that two of them have is taken from the last.
-
-    Raises ArgumentError when there is none, or when two belong to different settings, naming what differs.
+    Raises CheckpointError for a file that is no report of layers; ArgumentError when there is none, or when two were
+    measured in different environments or with different candidates, naming what differs.
     """
     if not paths:
-        raise ArgumentError("partial results", "no file", "at least one")
-    first, *rest = [read(path) for path in paths]
-    merged = Partial(first.key, first.environment, None, first.ceilings, first.cells, first.crashed)
-    for path, other in zip(paths[1:], rest, strict=True):
-        _same(other, first, Path(path))
-        merged.cells |= other.cells
-        merged.crashed += [c for c in other.crashed if c not in merged.crashed]
-        merged.add_ceilings(other.ceilings)
-    return merged
+        raise ArgumentError("--merge", "no file", "at least one")
+    reports = [load_record(path, GemmReport) for path in paths]
+    rows: dict[Shape, list[GemmRow]] = {}
+    for path, report in zip(paths, reports, strict=True):
+        _check_same(report, reports[0], path)
+        mine: dict[Shape, list[GemmRow]] = {}
+        for row in report.rows:
+            mine.setdefault((row.m, row.k, row.n), []).append(row)
+        rows |= mine
+    return replace(
+        reports[0],
+        rows=[row for shape in sorted(rows, key=_order) for row in rows[shape]],
+        ceilings=_best([ceiling for report in reports for ceiling in report.ceilings]),
+        unavailable=list(dict.fromkeys(item for report in reports for item in report.unavailable)),
+    )
 
 
-def _same(found: Partial, wanted: Partial, path: Path) -> None:
-    for name in sorted({*found.key, *wanted.key}):
-        a, b = found.key.get(name), wanted.key.get(name)
-        if a != b:
+def _check_same(report: GemmReport, first: GemmReport, path: str | Path) -> None:
+    here, there = _setting(report), _setting(first)
+    for name in here:
+        if here[name] != there[name]:
             raise ArgumentError(
-                "partial results", f"{path}: {name} = {a!r}"[:300],
-                f"results of the same setting ({name} = {b!r})"[:300] + "; name another folder or remove the file",
-            )  # fmt: skip
+                "--merge",
+                f"{path}: {name} = {here[name]!r}"[:300],
+                f"reports of the same {name} ({there[name]!r})"[:300],
+            )
+
+
+def _setting(report: GemmReport) -> dict[str, Any]:
+    candidates = {row.candidate for row in report.rows} | {item.candidate for item in report.unavailable}
+    return {**asdict(replace(report.environment, command="")), "candidates": sorted(candidates)}
+
+
+def _best(ceilings: Sequence[Ceiling]) -> list[Ceiling]:
+    """The largest value of each limit."""
+    best: dict[str, Ceiling] = {}
+    for ceiling in ceilings:
+        if ceiling.name not in best or ceiling.value > best[ceiling.name].value:
+            best[ceiling.name] = ceiling
+    return list(best.values())
+
+
+def _order(shape: Shape) -> tuple[int, ...]:
+    m, k, n = shape
+    return k * n, k, n, m

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from pyquant.bench.goals import verdicts
 from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, at, run_gpu_bench, slice_of
 from pyquant.bench.kernels import ADAPTERS, find_adapters
 from pyquant.bench.kernels.adapter import Adapter
@@ -56,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
     gpu.add_argument("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
     gpu.add_argument(
-        "--merge", nargs="+", metavar="FILE", help="only merge the partial results of slices; needs no GPU"
+        "--merge", nargs="+", metavar="FILE", help="only merge the reports (gemm-1of3.json ...) of slices; needs no GPU"
     )
 
 
@@ -79,29 +78,35 @@ def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
         "clock": bench.clock, "rounds": bench.rounds, "candidates": [adapter.name for adapter in bench.adapters],
         **({"energy": True} if bench.energy else {}),
     }  # fmt: skip
-    record = Partial.start(_file(args, f"partial{_suffix(part)}.json"), key, environment)
-    started = time.monotonic()
-    deadline = None if args.time_budget is None else started + args.time_budget
-    left = sum(shape not in record.cells for shape in shapes)
-    if left:
-        with Progress("bench gemm", left + 1) as shown:
-            if not args.no_floor:
-                shown.step("limits of the machine: copy, bf16, fp16, int8, fp8 at 8192^3")
-                record.add_ceilings(measure_ceilings(bench.device))
-            try:
-                run_gpu_bench(
-                    _part(bench, shapes), record, ceilings=record.ceilings, deadline=deadline,
-                    on_shape=lambda shape: shown.step(at(shape)),
-                )  # fmt: skip
-            except DeviceLost as lost:
-                print(f"pyquant: {lost}", file=sys.stderr)
-    report = _finish(args, record, _suffix(part).removeprefix("-") or "whole", part)
+    environment = replace(environment, packages={**environment.packages, "libraries": library_digest()})
+    with Partial(key, environment, _file(args, f"partial{_suffix(part)}.jsonl")) as record:
+        _measure(args, bench, shapes, record)
+        report = _finish(args, report_of(record), _suffix(part).removeprefix("-") or "whole", part)
     done = sum(shape in record.cells for shape in shapes)
     if done < len(shapes):
-        again = "the same command goes on" if record.path else "give --out to be able to go on"
+        again = "the same command goes on" if args.out else "give --out to be able to go on"
         print(f"{done} of {len(shapes)} shapes are done; {again}", file=sys.stderr)
         return 1 if any(row.exact is False for row in report.rows) else UNFINISHED
     return _verdict(report)
+
+
+def _measure(args: argparse.Namespace, bench: GpuBench, shapes: Sequence[Shape], record: Partial) -> None:
+    """Adds the shapes that the record lacks, until the time is over or the device is lost."""
+    deadline = None if args.time_budget is None else time.monotonic() + args.time_budget
+    left = sum(shape not in record.cells for shape in shapes)
+    if not left:
+        return
+    with Progress("bench gemm", left + 1) as shown:
+        if not args.no_floor:
+            shown.step("limits of the machine: copy, bf16, fp16, int8, fp8 at 8192^3")
+            record.add_ceilings(measure_ceilings(bench.device))
+        try:
+            run_gpu_bench(
+                replace(bench, shapes=shapes), record, ceilings=record.ceilings, deadline=deadline,
+                on_shape=lambda shape: shown.step(at(shape)),
+            )  # fmt: skip
+        except DeviceLost as lost:
+            print(f"pyquant: {lost}", file=sys.stderr)
 
 
 def select_device(name: str) -> str:
@@ -128,24 +133,8 @@ def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, dev
 
 
 def report_of(record: Partial) -> GemmReport:
-    """What a record of finished cells says, with the goals."""
-    order = sorted(record.cells, key=lambda s: (s[1] * s[2], s[1:], s[0]))
-    rows = [row for shape in order for row in record.cells[shape].rows]
-    missing = [item for shape in order for item in record.cells[shape].unavailable]
-    return GemmReport(
-        record.environment,
-        MM_BF16,
-        rows,
-        record.ceilings,
-        [*missing, *record.crashed],
-        [],
-        list(_NOTES),
-        verdicts(rows),
-    )
-
-
-def _part(bench: GpuBench, shapes: Sequence[Shape]) -> GpuBench:
-    return replace(bench, shapes=shapes)
+    """What a record of finished cells says."""
+    return replace(record.report(MM_BF16), notes=list(_NOTES))
 
 
 def _slice(text: str | None) -> tuple[int, int]:
@@ -171,10 +160,9 @@ def _verdict(report: GemmReport) -> int:
     return 1 if any(row.exact is False for row in report.rows) else 0
 
 
-def _finish(args: argparse.Namespace, record: Partial, what: str, part: tuple[int, int] = (1, 1)) -> GemmReport:
-    """Prints and writes what the record holds."""
-    report = report_of(record)
-    markdown = gemm_markdown(report, f"Linear layers on {record.environment.gpu or 'an unknown GPU'} ({what})")
+def _finish(args: argparse.Namespace, report: GemmReport, what: str, part: tuple[int, int] = (1, 1)) -> GemmReport:
+    """Prints and writes a report."""
+    markdown = gemm_markdown(report, f"Linear layers on {report.environment.gpu or 'an unknown GPU'} ({what})")
     print(markdown, end="")
     texts = {"json": render(report, "json"), "csv": to_csv(report).encode(), "md": markdown.encode()}
     for ending, text in texts.items():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
-from pyquant.bench.mlp_records import goal_lines, trade_off_of
+from pyquant.bench.mlp_records import trade_off_of
 from pyquant.bench.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
 from pyquant.cli.progress import Progress
@@ -81,8 +81,6 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(threads_before)
     made = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
     print("\n".join(to_markdown(record) for record in made.values()), end="")
-    for line in goal_lines(result, environment):
-        print(line)
     if args.out:
         for column, record in made.items():
             registry.write(record, args.out, STEMS[column])

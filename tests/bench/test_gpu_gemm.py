@@ -178,8 +178,8 @@ def test_without_its_baseline_a_shape_has_no_rows() -> None:
 def test_a_deadline_stops_between_shapes_and_a_second_run_goes_on(tmp_path: Path) -> None:
     shapes = [(m, k, 32) for k in (64, 32) for m in (1, 2, 3)]
     adapters = find_adapters([MM_BF16])
-    path, seen = tmp_path / "p.json", []
-    record = Partial.start(path, {}, ENVIRONMENT)
+    path, seen = tmp_path / "p.jsonl", []
+    record = Partial({}, ENVIRONMENT, path)
     assert not run_gpu_bench(bench(shapes, adapters), record, deadline=time.monotonic(), clock=UnitClock)
     assert record.cells == {}
 
@@ -193,12 +193,14 @@ def test_a_deadline_stops_between_shapes_and_a_second_run_goes_on(tmp_path: Path
 
     with pytest.raises(Killed):
         run_gpu_bench(bench(shapes, adapters), record, clock=UnitClock, on_shape=die_at_the_third)
-    again = Partial.start(path, {}, ENVIRONMENT)
-    assert set(again.cells) == set(shapes[:2])
+    record.close()
     seen.clear()
-    assert run_gpu_bench(bench(shapes, adapters), again, clock=UnitClock, on_shape=seen.append)
+    with Partial({}, ENVIRONMENT, path) as again:
+        assert set(again.cells) == set(shapes[:2])
+        assert run_gpu_bench(bench(shapes, adapters), again, clock=UnitClock, on_shape=seen.append)
     assert seen == shapes[2:]
-    assert set(Partial.start(path, {}, ENVIRONMENT).cells) == set(shapes)
+    with Partial({}, ENVIRONMENT, path) as last:
+        assert set(last.cells) == set(shapes)
 
 
 def test_a_candidate_that_breaks_the_device_is_named_and_skipped_next_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no part of the installed package
+
+from bench.goals import mlp_bars
 from pyquant.bench import mlp
-from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, additivity_of, run_mlp_bench
+from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, MlpResult, additivity_of, run_mlp_bench
 from pyquant.bench.mlp_net import Joint, joints
-from pyquant.bench.mlp_records import goals, trade_off_of
+from pyquant.bench.mlp_records import trade_off_of
 from pyquant.bench.mlp_rows import Rounds
 from pyquant.bench.mlp_space import BITS, all_configs
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.environment import describe_environment
 from pyquant.nn.qlinear import QLinear
 from pyquant.ops import LinearSpec
+from pyquant.results.bench import Bar
 
 BENCH = MlpBench((32, 16, 24), 3, tuple(all_configs(2)), runs=4, float_type=torch.bfloat16)
 CPU = describe_environment()
@@ -158,17 +163,24 @@ def test_the_records_keep_the_columns_apart_and_state_the_formula() -> None:
 
 
 def test_goals_follow_the_gpu() -> None:
-    result = run(FakeClock())
-    assert goals(result, CPU) == []
-    ampere = {bar.name: bar for bar in goals(result, replace(CPU, gpu="Some GPU, sm_80, 108 SMs"))}
+    result = run(FakeClock(), runs=7)
+
+    def bars(gpu: str, result: MlpResult = result) -> dict[str, Bar]:
+        environment = replace(CPU, gpu=gpu)
+        columns = {"mlp": KERNEL, "mlp_end_to_end": END_TO_END}
+        judged = mlp_bars({stem: trade_off_of(result, column, environment) for stem, column in columns.items()})
+        return {bar.name: bar for bar in judged}
+
+    assert bars("") == {}
+    ampere = bars("Some GPU, sm_80, 108 SMs")
     assert ampere["int8 against bf16, kernels"].measured == pytest.approx(0.5)
     assert ampere["int8 against bf16, kernels"].passed
     assert ampere["int4 against bf16, kernels"].goal == 0.53
-    hopper = {bar.name: bar for bar in goals(result, replace(CPU, gpu="Other GPU, sm_90, 132 SMs"))}
+    assert ampere["spread at equal capacity, kernels"].measured > 0
+    hopper = bars("Other GPU, sm_90, 132 SMs")
     assert "int4 against bf16, kernels" not in hopper
     assert hopper["int4 against int8, kernels"].measured == pytest.approx(0.5)
-    one = run(FakeClock(), configs=BENCH.configs[:1])
-    assert goals(one, replace(CPU, gpu="Some GPU, sm_80")) == []
+    assert bars("Some GPU, sm_80", run(FakeClock(), configs=BENCH.configs[:1])) == {}
 
 
 def test_wrong_experiments_are_refused() -> None:

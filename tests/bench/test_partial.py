@@ -1,106 +1,104 @@
-"""Partial results: whole at any moment, one setting only, slices put together."""
+"""Partial results: a journal of finished shapes, of one setting only; reports of slices are put together."""
 
 from __future__ import annotations
 
-import json
-import os
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pyquant.bench.partial import Partial, merge, read
-from pyquant.errors import ArgumentError
+from pyquant.bench.partial import Partial, merge
+from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.environment import describe_environment
-from pyquant.results.bench import Ceiling, GemmRow, Unavailable
+from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
+from pyquant.results.record import save_record
 
 ENVIRONMENT = describe_environment("cpu")
 KEY = {"gpu": "some GPU", "candidates": ["a", "b"]}
 
 
 def row(shape: tuple[int, int, int], name: str = "a", us: float = 2.0) -> GemmRow:
-    return GemmRow(*shape, name, True, us, 1.0, 0.0, 5, exact=True, sqnr_db=40.0, moved_bytes=9, ops=8.0, peak="int8")
+    return GemmRow(*shape, name, True, us, 1.0, 0.0, 5, exact=True, sqnr_db=math.inf, moved_bytes=9, ops=8.0)
 
 
-def filled(path: Path, shapes: list[tuple[int, int, int]], key: dict = KEY, us: float = 2.0) -> Partial:
-    record = Partial.start(path, key, ENVIRONMENT)
+def fill(record: Partial, shapes: list[tuple[int, int, int]]) -> None:
     for shape in shapes:
-        record.add(shape, [row(shape, us=us)], [Unavailable("b", "not there", "M=1")])
-    return record
+        record.add(shape, [row(shape)], [Unavailable("b", "not there", "M=1")])
 
 
 def test_a_new_process_goes_on_where_the_last_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    first = filled(path, [(1, 2, 3), (4, 5, 6)])
-    first.add_ceilings([Ceiling("copy", 10.0, "GB/s")])
-    first.crash("b", "broke the device", "M=1 K=2 N=3")
-    again = Partial.start(path, KEY, ENVIRONMENT)
-    assert again.cells == first.cells
-    assert again.ceilings == first.ceilings
-    assert again.crash_of("b", "M=1 K=2 N=3") == "broke the device"
-    assert again.crash_of("b", "M=9 K=2 N=3") is None
-    again.add((7, 8, 9), [row((7, 8, 9))], [])
-    assert set(read(path).cells) == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
+    path = tmp_path / "p.jsonl"
+    with Partial(KEY, ENVIRONMENT, path) as first:
+        fill(first, [(1, 2, 3), (4, 5, 6)])
+        first.add_ceilings([Ceiling("copy", 10.0, "GB/s"), Ceiling("int8", 5.0, "Gop/s")])
+        first.crash("b", "broke the device", "M=1 K=2 N=3")
+    with Partial(KEY, ENVIRONMENT, path) as again:
+        assert again.cells == first.cells
+        assert again.ceilings == first.ceilings
+        assert again.crash_of("b", "M=1 K=2 N=3") == "broke the device"
+        assert again.crash_of("b", "M=9 K=2 N=3") is None
+        again.add_ceilings([Ceiling("copy", 12.0, "GB/s"), Ceiling("int8", 4.0, "Gop/s")])
+        again.crash("a", "broke it too", "M=1 K=2 N=3")
+        again.add((7, 8, 9), [row((7, 8, 9))], [])
+    with Partial(KEY, ENVIRONMENT, path) as last:
+        assert set(last.cells) == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
+        assert {c.name: c.value for c in last.ceilings} == {"copy": 12.0, "int8": 5.0}
+        assert [c.candidate for c in last.crashed] == ["b", "a"]
+        report = last.report("a")
+    assert [(r.m, r.k, r.n) for r in report.rows] == [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    assert [u.candidate for u in report.unavailable] == ["b", "b", "b", "a"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "p.json"
-    record = filled(path, [(1, 2, 3)])
-
-    def full(fd: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        record.add((4, 5, 6), [], [])
-    assert set(read(path).cells) == {(1, 2, 3)}
-    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Partial(KEY, ENVIRONMENT) as record:
+        fill(record, [(1, 2, 3)])
+        record.add_ceilings([Ceiling("copy", 1.0, "GB/s")])
+    assert not list(tmp_path.iterdir())
 
 
-def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    filled(path, [(1, 2, 3)])
-    with pytest.raises(ArgumentError, match="gpu = 'some GPU'"):
-        Partial.start(path, {**KEY, "gpu": "another"}, ENVIRONMENT)
-    with pytest.raises(ArgumentError, match="rounds"):
-        Partial.start(path, {**KEY, "rounds": 3}, ENVIRONMENT)
+def test_another_setting_and_a_second_process_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    with Partial(KEY, ENVIRONMENT, path) as record:
+        fill(record, [(1, 2, 3)])
+        with pytest.raises(CheckpointError, match="another process"):
+            Partial(KEY, ENVIRONMENT, path)
+    with pytest.raises(CheckpointError, match="gpu 'some GPU'"):
+        Partial({**KEY, "gpu": "another"}, ENVIRONMENT, path)
+    with pytest.raises(CheckpointError, match="rounds"):
+        Partial({**KEY, "rounds": 3}, ENVIRONMENT, path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "{}", '{"record": "GemmReport", "version": 1}', '{"record": "GemmPartial", "version": 99}'],
-)
+@pytest.mark.parametrize("text", ["{x", "[]", "{}", '{"record": "GemmReport", "version": 1}\n'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "p.json"
+    path = tmp_path / "p.jsonl"
     path.write_text(text)
-    with pytest.raises(ArgumentError, match=r"p\.json"):
-        read(path)
+    with pytest.raises(CheckpointError, match=r"p\.jsonl"):
+        Partial(KEY, ENVIRONMENT, path)
     assert path.read_text() == text
 
 
-def test_unknown_fields_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    filled(path, [(1, 2, 3)])
-    data = json.loads(path.read_text())
-    data["cells"][0]["rows"][0]["surprise"] = 1
-    path.write_text(json.dumps(data))
-    with pytest.raises(ArgumentError, match="surprise"):
-        read(path)
-
-
 def test_slices_are_merged(tmp_path: Path) -> None:
-    a, b = tmp_path / "a.json", tmp_path / "b.json"
-    filled(a, [(1, 2, 3), (4, 5, 6)]).add_ceilings([Ceiling("copy", 10.0, "GB/s"), Ceiling("int8", 5.0, "Gop/s")])
-    filled(b, [(4, 5, 6), (7, 8, 9)], us=3.0).add_ceilings([Ceiling("copy", 12.0, "GB/s")])
-    whole = merge([a, b])
-    assert set(whole.cells) == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
-    assert whole.cells[4, 5, 6].rows[0].median_us == 3.0  # the last one's
-    assert {c.name: c.value for c in whole.ceilings} == {"copy": 12.0, "int8": 5.0}
-    assert whole.path is None
+    def part(name: str, shapes: list[tuple[int, int, int]], us: float, copy: float, **changes: str) -> Path:
+        rows = [row(shape, us=us) for shape in shapes]
+        environment = replace(ENVIRONMENT, **{"command": name, **changes})
+        ceilings, missing = [Ceiling("copy", copy, "GB/s")], [Unavailable("b", "not there")]
+        return save_record(tmp_path / name, GemmReport(environment, "a", rows, ceilings, missing))
+
+    first = part("a.json", [(1, 2, 3), (4, 5, 6)], 2.0, 10.0)
+    second = part("b.json", [(7, 8, 9), (4, 5, 6)], 3.0, 12.0)
+    whole = merge([first, second])
+    times = [((r.m, r.k, r.n), r.median_us) for r in whole.rows]
+    assert times == [((1, 2, 3), 2.0), ((4, 5, 6), 3.0), ((7, 8, 9), 3.0)]
+    assert whole.ceilings == [Ceiling("copy", 12.0, "GB/s")]
+    assert whole.unavailable == [Unavailable("b", "not there")]
     with pytest.raises(ArgumentError, match="no file"):
         merge([])
-    with pytest.raises(ArgumentError, match="No such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         merge([tmp_path / "none.json"])
-    other = tmp_path / "c.json"
-    filled(other, [(1, 2, 3)], {**KEY, "gpu": "another"})
-    with pytest.raises(ArgumentError, match="another"):
-        merge([a, other])
+    with pytest.raises(ArgumentError, match="gpu = 'another'"):
+        merge([first, part("c.json", [(1, 2, 3)], 1.0, 1.0, gpu="another")])
+    other = save_record(tmp_path / "d.json", GemmReport(ENVIRONMENT, "a", [row((1, 2, 3), "z")]))
+    with pytest.raises(ArgumentError, match="candidates"):
+        merge([first, other])
