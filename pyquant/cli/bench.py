@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -39,12 +38,10 @@ that rotate beyond the caches, and a run that is killed goes on with what its --
 _KN = ("384x1536", "1024x4096")
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `bench` with its sub-commands."""
-    bench = commands.add_parser(
-        "bench", help="measure: `pyquant bench gemm|mlp|qat|calib`", description="Measurements."
-    )
-    kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sub-commands of `bench`."""
+    parser.description = "Measurements."
+    kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     gemm = kinds.add_parser(
         "gemm",
         help="one linear layer, all candidates side by side",

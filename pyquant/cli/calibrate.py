@@ -22,16 +22,13 @@ examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `calibrate` to the command line."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="find the ranges of static schemes from data",
-        description="Builds a model, prepares it as the recipe says, runs exactly num_calib_batches batches, and "
-        "writes the range of every static tensor.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `calibrate`."""
+    parser.description = (
+        "Builds a model, prepares it as the recipe says, runs exactly num_calib_batches batches, and "
+        "writes the range of every static tensor."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
     parser.add_argument("--recipe", required=True, metavar="FILE", help="recipe: YAML, TOML or JSON")
@@ -44,7 +41,6 @@ def add_parser(commands: Any) -> None:
         help="write a picture of each tensor: its histogram and every method's range (takes the batches once more; "
         "matplotlib)",
     )  # fmt: skip
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

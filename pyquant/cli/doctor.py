@@ -104,18 +104,14 @@ def doctor() -> Diagnosis:
     )
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `doctor` to the command line."""
-    parser = commands.add_parser(
-        "doctor",
-        help="environment, native library, GPUs, and a self-test of every scheme",
-        description="Tells what runs natively on this machine, what does not and why, and tests every scheme's bits "
-        "against the specification. Exit code 1 when something is wrong.",
-        epilog="examples:\n  pyquant doctor\n  pyquant doctor --json > doctor.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `doctor`."""
+    parser.description = (
+        "Tells what runs natively on this machine, what does not and why, and tests every scheme's bits "
+        "against the specification. Exit code 1 when something is wrong."
     )
+    parser.epilog = "examples:\n  pyquant doctor\n  pyquant doctor --json > doctor.json"
     parser.add_argument("--json", action="store_true", help="print the whole diagnosis as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

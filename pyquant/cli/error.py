@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP, counted
 from pyquant.cli.models import MODEL_HELP, load_called, model_factory
@@ -19,23 +18,19 @@ examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `error` to the command line."""
-    parser = commands.add_parser(
-        "error",
-        help="errors of every layer of a saved model on data",
-        description="Runs a saved model and the float model that it was made of on the same batches: MAE, MSE, SQNR, "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `error`."""
+    parser.description = (
+        "Runs a saved model and the float model that it was made of on the same batches: MAE, MSE, SQNR, "
         "cosine and largest error of the weights, inputs and results of every layer, the share of clipped numbers, and "
-        "the divergence of the results' histograms.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "the divergence of the results' histograms."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
     parser.add_argument("--against", required=True, metavar="MODEL", help=f"the float model: {MODEL_HELP}")
     parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
     parser.add_argument("--batches", type=int, metavar="N", help="so many batches; default: 16, or all of fewer")
     parser.add_argument("--out", metavar="FILE", help="write a .md, .csv or .json file as well")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,20 +14,16 @@ from pyquant.io.manifest import Manifest
 from pyquant.report.render import table
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `inspect` to the command line."""
-    parser = commands.add_parser(
-        "inspect",
-        help="layers, schemes, sizes and kernels of a saved model",
-        description="Lists the layers of a saved model with their schemes, sizes and the kernels that would run them "
-        "on this machine's CPU. Reads the manifest alone; `pyquant verify` checks every byte.",
-        epilog="examples:\n  pyquant inspect quantised\n  pyquant inspect quantised --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `inspect`."""
+    parser.description = (
+        "Lists the layers of a saved model with their schemes, sizes and the kernels that would run them "
+        "on this machine's CPU. Reads the manifest alone; `pyquant verify` checks every byte."
     )
+    parser.epilog = "examples:\n  pyquant inspect quantised\n  pyquant inspect quantised --json"
     parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
     parser.add_argument("--all", action="store_true", help="a row for every layer, not one for equal layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

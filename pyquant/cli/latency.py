@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
@@ -23,16 +22,13 @@ The figures are for the shape of the first batch. `pyquant report` draws the sav
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `latency` to the command line."""
-    parser = commands.add_parser(
-        "latency",
-        help="measure what every layer costs in every format",
-        description="Times every group of layers in every format, inside of the model as it runs, and says how well "
-        "their sum predicts random configurations of the whole model.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `latency`."""
+    parser.description = (
+        "Times every group of layers in every format, inside of the model as it runs, and says how well "
+        "their sum predicts random configurations of the whole model."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
     add_formats(parser)
@@ -43,7 +39,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--clock", help="cpu, wall, cuda-graph, cuda-events; default: by device and threads")
     parser.add_argument("--threads", type=int, help="torch threads; default: as they are")
     parser.add_argument("--out", default="latency.json", metavar="FILE", help="default %(default)s")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,24 +7,11 @@ Exit codes: 0 all is well; 1 the command ran and found a problem (a damaged file
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
-from pyquant.cli import (
-    bench,
-    calibrate,
-    doctor,
-    error,
-    inspect,
-    latency,
-    quantize,
-    report,
-    search,
-    sensitivity,
-    tune,
-    verify,
-)
-from pyquant.cli.start import top_parser
+from pyquant.cli.start import COMMANDS, top_parser
 from pyquant.errors import ArgumentError, PyquantError
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -34,10 +21,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; every command sets `run` to its function."""
     parser = top_parser()
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (
-        doctor, calibrate, sensitivity, latency, search, quantize, inspect, verify, error, bench, tune, report,
-    ):  # fmt: skip
-        command.add_parser(commands)
+    for name, told in COMMANDS.items():
+        module = importlib.import_module(f"pyquant.cli.{name}")
+        parser_of_one = commands.add_parser(name, help=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser_of_one.set_defaults(run=getattr(module, "run", None))
+        module.add_arguments(parser_of_one)
     return parser
 
 

@@ -37,17 +37,14 @@ a configuration file:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `quantize` to the command line."""
-    parser = commands.add_parser(
-        "quantize",
-        help="quantise a model and save it",
-        description="Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `quantize`."""
+    parser.description = (
+        "Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
         "manifest of digests. Schemes that need calibration data (W8A8, W4A8, W4A4) come in a recipe, with --data or "
-        "--calibration.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "--calibration."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--scheme", metavar="SCHEME", help="for every Linear and Conv2d: " + ", ".join(PRESETS))
@@ -66,7 +63,6 @@ def add_parser(commands: Any) -> None:
         help="layers whose rows the group size does not divide: one scale a channel (default), left, or an error",
     )  # fmt: skip
     parser.add_argument("--out", required=True, metavar="DIR", help="where the quantised model is saved")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

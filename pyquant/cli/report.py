@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
@@ -20,19 +19,13 @@ trade_off.html ... Pictures need matplotlib; a page needs nothing but a browser,
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `report`."""
-    parser = commands.add_parser(
-        "report",
-        help="render saved results: Markdown, CSV, PNG, SVG, HTML",
-        description="Renders saved records in every format that their kind has, or in those that are named.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `report`."""
+    parser.description = "Renders saved records in every format that their kind has, or in those that are named."
+    parser.epilog = _EXAMPLES
     parser.add_argument("files", nargs="+", metavar="FILE", help="a saved record (JSON)")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder that is written")
     parser.add_argument("--format", nargs="+", metavar="FORMAT", help="json md csv png svg html (default: all it has)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

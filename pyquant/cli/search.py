@@ -27,16 +27,13 @@ examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `search` to the command line."""
-    parser = commands.add_parser(
-        "search",
-        help="find a format for every layer",
-        description="Measures what every format costs and loses in every layer, searches the front of both, times the "
-        "best candidates end to end, and writes the plan as a recipe.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `search`."""
+    parser.description = (
+        "Measures what every format costs and loses in every layer, searches the front of both, times the "
+        "best candidates end to end, and writes the plan as a recipe."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
     parser.add_argument("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
@@ -72,7 +69,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--calibration", default="calibration.json", metavar="FILE", help="default: %(default)s")
     parser.add_argument("--record", metavar="FILE", help="everything that was measured, as JSON for `pyquant report`")
     parser.add_argument("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

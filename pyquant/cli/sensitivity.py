@@ -28,16 +28,13 @@ examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `sensitivity` to the command line."""
-    parser = commands.add_parser(
-        "sensitivity",
-        help="find which layers suffer by which format",
-        description="Builds a model with every layer in every format, says what the analysis costs, measures what each "
-        "group of layers loses, and names the layers to keep in floating point.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `sensitivity`."""
+    parser.description = (
+        "Builds a model with every layer in every format, says what the analysis costs, measures what each "
+        "group of layers loses, and names the layers to keep in floating point."
     )
+    parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL_HELP)
     add("--data", required=True, metavar="FN", help=DATA_HELP)
@@ -62,7 +59,6 @@ def add_parser(commands: Any) -> None:
     add("--latency", metavar="FILE", help="a table that `pyquant latency` wrote, to be shown beside the losses")
     add("--journal", metavar="FILE", help="keeps every evaluation; a killed run goes on with it")
     add("--out", metavar="DIR", help=f"folder for {_FILES}.json, .md, .csv, .png, .svg")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 VERSION: Final = "0.1.0"
 
+# Each is a module of this package with add_arguments(parser) and run(args).
 COMMANDS: Final = {
     "doctor": "environment, native library, GPUs, and a self-test of every scheme",
     "calibrate": "find the ranges of static schemes from data",

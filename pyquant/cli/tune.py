@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pyquant.cli.progress import Progress
 from pyquant.core.dtypes import FLOATS_BY_NAME
@@ -28,16 +27,13 @@ of kernels changes the time of a layer and never its bits.
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `tune` to the command line."""
-    parser = commands.add_parser(
-        "tune",
-        help="measure the quickest kernels for your layers on your GPU",
-        description="Times every kernel that the cost model thinks close to the best, after checking its result, and "
-        "writes the quickest into a table of the user's cache, which every later process follows.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tune`."""
+    parser.description = (
+        "Times every kernel that the cost model thinks close to the best, after checking its result, and "
+        "writes the quickest into a table of the user's cache, which every later process follows."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
     parser.add_argument("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
@@ -51,7 +47,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     parser.add_argument("--dry-run", action="store_true", help="measure and report, write nothing")
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

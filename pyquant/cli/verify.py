@@ -46,18 +46,17 @@ class LayerVerdict:
     max_error: float | None = None
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `verify` to the command line."""
-    parser = commands.add_parser(
-        "verify",
-        help="check a saved model: bytes, bits, and error against the float model",
-        description="Checks every byte against the manifest's digests and every layer's output bits, as the native "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `verify`."""
+    parser.description = (
+        "Checks every byte against the manifest's digests and every layer's output bits, as the native "
         "kernels give them, against the executable specification. With --against also reports each layer's error to "
         "the float model's layer, runs the loaded model once and names what it multiplies by in floating point; with "
-        "--inputs the error of the whole model's output. Exit code 1 when a byte or a bit is wrong.",
-        epilog="examples:\n  pyquant verify quantised\n  pyquant verify quantised --against mypackage.models:build\n"
-        "  pyquant verify quantised --against mypackage.models:build --inputs mypackage.models:example_inputs",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "--inputs the error of the whole model's output. Exit code 1 when a byte or a bit is wrong."
+    )
+    parser.epilog = (
+        "examples:\n  pyquant verify quantised\n  pyquant verify quantised --against mypackage.models:build\n"
+        "  pyquant verify quantised --against mypackage.models:build --inputs mypackage.models:example_inputs"
     )
     parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
     parser.add_argument(
@@ -70,7 +69,6 @@ def add_parser(commands: Any) -> None:
         "nn.Sequential or a transformers model",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
