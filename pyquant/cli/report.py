@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from pyquant.errors import ArgumentError
 from pyquant.report import registry

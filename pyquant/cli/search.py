@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size-bytes", type=float, metavar="X", help="of the whole model")
     parser.add_argument("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
     parser.add_argument("--metric", help="label-free loss: kl, sqnr, mse, cosine; default: kl")
-    parser.add_argument("--sensitivity", default="", help="first tables by fisher, hessian ...; default: the metric")
+    parser.add_argument("--sensitivity", help="first tables by fisher, hessian ...; default: the metric")
     parser.add_argument("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
     parser.add_argument("--budget", type=int, default=40, help="configurations measured at most; default: 40")
     parser.add_argument("--batches", type=int, metavar="N", help="batches that calibrate; default: 16, or all of fewer")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         plan = pyquant.search(
             factory(), None, data(), formats_of(args.formats or asked.formats), eval_fn, max_drop, args.objective,
             higher_is_better=not args.lower_is_better, metric=args.metric or asked.metric,
-            sensitivity=args.sensitivity, algorithm=args.algorithm or asked.algorithm,
+            sensitivity=args.sensitivity or asked.sensitivity, algorithm=args.algorithm or asked.algorithm,
             never_slower_margin=asked.never_slower_margin, budget=args.budget, num_batches=args.batches,
             grouping=args.grouping, score_data=None if score is None else score(), max_loss=args.max_loss,
             max_latency_us=args.max_latency_us, max_size_bytes=args.max_size_bytes,

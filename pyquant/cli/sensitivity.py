@@ -11,9 +11,9 @@ from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import Progress
+from pyquant.core.names import OUTPUT_METRICS
+from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
-from pyquant.mixed_precision.loss.scorers import METRICS
 from pyquant.report import registry
 from pyquant.results.sensitivity import SensitivityReport
 
@@ -42,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eval", metavar="FN", help="package.module:callable of the model that returns a number, such as an accuracy")
     add("--lower-is-better", action="store_true", help="of --eval: it is an error, not an accuracy")
     add_formats(parser)
-    add("--metric", default="kl", choices=tuple(METRICS), help="default: %(default)s")
+    add("--metric", default="kl", metavar="NAME", help=f"{', '.join(SCORERS)}; default: %(default)s")
     add("--mode", default="one-at-a-time", choices=_MODES, help="default: %(default)s")
     add(
         "--loss",
         default="kl",
-        choices=tuple(OUTPUT_METRICS),
+        choices=OUTPUT_METRICS,
         help="behind noise, fisher, hessian and cumulative steps (default: kl)",
     )
     add("--grouping", default="auto", choices=("auto", "none"), help="auto: q/k/v and gate/up share a format (default)")
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]
     factory, data = model_factory(args.model), _batches(args.data, "--data")
+    SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
     eval_fn = None if args.eval is None else load_called(args.eval, "--eval", "model")
     if args.metric == "eval" and eval_fn is None:
         raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")

@@ -80,6 +80,9 @@ def import_modules(package: str) -> None:
 
 
 CALIBRATORS: Final[Registry[Any]] = Registry("calibrator", "pyquant.calibrate.methods")
+SCORERS: Final[Registry[Any]] = Registry("metric", "pyquant.mixed_precision.loss.scorers")
+SEARCH_ALGORITHMS: Final[Registry[Any]] = Registry("algorithm", "pyquant.mixed_precision.solve.methods")
+OBJECTIVES: Final[Registry[Any]] = Registry("objective", "pyquant.mixed_precision.costs")
 
 
 def data_calibrators() -> tuple[str, ...]:

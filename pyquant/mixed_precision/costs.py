@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
+from pyquant.core.registry import OBJECTIVES
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.results.float_format import alike
@@ -26,24 +26,15 @@ class CostTable:
     pairs: list[Rows] | None = None
 
 
-OBJECTIVES: Final[dict[str, Callable[[SwitchableModel, LatencyTable | None], CostTable]]] = {}
-
-
 def objective(name: str) -> Callable[[Callable[..., CostTable]], Callable[..., CostTable]]:
-    """Register a function (switchable model, latency table or None) -> CostTable under a name."""
-
-    def register(function: Callable[..., CostTable]) -> Callable[..., CostTable]:
-        OBJECTIVES[name] = function
-        return function
-
-    return register
+    """Register a function (switchable model, latency table or None) -> CostTable under a name that is not taken."""
+    return OBJECTIVES.register(name)
 
 
 def cost_table(name: str, model: SwitchableModel, latency: LatencyTable | None) -> CostTable:
     """The table of an objective. Raises ArgumentError for an unknown one."""
-    if name not in OBJECTIVES:
-        raise ArgumentError("objective", repr(name), ", ".join(map(repr, OBJECTIVES)))
-    return OBJECTIVES[name](model, latency)
+    table: CostTable = OBJECTIVES.find(name)(model, latency)
+    return table
 
 
 @objective("latency")

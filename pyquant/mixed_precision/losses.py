@@ -8,10 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from pyquant.core.registry import SCORERS
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.loss.metrics import OutputMetric
-from pyquant.mixed_precision.loss.scorers import Scoring, find_scorer
+from pyquant.mixed_precision.loss.scorers import Scoring
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.work import Work
 
@@ -40,7 +41,7 @@ def first_tables(
 ) -> list[list[float]]:
     """[groups][formats]: what the model loses when one group alone has a format; 0 where it cannot have it."""
     scoring = Scoring(switchable, loss, task, seed=options.seed)
-    scorer = find_scorer(options.sensitivity or options.metric)(scoring)
+    scorer = SCORERS.find(options.sensitivity or options.metric)(scoring)
     if scorer.evaluator is None:
         pieces = scorer.work()
         keys = [" ".join(filter(None, (scorer.name, scorer.settings, piece.key))) for piece in pieces]

@@ -11,11 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from pyquant.core import arguments
+from pyquant.core.registry import SCORERS, SEARCH_ALGORITHMS
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.groups import Grouping
 from pyquant.mixed_precision.loss.metrics import find_metric
-from pyquant.mixed_precision.loss.scorers import find_scorer
-from pyquant.mixed_precision.solve.solver import algorithms
 from pyquant.nn.sites import Filter
 from pyquant.results.latency import LatencyTable
 
@@ -87,14 +86,13 @@ class SearchOptions:
     def __post_init__(self) -> None:
         find_metric(self.metric)
         if self.sensitivity:
-            find_scorer(self.sensitivity)
-        arguments.one_of("algorithm", self.algorithm, algorithms())
+            SCORERS.find(self.sensitivity, "sensitivity")
+        SEARCH_ALGORITHMS.find(self.algorithm)
         for name in ("budget", "batch", "evaluations", "candidates", "num_batches"):
             value = getattr(self, name)
             if value is None and name == "num_batches":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, repr(value), "an integer >= 1")
+            arguments.whole(name, value, 1)
         for name in ("max_loss", "max_latency_us", "max_size_bytes", "max_effective_bits"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):

@@ -96,8 +96,9 @@ def plan_of(found: Findings) -> Plan:
         for layer, format in found.switchable.layer_formats(chosen).items()
     }
     search = SearchParams(
-        formats=record.formats, metric=found.options.metric, algorithm=found.options.algorithm,
-        max_drop=min(1.0, found.max_drop or 0.0), never_slower_margin=found.options.never_slower_margin,
+        formats=record.formats, metric=found.options.metric, sensitivity=found.options.sensitivity,
+        algorithm=found.options.algorithm, max_drop=min(1.0, found.max_drop or 0.0),
+        never_slower_margin=found.options.never_slower_margin,
     )  # fmt: skip
     recipe = recipe_of_layers(
         dict(rules), max(1, len(found.switchable.batches)), provenance=provenance, search=search

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pyquant.core import arguments
+from pyquant.core.registry import OBJECTIVES
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.accuracy_limit import within_limit
 from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, Config, SwitchableModel
-from pyquant.mixed_precision.costs import OBJECTIVES, CostTable, bits_cost, cost_table, size_cost
+from pyquant.mixed_precision.costs import CostTable, bits_cost, cost_table, size_cost
 from pyquant.mixed_precision.latencies import latency_table, timed
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.losses import Disagreement, first_tables, single
@@ -41,7 +41,7 @@ def run_search(
 ) -> Plan:
     """pyquant.search, whose arguments these are; `options` as a dictionary."""
     given = SearchOptions.of(options)
-    arguments.one_of("objective", objective, OBJECTIVES)
+    OBJECTIVES.find(objective)
     if max_drop is not None and not (isinstance(max_drop, (int, float)) and max_drop >= 0):
         raise ArgumentError("max_drop", repr(max_drop), "a number >= 0, or None")
     if max_drop is not None and eval_fn is None and given.metric != "kl":

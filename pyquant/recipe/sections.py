@@ -8,7 +8,7 @@ from typing import Final
 from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.presets import scheme_from_name
-from pyquant.core.registry import data_calibrators
+from pyquant.core.registry import SCORERS, SEARCH_ALGORITHMS, data_calibrators
 from pyquant.errors import ArgumentError
 from pyquant.recipe.fields import checked, choice, flag, integer, listed, number, optional, refuse, text
 
@@ -112,7 +112,8 @@ class SearchParams:
     """search: how a mixed-precision search is to be run, or was; pyquant keeps it with the recipe.
 
     formats    names as pyquant.search takes them, presets included.
-    metric     label-free loss; algorithm: 'dp' solves the problem exactly and refits it to what was measured.
+    metric     label-free loss; sensitivity: the metric behind the first tables, '' for the same one.
+    algorithm  'dp' solves the problem exactly and refits it to what was measured.
 
     Example:
         >>> SearchParams().formats
@@ -121,7 +122,8 @@ class SearchParams:
 
     formats: tuple[str, ...] = checked(("float", "int8", "int4"), listed(_format))
     metric: str = checked("kl", choice(*OUTPUT_METRICS))
-    algorithm: str = checked("dp", choice("dp", "exhaustive", "greedy", "bisection", "nsga2"))
+    sensitivity: str = checked("", choice("", SCORERS.names))
+    algorithm: str = checked("dp", choice(SEARCH_ALGORITHMS.names))
     max_drop: float = checked(0.01, number(0, 1))
     never_slower_margin: float = checked(0.01, number(0, 1))
 

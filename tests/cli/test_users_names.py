@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import fresh
 import pytest
 
 from pyquant.cli.main import main
-from pyquant.core.registry import CALIBRATORS
+from pyquant.core.registry import CALIBRATORS, SCORERS, SEARCH_ALGORITHMS
 from pyquant.errors import ArgumentError
 from pyquant.recipe import Recipe
 
@@ -19,10 +20,30 @@ import torch
 from torch import nn
 
 from pyquant.calibrate import Range, calibrator
+from pyquant.mixed_precision.loss.scorers import Scorer, Work, sensitivity_metric
+from pyquant.mixed_precision.solve import search_algorithm
 
 @calibrator("half")
 def half(statistics, scheme):
     return Range.symmetric(statistics.amax() / 2)
+
+@sensitivity_metric("numel")
+class Numel(Scorer):
+    unit = "weights"
+
+    def work(self):
+        return [Work("all")]
+
+    def measure(self, work):
+        return [1.0]
+
+    def table(self, rows):
+        switchable = self.scoring.switchable
+        return [[0.0] + [float(n)] * (len(switchable.formats) - 1) for n in switchable.numel]
+
+@search_algorithm("lowest")
+def lowest(search):
+    search.measure([search.problem.uniform(len(search.problem.formats) - 1)])
 
 def build():
     torch.manual_seed(0)
@@ -48,6 +69,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     if sys.modules.pop("mine", None):
         CALIBRATORS.remove("half")
+        SCORERS.remove("numel")
+        SEARCH_ALGORITHMS.remove("lowest")
 
 
 def test_a_calibrator_in_a_recipe_and_its_file_read_without_it(
@@ -74,6 +97,23 @@ def test_a_name_that_nobody_registered_is_refused_with_those_that_are(capsys: py
     assert main(["quantize", "mine:build", "--data", "mine:batches", "--recipe", "r.yaml", "--out", "out"]) == 2
     error = capsys.readouterr().err
     assert "'halt'; allowed: max, entropy, mse, percentile, half" in error
+
+
+def test_a_scorer_and_an_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["mine:build", "--data", "mine:batches"]
+    assert main(["sensitivity", *words, "--metric", "numel", "--formats", "float", "int8"]) == 0
+    assert "weights" in capsys.readouterr().out
+    assert main(["sensitivity", *words, "--metric", "numeld"]) == 2
+    assert "'--metric': got 'numeld'" in (error := capsys.readouterr().err)
+    assert "'numel'; did you mean" in error
+    Path("s.yaml").write_text("search: {formats: [float, int8], metric: mse, sensitivity: numel, algorithm: lowest}")
+    words += ["--objective", "size", "--max-loss", "1", "--record", "record.json"]
+    assert main(["search", *words, "--recipe", "s.yaml"]) == 0
+    settings = json.loads(Path("record.json").read_text())["settings"]
+    assert (settings["algorithm"], settings["sensitivity"]) == ("lowest", "numel")
+    assert Recipe.load("recipe.yaml").search.sensitivity == "numel"
+    assert main(["search", *words, "--algorithm", "highest"]) == 2
+    assert "'algorithm': got 'highest'; allowed: 'dp'" in capsys.readouterr().err
 
 
 def test_the_recipe_reads_the_registry_when_it_is_checked() -> None:

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Final, Protocol
 
 from pyquant.core import arguments
+from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import Evaluator, TaskMetric
-from pyquant.mixed_precision.loss.scorers import Scorer, Scoring, find_scorer
+from pyquant.mixed_precision.loss.scorers import Scorer, Scoring
 from pyquant.mixed_precision.loss.suspects import usual_suspects
 from pyquant.results.float_format import alike
 from pyquant.results.sensitivity import (
@@ -42,7 +43,7 @@ class Analysis:
     def __init__(self, scoring: Scoring, metric: str, mode: str) -> None:
         check_names(metric, mode)
         self.scoring, self.mode = scoring, mode
-        self.scorer: Scorer = find_scorer(metric)(scoring)
+        self.scorer: Scorer = SCORERS.find(metric)(scoring)
         if mode == "leave_one_out" and self.scorer.evaluator is None:
             allowed = "a metric of whole configurations: 'kl', 'sqnr', 'mse', 'cosine', 'eval'"
             raise ArgumentError("metric", f"{metric!r} in mode 'leave_one_out'", allowed)
@@ -212,7 +213,7 @@ class Measure:
 
 def check_names(metric: str, mode: str) -> None:
     """Raises ArgumentError for an unknown metric or mode."""
-    find_scorer(metric)
+    SCORERS.find(metric)
     arguments.one_of("mode", mode, MODES)
 
 

@@ -1,6 +1,5 @@
 """Which format for which group of layers: tables and callables in, configurations out. No tensor, no module."""
 
-from pyquant.mixed_precision.solve import methods as _methods  # noqa: F401 (they register themselves)
 from pyquant.mixed_precision.solve.choice import choose
 from pyquant.mixed_precision.solve.evaluations import Journal
 from pyquant.mixed_precision.solve.front import Candidate, exact_front

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyquant.core import arguments
+from pyquant.core.registry import SEARCH_ALGORITHMS
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve.evaluations import Journal
 from pyquant.mixed_precision.solve.measurements import BudgetSpent, Evaluate, EvaluateMany, Measured, Measurements
@@ -77,7 +78,6 @@ class Search:
 
 
 SearchFunction = Callable[[Search], None]
-_ALGORITHMS: Final[dict[str, SearchFunction]] = {}
 
 
 def search_algorithm(name: str) -> Callable[[SearchFunction], SearchFunction]:
@@ -91,14 +91,7 @@ def search_algorithm(name: str) -> Callable[[SearchFunction], SearchFunction]:
         ...
         pyquant.errors.ArgumentError: argument 'name': got 'dp'; allowed: a name that is not taken: ...
     """
-    if name in _ALGORITHMS:
-        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(_ALGORITHMS)}")
-
-    def register(function: SearchFunction) -> SearchFunction:
-        _ALGORITHMS[name] = function
-        return function
-
-    return register
+    return SEARCH_ALGORITHMS.register(name)
 
 
 def algorithms() -> tuple[str, ...]:
@@ -108,7 +101,7 @@ def algorithms() -> tuple[str, ...]:
         >>> algorithms()
         ('bisection', 'dp', 'exhaustive', 'greedy', 'nsga2')
     """
-    return tuple(sorted(_ALGORITHMS))
+    return tuple(sorted(SEARCH_ALGORITHMS))
 
 
 def search_front(
@@ -153,11 +146,9 @@ def search_front(
         >>> [(point.config, point.loss) for point in points]
         [((1, 1), 4.2), ((1, 0), 1.0), ((0, 1), 3.2)]
     """
-    arguments.one_of("algorithm", algorithm, algorithms())
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ArgumentError("batch", repr(batch), "an integer of at least 1")
-    if isinstance(rng_seed, bool) or not isinstance(rng_seed, int) or rng_seed < 0:
-        raise ArgumentError("rng_seed", repr(rng_seed), "an integer of at least 0")
+    find_front: SearchFunction = SEARCH_ALGORITHMS.find(algorithm)
+    arguments.whole("batch", batch, 1)
+    arguments.whole("rng_seed", rng_seed, 0)
     if max_loss is not None and not math.isfinite(max_loss):
         raise ArgumentError("max_loss", max_loss, "a finite number or None")
     if corner is not None and not _is_point(corner):
@@ -178,7 +169,7 @@ def search_front(
     start = tuple(c for c in start if not pruned.violations(c))
     search = Search(pruned, measurements, start, rng_seed, max_loss, batch, stop_gain, corner)
     with contextlib.suppress(BudgetSpent):
-        _ALGORITHMS[algorithm](search)
+        find_front(search)
     return list(measurements.points)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from search_problems import decreasing
 
+from pyquant.core.registry import SEARCH_ALGORITHMS
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve import (
     Config,
@@ -19,7 +20,6 @@ from pyquant.mixed_precision.solve import (
     algorithms,
     search_algorithm,
     search_front,
-    solver,
 )
 
 NEEDS_PYMOO = pytest.mark.skipif(importlib.util.find_spec("pymoo") is None, reason="pymoo is not installed")
@@ -123,7 +123,7 @@ def own_algorithm() -> Iterator[None]:
             search.measure([(2, 1, 1, 1), (2, 2, 1, 1), (2, 2, 2, 1)])
 
     yield
-    del solver._ALGORITHMS["own"]
+    SEARCH_ALGORITHMS.remove("own")
 
 
 @pytest.mark.usefixtures("own_algorithm")

@@ -1,6 +1,8 @@
-"""How sensitive groups of layers are: one file a method, each found by its name (scorer.py)."""
+"""How sensitive groups of layers are: one file a method, a Scorer under @sensitivity_metric("name")."""
 
-from pyquant.mixed_precision.loss.scorers import error, fisher, hessian, noise, passes  # noqa: F401 (they register themselves)
-from pyquant.mixed_precision.loss.scorers.scorer import METRICS, Scorer, Scoring, Work, find_scorer, sensitivity_metric
+from pyquant.core.registry import import_modules
+from pyquant.mixed_precision.loss.scorers.scorer import Scorer, Scoring, Work, sensitivity_metric
 
-__all__ = ["METRICS", "Scorer", "Scoring", "Work", "find_scorer", "sensitivity_metric"]
+import_modules(__name__)
+
+__all__ = ["Scorer", "Scoring", "Work", "sensitivity_metric"]

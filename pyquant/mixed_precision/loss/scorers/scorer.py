@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from pyquant.core import arguments
-from pyquant.errors import ArgumentError
+from pyquant.core.registry import SCORERS
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import Evaluator, LossOfOutputs, TaskMetric, check_batches
 
@@ -121,7 +120,6 @@ class Scorer:
 
 
 ScorerClass = TypeVar("ScorerClass", bound=type[Scorer])
-METRICS: Final[dict[str, type[Scorer]]] = {}
 
 
 def sensitivity_metric(name: str) -> Callable[[ScorerClass], ScorerClass]:
@@ -135,17 +133,9 @@ def sensitivity_metric(name: str) -> Callable[[ScorerClass], ScorerClass]:
         ...
         pyquant.errors.ArgumentError: argument 'name': got 'kl'; allowed: a name that is not taken: ...
     """
-    if name in METRICS:
-        raise ArgumentError("name", repr(name), f"a name that is not taken: {', '.join(METRICS)}")
 
-    def register(cls: ScorerClass) -> ScorerClass:
+    def named(cls: ScorerClass) -> ScorerClass:
         cls.name = name
-        METRICS[name] = cls
         return cls
 
-    return register
-
-
-def find_scorer(name: str) -> type[Scorer]:
-    """The metric of that name. Raises ArgumentError for an unknown one."""
-    return METRICS[arguments.one_of("metric", name, METRICS)]
+    return SCORERS.register(name, named)

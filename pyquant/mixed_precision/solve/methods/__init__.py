@@ -1,3 +1,5 @@
-"""The search algorithms: one file each, registered by its name when this package is imported."""
+"""The search algorithms: one file each, a function (Search) -> None under @search_algorithm("name")."""
 
-from pyquant.mixed_precision.solve.methods import active, bisection, exhaustive, greedy, nsga2  # noqa: F401
+from pyquant.core.registry import import_modules
+
+import_modules(__name__)

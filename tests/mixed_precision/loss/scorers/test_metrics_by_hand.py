@@ -13,10 +13,11 @@ from torch.func import functional_call, jvp
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nets
 
+from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
-from pyquant.mixed_precision.loss.scorers import METRICS, Scorer, Scoring, Work, find_scorer, sensitivity_metric
+from pyquant.mixed_precision.loss.scorers import Scorer, Scoring, Work, sensitivity_metric
 
 FORMATS = ("fp32", "int8", "int4", "W4A8Dynamic(group_size=8)", "W8A16")
 
@@ -53,7 +54,7 @@ def test_fisher_is_the_gauss_newton_form_of_each_loss() -> None:
     inputs = _inputs(model, data)
     for loss in ("kl", "sqnr"):  # mse is that of the pixels
         scoring = _scoring(model, data, loss, FORMATS[:4], repeats=100)
-        table = _table(find_scorer("fisher")(scoring))
+        table = _table(SCORERS.find("fisher")(scoring))
         outputs = torch.cat(data)
         with torch.no_grad():
             outputs = model(outputs).double()
@@ -79,7 +80,7 @@ def test_fisher_sums_over_the_pixels_of_a_sample_with_one_output(rows: int) -> N
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(6 * 36, 4)).eval()
     data = [torch.randn(rows, 3, 8, 8) for _ in range(4)]
     scoring = _scoring(model, data, "mse", ("fp32", "int4"), repeats=400)
-    table = _table(find_scorer("fisher")(scoring))
+    table = _table(SCORERS.find("fisher")(scoring))
     exact = 0.0
     for x in data:
         with torch.no_grad():
@@ -95,7 +96,7 @@ def test_fisher_is_the_rise_of_kl() -> None:
         (nets.Attention(), nets.tokens(8), 0.25),
     ):
         scoring = _scoring(model, data, formats=("fp32", "int8", "int4"), repeats=8)
-        table = _table(find_scorer("fisher")(scoring))
+        table = _table(SCORERS.find("fisher")(scoring))
         for g, f in scoring.cells():
             config = tuple(f if i == g else 0 for i in range(len(scoring.switchable.groups)))
             measured = scoring.loss(config)
@@ -113,7 +114,7 @@ def test_hessian_is_the_trace_times_the_change() -> None:
 
     for loss_fn in (None, task_loss):
         scoring = _scoring(model, data, repeats=500, loss_fn=loss_fn, formats=("fp32", "int4"))
-        table = _table(find_scorer("hessian")(scoring))
+        table = _table(SCORERS.find("hessian")(scoring))
         for g, name in ((0, "0"), (1, "2")):
             weight = model.get_submodule(name).weight.detach()
 
@@ -137,7 +138,7 @@ def test_noise_has_the_variance_of_its_steps() -> None:
     model = nn.Sequential(nn.Linear(64, 30)).eval()
     data = [torch.randn(60, 64) for _ in range(2)]
     scoring = _scoring(model, data, "mse", repeats=30)
-    table = _table(find_scorer("noise")(scoring))
+    table = _table(SCORERS.find("noise")(scoring))
     x, weight = torch.cat(data).double(), model[0].weight.detach().double()
     for f in range(1, len(FORMATS)):
         layer = scoring.switchable.layer("0", f)
@@ -157,7 +158,7 @@ def test_noise_has_the_variance_of_its_steps() -> None:
 def test_error_is_noise_to_signal_of_weights_and_inputs() -> None:
     model, data = nets.classifier(), nets.batches()
     scoring = _scoring(model, data)
-    table = _table(find_scorer("error")(scoring))
+    table = _table(SCORERS.find("error")(scoring))
     inputs = _inputs(model, data)
     for g, f in scoring.cells():
         name = scoring.switchable.groups[g].layers[0]
@@ -186,8 +187,8 @@ def test_the_planted_layer_ranks_first_by_every_metric() -> None:
     scoring = _scoring(model, data, formats=("fp32", "int4"))
     scoring.task = TaskMetric(scoring.switchable, lambda m: (m(x).argmax(-1) == labels).float().mean())
     names = [group.name for group in scoring.switchable.groups]
-    for metric in METRICS:
-        scorer = find_scorer(metric)(scoring)
+    for metric in SCORERS:
+        scorer = SCORERS.find(metric)(scoring)
         if scorer.evaluator is not None:
             losses = [scorer.evaluator(tuple(int(i == g) for i in range(5))) for g in range(5)]
         else:
@@ -211,7 +212,7 @@ def test_rows_are_the_same_whenever_they_are_measured_and_leave_the_model_alone(
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
     scoring = _scoring(model, data, formats=("fp32", "int8"))
     for metric in ("noise", "fisher", "hessian", "error"):
-        scorer, again = find_scorer(metric)(scoring), find_scorer(metric)(scoring)
+        scorer, again = SCORERS.find(metric)(scoring), SCORERS.find(metric)(scoring)
         rows = [list(scorer.measure(work)) for work in scorer.work()]
         torch.manual_seed(99)
         assert rows == [list(again.measure(work)) for work in reversed(again.work())][::-1], metric
@@ -228,7 +229,7 @@ def test_encoder_layers_are_seen_although_torch_has_a_faster_path() -> None:
     model = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 6)).eval()
     scoring = _scoring(model, [torch.randn(4, 3, 16)], formats=("fp32", "int4"))
     for metric in ("noise", "fisher", "hessian", "error"):
-        assert all(row[1] > 0 for row in _table(find_scorer(metric)(scoring))), metric
+        assert all(row[1] > 0 for row in _table(SCORERS.find(metric)(scoring))), metric
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -241,22 +242,20 @@ def test_what_a_metric_cannot_do_is_refused() -> None:
 
     scoring = _scoring(NoGradients(*nets.classifier()).eval(), nets.batches(1), formats=("fp32", "int8"))
     for metric in ("fisher", "hessian"):
-        scorer = find_scorer(metric)(scoring)
+        scorer = SCORERS.find(metric)(scoring)
         with pytest.raises(UnsupportedError, match="without gradients"):
             scorer.measure(scorer.work()[0])
     by_angle = _scoring(nets.classifier(), nets.batches(1), "cosine")
     for metric in ("fisher", "hessian"):
         with pytest.raises(ArgumentError, match="'cosine'"):
-            find_scorer(metric)(by_angle)
+            SCORERS.find(metric)(by_angle)
     with pytest.raises(ArgumentError, match="eval_fn"):
-        find_scorer("eval")(scoring)
+        SCORERS.find("eval")(scoring)
     with pytest.raises(ArgumentError, match="'best'"):
-        find_scorer("best")
+        SCORERS.find("best")
 
 
-def test_a_metric_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyquant.mixed_precision.loss.scorers.scorer.METRICS", METRICS)
-
+def test_a_metric_is_one_class() -> None:
     @sensitivity_metric("size")
     class Size(Scorer):
         """Counts bits."""
@@ -279,4 +278,4 @@ def test_a_metric_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
         assert report.loss == ((0.0, 8.0),) * 3
         assert report.unit == "bits"
     finally:
-        METRICS.pop("size")
+        SCORERS.remove("size")
