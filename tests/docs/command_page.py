@@ -75,6 +75,15 @@ def files_of(page: Path) -> None:
     Path("mypackage/data.py").write_text(DATA.replace("BATCHES", "5"))
 
 
+def shortened(command: str) -> list[str]:
+    """The words of a command; those that time layers by the clock take two seconds instead of sixty."""
+    words = shlex.split(command)[1:]
+    if words[0] in ("latency", "search"):
+        seconds = "--seconds" if words[0] == "latency" else "--latency-seconds"
+        words += [] if seconds in words else [seconds, "2"]
+    return words
+
+
 def main(page: Path) -> None:
     """Prints [[command, exit code], ...] as its last line."""
     from pyquant.cli.main import main as pyquant
@@ -85,7 +94,7 @@ def main(page: Path) -> None:
         if not command.startswith(SKIPPED):
             print(f"$ {command}", file=sys.stderr, flush=True)
             try:
-                code = pyquant(shlex.split(command)[1:])
+                code = pyquant(shortened(command))
             except SystemExit as stop:
                 code = int(str(stop.code))
             done.append([command, code])
