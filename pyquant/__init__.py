@@ -41,7 +41,6 @@ from pyquant.mixed_precision.plan import Plan
 from pyquant.mixed_precision.search import search
 from pyquant.nn.blocks import QuantBasicBlock, QuantBottleneck
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
-from pyquant.nn.convert import quantize_
 from pyquant.nn.dequantize import dequantize_
 from pyquant.nn.fold import fold_batch_norm_
 from pyquant.nn.forms import expose_linears_, register_linear_form
@@ -73,6 +72,7 @@ from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
+from pyquant.ptq.quantize import quantize_
 from pyquant.qat.distill import distillation
 from pyquant.qat.finetune import finetune
 from pyquant.qat.guards import QATWarning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES
+from pyquant.ptq.improve.steps import NAMES as IMPROVERS
 from pyquant.report.render import table
 
 _EXAMPLES = """\
@@ -25,6 +26,7 @@ examples:
   pyquant quantize mypackage.models:build --scheme "W4A8Dynamic(group_size=64)" --skip "*.head" --out quantised
   pyquant quantize ./hugging-face-folder --scheme W8A8Dynamic --embeddings --out quantised
   pyquant quantize mypackage.models:build --config quantise.yaml --out quantised
+  pyquant quantize mypackage.models:build --scheme W8A8 --data mypackage.data:batches --improve smooth --out q
   pyquant quantize mypackage.models:build --recipe recipe.yaml --data mypackage.data:calibration --out quantised
   pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
 
@@ -41,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `quantize`."""
     parser.description = (
         "Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
-        "manifest of digests. Schemes that need calibration data (W8A8, W4A8, W4A4) come in a recipe, with --data or "
-        "--calibration."
+        "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
@@ -51,8 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--config", metavar="FILE", help="YAML or JSON: schemes by layer name or pattern")
     how.add_argument("--recipe", metavar="FILE", help="YAML, TOML or JSON: schemes, calibrators, what is skipped")
     ranges = parser.add_mutually_exclusive_group()
-    ranges.add_argument("--data", metavar="FN", help=f"with --recipe: {DATA_HELP}")
+    ranges.add_argument("--data", metavar="FN", help=f"to calibrate static inputs with: {DATA_HELP}")
     ranges.add_argument("--calibration", metavar="FILE", help="with --recipe: ranges that `pyquant calibrate` wrote")
+    parser.add_argument(
+        "--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)"
+    )
+    parser.add_argument("--improve", nargs="+", default=[], metavar="NAME", help=f"with --data: {', '.join(IMPROVERS)}")
     parser.add_argument(
         "--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:..."
     )
@@ -91,15 +96,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     """What is to be done to the model; all that can be wrong in the arguments is found here, before it is built."""
+    from pyquant.ptq.improve.steps import check_names
+
+    data = load_argumentless(args.data, "--data") if args.data else None
+    improve = check_names(args.improve, data)
     if not args.recipe:
-        for name in ("data", "calibration"):
-            if getattr(args, name):
-                raise ArgumentError(f"--{name}", getattr(args, name), "together with --recipe")
+        if args.calibration:
+            raise ArgumentError("--calibration", args.calibration, "together with --recipe")
         config = _config(args)
         switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
-        named = ("--config", args.config) if args.config else ("--scheme", args.scheme)
-        return lambda model: _without_data(model, config, named, args.skip, switches)
-    for name in ("skip", "embeddings", "heads", "on_indivisible"):
+
+        def quantise_layers(model: nn.Module) -> nn.Module:
+            batches = None if data is None else data()
+            return _quantised(model, config, args, data=batches, num_batches=args.batches, improve=improve, **switches)
+
+        return quantise_layers
+    for name in ("skip", "embeddings", "heads", "on_indivisible", "batches"):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ArgumentError(option, "given together with --recipe", "what the recipe says about layers")
@@ -117,27 +129,23 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
             raise ArgumentError("--calibration", got, "the ranges of this recipe: run pyquant calibrate again")
 
     def quantise(model: nn.Module) -> nn.Module:
-        return quantize_recipe_(model, recipe, None if data is None else data(), ranges=ranges)
+        return quantize_recipe_(model, recipe, None if data is None else data(), ranges=ranges, improve=improve)
 
     return quantise
 
 
-def _without_data(
-    model: nn.Module, config: QuantizeConfig, named: tuple[str, str], skip: Sequence[str], switches: dict[str, Any]
-) -> nn.Module:
-    """quantize_, whose errors name options: patterns that match nothing, and schemes that need input_scales, for which
-    there is no option."""
+def _quantised(model: nn.Module, config: QuantizeConfig, args: argparse.Namespace, **options: Any) -> nn.Module:
+    """quantize_, whose errors name options: the one that holds the patterns that match nothing."""
     import pyquant
 
     try:
-        return pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **switches)
+        return pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **options)
     except ArgumentError as error:
-        if error.argument == "config":
-            option = "--skip" if any(f" {pattern!r}" in error.got for pattern in skip) else named[0]
-            raise ArgumentError(option, error.got, error.allowed) from None
-        if error.argument != "input_scales":
+        if error.argument != "config":
             raise
-        raise ArgumentError(named[0], f"{named[1]}, and {error.got}", error.allowed) from None
+        named = "--config" if args.config else "--scheme"
+        option = "--skip" if any(f" {pattern!r}" in error.got for pattern in args.skip) else named
+        raise ArgumentError(option, error.got, error.allowed) from None
 
 
 def _config(args: argparse.Namespace) -> QuantizeConfig:

@@ -1,8 +1,8 @@
-"""quantize_: float layers of a model become quantised ones, in place, all of them or none."""
+"""Float layers of a model become quantised ones, in place, all of them or none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.linear_state import LinearState
-from pyquant.nn.match import FqnConfig
 from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import Patches
 from pyquant.nn.products import ONLY_ADDED, only_added
@@ -25,6 +24,7 @@ from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import (
+    Config,
     Fate,
     Filter,
     Owner,
@@ -41,10 +41,16 @@ from pyquant.nn.speed import compare_speed, warn_of_short_convolutions, warn_of_
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
 
+Chosen = Sequence[tuple[Site, QScheme]]
+Swap = tuple[Sequence[str], nn.Module]
+# (model, linear forms that its classes are to be replaced by, layers with their schemes) -> {id of a float layer: its
+# quantised twin}, for layers whose twin needs more than the weights; the model must be as before afterwards.
+Prepare = Callable[[nn.Module, Sequence[Swap], Chosen], Mapping[int, nn.Module]]
 
-def quantize_(
+
+def quantize_layers_(
     model: nn.Module,
-    config: QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[str | type, QScheme | None],
+    config: Config,
     filter_fn: Filter | None = None,
     device: torch.device | str | None = None,
     *,
@@ -53,43 +59,15 @@ def quantize_(
     on_indivisible: str = "per_channel",
     input_scales: Mapping[str, float | Tensor] | None = None,
     check_speed: object = None,
+    prepare: Prepare | None = None,
 ) -> nn.Module:
-    """Replace the Linear and Conv2d layers of a model by QLinear and QConv2d, in place.
+    """The part of quantize_ that needs no data, whose arguments these are.
 
-    model         nn.Module that contains nn.Linear or nn.Conv2d layers (not itself one); weights float32, float16 or
-                  bfloat16.
-    config        a QScheme for all, its name ('W8A8Dynamic', 'W4A16(group_size=64)') or its preset (W8A8Dynamic), or
-                  FqnConfig (or its mapping): names, globs, 're:' patterns, types -> scheme.
-    filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
-    device        where the new layers are made and, at the end, the whole model is moved; None: stay.
-    embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
-    heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
-                  floating point, as other tools do, and the warning says so; False: the same without a word; True:
-                  quantised. A name or pattern of the config that means the head decides first.
-    on_indivisible  layers whose K the scheme's group size does not divide: 'per_channel' gives them one scale a
-                  channel, 'skip' leaves them in floating point, 'error' raises SchemeError.
-    input_scales  {layer name: real size of one input code} for static schemes.
-    check_speed   example inputs (a tensor, a tuple of arguments, a mapping of keyword arguments): the quantised model
-                  runs once, its layers are timed against float ones for about two seconds, and a QuantizationWarning
-                  gives the figures of those that are slower (compare_speed). The same run shows which matrices of
-                  other classes are only added, which the warning then leaves out. None: convolutions of a CPU with
-                  fewer than 256 weights an output channel, which integers make slower most often, are timed on one
-                  image of 28 x 28 for 0.2 seconds at most, each kind once in a process. False: nothing is timed.
-    ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
-    Transactional: on any exception the model is as before.
-
-    Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions with
-    groups, classes that multiply by their own parameters, Linears with a forward of their own), adapters (what a
-    wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen), heads.
-    One QuantizationWarning names them with their share of the bytes where they are 1 % or more and nobody asked for it.
-
-    Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be
-    converted, lazy layers, a missing or unused input scale.
+    prepare  makes the twins of static layers, from data.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
-        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> type(quantize_(model, W8A8Dynamic(), filter_fn=lambda m, name: name != "2")[0]).__name__
+        >>> type(quantize_layers_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic())[0]).__name__
         'QLinear'
     """
     arguments.module("model", model)
@@ -113,17 +91,22 @@ def quantize_(
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
     fates = [(site, fate_of(rules, site, filter_fn, kept)) for site in sites]
-    fits = [(site, *_fit(site, fate, on_indivisible, scales)) for site, fate in fates]
+    fits = [(site, *_fit(site, fate, on_indivisible, scales, prepare is not None)) for site, fate in fates]
     chosen = [(site, scheme, note) for site, scheme, note in fits if scheme is not None]
     if not chosen:
         refusals.check_not_double(model, [site.module for site, fate in fates if not fate.is_wish])
-    _check_scales(scales, [(site, scheme) for site, scheme, _ in chosen])
-    made: dict[tuple[Any, ...], nn.Module] = {}
     rewritten = {id(site.owner): site.owner for site, _, _ in chosen if site.owner is not None}
-    new = [(owner.names, owner.form) for owner in rewritten.values()]
+    forms: list[Swap] = [(owner.names, owner.form) for owner in rewritten.values()]
+    plan = [(site, scheme) for site, scheme, _ in chosen]
+    twins = {} if prepare is None else prepare(model, forms, plan)
+    _check_scales(scales, [(site, scheme) for site, scheme in plan if id(site.module) not in twins])
+    made: dict[tuple[Any, ...], nn.Module] = {}
     for owner in rewritten.values():
         origin.remember(owner.form, owner.module)
-    new += [(site.names, _convert(site, scheme, note, scales, target, made)) for site, scheme, note in chosen]
+    new = forms + [
+        (site.names, _convert(site, scheme, note, scales, target, made, twins.get(id(site.module))))
+        for site, scheme, note in chosen
+    ]
     wished = {site.names[0] for site, fate in fates if fate.is_wish}
     wished |= {site.owner.names[0] for site, fate in fates if fate.is_wish and site.owner is not None}
     undo: list[Undo] = []
@@ -138,11 +121,12 @@ def quantize_(
             if not isinstance(module := model.get_submodule(name), obstacles.KINDS):
                 remember(module, ONLY_ADDED, undo)
                 wished.add(name)
-        warn_of_floats(quantization_report(model), wished | wished_floats(model, rules, filter_fn, embeddings, heads))
+        wished |= wished_floats(model, rules, filter_fn, embeddings, heads)
+        warn_of_floats(quantization_report(model), wished, stacklevel=4)
         if check_speed is None:
-            warn_of_short_convolutions(model, stacklevel=3)
+            warn_of_short_convolutions(model, stacklevel=4)
         elif check_speed is not False:
-            warn_of_slow_layers(compare_speed(model, check_speed))
+            warn_of_slow_layers(compare_speed(model, check_speed), stacklevel=4)
     return model
 
 
@@ -153,31 +137,34 @@ def _outside(sites: Iterable[Site], owners: Iterable[Owner]) -> list[Site]:
 
 
 def _fit(
-    site: Site, fate: Fate, on_indivisible: str, scales: Mapping[str, float | Tensor]
+    site: Site, fate: Fate, on_indivisible: str, scales: Mapping[str, float | Tensor], has_data: bool
 ) -> tuple[QScheme | None, str]:
     """The scheme that a site can have, and a note where that is another one than it was given, or none."""
     if fate.scheme is None:
         return None, fate.reason
-    if site.owner is not None and fate.scheme.is_static and not fate.is_named and not scales.keys() & set(site.names):
+    has_scale = has_data or scales.keys() & set(site.names)
+    if site.owner is not None and fate.scheme.is_static and not fate.is_named and not has_scale:
         return None, f"a static scheme, and no input scale is given for {site.names[0]}"
     return fitted(fate.scheme, site.module, on_indivisible, site.names[0])
 
 
 def _convert(
     site: Site, scheme: QScheme, note: str, scales: Mapping[str, float | Tensor], device: torch.device | None,
-    made: dict[tuple[Any, ...], nn.Module],
+    made: dict[tuple[Any, ...], nn.Module], twin: nn.Module | None,
 ) -> nn.Module:  # fmt: skip
-    """The quantised twin of one module. Modules that share weight and bias share their twin."""
+    """The quantised twin of one module, if it has none yet. Modules that share weight and bias share their twin."""
     old, name = site.module, site.names[0]
     scale = next((scales[n] for n in site.names if n in scales), None)
     bias = getattr(old, "bias", None)
     shape = Patches.of(old) if isinstance(old, nn.Conv2d) else None
     key = (type(old), id(old.weight), id(bias), shape, scheme, None if scale is None else float(scale))
-    if key in made and not obstacles.has_hooks(old):
+    if twin is None and key in made and not obstacles.has_hooks(old):
         return made[key]
     try:
-        if isinstance(old, nn.Embedding):
-            new: nn.Module = like(old, QEmbedding.from_float(_on(old, device)))
+        if twin is not None:
+            new = twin
+        elif isinstance(old, nn.Embedding):
+            new = like(old, QEmbedding.from_float(_on(old, device)))
         elif isinstance(old, nn.Linear):
             new = QLinear.from_float(_on(old, device), scheme, input_scale=scale)
         elif isinstance(old, nn.Conv2d):
@@ -191,7 +178,8 @@ def _convert(
     if note and isinstance(new, LinearState):
         new.note = note
     obstacles.carry_hooks(old, new)
-    made[key] = new
+    if twin is None:
+        made[key] = new
     return new
 
 
@@ -231,7 +219,7 @@ def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site,
     ]
     without = {site.names[0]: scheme for site, scheme in static if not any(name in scales for name in site.names)}
     if without:
-        raise refusals.no_input_scales(without)
+        raise refusals.no_ranges(without, "input_scales" if scales else "data")
     known = {name for site, _ in static for name in site.names}
     unused = [name for name in scales if name not in known]
     if unused:

@@ -46,7 +46,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
     Example:
         >>> import torch
         >>> from pyquant.core.presets import W8A8Dynamic
-        >>> from pyquant.nn.convert import quantize_
+        >>> from pyquant import quantize_
         >>> model = dequantize_(quantize_(nn.Sequential(nn.Linear(8, 8), nn.GELU()), W8A8Dynamic()))
         >>> type(model[0]).__name__, model[0].weight.dtype
         ('Linear', torch.float32)

@@ -37,7 +37,7 @@ def fuse_(model: nn.Module) -> nn.Module:
     Example:
         >>> import torch
         >>> from pyquant.core.presets import W8A8Dynamic
-        >>> from pyquant.nn.convert import quantize_
+        >>> from pyquant import quantize_
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
         >>> model = fuse_(quantize_(model, W8A8Dynamic()))
         >>> model[0].activation, model[0].fused_activation, model[1]

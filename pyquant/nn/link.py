@@ -83,7 +83,7 @@ def link_(model: nn.Module, example_inputs: object = None) -> nn.Module:
 
     Example:
         >>> from pyquant.core.presets import W8A8
-        >>> from pyquant.nn.convert import quantize_
+        >>> from pyquant import quantize_
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval()
         >>> model = link_(quantize_(model, W8A8(), input_scales={"0": 0.02, "1": 0.02}))
         >>> str(model[0].scheme.outputs)
@@ -118,7 +118,7 @@ def chain_report(model: nn.Module, example_inputs: object) -> list[ChainRecord]:
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
-        >>> from pyquant.nn.convert import quantize_
+        >>> from pyquant import quantize_
         >>> model = quantize_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval(), W8A8Dynamic())
         >>> [(record.state, record.extra_bytes) for record in chain_report(model, torch.zeros(3, 8))]
         [('broken', 144), ('end', 0)]

@@ -18,18 +18,19 @@ QUANTISED: Final = (LinearState, QEmbedding)
 _SHOWN: Final = 6
 
 
-def no_input_scales(layers: Mapping[str, QScheme]) -> ArgumentError:
-    """Layers (with their schemes) whose inputs are static and for which no scale is given."""
+def no_ranges(layers: Mapping[str, QScheme], argument: str) -> ArgumentError:
+    """Layers (with their schemes) whose inputs are static and for which there is neither data nor a scale.
+
+    argument  the one of the two that was given, or is the usual one.
+    """
     name = preset_name(next(iter(layers.values()))) or "their scheme"
     head, bracket, options = name.partition("(")
     dynamic = f"{head}Dynamic"
     instead = f" {dynamic}{bracket}{options}, which needs none;" if dynamic in PRESETS else ""
     return ArgumentError(
-        "input_scales",
-        f"nothing for {_listed(list(layers))}: {name} has static input ranges, which need data",
-        "a scale for every layer with static inputs;"
-        f"{instead} or ranges from data: SelectiveQuantizer and QuantizationCalibrator, or "
-        "`pyquant quantize --recipe FILE --data FN` (docs/calibration.md)",
+        argument,
+        f"nothing for {_listed(list(layers))}: {name} has static input ranges",
+        f"data to find them with (`pyquant quantize --data FN`);{instead} or input_scales (docs/calibration.md)",
     )
 
 

@@ -58,7 +58,7 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
-        >>> from pyquant.nn.convert import quantize_
+        >>> from pyquant import quantize_
         >>> model = quantize_(nn.Sequential(nn.Linear(64, 64)), W8A8Dynamic())
         >>> [(s.name, s.shape) for s in compare_speed(model, torch.zeros(4, 64), seconds=0.01)]
         [('0', (4, 64))]

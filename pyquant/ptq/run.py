@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.presets import W8A8
 from pyquant.errors import ArgumentError
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
+from pyquant.nn.swap import Undo
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
+from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
 from pyquant.ptq.layer_scheme import LayerScheme
 from pyquant.ptq.rules import Rule
 from pyquant.ptq.selective import SelectiveQuantizer
@@ -97,12 +100,14 @@ def quantize_recipe_(
     data: Iterable[Any] | None = None,
     *,
     ranges: Ranges | None = None,
+    improve: Sequence[str] = (),
     **options: Any,
 ) -> nn.Module:
-    """From a float model to an integer one by a recipe, in place: prepare, calibrate, convert, link.
+    """From a float model to an integer one by a recipe, in place: prepare, calibrate, improve, convert, link.
 
     data     batches for calibration; None where nothing is static, or with
     ranges   that calibrate_recipe_ found before.
+    improve  names of improvers, as in quantize_; they use as many batches as the calibration.
     options  as in calibrate_recipe_.
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
              hand over codes (link_); it must be in evaluation mode then. Transactional: on any exception it is as
@@ -118,9 +123,18 @@ def quantize_recipe_(
         raise ArgumentError("recipe.chains", "a list", "auto or off: link_ finds chains itself, or with register_link")
     if data is not None and ranges is not None:
         raise ArgumentError("ranges", "both data and ranges", "one of the two")
-    children = [(module, dict(module._modules)) for module in model.modules()] if isinstance(model, nn.Module) else []
-    undo = quantizer_of(recipe).quantize_reversibly(model)
+    names, count, to_inputs = (
+        check_names(improve, data),
+        recipe.calib_params.num_calib_batches,
+        options.get("batch_to_inputs"),
+    )
+    arguments.module("model", model)
+    children = [(module, dict(module._modules)) for module in model.modules()]
+    undo: list[Undo] = []
     try:
+        if names and data is not None:
+            improve_before(model, names, data, count, undo, to_inputs)
+        undo += quantizer_of(recipe).quantize_reversibly(model)
         simulated = any(is_simulated(module) for module in model.modules())
         static = [t.name for t in targets_of(model) if t.tensor != "weight"] if simulated else []
         if ranges is not None:
@@ -131,6 +145,8 @@ def quantize_recipe_(
         elif static:
             calibrate_recipe_(model, recipe, data, **options)  # type: ignore[arg-type]
         if simulated:
+            if names and data is not None:
+                improve_after(model, names, data, count, to_inputs)
             convert_(model)
         if recipe.chains == "auto" and static:
             link_(fuse_(model))

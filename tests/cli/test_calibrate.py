@@ -57,6 +57,18 @@ def test_calibrate_then_quantize_equals_one_command_and_python(capsys: pytest.Ca
     assert main(["verify", "a"]) == 0
 
 
+def test_a_static_scheme_with_data_needs_no_recipe() -> None:
+    words = ["quantize", MODEL, "--scheme", "W8A8", "--data", "toy_models:batches", "--batches", "3"]
+    for out, improve in (("a", ()), ("b", ("bias_correction",))):
+        assert main([*words, "--out", out, *(["--improve", *improve] if improve else [])]) == 0
+        import toy_models
+
+        data = list(toy_models.batches())
+        expected = pyquant.quantize_(toy_models.build(), "W8A8", data=data, num_batches=3, improve=improve)
+        x = toy_models.example_inputs()
+        assert torch.equal(pyquant.load_pretrained(out, toy_models.build)(x), expected(x))
+
+
 def test_pictures_of_the_users_tensors_and_errors_on_the_users_data(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +115,14 @@ def test_a_recipe_without_static_tensors_needs_no_data() -> None:
         (["quantize", MODEL, "--recipe", "r.json", "--out", "q"], 2, "1.input"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "gone", "--out", "q"], 2, "no such file"),
-        (["quantize", MODEL, "--scheme", "W8A8Dynamic", "--data", "toy_models:batches", "--out", "q"], 2, "--recipe"),
+        (["quantize", MODEL, "--scheme", "W8A8", "--calibration", "c.json", "--out", "q"], 2, "--recipe"),
+        (["quantize", MODEL, "--scheme", "W8A8", "--improve", "gptq", "--out", "q"], 2, "'data'"),
+        (
+            ["quantize", MODEL, "--scheme", "W8A8", "--data", "toy_models:batches", "--batches", "0", "--out", "q"],
+            2,
+            "--batches",
+        ),
+        (["quantize", MODEL, "--recipe", "r.json", "--batches", "3", "--out", "q"], 2, "--batches"),
         (["quantize", MODEL, "--recipe", "r.json", "--skip", "3", "--out", "q"], 2, "--skip"),
         (["quantize", MODEL, "--recipe", "r.json", "--embeddings", "--out", "q"], 2, "--embeddings"),
     ],

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.swap import Undo
 from pyquant.ptq.improve import smooth_rules as rules
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
 from pyquant.simulate.kinds import is_simulated
@@ -71,6 +73,15 @@ def smooth_(
         >>> list(smooth_(model, [torch.randn(16, 8)], num_batches=1))
         ['0']
     """
+    return smooth_reversibly(model, data, num_batches, alpha, pairs, [], batch_to_inputs)
+
+
+@torch.no_grad()
+def smooth_reversibly(
+    model: nn.Module, data: Iterable[Any], num_batches: int, alpha: float,
+    pairs: Iterable[tuple[str, Iterable[str]]] | None, undo: list[Undo], batch_to_inputs: BatchToInputs | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """smooth_ for a caller that may still fail. undo  receives the steps that take it back."""
     arguments.number("alpha", alpha, 0, 1)
     replay = Replay(model, data, num_batches, batch_to_inputs)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
@@ -92,7 +103,13 @@ def smooth_(
         for parameter, old in kept:
             parameter.copy_(old)
         raise
+    undo += [partial(_put_back, parameter, old) for parameter, old in kept]
     return spreads
+
+
+@torch.no_grad()
+def _put_back(parameter: Tensor, old: Tensor) -> None:
+    parameter.copy_(old)
 
 
 def _find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[_Pair]:

@@ -1,0 +1,175 @@
+"""quantize_: the front door. From a float model to an integer one in one call, by a scheme, a config or a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.convert import Chosen, Swap, quantize_layers_
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.sites import Filter
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.ptq.calibrator import QuantizationCalibrator
+from pyquant.ptq.improve.replay import BatchToInputs
+from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
+from pyquant.ptq.run import quantize_recipe_
+from pyquant.recipe import Recipe
+from pyquant.recipe.documents import FORMATS
+from pyquant.simulate.insert import twin_of
+from pyquant.simulate.kinds import SIMULATED, simulate
+
+_DEFAULTS: Final[dict[str, object]] = {
+    "filter_fn": None, "embeddings": False, "heads": None, "on_indivisible": "per_channel", "input_scales": None,
+    "check_speed": None, "num_batches": None,
+}  # fmt: skip
+
+
+def quantize_(
+    model: nn.Module,
+    config: QScheme
+    | str
+    | Callable[[], QScheme]
+    | FqnConfig
+    | Mapping[str | type, QScheme | None]
+    | Recipe
+    | os.PathLike[str],
+    filter_fn: Filter | None = None,
+    device: torch.device | str | None = None,
+    *,
+    data: Iterable[Any] | None = None,
+    num_batches: int | None = None,
+    improve: Sequence[str] = (),
+    batch_to_inputs: BatchToInputs | None = None,
+    embeddings: bool = False,
+    heads: bool | None = None,
+    on_indivisible: str = "per_channel",
+    input_scales: Mapping[str, float | Tensor] | None = None,
+    check_speed: object = None,
+) -> nn.Module:
+    """Replace the Linear and Conv2d layers of a model by QLinear and QConv2d, in place.
+
+    model         nn.Module that contains nn.Linear or nn.Conv2d layers (not itself one); weights float32, float16 or
+                  bfloat16.
+    config        a QScheme for all, its name ('W8A8Dynamic', 'W4A16(group_size=64)') or its preset (W8A8Dynamic);
+                  FqnConfig (or its mapping): names, globs, 're:' patterns, types -> scheme; or a Recipe or the path of
+                  its file (.yaml, .yml, .toml, .json), which says itself what the arguments below filter_fn,
+                  embeddings, heads, on_indivisible, num_batches and check_speed would (they are refused then).
+    filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
+    device        where the new layers are made and, at the end, the whole model is moved; None: stay.
+    data          batches to calibrate static inputs (W8A8, W4A8, W4A4) with: each a tensor, a tuple (its first item is
+                  used) or a mapping of forward's keywords, or whatever batch_to_inputs(batch) makes of it. The model
+                  runs in eval mode without gradients.
+    num_batches   how many of them; None: all, and `data` has a length then.
+    improve       names of improvers, which need `data` too: 'smooth' (smooth_), 'gptq' (gptq_), 'bias_correction'
+                  (bias_correction_); with their default options. Their functions take more.
+    embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
+    heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
+                  floating point, as other tools do, and the warning says so; False: the same without a word; True:
+                  quantised. A name or pattern of the config that means the head decides first.
+    on_indivisible  layers whose K the scheme's group size does not divide: 'per_channel' gives them one scale a
+                  channel, 'skip' leaves them in floating point, 'error' raises SchemeError.
+    input_scales  {layer name: real size of one input code} for static schemes, in place of data.
+    check_speed   example inputs (a tensor, a tuple of arguments, a mapping of keyword arguments): the quantised model
+                  runs once, its layers are timed against float ones for about two seconds, and a QuantizationWarning
+                  gives the figures of those that are slower (compare_speed). The same run shows which matrices of
+                  other classes are only added, which the warning then leaves out. None: convolutions of a CPU with
+                  fewer than 256 weights an output channel, which integers make slower most often, are timed on one
+                  image of 28 x 28 for 0.2 seconds at most, each kind once in a process. False: nothing is timed.
+    ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
+    Transactional: on any exception the model is as before.
+    The steps one by one: insert_fake_quantize_ (or SelectiveQuantizer), QuantizationCalibrator, convert_.
+
+    Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions with
+    groups, classes that multiply by their own parameters, Linears with a forward of their own), adapters (what a
+    wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen), heads.
+    One QuantizationWarning names them with their share of the bytes where they are 1 % or more and nobody asked for it.
+
+    Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be
+    converted, lazy layers, a missing or unused input scale; CalibrationError naming layers that saw no data.
+
+    Example:
+        >>> from pyquant.core.presets import W8A8Dynamic
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> type(quantize_(model, W8A8Dynamic(), filter_fn=lambda m, name: name != "2")[0]).__name__
+        'QLinear'
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> quantize_(model, "W8A8", data=[torch.randn(4, 8) for _ in range(4)])[2].scheme.is_static
+        True
+    """
+    names = check_names(improve, data)
+    layers: dict[str, Any] = {
+        "filter_fn": filter_fn, "embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible,
+        "input_scales": input_scales, "check_speed": check_speed,
+    }  # fmt: skip
+    if is_recipe(config):
+        for name, given in {**layers, "num_batches": num_batches}.items():
+            if given is not _DEFAULTS[name] and given != _DEFAULTS[name]:
+                raise ArgumentError(name, arguments.shown(given), "nothing beside a recipe, which says it")
+        quantize_recipe_(model, config, data, improve=names, batch_to_inputs=batch_to_inputs)  # type: ignore[arg-type]
+        return model if device is None else model.to(device)
+    if data is None:
+        return quantize_layers_(model, config, device=device, **layers)  # type: ignore[arg-type]
+    if input_scales is not None:
+        raise ArgumentError("input_scales", "a mapping, together with data", "one of the two")
+    arguments.module("model", model)
+    count = _count(data, num_batches)
+    undo: list[Undo] = []
+    with undone_on_error(undo):
+        improve_before(model, names, data, count, undo, batch_to_inputs)
+        prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
+        return quantize_layers_(model, config, device=device, prepare=prepare, **layers)  # type: ignore[arg-type]
+
+
+def is_recipe(config: object) -> bool:
+    """Whether a config is a Recipe or the path of one."""
+    return isinstance(config, (Recipe, os.PathLike)) or (
+        isinstance(config, str) and config.lower().endswith(tuple(FORMATS))
+    )
+
+
+def _count(data: Iterable[Any], num_batches: int | None) -> int:
+    arguments.iterable("data", data)
+    if num_batches is not None:
+        return arguments.whole("num_batches", num_batches, 1)
+    try:
+        count = len(data)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError("num_batches", f"None, for a {type(data).__name__} without a length", "a number") from None
+    if count == 0:
+        raise ArgumentError("data", f"a {type(data).__name__} of no batches", "at least one batch")
+    return count
+
+
+def _twins_from_data(
+    model: nn.Module, forms: Sequence[Swap], chosen: Chosen, *, data: Iterable[Any], count: int,
+    improve: tuple[str, ...], batch_to_inputs: BatchToInputs | None,
+) -> dict[int, nn.Module]:  # fmt: skip
+    """The quantised twins of layers that data has a part in: of static ones, with improvers of all. They simulate in
+    the model while data goes through it; afterwards it is as before."""
+    twins = {
+        id(site.module): (site, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme)))
+        for site, scheme in chosen
+        if isinstance(site.module, tuple(SIMULATED)) and (scheme.is_static or (improve and not scheme.is_float))
+    }
+    if not twins:
+        return {}
+    undo: list[Undo] = []
+    swap_modules(model, [*forms, *((site.names, twin) for site, twin in twins.values())], undo=undo)
+    try:
+        if any(scheme.is_static for _, scheme in chosen):
+            QuantizationCalibrator().calibrate_model(
+                model, data, num_calib_batches=count, batch_to_inputs=batch_to_inputs
+            )
+        improve_after(model, improve, data, count, batch_to_inputs)
+        return {key: twin.to_quantized() for key, (_, twin) in twins.items()}  # type: ignore[operator]
+    finally:
+        for step in reversed(undo):
+            step()
