@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     """What is to be done to the model; all that can be wrong in the arguments is found here, before it is built."""
     from pyquant.ptq.improve.steps import check_names
 
-    data = load_argumentless(args.data, "--data") if args.data else None
+    data = load_called(args.data, "--data") if args.data else None
     improve = check_names(args.improve, data)
     if not args.recipe:
         if args.calibration:
@@ -107,8 +108,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
         switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
 
         def quantise_layers(model: nn.Module) -> nn.Module:
-            batches = None if data is None else data()
-            return _quantised(model, config, args, data=batches, num_batches=args.batches, improve=improve, **switches)
+            return _quantised(model, config, args, data=_batches(data, args), num_batches=args.batches, improve=improve, **switches)
 
         return quantise_layers
     for name in ("skip", "embeddings", "heads", "on_indivisible", "batches"):
@@ -119,7 +119,6 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
     from pyquant.ptq.ranges_file import load_ranges
     from pyquant.recipe import Recipe
 
-    data = load_called(args.data, "--data") if args.data else None
     recipe = Recipe.load(args.recipe)
     ranges = None
     if args.calibration:
@@ -129,9 +128,15 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
             raise ArgumentError("--calibration", got, "the ranges of this recipe: run pyquant calibrate again")
 
     def quantise(model: nn.Module) -> nn.Module:
-        return quantize_recipe_(model, recipe, None if data is None else data(), ranges=ranges, improve=improve)
+        return quantize_recipe_(model, recipe, _batches(data, args), ranges=ranges, improve=improve)
 
     return quantise
+
+
+def _batches(data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace) -> Iterable[Any] | None:
+    batches = None if data is None else data()
+    # improvers go through the data more than once
+    return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and args.improve else batches
 
 
 def _quantised(model: nn.Module, config: QuantizeConfig, args: argparse.Namespace, **options: Any) -> nn.Module:
