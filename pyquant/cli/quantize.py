@@ -108,7 +108,8 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
         switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
 
         def quantise_layers(model: nn.Module) -> nn.Module:
-            return _quantised(model, config, args, data=_batches(data, args), num_batches=args.batches, improve=improve, **switches)
+            batches = _batches(data, args)
+            return _quantised(model, config, args, data=batches, num_batches=args.batches, improve=improve, **switches)
 
         return quantise_layers
     for name in ("skip", "embeddings", "heads", "on_indivisible", "batches"):
