@@ -1,4 +1,4 @@
-"""Evaluations that are spread over processes, kept in a journal and taken from it, with their progress told."""
+"""Pieces of work that are spread over processes, kept in a journal and taken from it, with their progress."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from pyquant.io.journal import Journal
 from pyquant.mixed_precision.spread import by_first, check_equal, plain_by_first, spread_rows
 
 T = TypeVar("T")
-OnProgress = Callable[[int, int, str], None]
+OnPiece = Callable[[str, str, int, int], None]
 KIND = "evaluations"
 
 
 class Ledger:
-    """Rows of numbers by key, each worked out once.
+    """Pieces of work by key, in stages: each done once, by one process, and on the disk before the next begins.
 
-    fingerprint  what the rows depend on; must be the same in every process.
+    fingerprint  what the pieces depend on; must be the same in every process.
     journal      file that process 0 keeps; None: nothing survives the process.
-    progress     progress(done, total, what), called when a row is there; in process 0 also for rows of the journal.
-    total        how many rows there will be.
+    progress     progress(stage, key, done, total), called when a piece is there; in process 0 also for those of the
+                 journal. done, total: of the stage.
+    Attributes: counts ({stage: pieces}, those of an earlier run included).
     Raises CheckpointError for a journal that is damaged or of something else; ArgumentError where processes differ.
 
     Example:
-        >>> with Ledger("f", total=2) as ledger:
-        ...     ledger.rows(["1", "2"], lambda i: [i / 2], [1, 2], 1)
+        >>> with Ledger("f") as ledger:
+        ...     ledger.rows("halves", ["1", "2"], lambda i: [i / 2], [1, 2], 1)
         [[0.5], [1.0]]
     """
 
@@ -35,51 +36,72 @@ class Ledger:
         self,
         fingerprint: str,
         journal: str | os.PathLike[str] | None = None,
-        progress: OnProgress | None = None,
-        total: int = 0,
+        progress: OnPiece | None = None,
     ) -> None:
         check_equal("model", fingerprint)
         self._journal = by_first(lambda: None if journal is None else Journal(journal, KIND, fingerprint))
-        self._progress, self._total, self._done = progress, total, 0
+        self._progress = progress
         self._rows: dict[str, list[float]] = {}
+        self.counts: dict[str, int] = {}
+
+    def numbers(
+        self, stage: str, items: Sequence[T], fn: Callable[[T], float], total: int = 0, key: str = ""
+    ) -> list[float]:
+        """A number for each item.
+
+        key    what is measured, so that stages that measure the same share their pieces; '': the stage.
+        total  pieces that the stage will have at most; 0: as many as items.
+        """
+        keys = [f"{key or stage} {item}" for item in items]
+        return [row[0] for row in self.rows(stage, keys, lambda item: [fn(item)], items, 1, total)]
 
     def rows(
-        self, keys: Sequence[str], fn: Callable[[T], Sequence[float]], items: Sequence[T], width: int
+        self,
+        stage: str,
+        keys: Sequence[str],
+        fn: Callable[[T], Sequence[float]],
+        items: Sequence[T],
+        width: int,
+        total: int = 0,
     ) -> list[list[float]]:
         """fn(item) -> `width` numbers for every item, or what is known of it by its key; in order."""
+        total = total or len(items)
+        self.counts.setdefault(stage, 0)
         asked = list(dict.fromkeys(key for key in keys if key not in self._rows))
         at = dict(zip(keys, items, strict=True))
 
         def keep(i: int, row: list[float]) -> None:
             if self._journal is not None:
                 self._journal.add(asked[i], [x if math.isfinite(x) else repr(x) for x in row])
-            self._tell(asked[i])
+            self._report(stage, asked[i], total)
 
         known = by_first(
             lambda: {i: row for i, key in enumerate(asked) if (row := self._known(key, width)) is not None}
         )
         for i in known or ():
-            self._tell(asked[i])
-        found = spread_rows([at[key] for key in asked], fn, width, known=known, on_row=keep)
-        self._rows.update(zip(asked, found, strict=True))
+            self._report(stage, asked[i], total)
+        rows = spread_rows([at[key] for key in asked], fn, width, known=known, on_row=keep)
+        self._rows.update(zip(asked, rows, strict=True))
         return [self._rows[key] for key in keys]
 
-    def plain(self, key: str, make: Callable[[], Any]) -> Any:
+    def plain(self, stage: str, key: str, make: Callable[[], Any], total: int = 1) -> Any:
         """What process 0 makes, or what the journal holds of it: data as JSON has it, the same in every process."""
+        key = f"{stage} {key}".rstrip()
+        self.counts.setdefault(stage, 0)
 
-        def found() -> Any:
+        def recorded() -> Any:
             if self._journal is None:
                 return make()
             if key not in self._journal.entries:
                 self._journal.add(key, make())
             return self._journal.entries[key]
 
-        value = plain_by_first(found)
-        self._tell(key)
+        value = plain_by_first(recorded)
+        self._report(stage, key, total)
         return value
 
     def close(self) -> None:
-        """Gives the journal back."""
+        """Releases the journal."""
         if self._journal is not None:
             self._journal.close()
 
@@ -101,7 +123,7 @@ class Ledger:
             raise CheckpointError(f"{self._journal.path}: {key}: {value!r}"[:200] + f"; allowed: {width} numbers")
         return row
 
-    def _tell(self, what: str) -> None:
-        self._done += 1
+    def _report(self, stage: str, key: str, total: int) -> None:
+        self.counts[stage] += 1
         if self._progress is not None:
-            self._progress(self._done, self._total, what)
+            self._progress(stage, key, self.counts[stage], max(total, self.counts[stage]))

@@ -15,16 +15,16 @@ from pyquant.mixed_precision.accuracy_limit import within_limit
 from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, Config, SwitchableModel
 from pyquant.mixed_precision.costs import CostTable, bits_cost, cost_table, size_cost
-from pyquant.mixed_precision.latencies import latency_table, timed
-from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
-from pyquant.mixed_precision.losses import Disagreement, first_tables, single
+from pyquant.mixed_precision.decide import Findings, beyond_reach, order_of
+from pyquant.mixed_precision.ledger import Ledger
+from pyquant.mixed_precision.loss.evaluate import DISAGREEMENT, LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.plan import Plan
-from pyquant.mixed_precision.record import Findings, beyond_reach, order_of, plan_of
+from pyquant.mixed_precision.record import plan_of
 from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import drop_slower
 from pyquant.mixed_precision.solve.solver import search_front
-from pyquant.mixed_precision.work import Work
+from pyquant.mixed_precision.tables import first_tables, latency_table, single, timed
 from pyquant.results.latency import LatencyTable
 from pyquant.results.pareto import pareto_front
 
@@ -74,38 +74,54 @@ class _Search:
         self.loss = LossOfOutputs(switchable, options.metric, _score_batches(options))
         self.task = None if eval_fn is None else TaskMetric(switchable, eval_fn, options.higher_is_better)
         self.agreement = (
-            Disagreement(switchable, self.loss.batches) if eval_fn is None and max_drop is not None else None
+            LossOfOutputs(switchable, DISAGREEMENT, self.loss.batches)
+            if eval_fn is None and max_drop is not None
+            else None
         )
         self.needs_latency = objective == "latency" or options.max_latency_us is not None
 
     def run(self) -> Plan:
         settings = {"objective": self.objective, "max_drop": f"{self.max_drop}", **self.options.settings()}
-        told = fingerprint(self.switchable, self.loss.batches, *sorted(settings.items()))
-        with Work(told, self.options) as work:
-            latency = self._latency(work)
+        facts = fingerprint(self.switchable, self.loss.batches, *sorted(settings.items()))
+        progress = self.options.progress
+        on_piece = None if progress is None else lambda stage, key, done, total: progress(stage, done, total)
+        with Ledger(facts, self.options.journal, on_piece) as ledger:
+            latency = self._latency(ledger)
             costs = cost_table(self.objective, self.switchable, latency)
-            problem = self._problem(work, costs, latency)
-            losses = self._front(work, problem)
-            drops, values, kept = self._within(work, problem, losses)
-            times = self._times(work, problem, kept, losses)
-            found = Findings(
-                self.switchable, self.objective, self.max_drop, self.options, problem, costs, latency, losses, drops,
-                values, times, kept, drop_slower(problem, self.options.never_slower_margin)[1], work.counts, settings,
-                self.task is not None,
-            )  # fmt: skip
-            return plan_of(found)
+            problem = self._problem(ledger, costs, latency)
+            losses = self._front(ledger, problem)
+            drops, quality, feasible = self._within(ledger, problem, losses)
+            findings = Findings(
+                switchable=self.switchable,
+                objective=self.objective,
+                max_drop=self.max_drop,
+                options=self.options,
+                problem=problem,
+                costs=costs,
+                latency=latency,
+                losses=losses,
+                drops=drops,
+                quality=quality,
+                times=self._times(ledger, problem, feasible, losses),
+                feasible=feasible,
+                dropped=drop_slower(problem, self.options.never_slower_margin)[1],
+                counts=ledger.counts,
+                settings=settings,
+                has_task=self.task is not None,
+            )
+            return plan_of(findings)
 
-    def _latency(self, work: Work) -> LatencyTable | None:
-        return latency_table(work, self.switchable, self.example, self.options) if self.needs_latency else None
+    def _latency(self, ledger: Ledger) -> LatencyTable | None:
+        return latency_table(ledger, self.switchable, self.example, self.options) if self.needs_latency else None
 
-    def _problem(self, work: Work, costs: CostTable, latency: LatencyTable | None) -> SearchProblem:
+    def _problem(self, ledger: Ledger, costs: CostTable, latency: LatencyTable | None) -> SearchProblem:
         allowed = np.array(self.switchable.allowed)
         limits = self._constraints(latency)
         for limit in limits:  # before any loss is measured
             least = tuple(np.where(allowed, limit.table, np.inf).argmin(-1).tolist())
             if limit.cost_of(least) > limit.limit:
                 raise beyond_reach(self.switchable, limit, least)
-        tables = first_tables(work, self.switchable, self.loss, self.task, self.options)
+        tables = first_tables(ledger, self.switchable, self.loss, self.task, self.options)
         return SearchProblem(
             tuple(g.name for g in self.switchable.groups),
             tuple(f.name for f in self.switchable.formats),
@@ -129,12 +145,12 @@ class _Search:
                 limits.append(Constraint(name, np.array(table.table), limit, table.base))
         return tuple(limits)
 
-    def _front(self, work: Work, problem: SearchProblem) -> dict[Config, float]:
+    def _front(self, ledger: Ledger, problem: SearchProblem) -> dict[Config, float]:
         """Losses of the configurations that matter, the float one first."""
         budget = self.options.budget
 
         def many(configs: Sequence[Config]) -> list[float]:
-            return work.numbers("configurations", configs, self.loss, budget, key="loss")
+            return ledger.numbers("configurations", configs, self.loss, budget, key="loss")
 
         # Single groups were measured already, on the same data, where the first tables come from them.
         is_measured = self.options.sensitivity in ("", self.options.metric)
@@ -153,9 +169,9 @@ class _Search:
         return {start: 0.0, **known, **{p.config: p.loss for p in points}}
 
     def _within(
-        self, work: Work, problem: SearchProblem, losses: dict[Config, float]
+        self, ledger: Ledger, problem: SearchProblem, losses: dict[Config, float]
     ) -> tuple[dict[Config, float], dict[Config, float], list[Config]]:
-        """Drops and values of what was evaluated, and the configurations that keep every limit."""
+        """Drops and quality of what was evaluated, and the configurations that keep every limit."""
         options = self.options
         most = float("inf") if options.max_loss is None else options.max_loss
         open_ = [c for c, loss in losses.items() if loss <= most and not problem.violations(c)]
@@ -163,36 +179,37 @@ class _Search:
         start = problem.uniform(0)
         if self.max_drop is None or (self.task is None and self.agreement is None):
             return {}, {}, front
-        drops, values = {start: 0.0}, {}
+        drops, quality = {start: 0.0}, {}
         if self.task is not None:
             task = self.task
-            task.baseline = work.plain("evaluations", "float", lambda: task.baseline, options.evaluations + 1)
-            values[start] = task.baseline
+            task.baseline = ledger.plain("evaluations", "float", lambda: task.baseline, options.evaluations + 1)
+            quality[start] = task.baseline
 
         def drop_of(index: int) -> float:
             config = rest[index]
             if self.task is not None:
-                task = self.task
-                calls = options.evaluations + 1
-                values[config] = work.plain("evaluations", str(config), lambda: task.value(config), calls)
-                drops[config] = task.loss_of(values[config])
+                task, calls = self.task, options.evaluations + 1
+                quality[config] = ledger.plain("evaluations", str(config), lambda: task.value(config), calls)
+                drops[config] = task.loss_of(quality[config])
             elif self.agreement is not None:
-                (drops[config],) = work.numbers("evaluations", [config], self.agreement, options.evaluations, "changed")
-                values[config] = 1 - drops[config]
+                (drops[config],) = ledger.numbers(
+                    "evaluations", [config], self.agreement, options.evaluations, "changed"
+                )
+                quality[config] = 1 - drops[config]
             return drops[config]
 
         rest = [c for c in front if c != start]
-        kept, _ = within_limit([losses[c] for c in rest], drop_of, self.max_drop, options.evaluations)
-        return drops, values, [*([start] if start in open_ else []), *(rest[i] for i in kept)]
+        within, _ = within_limit([losses[c] for c in rest], drop_of, self.max_drop, options.evaluations)
+        return drops, quality, [*([start] if start in open_ else []), *(rest[i] for i in within)]
 
     def _times(
-        self, work: Work, problem: SearchProblem, kept: list[Config], losses: dict[Config, float]
+        self, ledger: Ledger, problem: SearchProblem, feasible: list[Config], losses: dict[Config, float]
     ) -> dict[Config, tuple[float, float, float]]:
         """Microseconds end to end of the best candidates and of the float model: (median, low, high)."""
-        if not self.needs_latency or not kept:
+        if not self.needs_latency or not feasible:
             return {}
-        first = sorted(kept, key=order_of(problem, losses, self.max_drop, self.options))[: self.options.candidates]
-        return timed(work, self.switchable, [problem.uniform(0), *first], self.example, self.options)
+        first = sorted(feasible, key=order_of(problem, losses, self.max_drop, self.options))[: self.options.candidates]
+        return timed(ledger, self.switchable, [problem.uniform(0), *first], self.example, self.options)
 
 
 def front_of(problem: SearchProblem, losses: dict[Config, float]) -> list[Config]:

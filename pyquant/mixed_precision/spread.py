@@ -20,21 +20,6 @@ T = TypeVar("T")
 Rows = list[list[float]]
 
 
-def spread(items: Sequence[T], fn: Callable[[T], float]) -> list[float]:
-    """fn(item) of every item, in order; each item is worked out by one process of torch.distributed.
-
-    items  the same in every process.
-    fn     item -> number; must not use collectives itself.
-    ->     float64 numbers, the same in every process.
-    Raises what fn raises, in its process; PyquantError in the others.
-
-    Example:
-        >>> spread([1, 2, 3], lambda x: x / 2)
-        [0.5, 1.0, 1.5]
-    """
-    return [row[0] for row in spread_rows(items, lambda item: [fn(item)], 1)]
-
-
 def spread_rows(
     items: Sequence[T],
     fn: Callable[[T], Sequence[float]],
@@ -43,13 +28,21 @@ def spread_rows(
     known: Mapping[int, Sequence[float]] | None = None,
     on_row: Callable[[int, list[float]], None] | None = None,
 ) -> Rows:
-    """As spread, for `width` numbers an item.
+    """fn(item) -> `width` numbers of every item, in order; each is worked out by one process of torch.distributed.
 
+    items   the same in every process.
+    fn      must not use collectives itself.
     known   {index: row} that process 0 has already; what the other processes pass is not looked at.
     on_row  on_row(index, row), called in every process for every new row, in order, before more work begins.
+    ->      float64 numbers, the same in every process.
+    Raises what fn raises, in its process; PyquantError in the others.
+
+    Example:
+        >>> spread_rows([1, 2, 3], lambda x: [x / 2], 1)
+        [[0.5], [1.0], [1.5]]
     """
     group = _Processes()
-    rows: list[list[float] | None] = group.told([(known or {}).get(i) for i in range(len(items))], width)
+    rows: list[list[float] | None] = group.shared([(known or {}).get(i) for i in range(len(items))], width)
     missing = [i for i, row in enumerate(rows) if row is None]
     for first in range(0, len(missing), group.world):
         turn = missing[first : first + group.world]
@@ -76,12 +69,7 @@ def plain_by_first(make: Callable[[], Any]) -> Any:
     """
     group = _Processes()
     made = group.together(make if group.rank == 0 else lambda: None)
-    return made if group.world == 1 else group.said(made)
-
-
-def is_first() -> bool:
-    """Whether this is process 0, or the only one."""
-    return _Processes().rank == 0
+    return made if group.world == 1 else group.plain(made)
 
 
 def check_equal(what: str, fingerprint: str) -> None:
@@ -116,17 +104,16 @@ class _Processes:
         self._distributed.all_gather(each, mine)
         return [one.tolist() for one in each]
 
-    def told(self, rows: Sequence[Sequence[float] | None], width: int) -> list[list[float] | None]:
+    def shared(self, rows: Sequence[Sequence[float] | None], width: int) -> list[list[float] | None]:
         """What process 0 knows."""
         if self.world == 1 or not rows:
             return [None if row is None else list(row) for row in rows]
         flat = [x for row in rows for x in ([0.0] * (width + 1) if row is None else [1.0, *row])]
-        shared = torch.tensor(flat, dtype=torch.float64, device=self._device)
-        self._distributed.broadcast(shared, 0)
-        told = shared.view(len(rows), width + 1).tolist()
-        return [row[1:] if row[0] else None for row in told]
+        data = torch.tensor(flat, dtype=torch.float64, device=self._device)
+        self._distributed.broadcast(data, 0)
+        return [row[1:] if row[0] else None for row in data.view(len(rows), width + 1).tolist()]
 
-    def said(self, value: Any) -> Any:
+    def plain(self, value: Any) -> Any:
         """The plain data of process 0."""
         data = json.dumps(value).encode() if self.rank == 0 else b""
         size = torch.tensor([float(len(data))], dtype=torch.float64, device=self._device)

@@ -1,4 +1,4 @@
-"""Rows are worked out once, told once, and come back from a journal exactly, infinities included."""
+"""Rows are worked out once, reported once, and come back from a journal exactly, infinities included."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from pyquant.errors import CheckpointError
 from pyquant.io.journal import Journal
 from pyquant.mixed_precision.ledger import KIND, Ledger
-from pyquant.mixed_precision.spread import spread, spread_rows
+from pyquant.mixed_precision.spread import spread_rows
 
 ROWS = {"a": [0.1, math.inf], "b": [-0.0, -math.inf], "c": [1e-300, 3.0]}
 
 
-def test_repeated_keys_are_worked_out_and_told_once(tmp_path: Path) -> None:
+def test_repeated_keys_are_worked_out_and_reported_once(tmp_path: Path) -> None:
     asked: list[str] = []
-    told: list[tuple[int, int, str]] = []
+    steps: list[tuple[str, str, int, int]] = []
 
     def fn(key: str) -> list[float]:
         asked.append(key)
@@ -25,12 +25,12 @@ def test_repeated_keys_are_worked_out_and_told_once(tmp_path: Path) -> None:
 
     for run in range(2):
         asked.clear()
-        told.clear()
-        with Ledger("f", tmp_path / "j", lambda *step: told.append(step), 3) as ledger:
+        steps.clear()
+        with Ledger("f", tmp_path / "j", lambda *step: steps.append(step)) as ledger:
             for keys in (["a", "b", "a"], ["b", "c"], ["c"]):
-                assert repr(ledger.rows(keys, fn, keys, 2)) == repr([ROWS[key] for key in keys])
+                assert repr(ledger.rows("s", keys, fn, keys, 2, 3)) == repr([ROWS[key] for key in keys])
         assert asked == ([] if run else ["a", "b", "c"])
-        assert told == [(1, 3, "a"), (2, 3, "b"), (3, 3, "c")]
+        assert steps == [("s", "a", 1, 3), ("s", "b", 2, 3), ("s", "c", 3, 3)]
 
 
 def test_a_failure_keeps_what_was_done(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_failure_keeps_what_was_done(tmp_path: Path) -> None:
         return ROWS[key]
 
     with pytest.raises(ValueError, match="b"), Ledger("f", tmp_path / "j") as ledger:
-        ledger.rows(list(ROWS), fails, list(ROWS), 2)
+        ledger.rows("s", list(ROWS), fails, list(ROWS), 2)
     with Journal(tmp_path / "j", KIND, "f") as journal:
         assert list(journal.entries) == ["a"]
 
@@ -50,11 +50,11 @@ def test_entries_that_are_no_rows_are_refused(tmp_path: Path, value: object) -> 
     with Journal(tmp_path / "j", KIND, "f") as journal:
         journal.add("a", value)
     with pytest.raises(CheckpointError, match="2 numbers"), Ledger("f", tmp_path / "j") as ledger:
-        ledger.rows(["a"], lambda key: [0.0, 0.0], ["a"], 2)
+        ledger.rows("s", ["a"], lambda key: [0.0, 0.0], ["a"], 2)
 
 
 def test_spread_in_one_process() -> None:
-    assert spread([], lambda item: 1.0) == []
+    assert spread_rows([], lambda item: [1.0], 1) == []
     new: list[int] = []
     rows = spread_rows([1, 2, 3], lambda x: [x, x * x], 2, known={1: [7.0, 8.0]}, on_row=lambda i, row: new.append(i))
     assert rows == [[1, 1], [7.0, 8.0], [3, 9]]

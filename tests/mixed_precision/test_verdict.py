@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pyquant.mixed_precision.record import _times
+from pyquant.mixed_precision.decide import _times
 
 
 def findings(**times: tuple[float, float, float]) -> Any:

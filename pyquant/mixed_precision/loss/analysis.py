@@ -137,7 +137,7 @@ class Analysis:
             return dict(zip(cells, measure.loss(self.scorer.evaluator, list(cells.values())), strict=True))
         work = self.scorer.work()
         keys = [" ".join(filter(None, (self.scorer.name, self.scorer.settings, w.key))) for w in work]
-        table = self.scorer.table(ledger.rows(keys, self.scorer.measure, work, self.scorer.width))
+        table = self.scorer.table(ledger.rows("", keys, self.scorer.measure, work, self.scorer.width))
         return {(g, f): table[g][f] for g, f in cells}
 
     def _steps(self, measure: Measure, loss: Cells, latency: Latency | None) -> tuple[SensitivityStep, ...]:
@@ -201,7 +201,7 @@ class Measure:
         name = "eval" if isinstance(evaluator, TaskMetric) else evaluator.metric.name
         fn: Callable[[Config], float] = evaluator.value if isinstance(evaluator, TaskMetric) else evaluator
         keys = [f"{name} {','.join(map(str, config))}" for config in configs]
-        return [row[0] for row in self._ledger.rows(keys, lambda config: [fn(config)], configs, 1)]
+        return [row[0] for row in self._ledger.rows("", keys, lambda config: [fn(config)], configs, 1)]
 
     def loss(self, evaluator: Evaluator, configs: Sequence[Config]) -> list[float]:
         """Losses, small is better: for a task metric its drop."""

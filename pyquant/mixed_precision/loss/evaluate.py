@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -174,3 +174,15 @@ def check_batches(batches: list[Any]) -> list[Any]:
     if not batches:
         raise ArgumentError("batches", "none", "at least one batch, given here or as data of the model")
     return batches
+
+
+def _changed_rows(reference: Tensor, output: Tensor) -> Tensor:
+    return (reference.argmax(-1) != output.argmax(-1)).to(torch.float64).unsqueeze(-1)
+
+
+def _share(sums: Sequence[float], rows: int) -> float:
+    return sums[0] / rows
+
+
+# A prediction that stays the float model's is right or wrong as it was: accuracy moves by no more than this share.
+DISAGREEMENT: Final = OutputMetric("disagreement", "share of predictions that change", False, _changed_rows, _share)

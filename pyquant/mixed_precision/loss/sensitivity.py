@@ -15,7 +15,7 @@ from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.formats import Format, formats_of
 from pyquant.mixed_precision.choices.groups import Group, Grouping, find_groups
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
-from pyquant.mixed_precision.ledger import Ledger, OnProgress
+from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.analysis import Analysis, Latency, check_latency, check_names
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
@@ -44,7 +44,7 @@ def sensitivity(
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     repeats: int | None = None,
     seed: int = 0,
-    progress: OnProgress | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> SensitivityReport:
     """Which layers suffer by which format, and which to keep in floating point.
@@ -101,8 +101,13 @@ def sensitivity(
     calibration = 0 if isinstance(model, SwitchableModel) else _calibration(switchable.formats, len(switchable.batches))
     cost = analysis.cost(calibration)
     check_latency(latency, switchable)
-    told = fingerprint(switchable, scoring.loss.batches, eval_fn and _name_of(eval_fn))
-    with Ledger(told, journal, progress, cost.evaluations) as ledger:
+    facts = fingerprint(switchable, scoring.loss.batches, eval_fn and _name_of(eval_fn))
+
+    def on_piece(stage: str, key: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, cost.evaluations, key)
+
+    with Ledger(facts, journal, on_piece) as ledger:
         return analysis.run(ledger, cost, latency, f"{len(scoring.loss.batches)} batches, {own}")
 
 

@@ -1,7 +1,5 @@
 """Which format for which group of layers: tables and callables in, configurations out. No tensor, no module."""
 
-from pyquant.mixed_precision.solve.choice import choose
-from pyquant.mixed_precision.solve.evaluations import Journal
 from pyquant.mixed_precision.solve.front import Candidate, exact_front
 from pyquant.mixed_precision.solve.measurements import Measured
 from pyquant.mixed_precision.solve.problem import Config, Constraint, SearchProblem
@@ -13,12 +11,10 @@ __all__ = [
     "Config",
     "Constraint",
     "Dropped",
-    "Journal",
     "Measured",
     "Search",
     "SearchProblem",
     "algorithms",
-    "choose",
     "drop_slower",
     "exact_front",
     "search_algorithm",

@@ -38,20 +38,20 @@ class _States:
 
 
 @dataclass
-class Work:
+class FrontCounts:
     """How much exact_front did: beginnings that were made, and the most that one group kept."""
 
     made: int = 0
     kept: int = 0
 
 
-def exact_front(problem: SearchProblem, epsilon: float = 0.0, work: Work | None = None) -> list[Candidate]:
+def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCounts | None = None) -> list[Candidate]:
     """Every point of the Pareto front of (cost, loss) as the tables predict them, the cheapest first.
 
     epsilon  0: exact. Above: beginnings whose costs fall into one cell of a grid are merged, so that every point of the
              exact front has a returned one with no more loss and at most epsilon x (dearest - cheapest) more cost.
              For problems of more than about 20 groups: 0.001.
-    work     filled with what was done.
+    counts   filled with what was done.
     Of configurations of equal cost and loss the first in the order of tuples is given (epsilon = 0). Constraints of
     the problem are not looked at. Raises ArgumentError for a negative epsilon.
     Source: docs/search.md 2.
@@ -63,7 +63,7 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0, work: Work | None 
     """
     if not 0 <= epsilon < 1:
         raise ArgumentError("epsilon", epsilon, "0 (exact) to below 1")
-    work = Work() if work is None else work
+    counts = FrontCounts() if counts is None else counts
     cell = epsilon * _span(problem) / max(1, len(problem.groups))
     (cost, costs), (loss, losses) = problem.steps("cost"), problem.steps("loss")
     states = [
@@ -75,11 +75,13 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0, work: Work | None 
     history = [states]
     for g in range(1, len(problem.groups)):
         states = [
-            _extend(states, costs[g - 1][:, f], losses[g - 1][:, f], f, cell, work) if problem.mask[g, f] else _empty()
+            _extend(states, costs[g - 1][:, f], losses[g - 1][:, f], f, cell, counts)
+            if problem.mask[g, f]
+            else _empty()
             for f in range(len(problem.formats))
         ]
         states = _with_dense_keys(states)
-        work.kept = max(work.kept, sum(len(s.cost) for s in states))
+        counts.kept = max(counts.kept, sum(len(s.cost) for s in states))
         history.append(states)
     return _read_back(history, _merge(states))
 
@@ -93,7 +95,7 @@ def _empty() -> _States:
     return _States(none, none, integers, integers)
 
 
-def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, work: Work) -> _States:
+def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, counts: FrontCounts) -> _States:
     """Every beginning with format f behind it, without those that others make needless."""
     starts = np.cumsum([0, *(len(s.cost) for s in states)])
     made = _States(
@@ -102,7 +104,7 @@ def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float
         np.concatenate([s.key * len(states) + f for s in states]),
         np.arange(starts[-1], dtype=np.int64),
     )
-    work.made += len(made.cost)
+    counts.made += len(made.cost)
     return made.take(_needed(made, cell))
 
 

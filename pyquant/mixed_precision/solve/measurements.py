@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.solve.evaluations import Journal
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io.journal import Journal
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem
 
 Evaluate = Callable[[Config], float]
@@ -53,8 +55,7 @@ class Measurements:
         journal: Journal | None = None,
         evaluate_many: EvaluateMany | None = None,
     ) -> None:
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-            raise ArgumentError("budget", repr(budget), "an integer of at least 1")
+        arguments.whole("budget", budget, 1)
         self.problem, self.budget, self.journal = problem, budget, journal
         self._many: EvaluateMany = evaluate_many or (lambda configs: [evaluate(c) for c in configs])
         self._is_many = evaluate_many is not None
@@ -63,7 +64,8 @@ class Measurements:
         first = problem.uniform(0)
         if not any(first) and not problem.loss[:, 0].any():
             self.known.setdefault(first, problem.loss_base)
-        self._found: dict[Config, float] = {}
+        self._measured: dict[Config, float] = {}
+        self._held = {} if journal is None else dict(_evaluation(problem, journal, key) for key in journal.entries)
 
     @property
     def left(self) -> int:
@@ -73,7 +75,7 @@ class Measurements:
     @property
     def losses(self) -> dict[Config, float]:
         """Every loss there is, known or measured."""
-        return {**self.known, **self._found}
+        return {**self.known, **self._measured}
 
     def measure(self, configs: Sequence[Config], predicted: Sequence[float] | None = None) -> list[float]:
         """The losses of configurations, evaluating those that are new. -> as many as configs.
@@ -85,7 +87,7 @@ class Measurements:
         new = [c for c in dict.fromkeys(configs) if c not in self.losses]
         for group in [new[: self.left]] if self._is_many else [[c] for c in new[: self.left]]:
             for config, loss in zip(group, self._evaluate(group), strict=True):
-                self._found[config] = loss
+                self._measured[config] = loss
                 self.points.append(Measured(config, self.problem.cost_of(config), loss, float(expected[config])))
         if any(c not in self.losses for c in configs):
             raise BudgetSpent
@@ -93,24 +95,38 @@ class Measurements:
         return [losses[c] for c in configs]
 
     def _evaluate(self, configs: Sequence[Config]) -> list[float]:
-        held = {} if self.journal is None else self.journal.losses
-        new = [c for c in configs if c not in held]
+        new = [c for c in configs if c not in self._held]
         losses = list(self._many(new)) if new else []
         if len(losses) != len(new):
             raise ArgumentError("evaluate_many", f"{len(losses)} losses", f"{len(new)}: one for each configuration")
         for config, loss in zip(new, losses, strict=True):
-            loss = _loss(config, loss)
+            self._held[config] = _loss(config, loss)
             if self.journal is not None:
-                self.journal.append(config, loss)
-            held = {**held, config: loss}
-        return [held[c] for c in configs]
+                self.journal.add(" ".join(map(str, config)), self._held[config].hex())  # JSON has no infinity
+        return [self._held[c] for c in configs]
+
+
+def open_journal(path: str | os.PathLike[str], problem: SearchProblem) -> Journal:
+    """A journal of evaluations of one problem, under a lock while it is open."""
+    return Journal(path, "evaluations of a search", {"problem": problem.fingerprint()})
+
+
+def _evaluation(problem: SearchProblem, journal: Journal, key: str) -> tuple[Config, float]:
+    try:
+        loss = float.fromhex(journal.entries[key])
+        if not math.isnan(loss):
+            return problem.check([int(word) for word in key.split(" ")]), loss
+    except (TypeError, ValueError):  # an ArgumentError is a ValueError
+        pass
+    text = f"{journal.path}: {key!r}: no evaluation of this problem; allowed: a journal as it was written"
+    raise CheckpointError(text)
 
 
 def _loss(config: Config, loss: float) -> float:
     try:
-        found = float(loss)
+        number = float(loss)
     except (TypeError, ValueError):
         raise ArgumentError("evaluate", f"{loss!r} for {config}", "a number") from None
-    if math.isnan(found) or found == -math.inf:
-        raise ArgumentError("evaluate", f"{found} for {config}", "a finite loss, or inf where a model breaks")
-    return found
+    if math.isnan(number) or number == -math.inf:
+        raise ArgumentError("evaluate", f"{number} for {config}", "a finite loss, or inf where a model breaks")
+    return number

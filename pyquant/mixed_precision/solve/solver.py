@@ -12,8 +12,14 @@ from typing import Final
 from pyquant.core import arguments
 from pyquant.core.registry import SEARCH_ALGORITHMS
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.solve.evaluations import Journal
-from pyquant.mixed_precision.solve.measurements import BudgetSpent, Evaluate, EvaluateMany, Measured, Measurements
+from pyquant.mixed_precision.solve.measurements import (
+    BudgetSpent,
+    Evaluate,
+    EvaluateMany,
+    Measured,
+    Measurements,
+    open_journal,
+)
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem
 from pyquant.mixed_precision.solve.prune import drop_slower
 from pyquant.results.pareto import Point
@@ -52,8 +58,8 @@ class Search:
     def losses(self) -> dict[Config, float]:
         """Every loss there is so far, of configurations of the pruned problem."""
         mask = self.problem.mask
-        found = self.measurements.losses.items()
-        return {c: loss for c, loss in found if all(mask[g, f] for g, f in enumerate(c))}
+        measured = self.measurements.losses.items()
+        return {c: loss for c, loss in measured if all(mask[g, f] for g, f in enumerate(c))}
 
     @property
     def epsilon(self) -> float:
@@ -109,7 +115,7 @@ def search_front(
     evaluate: Evaluate,
     budget: int = 40,
     corner: Point | None = None,
-    journal: Journal | str | os.PathLike[str] | None = None,
+    journal: str | os.PathLike[str] | None = None,
     batch: int = 1,
     seeds: Sequence[Config] | None = None,
     *,
@@ -128,7 +134,7 @@ def search_front(
                    (unless loss[:, 0] says that the first format loses something).
     corner         (cost, loss) beyond which nothing counts; None: the cost of the first formats, and 30 % of what the
                    lowest uniform configuration loses, or a quarter beyond max_loss.
-    journal        a Journal or the path of one: evaluations it holds are not repeated, new ones are added.
+    journal        a path: evaluations it holds are not repeated, new ones are added.
     batch          how many configurations are proposed at once; the plan depends on it, not on who evaluates them.
     seeds          configurations to begin with; None: the uniform ones.
     algorithm      'dp' (the method that wins), 'exhaustive', 'greedy', 'bisection' or 'nsga2', or one of your own.
@@ -155,21 +161,15 @@ def search_front(
         raise ArgumentError("corner", repr(corner), "None or two finite numbers: (cost, loss)")
     if not 0 <= stop_gain < 1:
         raise ArgumentError("stop_gain", stop_gain, "0 to below 1")
-    if journal is not None and not isinstance(journal, Journal):
-        with Journal(journal, problem) as opened:
-            return search_front(
-                problem, evaluate, budget, corner, opened, batch, seeds, algorithm=algorithm, known=known,
-                evaluate_many=evaluate_many, max_loss=max_loss, stop_gain=stop_gain,
-                never_slower_margin=never_slower_margin, rng_seed=rng_seed,
-            )  # fmt: skip
     pruned = problem if never_slower_margin is None else drop_slower(problem, never_slower_margin)[0]
-    measurements = Measurements(problem, evaluate, budget, known, journal, evaluate_many)
     uniform = [pruned.uniform(f) for f in range(len(pruned.formats))]
     start = tuple(dict.fromkeys(uniform if seeds is None else [pruned.check(c) for c in seeds]))
     start = tuple(c for c in start if not pruned.violations(c))
-    search = Search(pruned, measurements, start, rng_seed, max_loss, batch, stop_gain, corner)
-    with contextlib.suppress(BudgetSpent):
-        find_front(search)
+    with contextlib.nullcontext() if journal is None else open_journal(journal, problem) as opened:
+        measurements = Measurements(problem, evaluate, budget, known, opened, evaluate_many)
+        search = Search(pruned, measurements, start, rng_seed, max_loss, batch, stop_gain, corner)
+        with contextlib.suppress(BudgetSpent):
+            find_front(search)
     return list(measurements.points)
 
 

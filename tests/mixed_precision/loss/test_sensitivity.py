@@ -23,7 +23,7 @@ from pyquant.errors import ArgumentError, CheckpointError, PyquantError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
-from pyquant.mixed_precision.spread import spread
+from pyquant.mixed_precision.spread import spread_rows
 from pyquant.nn.qlinear import QLinear
 from pyquant.results.record import load_record, save_record, to_plain
 from pyquant.results.sensitivity import SensitivityReport
@@ -243,16 +243,16 @@ def _worker(rank: int, folder: Path) -> None:
     except ArgumentError as error:
         (folder / f"differ.{rank}").write_text(str(error))
     try:
-        spread(range(3), _halved)
+        spread_rows(range(3), _halved, 1)
     except (PyquantError, ValueError) as error:
         (folder / f"failed.{rank}").write_text(f"{type(error).__name__}: {error}")
-    (folder / f"spread.{rank}").write_text(repr(spread([2, 3, 7], _halved)))
+    (folder / f"spread.{rank}").write_text(repr(spread_rows([2, 3, 7], _halved, 1)))
 
 
-def _halved(x: int) -> float:
+def _halved(x: int) -> list[float]:
     if x == 1:
         raise ValueError("one cannot be halved")
-    return x / 2
+    return [x / 2]
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
@@ -273,7 +273,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     )
     for rank in (0, 1):
         assert "the same in every process" in (tmp_path / f"differ.{rank}").read_text()
-        assert (tmp_path / f"spread.{rank}").read_text() == "[1.0, 1.5, 3.5]"
+        assert (tmp_path / f"spread.{rank}").read_text() == "[[1.0], [1.5], [3.5]]"
     assert (tmp_path / "failed.1").read_text() == "ValueError: one cannot be halved"
     assert "process 1 of 2 failed" in (tmp_path / "failed.0").read_text()
 

@@ -10,7 +10,7 @@ from search_problems import brute_front, decreasing, random_problem
 
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve import SearchProblem, exact_front
-from pyquant.mixed_precision.solve.front import Work
+from pyquant.mixed_precision.solve.front import FrontCounts
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -45,10 +45,10 @@ def test_one_group_and_one_format() -> None:
 
 
 def test_twelve_groups_are_little_work() -> None:
-    work = Work()
-    front = exact_front(decreasing(12), work=work)
+    counts = FrontCounts()
+    front = exact_front(decreasing(12), counts=counts)
     assert len(front) > 30
-    assert work.made < 20_000  # of 531 441 configurations
+    assert counts.made < 20_000  # of 531 441 configurations
 
 
 def test_every_beginning_is_needed_where_all_trade() -> None:
@@ -56,9 +56,9 @@ def test_every_beginning_is_needed_where_all_trade() -> None:
     groups = 7
     weights = 3.0 ** np.arange(groups)[:, None] * np.arange(3)
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b", "c"), weights, weights[:, ::-1])
-    work = Work()
-    assert len(exact_front(problem, work=work)) == 3**groups
-    assert work.kept == 3**groups
+    counts = FrontCounts()
+    assert len(exact_front(problem, counts=counts)) == 3**groups
+    assert counts.kept == 3**groups
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.05])
@@ -75,15 +75,15 @@ def test_a_coarse_front_bounds_the_work() -> None:
     groups = 10
     weights = 2.0 ** np.arange(groups)[:, None] * np.array([0.0, 1.0])
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b"), weights, weights[:, ::-1])
-    work = Work()
-    assert len(exact_front(problem, 0.1, work)) < 300
-    assert work.kept < 600
+    counts = FrontCounts()
+    assert len(exact_front(problem, 0.1, counts)) < 300
+    assert counts.kept < 600
     for wrong in (-0.1, 1.0, float("nan")):
         with pytest.raises(ArgumentError, match="epsilon"):
             exact_front(problem, wrong)
 
 
 def test_thirty_six_groups_stay_small() -> None:
-    work = Work()
-    assert len(exact_front(decreasing(36), work=work)) > 100
-    assert work.made < 500_000
+    counts = FrontCounts()
+    assert len(exact_front(decreasing(36), counts=counts)) > 100
+    assert counts.made < 500_000

@@ -1,0 +1,76 @@
+"""What a search measures of single groups and of candidates: first losses, the latency table, times end to end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pyquant.core.registry import SCORERS
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
+from pyquant.mixed_precision.latency.whole import measure_configurations
+from pyquant.mixed_precision.ledger import Ledger
+from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
+from pyquant.mixed_precision.loss.scorers import Scoring
+from pyquant.mixed_precision.options import SearchOptions
+from pyquant.results.latency import LatencyTable
+from pyquant.results.record import from_plain, to_plain
+
+Interval = tuple[float, float, float]  # median, low, high
+
+
+def latency_table(ledger: Ledger, switchable: SwitchableModel, example: Any, options: SearchOptions) -> LatencyTable:
+    """The table that was given, once its fingerprint is this machine's, or one that is measured now."""
+    if isinstance(options.latency, LatencyTable):
+        options.latency.require(latency_fingerprint(switchable, example))
+        return options.latency
+    if options.latency is not None:
+        return load_latency(os.fspath(options.latency), switchable, example)
+
+    effort: dict[str, Any] = {"max_seconds": options.latency_seconds, "clock": options.clock, "seed": options.seed}
+    table: LatencyTable = from_plain(
+        ledger.plain("latency table", "", lambda: to_plain(measure_latency(switchable, example, **effort)))
+    )
+    return table
+
+
+def timed(
+    ledger: Ledger, switchable: SwitchableModel, configs: Sequence[Config], example: Any, options: SearchOptions
+) -> dict[Config, Interval]:
+    """Microseconds of whole configurations, side by side in one run."""
+    configs = list(dict.fromkeys(configs))
+
+    def measure() -> list[list[float]]:
+        times = measure_configurations(
+            switchable, configs, example, max_seconds=options.latency_seconds, clock=options.clock, seed=options.seed
+        )
+        return [list(times[config]) for config in configs]
+
+    rows = ledger.plain("candidates timed", str(configs), measure)
+    return {config: (row[0], row[1], row[2]) for config, row in zip(configs, rows, strict=True)}
+
+
+def first_tables(
+    ledger: Ledger, switchable: SwitchableModel, loss: LossOfOutputs, task: TaskMetric | None, options: SearchOptions
+) -> list[list[float]]:
+    """[groups][formats]: what the model loses when one group alone has a format; 0 where it cannot have it."""
+    scoring = Scoring(switchable, loss, task, seed=options.seed)
+    scorer = SCORERS.find(options.sensitivity or options.metric)(scoring)
+    if scorer.evaluator is None:
+        pieces = scorer.work()
+        keys = [" ".join(filter(None, (scorer.name, scorer.settings, piece.key))) for piece in pieces]
+        return scorer.table(ledger.rows("sensitivities", keys, scorer.measure, pieces, scorer.width))
+    cells = scoring.cells()
+    start = switchable.uniform(0)
+    key = "loss" if scorer.evaluator.unit == loss.unit else scorer.name
+    asked = [single(start, g, f) for g, f in cells]
+    table = scorer.empty()
+    for (g, f), value in zip(cells, ledger.numbers("sensitivities", asked, scorer.evaluator, key=key), strict=True):
+        table[g][f] = value
+    return table
+
+
+def single(start: Config, group: int, format_index: int) -> Config:
+    """The float configuration with one group lowered."""
+    return (*start[:group], format_index, *start[group + 1 :])
