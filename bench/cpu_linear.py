@@ -17,14 +17,13 @@ import torch
 
 from bench import scaling
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
-from pyquant.bench.ours import build_qlinear
 from pyquant.bench.peers import FBGEMM, FP32, GemmCase
 from pyquant.cli.bench import parse_kn
 from pyquant.cli.progress import Progress
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved
+from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved, using_threads
 from pyquant.report import registry
 from pyquant.report.gemm import gemm_markdown
 from pyquant.report.render import write_text
@@ -66,12 +65,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or before)
-    try:
+    with using_threads(args.threads):
         return _scaling(args) if args.scaling else _linear(args)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _linear(args: argparse.Namespace) -> int:
@@ -181,7 +176,7 @@ def call_bar(rounds: int) -> Bar:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        layer, x = build_qlinear(GemmCase(*CALL_SHAPE, torch.device("cpu")), scheme_from_name(W8), torch.float32)
+        layer, x = GemmCase(*CALL_SHAPE, torch.device("cpu")).qlinear(scheme_from_name(W8), torch.float32)
         runs = {"relu": lambda: torch.relu(x), "layer": lambda: layer(x)}
         timings = time_interleaved(runs, clock=make_clock("cpu"), rounds=rounds)
     finally:

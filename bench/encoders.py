@@ -20,7 +20,7 @@ from torch import nn
 
 import pyquant
 from pyquant.measure.environment import describe_environment, folder_name
-from pyquant.measure.timing import default_clock, make_clock, time_interleaved
+from pyquant.measure.timing import default_clock, make_clock, time_interleaved, using_threads
 from pyquant.report.render import write_text
 from pyquant.results.bench import Bar
 from pyquant.results.environment import Environment
@@ -114,16 +114,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     parser.add_argument("--out", default=None, metavar="DIR", help="default: bench/results/cpu-<model>")
     args = parser.parse_args(argv)
-    before = torch.get_num_threads()
-    threads = before if args.threads is None else args.threads
+    threads = torch.get_num_threads() if args.threads is None else args.threads
     if threads < 1:
         parser.error(f"--threads {threads}: at least 1")
-    torch.set_num_threads(threads)
-    try:
+    with using_threads(threads):
         rows = measure(args.rounds, args.budget)
         report = EncoderReport(describe_environment(clock=default_clock(threads)), rows, bars_of(rows))
-    finally:
-        torch.set_num_threads(before)
     text = markdown(report)
     print(text)
     out = Path(args.out or Path("bench/results") / folder_name(report.environment))

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from pyquant.measure.environment import describe_environment, folder_name
-from pyquant.measure.timing import default_clock
+from pyquant.measure.timing import default_clock, using_threads
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.latency.measure import measure_latency
 from pyquant.report.render import table as markdown_table
@@ -176,20 +176,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", help="folder of the results (default: bench/results/<machine>)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
     args = parser.parse_args(argv)
-    before = torch.get_num_threads()
-    threads = before if args.threads is None else args.threads
+    threads = torch.get_num_threads() if args.threads is None else args.threads
     if threads < 1:
         parser.error(f"--threads {threads}: at least 1")
-    torch.set_num_threads(threads)
-    try:
+    with using_threads(threads):
         rows = [
             measure(CASES[model], FORMATS[formats], args.seconds, args.rounds, args.held_out)
             for model in args.models
             for formats in args.formats
         ]
         environment = describe_environment("cpu", clock=default_clock(threads))
-    finally:
-        torch.set_num_threads(before)
     folder = Path(args.out) if args.out else RESULTS / folder_name(environment)
     text = report(rows)
     print(text, end="")

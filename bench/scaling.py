@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyquant.bench.ours import build_qlinear
 from pyquant.bench.peers import GemmCase
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import describe_environment
@@ -67,9 +66,7 @@ def measure(
         for m, k, n in shapes:
             for scheme in schemes:
                 on_step(f"M={m} K={k} N={n} {scheme}")
-                layer, x = build_qlinear(
-                    GemmCase(m, k, n, torch.device("cpu")), scheme_from_name(scheme), torch.float32
-                )
+                layer, x = GemmCase(m, k, n, torch.device("cpu")).qlinear(scheme_from_name(scheme), torch.float32)
                 rows.append(_row((m, k, n), scheme, _samples(layer, x, counts, rounds, budget_s)))
     finally:
         torch.set_num_threads(most)

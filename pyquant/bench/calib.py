@@ -6,7 +6,6 @@ that 'mse' is held to is found on the raw numbers, by two passes over a grid of 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +20,7 @@ from pyquant.calibrate.methods.mse import side_errors
 from pyquant.calibrate.tails import SortedTails
 from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment
+from pyquant.measure.exact import sqnr_db
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
 from pyquant.results.bench import CALIBRATION_DATA, AmaxRow, Bar, CalibReport, CollectRow, SearchRow, Unavailable
 
@@ -77,8 +77,7 @@ def sqnr(x: Tensor, amax: float, bits: int) -> float:
     """Signal to noise in dB of quantise and dequantise with symmetric codes."""
     qmax = 2 ** (bits - 1) - 1
     x, step = x.double(), amax / qmax
-    error = (torch.clamp(torch.round(x / step), -qmax, qmax) * step - x).square().mean()
-    return 10 * math.log10(float(x.square().mean() / error)) if error > 0 else math.inf
+    return sqnr_db(x, torch.clamp(torch.round(x / step), -qmax, qmax) * step)
 
 
 def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = None) -> CalibReport:

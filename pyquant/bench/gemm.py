@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from pyquant.bench.ours import build_qlinear, qlinear_candidate, sqnr_db
 from pyquant.bench.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
@@ -130,7 +130,7 @@ def _build_peer(peer: Peer, case: GemmCase) -> _Built:
 
 
 def _build_ours(bench: GemmBench, scheme: QScheme, case: GemmCase) -> _Built:
-    layer, x = build_qlinear(case, scheme, bench.dtype)
+    layer, x = case.qlinear(scheme, bench.dtype)
     with torch.inference_mode():
         sqnr = _checked_sqnr(layer(x), case)
     exact = is_exact(layer, x) if bench.check_exact and scheme.is_integer else None
@@ -138,7 +138,7 @@ def _build_ours(bench: GemmBench, scheme: QScheme, case: GemmCase) -> _Built:
     peak = "int8" if scheme.is_integer else ("bf16" if x_bits == 16 else "fp32")
     w_bits = scheme.weights.bits
     groups = scheme.weights.group_size or 0
-    built = _Built(qlinear_candidate(layer, x), True, w_bits, x_bits, peak, groups, exact, sqnr)
+    built = _Built(partial(layer, x), True, w_bits, x_bits, peak, groups, exact, sqnr)
     built.kernel = layer.kernel_info(x.shape[0]).kernel
     return built
 
@@ -188,7 +188,7 @@ def _read_name(size_bytes: int) -> str:
 
 
 def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
-    value = sqnr_db(y, case)
+    value = case.sqnr_db(y)
     if not value >= _MIN_SQNR_DB:
         raise PeerUnavailable(f"returned a wrong product: {value:.1f} dB against the float64 result")
     return value

@@ -14,7 +14,7 @@ import torch
 
 from pyquant.bench.kernels import ADAPTERS
 from pyquant.bench.kernels.adapter import Adapter, Built, Run
-from pyquant.bench.kernels.problem import Inputs, Weights, sqnr_db
+from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.partial import Partial, Shape
 from pyquant.bench.peers import PeerUnavailable
@@ -245,7 +245,7 @@ def _checked(candidate: _Ready, inputs: Inputs) -> _Bound:
     rows, exact = inputs.checked[0], None
     if built.reference is not None:
         exact = torch.equal(y[rows], built.reference(inputs, rows))
-    sqnr = sqnr_db(y, inputs, with_bias=adapter.has_bias) if adapter.products == 1 else None
+    sqnr = inputs.sqnr_db(y, with_bias=adapter.has_bias) if adapter.products == 1 else None
     if sqnr is not None and not sqnr >= adapter.min_sqnr:
         raise PeerUnavailable(f"returned a wrong product: {sqnr:.1f} dB, at least {adapter.min_sqnr:g} dB is right")
     return _Bound(candidate, run, exact, sqnr, built.kernel(m))

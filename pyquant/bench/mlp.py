@@ -1,4 +1,5 @@
-"""The founding experiment: the latency of every configuration, kernels alone and end to end, in interleaved rounds."""
+"""The founding experiment: the latency of every configuration, kernels alone and end to end, in interleaved
+rounds, and the trade-offs that they are."""
 
 from __future__ import annotations
 
@@ -7,24 +8,41 @@ import hashlib
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from pyquant.bench.mlp_check import check_net
-from pyquant.bench.mlp_net import Joint, MlpNet, all_joints, joints
-from pyquant.bench.mlp_rows import Rounds
-from pyquant.bench.mlp_space import BATCH, FLOAT, SIZES, Config, all_configs
+from pyquant.bench.mlp_net import (
+    BATCH,
+    BITS,
+    FLOAT,
+    SIZES,
+    Config,
+    Joint,
+    MlpNet,
+    all_configs,
+    all_joints,
+    capacity,
+    joints,
+)
 from pyquant.errors import ArgumentError
+from pyquant.io.journal import Journal
 from pyquant.measure.environment import library_digest
 from pyquant.measure.timing import Clock
 from pyquant.results.environment import Environment
+from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 KERNEL, END_TO_END = "kernel", "end to end"
 COLUMNS: Final = (KERNEL, END_TO_END)
 ADDITIVE_SAMPLE: Final = 40
+HEADLINE_RUNS = 7
+_WHAT = {
+    KERNEL: "the products alone, inputs ready in each layer's format",
+    END_TO_END: "floats in, floats out, quantising and converting included",
+}
 Candidate = tuple[str, Config | Joint]
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
@@ -120,8 +138,10 @@ def run_mlp_bench(
     Raises PyquantError where a layer's result is wrong; CheckpointError where the journal is of another setting.
     """
     candidates = _candidates(bench)
-    rounds = Rounds(journal, key_of(bench, clock.name, environment), len(candidates))
-    with contextlib.closing(rounds), torch.inference_mode():
+    facts = {name: str(fact) for name, fact in key_of(bench, clock.name, environment, len(candidates)).items()}
+    finished = None if journal is None else Journal(journal, "rounds of the founding experiment", facts)
+    with finished or contextlib.nullcontext(), torch.inference_mode():
+        rounds: list[list[float]] = list(finished.entries.values()) if finished else []
         on_step("every layer in every format")
         net = MlpNet(bench.sizes, bench.batch, bench.device, bench.float_type, bench.seed)
         on_step(f"the results of {len(bench.configs)} configurations against the exact ones")
@@ -129,9 +149,11 @@ def run_mlp_bench(
         runs = [_callables(net, bench.configs, *candidate) for candidate in candidates]
         for done in range(bench.runs):
             on_step(f"round {done + 1} of {bench.runs}")
-            if done >= len(rounds.done):
-                rounds.add(_round(runs, clock, bench.seed + done))
-    return _result(bench, clock.name, candidates, rounds.done[: bench.runs], checked)
+            if done >= len(rounds):
+                rounds.append([_rounded(seconds) for seconds in _round(runs, clock, bench.seed + done)])
+                if finished:
+                    finished.add(str(done), rounds[-1])
+    return _result(bench, clock.name, candidates, rounds[: bench.runs], checked)
 
 
 def steps_of(bench: MlpBench) -> int:
@@ -139,13 +161,13 @@ def steps_of(bench: MlpBench) -> int:
     return 2 + bench.runs
 
 
-def key_of(bench: MlpBench, clock: str, environment: Environment) -> dict[str, Any]:
+def key_of(bench: MlpBench, clock: str, environment: Environment, candidates: int) -> dict[str, Any]:
     """What rounds must share to be one measurement. The number of runs is not part of it: more may be added."""
     return {
         "sizes": list(bench.sizes), "batch": bench.batch, "seed": bench.seed, "float": str(bench.float_type),
         "clock": clock, "device": environment.gpu or environment.cpu, "driver": environment.driver,
         "threads": environment.threads, "torch": environment.torch, "libraries": library_digest(),
-        "configs": hashlib.sha256(repr(bench.configs).encode()).hexdigest()[:16],
+        "candidates": candidates, "configs": hashlib.sha256(repr(bench.configs).encode()).hexdigest()[:16],
     }  # fmt: skip
 
 
@@ -223,3 +245,59 @@ def additivity_of(
 def _ready(joint: Joint) -> Joint:
     """The joint whose input lies ready in its own format."""
     return Joint(joint.layer, joint.own, joint.after, joint.own == FLOAT)
+
+
+def trade_off_of(result: MlpResult, column: str, environment: Environment, of: str = "output") -> TradeOff:
+    """One column of a result against representational capacity.
+
+    column  KERNEL or END_TO_END: the two are never in one picture.
+    of      'output' or 'input' dimensions: what capacity counts.
+    """
+    bench, times = result.bench, result.times[column]
+    shown = {FLOAT: _float_name(bench)}
+    points = [
+        TradeOffPoint(
+            {f"layer {i + 1}": shown.get(name, name) for i, name in enumerate(config)},
+            _rounded(s.median), float(capacity(bench.sizes, config, of)), _rounded(s.low), _rounded(s.high),
+            figures={"mean_us": _rounded(s.mean), "std_us": _rounded(s.std)},
+        )
+        for config, s in times.items()
+    ]  # fmt: skip
+    made = trade_off(
+        points,
+        f"{'-'.join(map(str, bench.sizes))}, batch {bench.batch}: {len(points)} configurations, {column} latency",
+        TradeOffAxis("latency", "us", f"{_WHAT[column]}; median of {bench.runs} runs"),
+        TradeOffAxis("representational capacity", "bits", f"sum over layers of {of} dimension x bits of its format"),
+        higher_is_better=True,
+        formats=tuple(shown.get(name, name) for name in BITS),
+    )
+    if bench.runs < HEADLINE_RUNS:  # the largest of hundreds of differences is then one of noise
+        made = replace(made, pair=None)
+    return replace(
+        made, environment=environment.plain(), command=environment.command,
+        notes=tuple(_notes(result, column)),
+    )  # fmt: skip
+
+
+def _notes(result: MlpResult, column: str) -> list[str]:
+    added = result.additivity[column]
+    errors = f"median error {added.median:.1%}, worst {added.worst:.1%}, bias {added.bias:+.1%}"
+    against = f"{added.configs} random configurations"
+    how = "integer ones bit by bit, and every timed network against its checked layers"
+    few = f"{result.bench.runs} runs: too few for a headline, which takes medians of {HEADLINE_RUNS} or more."
+    return [
+        *([few] if result.bench.runs < HEADLINE_RUNS else []),
+        f"Column {column}: {_WHAT[column]}. The other column has a record of its own.",
+        f"Checked before timing: {result.checked} layer results in place against exact references, {how}.",
+        "Every round times every configuration once, in random order.",
+        f"Additivity: single layers, each timed between its neighbours' formats, summed, against {against}: {errors}.",
+    ]
+
+
+def _float_name(bench: MlpBench) -> str:
+    return "bf16" if bench.float_type == torch.bfloat16 else "fp16"
+
+
+def _rounded(value: float) -> float:
+    """Five digits: more would be noise in every file."""
+    return float(f"{value:.5g}")

@@ -16,8 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pyquant.bench.mlp_net import LARGEST, Joint, MlpNet, Value, all_joints, joints
-from pyquant.bench.mlp_space import FLOAT, Config
+from pyquant.bench.mlp_net import FLOAT, LARGEST, Config, Joint, MlpNet, Value, all_joints, joints
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.errors import PyquantError
 from pyquant.nn.linear_call import unpacked

@@ -14,7 +14,10 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from pyquant.core.scheme import QScheme
+from pyquant.measure.exact import check_rows, sqnr_db
 from pyquant.measure.floors import random_codes
+from pyquant.nn.qlinear import QLinear
 
 Candidate = Callable[[], torch.Tensor]
 
@@ -63,6 +66,25 @@ class GemmCase:
         if self.bias is not None:
             layer.bias = torch.nn.Parameter(self.bias, requires_grad=False)
         return layer
+
+    def qlinear(self, scheme: QScheme, dtype: torch.dtype) -> tuple[QLinear, torch.Tensor]:
+        """The problem as a QLinear on its device, and its input in `dtype`.
+
+        A static scheme is calibrated on that input: one per-tensor scale of its largest absolute value.
+        """
+        scale = self.x.abs().amax() / scheme.inputs.code_range[1] if scheme.is_static and scheme.inputs else None
+        return QLinear.from_float(self.linear(), scheme, input_scale=scale).to(dtype=dtype), self.x.to(dtype)
+
+    def sqnr_db(self, y: torch.Tensor) -> float:
+        """Signal to noise of y against the float64 product, on checked rows, in dB.
+
+        Raises PeerUnavailable when y has another shape: the candidate does not compute this problem.
+        """
+        if y.shape != (self.m, self.n):
+            raise PeerUnavailable(f"returned shape {list(y.shape)}, expected [{self.m}, {self.n}]")
+        rows = check_rows(self.m)
+        exact = self.x[rows].double() @ self.w.double().t()
+        return sqnr_db(exact if self.bias is None else exact + self.bias.double(), y[rows])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import write_file
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.timing import default_clock
+from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.gemm import gemm_markdown, to_csv
 from pyquant.report.plot import gemm_png
 from pyquant.report.render import write_text
@@ -82,16 +82,12 @@ def run(args: argparse.Namespace) -> int:
     if args.device.startswith("cuda") or args.merge:
         return _on_gpu(args)
     bench = bench_from_args(args)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or threads_before)
-    try:
+    with using_threads(args.threads):
         ceilings = [] if args.no_floor else measure_ceilings("cpu")
         with Progress("bench gemm", len(bench.shapes)) as shown:
             report = run_gemm_bench(
                 bench, ceilings=ceilings, on_shape=lambda shape: shown.step("M={} K={} N={}".format(*shape))
             )
-    finally:
-        torch.set_num_threads(threads_before)
     print(gemm_markdown(report), end="")
     _write(args, report)
     return 1 if any(row.exact is False for row in report.rows) else 0

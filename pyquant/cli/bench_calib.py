@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
-
 from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
+from pyquant.measure.timing import using_threads
 from pyquant.report import registry
 from pyquant.report.calibration_bench import calib_markdown
 from pyquant.report.render import table
@@ -49,13 +48,8 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("--threads", args.threads, ">= 1")
     if args.plot:
         return _plot(args)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads_before if args.threads is None else args.threads)
-    try:
-        with Progress("bench calib", 5 + 2 * len(METHODS)) as shown:
-            report = run_calib_bench(args.rounds, on_step=shown.step)
-    finally:
-        torch.set_num_threads(threads_before)
+    with using_threads(args.threads), Progress("bench calib", 5 + 2 * len(METHODS)) as shown:
+        report = run_calib_bench(args.rounds, on_step=shown.step)
     print(calib_markdown(report), end="")
     if args.out:
         registry.write(report, args.out, "calib", ("md", "json"))

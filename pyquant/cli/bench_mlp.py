@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of
-from pyquant.bench.mlp_records import trade_off_of
-from pyquant.bench.mlp_space import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
+from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of, trade_off_of
+from pyquant.bench.mlp_net import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
-from pyquant.measure.timing import Clock, default_clock, make_clock
+from pyquant.measure.timing import Clock, default_clock, make_clock, using_threads
 from pyquant.report import registry
 from pyquant.report.trade_off import to_markdown
 
@@ -70,15 +69,11 @@ def add_parser(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, writes and prints Markdown. -> 0; a wrong result is an error before anything is timed."""
     bench, clock = bench_from_args(args), clock_from_args(args)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or threads_before)
-    try:
+    with using_threads(args.threads):
         environment = describe_environment(bench.device, clock=clock.name)
         journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
         with Progress("bench mlp", steps_of(bench)) as shown:
             result = run_mlp_bench(bench, clock, environment=environment, journal=journal, on_step=shown.step)
-    finally:
-        torch.set_num_threads(threads_before)
     made = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
     print("\n".join(to_markdown(record) for record in made.values()), end="")
     if args.out:

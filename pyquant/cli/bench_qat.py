@@ -14,7 +14,7 @@ from pyquant.bench.qat import GRANULARITIES, QatBench, run_qat_bench
 from pyquant.bench.qat_steps import MODELS
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
-from pyquant.measure.timing import default_clock
+from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.qat import qat_markdown
 from pyquant.report.render import write_text
 from pyquant.results.record import save_record
@@ -76,14 +76,10 @@ def run(args: argparse.Namespace) -> int:
     if args.allocator == "kept" and os.environ.get(_MARK) != "1":
         command = [sys.executable, "-m", "pyquant", "bench", "qat", *_words(args)]
         return subprocess.run(command, env={**os.environ, **KEPT, _MARK: "1"}, check=False).returncode
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with using_threads(threads):
         cases = len(bench.steps) or len(bench.elements) * len(bench.granularities)
         with Progress("bench qat", cases) as shown:
             report = run_qat_bench(bench, on_case=shown.step)
-    finally:
-        torch.set_num_threads(before)
     print(qat_markdown(report), end="")
     if args.json:
         save_record(args.json, report)

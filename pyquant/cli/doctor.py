@@ -143,7 +143,6 @@ def _try_embedding(device: str) -> Capability:
 
 
 def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
-    from pyquant.bench.ours import build_qlinear
     from pyquant.bench.peers import GemmCase
     from pyquant.measure.exact import is_exact
 
@@ -151,7 +150,7 @@ def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
     exact: bool | None = None
     try:
         for m, k, n in _SELF_TEST_SHAPES:
-            layer, x = build_qlinear(GemmCase(m, k, n, torch.device(device)), scheme, dtype)
+            layer, x = GemmCase(m, k, n, torch.device(device)).qlinear(scheme, dtype)
             if scheme.is_integer:
                 exact = is_exact(layer, x) and exact is not False
             else:

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Searches and writes. -> 0. Raises ArgumentError, UnsupportedError, or what building the model raises."""
     import pyquant
-    from pyquant.mixed_precision.latency.measure import using_threads
+    from pyquant.measure.timing import using_threads
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 

@@ -1,17 +1,17 @@
-"""Whether a layer returns the bits of its specification, on rows spread over the batch."""
+"""Whether results are right: the bits of a layer's specification, and signal to noise, on rows spread over a batch."""
 
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
+from torch import Tensor
 
 from pyquant.nn.qlinear import QLinear
 
-_CHECK_ROWS = 8
 
-
-def is_exact(layer: QLinear, x: torch.Tensor) -> bool:
+def is_exact(layer: QLinear, x: Tensor) -> bool:
     """Whether up to eight rows of layer(x), the whole batch computed, have the specification's bits.
 
     Rows are independent, so the reference is computed for the checked rows alone, first and last among them, and on the
@@ -25,8 +25,25 @@ def is_exact(layer: QLinear, x: torch.Tensor) -> bool:
     return torch.equal(y[rows].cpu(), reference)
 
 
-def check_rows(m: int) -> list[int]:
-    """Up to eight row numbers of [0, m), spread evenly, first and last among them."""
-    if m <= _CHECK_ROWS:
-        return list(range(m))
-    return sorted({round(i * (m - 1) / (_CHECK_ROWS - 1)) for i in range(_CHECK_ROWS)})
+def check_rows(m: int, most: int = 8) -> Tensor:
+    """Up to `most` row numbers of [0, m), spread evenly, first and last among them; int64.
+
+    Example:
+        >>> check_rows(5, 3).tolist(), check_rows(2).tolist()
+        ([0, 2, 4], [0, 1])
+    """
+    return torch.linspace(0, m - 1, most).round().to(torch.int64) if m > most else torch.arange(m)
+
+
+def sqnr_db(exact: Tensor, y: Tensor) -> float:
+    """Signal to noise of y against the exact numbers, both of one shape: inf where they are equal, -inf for a NaN.
+
+    Example:
+        >>> round(sqnr_db(torch.ones(4), 1.1 * torch.ones(4)), 3)
+        20.0
+    """
+    exact = exact.double()
+    signal, noise = float(exact.square().sum()), float((y.double() - exact).square().sum())
+    if math.isnan(noise):
+        return -math.inf
+    return math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise)

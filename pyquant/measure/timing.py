@@ -11,12 +11,13 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.measure import gpu_timing
 
@@ -193,6 +194,19 @@ def _calls_per_sample(clock: Clock, run: Candidate, warm_calls: int, min_sample_
     turn = int(getattr(run, "period", 1))
     seconds = clock.seconds(run, turn)
     return turn * max(1, min(max_calls // turn, int(min_sample_s / max(seconds, 1e-7))))
+
+
+@contextlib.contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """torch with so many CPU threads, afterwards as before; None: with those that it has."""
+    before = torch.get_num_threads()
+    if count is not None:
+        arguments.whole("threads", count, 1, 2**31 - 1)
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

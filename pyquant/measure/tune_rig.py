@@ -127,7 +127,7 @@ class Bench:
             return torch.equal(got, self._expected)
         return bool((got.double() - self._expected).abs().max() <= _FLOAT_ERROR * self._expected.abs().max())
 
-    def _reference(self, rows: list[int]) -> Tensor:
+    def _reference(self, rows: Tensor) -> Tensor:
         x, w = self.x[rows, : self.k].cpu(), self.w[:, : self.k].cpu()
         if self.is_float:
             return x.double() @ w.double().t()
@@ -138,7 +138,7 @@ class Bench:
         )  # fmt: skip
 
     @staticmethod
-    def _of_rows(values: Tensor | None, rows: list[int]) -> Tensor | None:
+    def _of_rows(values: Tensor | None, rows: Tensor) -> Tensor | None:
         return None if values is None else (values[rows] if values.numel() > 1 else values).cpu()
 
     def _values(self, kind: str, rows: int, ld: int) -> Tensor:

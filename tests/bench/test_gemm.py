@@ -7,7 +7,6 @@ import torch
 
 from pyquant.bench import gemm
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
-from pyquant.bench.ours import build_qlinear, sqnr_db
 from pyquant.bench.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
 from pyquant.core.presets import scheme_from_name
 from pyquant.errors import ArgumentError
@@ -114,7 +113,7 @@ def test_wrong_names_are_refused_before_anything_runs(bench: GemmBench, names: s
 
 
 def test_exactness_check_can_fail() -> None:
-    layer, x = build_qlinear(GemmCase(5, 64, 24, CPU), scheme_from_name("W8A8Dynamic"), torch.float32)
+    layer, x = GemmCase(5, 64, 24, CPU).qlinear(scheme_from_name("W8A8Dynamic"), torch.float32)
     assert is_exact(layer, x)
     true_reference = layer.reference
 
@@ -128,20 +127,19 @@ def test_exactness_check_can_fail() -> None:
 
 
 def test_checked_rows_hold_first_and_last() -> None:
-    for m in (0, 1, 2, 8, 9, 100, 513):
-        rows = check_rows(m)
-        assert len(rows) == min(m, 8)
+    for m, most in [*((m, 8) for m in (1, 2, 8, 9, 100, 513)), *((m, 1024) for m in (1, 2, 1024, 1025, 5000))]:
+        rows = check_rows(m, most).tolist()
+        assert len(rows) == min(m, most)
         assert rows == sorted(set(rows))
-        if m:
-            assert rows[0] == 0
-            assert rows[-1] == m - 1
+        assert (rows[0], rows[-1]) == (0, m - 1)
+    assert check_rows(0).tolist() == []
 
 
 def test_sqnr_of_known_noise() -> None:
     case = GemmCase(4, 32, 16, CPU, with_bias=False)
     exact = (case.x.double() @ case.w.double().t()).float()
-    assert sqnr_db(exact, case) > 120
-    assert sqnr_db(exact * 1.1, case) == pytest.approx(20.0, abs=0.01)
+    assert case.sqnr_db(exact) > 120
+    assert case.sqnr_db(exact * 1.1) == pytest.approx(20.0, abs=0.01)
 
 
 def test_cases_are_deterministic_and_differ_by_seed() -> None:

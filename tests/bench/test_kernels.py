@@ -12,7 +12,7 @@ import torch
 from pyquant.bench.kernels import ADAPTERS
 from pyquant.bench.kernels.adapter import needs_multiple, package
 from pyquant.bench.kernels.others import OTHERS
-from pyquant.bench.kernels.problem import Inputs, Weights, checked_rows, sqnr_db, to_fp8
+from pyquant.bench.kernels.problem import Inputs, Weights, to_fp8
 from pyquant.bench.kernels.rows import CHOSEN, ROWS, VLLM, Tiling, problem_of, row_of, rows_matching, vllm_rule
 from pyquant.bench.kernels.torch_own import INT4PACK, TORCH_OWN, group_codes
 from pyquant.bench.peers import PeerUnavailable
@@ -143,14 +143,14 @@ def test_fp8_and_four_bit_forms_are_near_the_numbers() -> None:
     x8, x_scale = inputs.fp8
     y = (x8.float() * x_scale) @ (w8.float() * scale8).t()
     fp8 = next(a for a in TORCH_OWN if "fp8" in a.name)
-    assert sqnr_db(y, inputs, with_bias=False) > fp8.min_sqnr
+    assert inputs.sqnr_db(y, with_bias=False) > fp8.min_sqnr
     codes, scale = group_codes(weights, 128)
     assert int(codes.min()) >= -8
     assert int(codes.max()) <= 7
     w4 = (codes.float().view(16, 2, 128) * scale[..., None]).view(16, 256)
     y = inputs.x @ w4.t()
     int4 = next(a for a in ADAPTERS if a.name == INT4PACK)
-    assert sqnr_db(y, inputs, with_bias=False) > int4.min_sqnr
+    assert inputs.sqnr_db(y, with_bias=False) > int4.min_sqnr
     with pytest.raises(PeerUnavailable, match="K = 200, needs a multiple of 128"):
         needs_multiple("K", 200, 128)
 
@@ -159,16 +159,8 @@ def test_noise_is_measured_and_nan_is_never_right() -> None:
     weights = Weights(64, 16, CPU)
     inputs = Inputs(weights, 9)
     exact = (inputs.x.double() @ weights.w.double().t()).float()
-    assert sqnr_db(exact, inputs, with_bias=False) > 120
-    assert sqnr_db(exact * 1.1, inputs, with_bias=False) == pytest.approx(20.0, abs=0.01)
-    assert sqnr_db(exact, inputs, with_bias=True) < 10
+    assert inputs.sqnr_db(exact, with_bias=False) > 120
+    assert inputs.sqnr_db(exact * 1.1, with_bias=False) == pytest.approx(20.0, abs=0.01)
+    assert inputs.sqnr_db(exact, with_bias=True) < 10
     exact[8, 3] = torch.nan
-    assert sqnr_db(exact, inputs, with_bias=False) == -torch.inf
-
-
-def test_checked_rows_hold_first_and_last() -> None:
-    for m in (1, 2, 1024, 1025, 5000):
-        rows = checked_rows(m).tolist()
-        assert len(rows) == min(m, 1024)
-        assert rows == sorted(set(rows))
-        assert (rows[0], rows[-1]) == (0, m - 1)
+    assert inputs.sqnr_db(exact, with_bias=False) == -torch.inf

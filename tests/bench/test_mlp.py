@@ -15,11 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no par
 
 from bench.goals import mlp_bars
 from pyquant.bench import mlp
-from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, MlpResult, additivity_of, run_mlp_bench
-from pyquant.bench.mlp_net import Joint, joints
-from pyquant.bench.mlp_records import trade_off_of
-from pyquant.bench.mlp_rows import Rounds
-from pyquant.bench.mlp_space import BITS, all_configs
+from pyquant.bench.mlp import END_TO_END, KERNEL, MlpBench, MlpResult, additivity_of, run_mlp_bench, trade_off_of
+from pyquant.bench.mlp_net import BITS, Joint, all_configs, joints
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.environment import describe_environment
 from pyquant.nn.qlinear import QLinear
@@ -112,22 +109,8 @@ def test_a_file_that_is_no_journal_is_refused_and_kept(text: str, tmp_path: Path
     path = tmp_path / "rounds.jsonl"
     path.write_text(text)
     with pytest.raises(CheckpointError, match=r"rounds\.jsonl"):
-        Rounds(path, {"a": 1}, 2)
+        run(FakeClock(), runs=1, journal=path)
     assert path.read_text() == text
-
-
-def test_a_round_must_be_whole(tmp_path: Path) -> None:
-    path = tmp_path / "rounds.jsonl"
-    rounds = Rounds(path, {"a": 1}, 2)
-    with pytest.raises(ArgumentError, match="1 numbers"):
-        rounds.add([1.0])
-    rounds.add([1.0, 2.0])
-    rounds.close()
-    again = Rounds(path, {"a": 1}, 2)
-    assert again.done == [[1.0, 2.0]]
-    again.close()
-    with pytest.raises(CheckpointError, match="candidates"):
-        Rounds(path, {"a": 1}, 3)
 
 
 def test_additivity_sees_what_a_border_costs() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyquant.bench.mlp_space import SIZES, scaled
+from pyquant.bench.mlp_net import SIZES, scaled
 from pyquant.cli import bench_mlp
 from pyquant.cli.main import build_parser, main
 from pyquant.measure.gpu_timing import CudaGraphClock

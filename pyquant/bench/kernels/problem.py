@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyquant.measure.exact import check_rows, sqnr_db
 from pyquant.numerics.quantize import quantize, quantize_dynamic
 
 STATIC_AMAX = 4.5  # standard deviations that a static scale covers: what max calibration finds in some 10^5 Gaussians
@@ -89,9 +90,14 @@ class Inputs:
 
     @cached_property
     def checked(self) -> tuple[Tensor, Tensor]:
-        """checked_rows(m), on the device, and the float64 product x w' of these rows."""
-        rows = checked_rows(self.m).to(self.weights.device)
+        """Up to 1024 rows of m, on the device, and the float64 product x w' of these rows."""
+        rows = check_rows(self.m, 1024).to(self.weights.device)
         return rows, self.x[rows].double() @ self.weights.w.double().t()
+
+    def sqnr_db(self, y: Tensor, *, with_bias: bool) -> float:
+        """Signal to noise of y [m, n], on the checked rows, against float64, in dB; -inf for a NaN."""
+        rows, exact = self.checked
+        return sqnr_db(exact + self.weights.bias.double() if with_bias else exact, y[rows])
 
     def static_codes(self, scale: Tensor) -> Tensor:
         """int8 codes [m, k] under one scale."""
@@ -112,24 +118,3 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = x.abs().amax(1, keepdim=True).clamp_min(1e-12) / FP8_MAX
     return (x / scale).to(torch.float8_e4m3fn), scale
-
-
-def checked_rows(m: int, most: int = 1024) -> Tensor:
-    """Up to `most` row numbers of [0, m), spread evenly, first and last among them; int64.
-
-    Example:
-        >>> checked_rows(5, 3).tolist(), checked_rows(2).tolist()
-        ([0, 2, 4], [0, 1])
-    """
-    return torch.linspace(0, m - 1, most).round().to(torch.int64) if m > most else torch.arange(m)
-
-
-def sqnr_db(y: Tensor, inputs: Inputs, *, with_bias: bool) -> float:
-    """Signal to noise of y [m, n], on its checked rows, against float64: dB, at most 300; -inf for a NaN."""
-    rows, exact = inputs.checked
-    if with_bias:
-        exact = exact + inputs.weights.bias.double()
-    signal, noise = float(exact.square().sum()), float((y[rows].double() - exact).square().sum())
-    if math.isnan(noise):
-        return -math.inf
-    return min(300.0, 10 * math.log10(max(signal, 1e-300) / max(noise, 1e-300)))

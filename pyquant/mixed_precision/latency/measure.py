@@ -17,7 +17,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import dtype_name
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
-from pyquant.measure.timing import Clock, make_clock
+from pyquant.measure.timing import Clock, make_clock, using_threads
 from pyquant.mixed_precision.choices.groups import Grouping
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.latency import samples as analysis
@@ -336,17 +336,3 @@ def _text_of(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(map(_text_of, value)) + ")"
     return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-
-
-@contextmanager
-def using_threads(count: int | None) -> Iterator[None]:
-    if count is None:
-        yield
-        return
-    arguments.whole("threads", count, 1, 2**31 - 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from pyquant.errors import ArgumentError
-from pyquant.measure.timing import Clock
+from pyquant.measure.timing import Clock, using_threads
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.latency.in_place import samples_in_place
 from pyquant.mixed_precision.latency.isolated import whole_samples
-from pyquant.mixed_precision.latency.measure import clock_of, example_of, using_threads
+from pyquant.mixed_precision.latency.measure import clock_of, example_of
 from pyquant.mixed_precision.latency.samples import Config, Effort, ProgressCall, Samples, median_interval
 from pyquant.mixed_precision.latency.timers import StampClock
 
