@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyquant.core.names import ACTIVATIONS
+
 BASE_SEED = int(os.environ.get("PYQUANT_TEST_SEED", "20261121"))
 T = TypeVar("T")
 
@@ -150,7 +152,6 @@ def codes(draw: Draw, code_type: str, pattern: str, rows: int, cols: int) -> Ten
 
 # ---- GEMM problems
 
-ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -1,12 +1,32 @@
-// gelu (erf and tanh forms) and silu in fp32 with explicit fma: one source, the same bits on host and device, selects
-// instead of branches so that a loop over them vectorises. Formulas, bounds and special values: docs/activations.md.
+// The activations of the epilogue: the list, and of each its formula, which the CPU kernels, the CUDA kernels and the
+// bindings read from here. gelu (erf and tanh forms) and silu are in fp32 with explicit fma: one source, the same bits
+// on host and device, selects instead of branches so that a loop over them vectorises. Formulas, bounds and special
+// values: docs/activations.md.
 //
-// All three are x * S(x) with S(-a) = tail(a) and S(a) = 1 - tail(a), a = |x|: few operations, since they run on every
-// element of a layer's output.
+// All three curves are x * S(x) with S(-a) = tail(a) and S(a) = 1 - tail(a), a = |x|: few operations, since they run on
+// every element of a layer's output.
 #pragma once
 #include "core/arith.h"
 
+// X(name): by value, in the order of pyquant.core.names.ACTIVATIONS. A struct of that name stands in `activations`
+// below.
+#define PYQUANT_ACTIVATIONS(X) X(none) X(relu) X(clamp) X(gelu) X(gelu_tanh) X(silu)
+
 namespace pyquant {
+
+enum class Activation : int32_t {
+#define PYQUANT_ACTIVATION(NAME) NAME,
+  PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
+#undef PYQUANT_ACTIVATION
+};
+
+constexpr const char* kActivationNames[] = {
+#define PYQUANT_ACTIVATION(NAME) #NAME,
+    PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
+#undef PYQUANT_ACTIVATION
+};
+constexpr int32_t kActivations = sizeof kActivationNames / sizeof *kActivationNames;
+
 namespace activation_detail {
 
 // Fitted or split by tools/fit_activations.py. 2^f / 2 = 1/2 + f (kPower1 + kPower2 f + ...), and the tails of the
@@ -124,5 +144,59 @@ PYQ_HD inline float gelu_erf(float x) {
   p = ffma(p, a, kErf1);
   return times_tail(x, a, kErfLimit, gelu_tail(p, a));
 }
+
+// One struct an activation, in the list's order. of(t, low, high): the formula; the limits are clamp's. kHasVectors:
+// the CPU calls vectors<V>(t, low, high) on vectors of V (csrc/cpu/rows.h), whose max and min give the second operand
+// where one is NaN; else a loop over `of`, which compilers vectorise.
+namespace activations {
+namespace {
+
+struct none {
+  static constexpr bool kHasVectors = true;
+  PYQ_HD_MEMBER float of(float t, float, float) { return t; }
+  template <class V>
+  static typename V::F vectors(typename V::F t, float, float) {
+    return t;
+  }
+};
+
+struct relu {
+  static constexpr bool kHasVectors = true;
+  PYQ_HD_MEMBER float of(float t, float, float) { return t < 0.f ? 0.f : t; }
+  template <class V>
+  static typename V::F vectors(typename V::F t, float, float) {
+    return V::max(V::set(0.f), t);
+  }
+};
+
+struct clamp {
+  static constexpr bool kHasVectors = true;
+  PYQ_HD_MEMBER float of(float t, float low, float high) {
+    t = t < low ? low : t;
+    return t > high ? high : t;
+  }
+  template <class V>
+  static typename V::F vectors(typename V::F t, float low, float high) {
+    return V::min(V::set(high), V::max(V::set(low), t));
+  }
+};
+
+struct gelu {
+  static constexpr bool kHasVectors = false;
+  PYQ_HD_MEMBER float of(float t, float, float) { return gelu_erf(t); }
+};
+
+struct gelu_tanh {
+  static constexpr bool kHasVectors = false;
+  PYQ_HD_MEMBER float of(float t, float, float) { return pyquant::gelu_tanh(t); }
+};
+
+struct silu {
+  static constexpr bool kHasVectors = false;
+  PYQ_HD_MEMBER float of(float t, float, float) { return pyquant::silu(t); }
+};
+
+}  // namespace
+}  // namespace activations
 
 }  // namespace pyquant

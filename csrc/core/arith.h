@@ -7,10 +7,12 @@
 
 #if defined(__CUDACC__)
 #define PYQ_HD __host__ __device__ __attribute__((always_inline))
+#define PYQ_HD_MEMBER static PYQ_HD
 #else
 // Internal linkage: the CPU kernels compile these bodies once for each instruction set, and the linker must never merge
 // them.
 #define PYQ_HD static
+#define PYQ_HD_MEMBER static  // of structs in unnamed namespaces, for the same reason
 #endif
 
 namespace pyquant {

@@ -57,13 +57,12 @@ PYQ_HD inline float real_from_code(int32_t q, float scale, int32_t zero_point) {
 
 PYQ_HD inline float activate(float t, Activation activation, float clamp_min, float clamp_max) {
   switch (activation) {
-    case Activation::relu: return t < 0.f ? 0.f : t;
-    case Activation::clamp: t = t < clamp_min ? clamp_min : t; return t > clamp_max ? clamp_max : t;
-    case Activation::gelu: return gelu_erf(t);
-    case Activation::gelu_tanh: return gelu_tanh(t);
-    case Activation::silu: return silu(t);
-    default: return t;
+#define PYQUANT_ACTIVATION(NAME) \
+  case Activation::NAME: return activations::NAME::of(t, clamp_min, clamp_max);
+    PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
+#undef PYQUANT_ACTIVATION
   }
+  return t;
 }
 
 }  // namespace pyquant

@@ -4,13 +4,10 @@
 #pragma once
 #include <cstdint>
 
+#include "core/activation_math.h"
 #include "core/dtype.h"
 
 namespace pyquant {
-
-enum class Activation : int32_t { none = 0, relu = 1, clamp = 2, gelu = 3, gelu_tanh = 4, silu = 5 };
-constexpr const char* kActivationNames[] = {"none", "relu", "clamp", "gelu", "gelu_tanh", "silu"};  // by value
-constexpr int32_t kActivations = sizeof kActivationNames / sizeof *kActivationNames;
 
 // Order of the weights' codes in memory. natural: rows of n, k ascending. blocked128: int4 only, the order of the
 // Hopper kernels' registers (core/blocked128.h).

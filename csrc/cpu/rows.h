@@ -231,18 +231,20 @@ struct Rows {
     for (int j = 0; j < 4; ++j) t[j] = V::load_f32(buffer + j * W);
   }
 
+  template <class A>
+  static void activate_as(F* t, float low, float high) {
+    if constexpr (A::kHasVectors)
+      for (int j = 0; j < 4; ++j) t[j] = A::template vectors<V>(t[j], low, high);
+    else
+      each(t, [=](float v) { return A::of(v, low, high); });
+  }
+
   static void activate4(const Tile& tile, F* t) {
     switch (tile.activation) {
-      case Activation::none: return;
-      case Activation::relu:
-        for (int j = 0; j < 4; ++j) t[j] = V::max(V::set(0.f), t[j]);
-        return;
-      case Activation::clamp:
-        for (int j = 0; j < 4; ++j) t[j] = V::min(V::set(tile.clamp_max), V::max(V::set(tile.clamp_min), t[j]));
-        return;
-      case Activation::gelu: return each(t, [](float v) { return gelu_erf(v); });
-      case Activation::gelu_tanh: return each(t, [](float v) { return gelu_tanh(v); });
-      case Activation::silu: return each(t, [](float v) { return silu(v); });
+#define PYQUANT_ACTIVATION(NAME) \
+  case Activation::NAME: return activate_as<activations::NAME>(t, tile.clamp_min, tile.clamp_max);
+      PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
+#undef PYQUANT_ACTIVATION
     }
   }
 

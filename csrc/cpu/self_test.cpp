@@ -193,7 +193,7 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
     if (!same(want.data(), got.data(), want.size() * 4)) return false;
     if (candidate.groups_s4 && !grouped_rows(candidate, scalar, random, tile, zero.data())) return false;
     if (candidate.gemv_s4 && !grouped_row(candidate, scalar, random, tile)) return false;
-    for (int activation = 0; activation <= 5; ++activation)
+    for (int activation = 0; activation < kActivations; ++activation)
       for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::s32})
         for (int64_t cols : {kBlockN, int64_t{37}}) {
           tile.activation = static_cast<Activation>(activation);

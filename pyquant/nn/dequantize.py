@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -19,11 +18,8 @@ from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.origin import has_origin
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.swap import Undo, swap_modules
+from pyquant.numerics.activation import ACTIVATIONS
 
-# What the epilogue computes, as a module.
-_ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {
-    "relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "silu": nn.SiLU,
-}  # fmt: skip
 # Markers of a chain of codes and what stands there in a float model.
 _MARKERS: Final[dict[type[nn.Module], type[nn.Module]]] = {
     QResidual: Residual, Quantize: nn.Identity, Dequantize: nn.Identity,
@@ -114,9 +110,8 @@ def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Modu
 
 
 def _activation(layer: LinearCall) -> nn.Module:
-    if layer.activation == "clamp":
-        return nn.Hardtanh(*layer.clamp).train(layer.training)
-    return _ACTIVATIONS[layer.activation]().train(layer.training)
+    activation = ACTIVATIONS[layer.activation]
+    return activation.module(*activation.limits(*layer.clamp)).train(layer.training)
 
 
 def _tie(modules: list[nn.Module]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from pyquant.numerics.activation import ACTIVATIONS
 from pyquant.ops.autograd import activation_gradient
 
 if TYPE_CHECKING:
@@ -143,12 +144,8 @@ def is_transformed() -> bool:
 def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """A layer with floating-point products, in torch's own operations: they have every derivative."""
     y = F.linear(x.float(), layer.dequantised_weight(), layer.bias_)
-    if layer.activation == "clamp":
-        y = y.clamp(*layer.clamp)
-    elif layer.activation.startswith("gelu"):
-        y = F.gelu(y, approximate="none" if layer.activation == "gelu" else "tanh")
-    elif layer.activation != "none":
-        y = F.silu(y) if layer.activation == "silu" else F.relu(y)
+    activation = ACTIVATIONS[layer.activation]
+    y = activation.plain(y, *activation.limits(*layer.clamp))
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 

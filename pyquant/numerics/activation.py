@@ -1,18 +1,23 @@
-"""gelu and silu in float32, the same bits as csrc/core/activation_math.h, operation by operation.
+"""The activations of the epilogue: all that Python knows of each, in one table, and the formulas in float32.
 
-Error bounds, special values and the origin of the constants: docs/activations.md.
+Formulas have the bits of csrc/core/activation_math.h, operation by operation. Error bounds, special values and the
+origin of the constants: docs/activations.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pyquant.errors import ArgumentError
 from pyquant.numerics.fp32 import fma
+from pyquant.numerics.qparams import as_float32
 
 # Every number is exactly the fp32 constant of the same name in the header; tools/fit_activations.py --check compares.
 LOG2_E_HIGH: Final = 1.4426950216293335
@@ -156,3 +161,56 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 def _gelu_erf(x: Tensor) -> Tensor:
     a = x.abs()
     return _times_tail(x, a, _ERF_LIMIT, _gelu_tail(_polynomial(_ERF, a), a))
+
+
+def _relu(t: Tensor) -> Tensor:
+    return torch.where(t < 0, as_float32(0.0, t), t)
+
+
+def _clamp(t: Tensor, clamp_min: float, clamp_max: float) -> Tensor:
+    low, high = as_float32(clamp_min, t), as_float32(clamp_max, t)
+    t = torch.where(t < low, low, t)
+    return torch.where(t > high, high, t)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation; those with limits (clamp) take clamp_min and clamp_max as two more arguments of each function.
+
+    formula    float32 -> the bits of the kernels; comparisons leave NaN and -0.0 as they are.
+    plain      torch's own function, which has every derivative.
+    gradient   grad, what went into the activation -> grad times torch's derivative, in ops that a compiler can trace.
+    module     what it is in a float model; without arguments, or with the two limits.
+    """
+
+    formula: Callable[..., Tensor]
+    plain: Callable[..., Tensor]
+    gradient: Callable[..., Tensor]
+    module: Callable[..., nn.Module]
+    has_limits: bool = False
+
+    def limits(self, clamp_min: float, clamp_max: float) -> tuple[float, ...]:
+        """What its functions take after their tensors."""
+        return (clamp_min, clamp_max) if self.has_limits else ()
+
+
+def _gelu(formula: Callable[[Tensor], Tensor], form: str) -> Activation:
+    return Activation(
+        formula,
+        partial(F.gelu, approximate=form),
+        lambda grad, t: torch.ops.aten.gelu_backward(grad, t, approximate=form),
+        partial(nn.GELU, approximate=form),
+    )
+
+
+# By name, in the order of pyquant.core.names.ACTIVATIONS.
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "none": Activation(lambda t: t, lambda t: t, lambda grad, t: grad, nn.Identity),
+    "relu": Activation(_relu, F.relu, lambda grad, t: grad * (t > 0), nn.ReLU),
+    "clamp": Activation(
+        _clamp, torch.clamp, lambda grad, t, low, high: grad * ((t >= low) & (t <= high)), nn.Hardtanh, has_limits=True
+    ),
+    "gelu": _gelu(gelu_erf, "none"),
+    "gelu_tanh": _gelu(gelu_tanh, "tanh"),
+    "silu": Activation(silu, F.silu, torch.ops.aten.silu_backward, nn.SiLU),
+}

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import torch
 from torch import Tensor
 
-from pyquant.numerics import activation as functions
-from pyquant.numerics.qparams import as_float32, scale_recip
+from pyquant.numerics.activation import ACTIVATIONS
+from pyquant.numerics.qparams import scale_recip
 from pyquant.numerics.quantize import code_from_real
-
-_CURVES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "gelu": functions.gelu_erf,
-    "gelu_tanh": functions.gelu_tanh,
-    "silu": functions.silu,
-}
 
 
 def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0) -> Tensor:
@@ -31,15 +22,8 @@ def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: floa
         >>> activate(torch.tensor([-1.0, 2.0]), "relu").tolist()
         [0.0, 2.0]
     """
-    if activation == "none":
-        return t
-    if activation == "relu":
-        return torch.where(t < 0, as_float32(0.0, t), t)
-    if activation == "clamp":
-        low, high = as_float32(clamp_min, t), as_float32(clamp_max, t)
-        t = torch.where(t < low, low, t)
-        return torch.where(t > high, high, t)
-    return _CURVES[activation](t)
+    entry = ACTIVATIONS[activation]
+    return entry.formula(t, *entry.limits(clamp_min, clamp_max))
 
 
 def finish(

@@ -16,21 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant import numerics
+from pyquant.numerics.activation import ACTIVATIONS
 
 
 def activation_gradient(
     pre: Tensor, grad: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0
 ) -> Tensor:
     """grad * activation'(pre), float32: the derivative of torch's own activation, in ops that a compiler can trace."""
-    if activation == "relu":
-        return grad * (pre > 0)
-    if activation == "clamp":
-        return grad * ((pre >= clamp_min) & (pre <= clamp_max))
-    if activation == "silu":
-        return torch.ops.aten.silu_backward(grad, pre)
-    if activation in ("gelu", "gelu_tanh"):
-        return torch.ops.aten.gelu_backward(grad, pre, approximate="none" if activation == "gelu" else "tanh")
-    return grad
+    entry = ACTIVATIONS[activation]
+    return entry.gradient(grad, pre, *entry.limits(clamp_min, clamp_max))
 
 
 def _linear_backward(ctx: Any, grad: Tensor, w: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:

@@ -6,9 +6,12 @@ import ast
 import re
 from pathlib import Path
 
+import torch
+
 from pyquant.core import names
 from pyquant.core.dtypes import FLOATS_BY_NAME, QDTYPES, dtype_name
 from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
+from pyquant.numerics.activation import ACTIVATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,11 +23,23 @@ def enum(header: str, name: str) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", body)}
 
 
-def test_activations_are_numbered_as_in_cpp() -> None:
-    assert enum("problem.h", "Activation") == {name: i for i, name in enumerate(names.ACTIVATIONS)}
-    text = (ROOT / "csrc/core/problem.h").read_text()
-    (body,) = re.findall(r"kActivationNames\[\] = {([^}]*)};", text)
-    assert tuple(re.findall(r'"(\w+)"', body)) == names.ACTIVATIONS
+def test_activations_are_numbered_as_in_cpp_and_have_their_functions() -> None:
+    text = (ROOT / "csrc/core/activation_math.h").read_text()
+    (body,) = re.findall(r"#define PYQUANT_ACTIVATIONS\(X\) (.*)", text)
+    assert tuple(re.findall(r"X\((\w+)\)", body)) == names.ACTIVATIONS == tuple(ACTIVATIONS)
+
+
+def test_the_functions_of_an_activation_are_one_function() -> None:
+    """What training differentiates, what dequantize_ builds and what the kernels compute, at limits of (-1, 2)."""
+    t = torch.linspace(-4.0, 4.0, 1001)
+    for name, entry in ACTIVATIONS.items():
+        limits = entry.limits(-1.0, 2.0)
+        x = t.clone().requires_grad_()
+        want = entry.plain(x, *limits)
+        want.sum().backward()
+        torch.testing.assert_close(entry.formula(t, *limits), want.detach(), rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(entry.module(*limits)(t), want.detach(), rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(entry.gradient(torch.ones_like(t), t, *limits), x.grad, rtol=0, atol=0, msg=name)
 
 
 def test_granularities_are_those_of_cpp() -> None:

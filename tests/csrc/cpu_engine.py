@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pyquant.core.names import ACTIVATIONS
 from pyquant.numerics import activation as spec_activation
 
 ROOT = Path(__file__).resolve().parents[2]
 S4, S8, U8, S32, F16, BF16, F32 = range(7)  # csrc/core/dtype.h
 ISAS = tuple(re.findall(r"^ +X\((\w+),", (ROOT / "csrc/cpu/isas.h").read_text().split("#else")[0], re.M))
-ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 AMAX_FLOOR = np.float32(2.0**-100)
 Array = np.ndarray
 

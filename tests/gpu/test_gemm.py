@@ -15,6 +15,7 @@ from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
 from torch import Tensor
 
+from pyquant.core.names import ACTIVATIONS
 from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import pack_int4
 
@@ -23,7 +24,6 @@ DTYPES = {
     "s8": torch.int8, "s4": torch.uint8,
 }  # fmt: skip
 BITS = {"f16": 16, "bf16": 16, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4}
-ACTIVATIONS = ("none", "relu", "clamp", "gelu", "gelu_tanh", "silu")
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
 # Rows for other chips: tests/gpu/test_other_devices.py.

@@ -277,10 +277,10 @@ EDITS = {
          "    if residual is not None:\n        t = t + residual.to(torch.float32)\n"
          "    return activate(t, activation, clamp_min, clamp_max)", "residual before the activation"),
         ("epilogue", "residual.to(torch.float32)", "residual.to(torch.bfloat16)", "residual narrowed"),
-        ("epilogue", 't = torch.where(t < low, low, t)', 't = t', "clamp without its lower limit"),
-        ("epilogue", "return torch.where(t > high, high, t)", "return torch.where(t > high, low, t)", "clamp to the wrong end"),
-        ("epilogue", '"gelu_tanh": functions.gelu_tanh', '"gelu_tanh": functions.gelu_erf', "gelu forms confused"),
-        ("epilogue", '"silu": functions.silu', '"silu": torch.nn.functional.silu', "torch's silu instead of ours"),
+        ("activation", 't = torch.where(t < low, low, t)', 't = t', "clamp without its lower limit"),
+        ("activation", "return torch.where(t > high, high, t)", "return torch.where(t > high, low, t)", "clamp to the wrong end"),
+        ("activation", '_gelu(gelu_tanh, "tanh")', '_gelu(gelu_erf, "tanh")', "gelu forms confused"),
+        ("activation", 'Activation(silu, F.silu', 'Activation(F.silu, F.silu', "torch's silu instead of ours"),
         ("epilogue", "return t.to(out_dtype)",
          "return torch.nextafter(t, torch.zeros_like(t)).to(out_dtype)", "one ulp lost before the store"),
         ("epilogue", "return t.to(out_dtype)", "return t.to(torch.bfloat16).to(out_dtype)", "stored through bfloat16"),
@@ -292,12 +292,12 @@ EDITS = {
     signed_zero: [
         ("epilogue", "    if bias is not None:\n        t = t + bias\n", "    t = t + (0.0 if bias is None else bias)\n",
          "absent bias added as zero"),
-        ("epilogue", "torch.where(t < 0, as_float32(0.0, t), t)", "t.clamp(min=0.0) + 0.0", "relu loses the sign of zero"),
+        ("activation", "torch.where(t < 0, as_float32(0.0, t), t)", "t.clamp(min=0.0) + 0.0", "relu loses the sign of zero"),
     ],
     nan_row: [
-        ("epilogue", "torch.where(t < 0, as_float32(0.0, t), t)", "torch.where(t > 0, t, as_float32(0.0, t))",
+        ("activation", "torch.where(t < 0, as_float32(0.0, t), t)", "torch.where(t > 0, t, as_float32(0.0, t))",
          "relu turns NaN into zero"),
-        ("epilogue", "return torch.where(t > high, high, t)", "return torch.where(t < high, t, high)",
+        ("activation", "return torch.where(t > high, high, t)", "return torch.where(t < high, t, high)",
          "clamp turns NaN into its limit"),
     ],
     one_row: [

@@ -143,31 +143,20 @@ __device__ __forceinline__ float scaled(Acc acc, float w_scale, float x_scale, b
   return product_first ? fmul(t, fmul(x_scale, w_scale)) : fmul(fmul(t, w_scale), x_scale);
 }
 
+template <class A, int Count>
+__device__ __forceinline__ void activate_as(float (&t)[Count], const EpilogueParams& p) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) t[i] = A::of(t[i], p.clamp_min, p.clamp_max);
+}
+
 // One switch per fragment, not per element: the activation is uniform over the launch.
 template <int Count>
 __device__ __forceinline__ void activate_all(float (&t)[Count], const EpilogueParams& p) {
   switch (p.activation) {
-    case Activation::none: break;
-    case Activation::relu:
-#pragma unroll
-      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::relu, 0.f, 0.f);
-      break;
-    case Activation::clamp:
-#pragma unroll
-      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::clamp, p.clamp_min, p.clamp_max);
-      break;
-    case Activation::gelu:
-#pragma unroll
-      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::gelu, 0.f, 0.f);
-      break;
-    case Activation::gelu_tanh:
-#pragma unroll
-      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::gelu_tanh, 0.f, 0.f);
-      break;
-    case Activation::silu:
-#pragma unroll
-      for (int i = 0; i < Count; ++i) t[i] = activate(t[i], Activation::silu, 0.f, 0.f);
-      break;
+#define PYQUANT_ACTIVATION(NAME) \
+  case Activation::NAME: activate_as<activations::NAME>(t, p); break;
+    PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
+#undef PYQUANT_ACTIVATION
   }
 }
 
