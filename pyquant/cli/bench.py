@@ -12,6 +12,7 @@ from pyquant.bench.gemm import GemmBench, run_gemm_bench
 from pyquant.bench.peers import FP32, PEERS
 from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
 from pyquant.cli.progress import Progress
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import write_file
@@ -100,15 +101,15 @@ def bench_from_args(args: argparse.Namespace) -> GemmBench:
     if wrong := bench_gpu.given(args):
         raise ArgumentError(wrong[0], "given", "with --device cuda only")
     if args.threads is not None:
-        _positive("--threads", [args.threads])
+        arguments.whole("--threads", args.threads, 1)
     return GemmBench(
-        shapes=[(m, *parse_kn(kn)) for m in _positive("--m", args.m or [1, 64]) for kn in args.kn or _KN],
+        shapes=[(arguments.whole("--m", m, 1), *parse_kn(kn)) for m in args.m or (1, 64) for kn in args.kn or _KN],
         schemes=args.schemes or ("W8A8Dynamic", "W4A8Dynamic"),
         peers=None if args.peers is None else match_peers(args.peers),
         baseline=match_peers([args.baseline or FP32])[0],
         dtype=FLOATS_BY_NAME[args.dtype or "float32"],
         clock=args.clock or default_clock(args.threads or torch.get_num_threads()),
-        rounds=_positive("--rounds", [args.rounds])[0],
+        rounds=arguments.whole("--rounds", args.rounds, 1),
         cold=args.cold,
     )
 
@@ -124,8 +125,8 @@ def _on_gpu(args: argparse.Namespace) -> int:
             raise ArgumentError(option, value, f"--device cpu only; on a GPU: {instead}")
     if args.dtype not in (None, "bfloat16"):
         raise ArgumentError("--dtype", args.dtype, "bfloat16 with --device cuda")
-    _positive("--m", args.m or [1])
-    _positive("--rounds", [args.rounds])
+    for option, value in [("--rounds", args.rounds), *(("--m", m) for m in args.m or ())]:
+        arguments.whole(option, value, 1)
     return bench_gpu.run(args, None if args.kn is None else [parse_kn(kn) for kn in args.kn])
 
 
@@ -147,13 +148,6 @@ def match_peers(texts: Sequence[str]) -> list[str]:
             raise ArgumentError("--peers", repr(text), "part of one of: " + ", ".join(names))
         found += [hit for hit in hits if hit not in found]
     return found
-
-
-def _positive(option: str, values: Sequence[int]) -> Sequence[int]:
-    for value in values:
-        if value < 1:
-            raise ArgumentError(option, value, ">= 1")
-    return values
 
 
 def _write(args: argparse.Namespace, report: GemmReport) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pyquant.cli.progress import Progress
+from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.core.presets import preset_name
 from pyquant.errors import ArgumentError
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, prints what changed, writes the table. -> 0, or 1 when a kernel's result was wrong."""
-    _positive("--rounds", [args.rounds])
-    rows = _positive("--m", args.m)
+    arguments.whole("--rounds", args.rounds, 1)
+    rows = [arguments.whole("--m", m, 1) for m in args.m]
     rig = make_rig(args.device) if args.model else None  # a machine without a GPU need not read a model
     problems = problems_for(_layers(args), rows, FLOATS_BY_NAME[args.dtype])
     rig = rig or make_rig(args.device)
@@ -144,13 +145,6 @@ def _parse_shape(text: str) -> tuple[int, int]:
     if not (n.isdecimal() and k.isdecimal() and int(n) > 0 and int(k) > 0):
         raise ArgumentError("--shapes", repr(text), "out_features x in_features, such as 4096x1024")
     return int(n), int(k)
-
-
-def _positive(option: str, values: Sequence[int]) -> Sequence[int]:
-    for value in values:
-        if value < 1:
-            raise ArgumentError(option, value, ">= 1")
-    return values
 
 
 def _note() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.core.registry import OBJECTIVES
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.accuracy_limit import within_limit
@@ -42,8 +43,8 @@ def run_search(
     """pyquant.search, whose arguments these are; `options` as a dictionary."""
     given = SearchOptions.of(options)
     OBJECTIVES.find(objective)
-    if max_drop is not None and not (isinstance(max_drop, (int, float)) and max_drop >= 0):
-        raise ArgumentError("max_drop", repr(max_drop), "a number >= 0, or None")
+    if max_drop is not None:
+        arguments.number("max_drop", max_drop, 0, infinite=True)
     if max_drop is not None and eval_fn is None and given.metric != "kl":
         allowed = "a function of the model; or max_drop=None and another limit such as max_loss"
         raise ArgumentError("eval_fn", f"None, with metric {given.metric!r}", allowed)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from pyquant.calibrate.methods.absmax import absmax
 from pyquant.calibrate.registry import Range, calibrator
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core.scheme import TensorScheme
@@ -62,7 +63,4 @@ def fixed(statistics: GivenRange, scheme: TensorScheme) -> Range:
         >>> fixed(GivenRange.of(low=0.0, high=6.0), TensorScheme(symmetric=False)).high.item()
         6.0
     """
-    if scheme.symmetric:
-        return Range.symmetric(statistics.amax())
-    low, high = statistics.range()
-    return Range(low.clamp_max(0), high.clamp_min(0))
+    return absmax(statistics, scheme)
