@@ -22,7 +22,7 @@ struct Cpu {
 
   Tensor empty(const Shape& shape, ScalarType type) const { return empty_cpu(shape, type); }
 
-  // What the host can look at, at a cost that is nothing beside the work.
+  // Values in host memory: reading them costs little compared with the op.
   void check_zero_points(const char* argument, const int32_t* values, int64_t count, int64_t low, int64_t high) const {
     zero_points(argument, values, count, low, high);
   }

@@ -1,5 +1,6 @@
 // CUDA as a backend of the ops that are written once: the device made current, its memory, and csrc/cuda behind the
-// calls that csrc/cpu has too (backend_cpu.h). Zero points and scales cannot be looked at without a synchronisation.
+// calls that csrc/cpu has too (backend_cpu.h). Values of zero points and scales are not checked, as reading them would
+// synchronise.
 #pragma once
 #include "bind/check.h"
 #include "bind/device.h"

@@ -9,8 +9,9 @@
 namespace pyquant {
 
 // A row is summed in lanes: element k belongs to lane k % kSumLanes, a lane adds its elements in ascending order to
-// +0, and tree_sum adds the lanes. 2048 = 256 threads x 8 elements: a thread owns whole lanes, so it needs nobody's
-// result before the tree. Lanes beyond the row hold +0 and change no bit, so a short row needs only its own part.
+// +0, and tree_sum adds the lanes. 2048 = 256 threads x 8 elements: a thread owns whole lanes, so it needs no
+// other thread's result before the tree. Lanes beyond the row hold +0 and change no bit, so a short row needs only its
+// own part.
 constexpr int kSumLanes = 2048;
 
 // Neighbours first: ((s0 + s1) + (s2 + s3)) + ...; count is a power of two.

@@ -80,7 +80,7 @@ bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
       scalar.widen(from, type, n, real_want.data());
       candidate.widen(from, type, n, real.data());
       if (!same(real_want.data(), real.data(), kRow * 4)) return false;
-      if (skip == 0) continue;  // what follows has no special values: NaN payloads are nobody's contract
+      if (skip == 0) continue;  // what follows has no special values: the bits of NaN are not part of the contract
       const auto* numbers = static_cast<const float*>(from);
       scalar.narrow(numbers, n, real_want.data(), type);
       candidate.narrow(numbers, n, real.data(), type);

@@ -21,7 +21,7 @@ constexpr double kPortBytes = 48;      // from L2 into one multiprocessor a cloc
 constexpr double kLanes = 64;          // conversions and integer operations a clock and multiprocessor
 constexpr double kEpilogueSteps = 12;  // instructions of the epilogue for one output, 128 lanes
 
-enum class Split { none, blocks, stream };  // who divides K: nobody, grid.z blocks, CUTLASS's stream-K
+enum class Split { none, blocks, stream };  // how K is divided: not at all, among grid.z blocks, by CUTLASS's stream-K
 
 // A row's words, read once.
 struct Plan {
@@ -154,7 +154,7 @@ struct Waves {
   double blocks = 1;   // that run
   double waves = 1;    // tiles that the busiest multiprocessor works through, one after another
   double steps = 1;    // of K in each of them
-  double sums_us = 0;  // what divided sums cost beside
+  double sums_us = 0;  // of adding the partial sums of a divided K
 };
 
 Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
@@ -213,7 +213,7 @@ double cost_us(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
   const double stored = epilogue_us(row, p, chip);
   // A tile's store hides behind the next one's main loop where two tiles are at work at once.
   const double exposed = plan.pingpong ? 1 : (plan.persistent ? w.waves : 1 + 0.5 * (w.waves - 1));
-  const double started = plan.persistent ? 1 : 1 + 0.3 * (w.waves - 1);  // pipelines filled anew
+  const double started = plan.persistent ? 1 : 1 + 0.3 * (w.waves - 1);  // every further wave fills the pipeline again
   return kLaunchUs + started * chip.latency_us + exposed * stored + w.sums_us +
          overlapped(arithmetic, loads_us(row, p, w, device, chip), main_memory_us(p, chip));
 }

@@ -33,7 +33,7 @@ namespace {
 // Why a measured row cannot be followed here; empty when it can.
 std::string obstacle(const Row& row, const GemmProblem& problem, bool has_residual, const DeviceInfo& device,
                      bool only_compiled) {
-  if (!row.selectable) return "is there to be measured only";
+  if (!row.selectable) return "is a benchmark row, which is never selected";
   if (only_compiled && !row.compiled) return "has no machine code in this build";
   const Refusal refusal = accept(row, problem, has_residual, device);
   return refusal.ok() ? "" : text_of(refusal);

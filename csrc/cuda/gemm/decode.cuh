@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     decode_kernel(const DecodeOperands o, const EpilogueParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   DecodeBlock<T> block{o, p, shared};
-  block.aim();
+  block.start_addresses();
   if constexpr (T::kCluster) {
     block.prefetch();
     release_successor();

@@ -122,8 +122,8 @@ struct DecodeBlock {
     return 16 * ((token * 4 + quad_lane) * T::kUnits + (u ^ turn_of(token, quad_lane)));
   }
 
-  // The first load of this warp.
-  __device__ __forceinline__ void aim() {
+  // The addresses of this warp's first loads.
+  __device__ __forceinline__ void start_addresses() {
     const int64_t unit = static_cast<int64_t>(blockIdx.z) * T::kWarps + warp;
     const int64_t k = min(unit * o.unit_codes, static_cast<int64_t>(o.k));
     rest = o.k - static_cast<int32_t>(k);

@@ -5,7 +5,7 @@
 
 namespace pyquant::cuda {
 
-// 16 bytes that nobody reads again, or zeros.
+// A 16-byte load of data that is read once (no allocation in L1), or zeros.
 __device__ __forceinline__ uint4 load_streamed(const void* from, bool there) {
   uint4 v;
   asm volatile(

@@ -79,7 +79,7 @@ struct GroupsBlock80 {
   int32_t rest_x, rest_w;                // codes from its piece of the next stage to the end of K
   const uint8_t *next_x, *next_w;
   uint32_t copy_x, copy_w, read_x, read_w;    // in buffer 0
-  uint32_t copy_buffer = 0, read_buffer = 0;  // of the next stage to come, of the stage that is read
+  uint32_t copy_buffer = 0, read_buffer = 0;  // of the stage that is copied next, of the stage that is read
   uint32_t turn_x = 32 * (g % 4), turn_w = 16 * (lane / 2 % 4);
   int32_t start;                          // of every accumulator
   float zero_point[T::kRows][2];          // of this lane's tokens
@@ -91,9 +91,9 @@ struct GroupsBlock80 {
     if (buffer == T::kSharedBytes) buffer = 0;
   }
 
-  // Where this block and its threads work. Blocks go through eight rows of tiles, column by column, then the next
-  // eight, so that those that run together share activations and weights in L2.
-  __device__ __forceinline__ void aim() {
+  // The tile of this block and the addresses of its threads. Blocks go through eight rows of tiles, column by column,
+  // then the next eight, so that those that run together share activations and weights in L2.
+  __device__ __forceinline__ void start_addresses() {
     constexpr int32_t kBand = 8;
     const int32_t block = static_cast<int32_t>(blockIdx.x), thread = static_cast<int32_t>(threadIdx.x);
     const int32_t band = block / (kBand * o.tiles_n) * kBand, width = min(kBand, o.tiles_m - band);
@@ -151,7 +151,7 @@ struct GroupsBlock80 {
     turn(copy_buffer);
   }
 
-  // To the next stage: it has arrived, and everybody has read the one before, whose buffer is filled anew.
+  // To the next stage: it has arrived, and all threads have read the one before, whose buffer is free to be filled.
   __device__ __forceinline__ void enter_stage() {
     wait_for_copies<T::kStages - 2>();
     __syncthreads();
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     gemm_groups80_kernel(const GroupsOperands80 o, const EpilogueParams p) {
   extern __shared__ __align__(128) uint8_t groups80_shared[];
   GroupsBlock80<T> block{o, p, shared_address(groups80_shared)};
-  block.aim();
+  block.start_addresses();
 #pragma unroll
   for (int s = 0; s < T::kStages - 1; ++s) block.fetch();
   block.begin();

@@ -3,8 +3,8 @@
 // have no such schedule.
 //   partition: every block adds its accumulators to the tile's sums in the workspace (red.global.add.s32, one
 //   coalesced line per register and warp) and draws a ticket; the block with the last ticket reads the sums and runs
-//   the epilogue. Nobody waits, so that any order of blocks is right. workspace: [tiles] tickets, padded to 256 bytes,
-//   then [tiles][registers][threads] sums; cleared before the launch.
+//   the epilogue. No block waits for another, so that any order of blocks is right. workspace: [tiles] tickets, padded
+//   to 256 bytes, then [tiles][registers][threads] sums; cleared before the launch.
 #pragma once
 #include <cutlass/cutlass.h>
 #include <cutlass/gemm_coord.h>

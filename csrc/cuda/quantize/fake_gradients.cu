@@ -1,6 +1,7 @@
 // Fake quantisation, backward: the masked gradient, and the gradient of a learned scale in its one order of additions
 // (docs/numerics.md 10.4). A block of 1 024 elements belongs to a team of 16 threads (8 for 16-bit elements), whose
-// units are the 64 lanes: nobody waits before the tree, and a tensor with one scale still fills the device.
+// units are the 64 lanes: no synchronisation before the tree of additions, and a tensor with one scale still fills the
+// device.
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/fake.cuh"
