@@ -84,7 +84,7 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     """Measures with torch's threads as they are: on one in CPU time, on several in wall time.
 
     count    interleaved rounds of collecting; searches take a third of them.
-    on_step  told what comes next.
+    on_step  called with what comes next.
     """
     tell = on_step or (lambda text: None)
     tell("collect")
@@ -100,8 +100,8 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
             scheme = TensorScheme(bits=bits, calibrator=method, percentile=percentile)
             name = f"{method} {percentile:g}" if method == "percentile" else method
             tell(f"int{bits} {name}")
-            found = [float(compute_range(statistics[kind], scheme).amax) for kind in DATA]
-            rows.append(_amax_row(bits, name, found))
+            amaxes = [float(compute_range(statistics[kind], scheme).amax) for kind in DATA]
+            rows.append(_amax_row(bits, name, amaxes))
             if method != "percentile" or percentile == 99.99:
                 times = _search({k: partial(compute_range, s, scheme) for k, s in statistics.items()}, rounds)
                 search.append(_slowest(name, bits, times))
@@ -109,7 +109,7 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
                 tell(f"int{bits} {FIRST_BATCH}")
                 first = [float(classical[kind].compute_amax(bits=bits)) for kind in DATA]
                 rows.append(_amax_row(bits, FIRST_BATCH, first))
-                finds = {kind: partial(made.compute_amax, bits=bits) for kind, made in classical.items()}
+                finds = {kind: partial(calibrator.compute_amax, bits=bits) for kind, calibrator in classical.items()}
                 first_times = _search(finds, rounds)
                 search.append(_slowest(FIRST_BATCH, bits, first_times))
                 peer = _modelopt_entropy(bits, tell)
@@ -124,7 +124,7 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
                 tell(f"int{bits} optimum on the numbers")
                 exact = [mse_optimum(calib_data(kind), bits) for kind in DATA]
                 rows.append(_amax_row(bits, "optimum on the raw numbers", exact))
-                worst = max([worst, *(abs(a / b - 1) for a, b in zip(found, exact, strict=True))])
+                worst = max([worst, *(abs(a / b - 1) for a, b in zip(amaxes, exact, strict=True))])
     ours = next(row.median_ms for row in collect if row.candidate == OURS)
     entropy = max(row.slowest_ms for row in search if row.method == "entropy")
     bars = [
@@ -203,10 +203,10 @@ def _collect(rounds: int, unavailable: list[Unavailable]) -> list[CollectRow]:
 def _torch_ao(x: Tensor) -> dict[str, Callable[[], Any]]:
     from torch.ao.quantization import HistogramObserver, MinMaxObserver
 
-    made: dict[str, Callable[[], Any]] = {}
+    observers: dict[str, Callable[[], Any]] = {}
     for cls in (HistogramObserver, MinMaxObserver):
-        made[f"torch.ao {cls.__name__}"] = partial(cls(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric), x)
-    return made
+        observers[f"torch.ao {cls.__name__}"] = partial(cls(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric), x)
+    return observers
 
 
 def _search(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -232,11 +232,11 @@ def _modelopt_entropy(bits: int, tell: Callable[[str], None]) -> tuple[list[floa
         calibrator = HistogramCalibrator(num_bits=bits, torch_hist=True)
         for batch in calib_data(kind):
             calibrator.collect(batch)
-        found: list[Tensor] = []
-        times[kind] = clock.seconds(partial(_kept, found, partial(calibrator.compute_amax, "entropy")), 1) * 1e3
-        amax.append(float(found[-1]))
+        results: list[Tensor] = []
+        times[kind] = clock.seconds(partial(_kept, results, partial(calibrator.compute_amax, "entropy")), 1) * 1e3
+        amax.append(float(results[-1]))
     return amax, times
 
 
-def _kept(found: list[Tensor], make: Callable[[], Tensor]) -> None:
-    found.append(make())
+def _kept(results: list[Tensor], make: Callable[[], Tensor]) -> None:
+    results.append(make())

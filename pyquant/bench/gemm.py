@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from pyquant.bench.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable
+from pyquant.bench.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable, at, first_line
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
@@ -87,7 +87,7 @@ def run_gemm_bench(
         missing += prepared.missing
         if bench.baseline not in prepared.built:
             missing.append(
-                Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", _at(shape))
+                Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", at(shape))
             )
             continue
         rows += _time_shape(bench, shape, prepared.built, make_clock(bench.clock), flush, ceilings, multiply)
@@ -97,11 +97,11 @@ def run_gemm_bench(
 
 def _chosen_peers(bench: GemmBench) -> list[Peer]:
     known = {peer.name: peer for peer in PEERS}
-    wanted = list(known) if bench.peers is None else [bench.baseline, *bench.peers]
-    for name in wanted:
+    names = list(known) if bench.peers is None else [bench.baseline, *bench.peers]
+    for name in names:
         if name not in known:
             raise ArgumentError("peers", name, ", ".join(known))
-    return [known[name] for name in dict.fromkeys(wanted)]
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme]) -> _Shape:
@@ -112,12 +112,12 @@ def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Map
         try:
             out.built[peer.name] = _build_peer(peer, case)
         except (PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-            out.missing.append(Unavailable(peer.name, _first_line(error), _at(shape)))
+            out.missing.append(Unavailable(peer.name, first_line(error), at(shape)))
     for text, scheme in schemes.items():
         try:
             out.built[_our_name(text)] = _build_ours(bench, scheme, case)
         except (PyquantError, PeerUnavailable) as error:
-            out.missing.append(Unavailable(_our_name(text), _first_line(error), _at(shape)))
+            out.missing.append(Unavailable(_our_name(text), first_line(error), at(shape)))
     return out
 
 
@@ -196,14 +196,6 @@ def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
 
 def _our_name(text: str) -> str:
     return f"QLinear {text}"
-
-
-def _at(shape: Shape) -> str:
-    return "M={} K={} N={}".format(*shape)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _notes(bench: GemmBench) -> list[str]:

@@ -17,7 +17,7 @@ from pyquant.bench.kernels.adapter import Adapter, Built, Run
 from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.partial import Partial, Shape
-from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.peers import PeerUnavailable, at, first_line
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.energy import EnergyUnavailable, energy_meter
 from pyquant.measure.floors import COPY, ceiling_value, gemm_bytes, gemm_floor
@@ -99,11 +99,6 @@ def slice_of(shapes: Sequence[Shape], part: int, parts: int) -> list[Shape]:
     sizes = sorted({(k, n) for _, k, n in shapes}, key=lambda kn: (-kn[0] * kn[1], kn))
     mine = set(sizes[part - 1 :: parts])
     return [shape for shape in shapes if shape[1:] in mine]
-
-
-def at(shape: Shape) -> str:
-    """'M=1 K=2 N=3'."""
-    return "M={} K={} N={}".format(*shape)
 
 
 def run_gpu_bench(
@@ -213,18 +208,18 @@ def _with_energy(
     absent: list[Unavailable],
 ) -> list[GemmRow]:  # fmt: skip
     """The rows with their energy; where the device does not tell it, the reason goes to `absent`."""
-    where, found = at((rows[0].m, rows[0].k, rows[0].n)), []
+    where, energies = at((rows[0].m, rows[0].k, rows[0].n)), []
     try:
         meter = energy_meter(device)
         for row in rows:
             with torch.inference_mode():
-                found.append(
+                energies.append(
                     meter.a_call(partial(_calls, clock, candidates[row.candidate], timings.calls[row.candidate]))
                 )
     except EnergyUnavailable as error:
         absent.append(Unavailable("energy per call", str(error), where))
         return list(rows)
-    return [replace(row, energy_mj=energy) for row, energy in zip(rows, found, strict=True)]
+    return [replace(row, energy_mj=energy) for row, energy in zip(rows, energies, strict=True)]
 
 
 def _calls(clock: Clock, candidate: Rotating, calls: int) -> int:
@@ -294,9 +289,3 @@ def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, cut to one line of at most 200 characters."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    return text if isinstance(error, (PyquantError, PeerUnavailable)) else f"{type(error).__name__}: {text}"[:200]

@@ -134,7 +134,7 @@ def run_mlp_bench(
     """Build, check, time.
 
     journal   file of finished rounds; a run of the same setting goes on behind them.
-    on_step   told what comes next; steps_of tells how often.
+    on_step   called with what comes next, steps_of(bench) times.
     Raises PyquantError where a layer's result is wrong; CheckpointError where the journal is of another setting.
     """
     candidates = _candidates(bench)
@@ -173,13 +173,13 @@ def key_of(bench: MlpBench, clock: str, environment: Environment, candidates: in
 
 def _candidates(bench: MlpBench) -> list[Candidate]:
     """Everything that a round times: configurations in both columns, and the single layers that they are made of."""
-    found: list[Candidate] = [(column, config) for column in COLUMNS for config in bench.configs]
+    candidates: list[Candidate] = [(column, config) for column in COLUMNS for config in bench.configs]
     used = {joint for config in bench.configs for joint in joints(config)}
     kernels = {(joint.layer, joint.own, joint.after) for joint in used}
     layers = len(bench.sizes) - 1
     ready = [j for j in all_joints(layers, from_float=False) if (j.layer, j.own, j.after) in kernels]
-    found += [(KERNEL, joint) for joint in ready]
-    return found + [(END_TO_END, joint) for joint in all_joints(layers, from_float=True) if joint in used]
+    candidates += [(KERNEL, joint) for joint in ready]
+    return candidates + [(END_TO_END, joint) for joint in all_joints(layers, from_float=True) if joint in used]
 
 
 def _callables(net: MlpNet, configs: Sequence[Config], column: str, what: Config | Joint) -> Pair:
@@ -263,7 +263,7 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
         )
         for config, s in times.items()
     ]  # fmt: skip
-    made = trade_off(
+    record = trade_off(
         points,
         f"{'-'.join(map(str, bench.sizes))}, batch {bench.batch}: {len(points)} configurations, {column} latency",
         TradeOffAxis("latency", "us", f"{_WHAT[column]}; median of {bench.runs} runs"),
@@ -272,9 +272,9 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
         formats=tuple(shown.get(name, name) for name in BITS),
     )
     if bench.runs < HEADLINE_RUNS:  # the largest of hundreds of differences is then one of noise
-        made = replace(made, pair=None)
+        record = replace(record, pair=None)
     return replace(
-        made, environment=environment.plain(), command=environment.command,
+        record, environment=environment.plain(), command=environment.command,
         notes=tuple(_notes(result, column)),
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ _SUM_EXACT: Final = 2**24
 def check_net(net: MlpNet, configs: Sequence[Config], on_config: Callable[[Config], None] = lambda _: None) -> int:
     """Check all layers that the configurations use, in their places. -> how many layer results were compared.
 
-    on_config  told of every configuration when it is done.
+    on_config  called with every configuration that was checked.
     Raises PyquantError naming the layer, its formats and the first output that is wrong.
     """
     rows = torch.linspace(0, net.batch - 1, min(ROWS, net.batch), device=net.device).round().long().unique()
@@ -63,12 +63,12 @@ def _descend(
 def _ready_calls(net: MlpNet, configs: Sequence[Config], rows: Tensor) -> int:
     """The products on ready inputs, which are timed by themselves."""
     used = {(joint.layer, joint.own, joint.after) for config in configs for joint in joints(config)}
-    found = [j for j in all_joints(net.layers, from_float=False) if (j.layer, j.own, j.after) in used]
-    for joint in found:
+    ready = [j for j in all_joints(net.layers, from_float=False) if (j.layer, j.own, j.after) in used]
+    for joint in ready:
         y, scale = net.product(joint)(), net.layer(joint).output_scale
         codes = PackedQTensor if y.dtype == torch.uint8 else QTensor
         compare(net, joint, net.ready[joint.layer, joint.own], y if scale is None else codes(y, scale), rows)
-    return len(found)
+    return len(ready)
 
 
 def compare(net: MlpNet, joint: Joint, x: Value, y: Value, rows: Tensor) -> None:
@@ -82,11 +82,11 @@ def compare(net: MlpNet, joint: Joint, x: Value, y: Value, rows: Tensor) -> None
     if isinstance(y, QTensor):
         scheme = net.input_scheme(joint.after)
         low, high = (-127, 127) if scheme is None else scheme.code_range
-        wanted = (sums / y.scale.double()).round().clamp(low, high).to(torch.int8)
+        expected = (sums / y.scale.double()).round().clamp(low, high).to(torch.int8)
     else:
-        wanted = sums.to(torch.float32).to(net.float_type)
+        expected = sums.to(torch.float32).to(net.float_type)
     if bound is None:
-        wrong = got != wanted
+        wrong = got != expected
     else:  # and half a unit of the 16-bit result
         rounding = torch.finfo(net.float_type).eps / 2
         wrong = ~((got.double() - sums).abs() <= bound + rounding * (sums.abs() + bound))
@@ -94,7 +94,7 @@ def compare(net: MlpNet, joint: Joint, x: Value, y: Value, rows: Tensor) -> None
         row, column = (int(i) for i in wrong.nonzero()[0])
         raise PyquantError(
             f"{joint.name}: {int(wrong.sum())} of {wrong.numel()} outputs are wrong; row {int(rows[row])}, "
-            f"output {column}: {got[row, column].item()}, wanted {wanted[row, column].item()}"
+            f"output {column}: {got[row, column].item()}, expected {expected[row, column].item()}"
         )  # fmt: skip
 
 
@@ -129,6 +129,6 @@ def _product(inputs: Tensor, codes: Tensor, step: float) -> tuple[Tensor, Tensor
     return torch.cat(sums, 1), torch.cat(magnitudes, 1)
 
 
-def _same_bits(got: Value, wanted: Value, config: Config) -> None:
-    if isinstance(got, QTensor) or isinstance(wanted, QTensor) or not torch.equal(got, wanted):
+def _same_bits(got: Value, expected: Value, config: Config) -> None:
+    if isinstance(got, QTensor) or isinstance(expected, QTensor) or not torch.equal(got, expected):
         raise PyquantError(f"{','.join(config)}: the timed network does not give what its checked layers give")

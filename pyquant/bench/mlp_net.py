@@ -90,12 +90,12 @@ def scaled(sizes: Iterable[int], divisor: int) -> tuple[int, ...]:
         >>> scaled((64, 32), 16)
         (4, 2)
     """
-    kept = tuple(sizes)
-    if divisor < 1 or any(size % divisor for size in kept):
+    dimensions = tuple(sizes)
+    if divisor < 1 or any(size % divisor for size in dimensions):
         raise ArgumentError(
-            "--scale", divisor, f"a whole number >= 1 that divides every size: {', '.join(map(str, kept))}"
+            "--scale", divisor, f"a whole number >= 1 that divides every size: {', '.join(map(str, dimensions))}"
         )
-    return tuple(size // divisor for size in kept)
+    return tuple(size // divisor for size in dimensions)
 
 
 def capacity(sizes: Sequence[int], config: Config, of: str = "output") -> int:
@@ -157,14 +157,14 @@ def all_joints(layers: int, *, from_float: bool) -> list[Joint]:
         >>> len(all_joints(6, from_float=False)), len(all_joints(6, from_float=True))
         (48, 74)
     """
-    found: dict[Joint, None] = {}
+    possible: dict[Joint, None] = {}
     for i in range(layers):
         for own, after in itertools.product(BITS, BITS if i + 1 < layers else (FLOAT,)):
             if i or not from_float:
-                found[Joint(i, own, after, own == FLOAT)] = None
+                possible[Joint(i, own, after, own == FLOAT)] = None
             if from_float:
-                found[Joint(i, own, after, True)] = None
-    return list(found)
+                possible[Joint(i, own, after, True)] = None
+    return list(possible)
 
 
 def exponents(sizes: tuple[int, ...]) -> list[int]:
@@ -174,12 +174,12 @@ def exponents(sizes: tuple[int, ...]) -> list[int]:
         >>> exponents((32768, 16384, 8192))
         [10, 9]
     """
-    found, spread = [], _SPREAD
+    powers, spread = [], _SPREAD
     for k in sizes[:-1]:
         grown = spread * math.sqrt(k) * _SPREAD
-        found.append(round(math.log2(grown / 3)))
-        spread = grown * 2.0 ** -found[-1]
-    return found
+        powers.append(round(math.log2(grown / 3)))
+        spread = grown * 2.0 ** -powers[-1]
+    return powers
 
 
 class MlpNet:

@@ -54,9 +54,9 @@ def shapes_of(models: Iterable[str]) -> list[KN]:
         >>> shapes_of(["bert-base", "vit-b"])
         [(768, 768), (768, 3072), (3072, 768), (768, 2304)]
     """
-    found: dict[KN, None] = {}
+    shapes: dict[KN, None] = {}
     for model in models:
         if model not in MODELS:
             raise ArgumentError("models", repr(model), ", ".join(MODELS))
-        found |= dict.fromkeys(MODELS[model])
-    return list(found)
+        shapes |= dict.fromkeys(MODELS[model])
+    return list(shapes)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from pyquant.core.scheme import QScheme
+from pyquant.errors import PyquantError
 from pyquant.measure.exact import check_rows, sqnr_db
 from pyquant.measure.floors import random_codes
 from pyquant.nn.qlinear import QLinear
@@ -24,6 +25,18 @@ Candidate = Callable[[], torch.Tensor]
 
 class PeerUnavailable(Exception):
     """A peer that cannot run here; the message is the reason."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to one line of at most 200 characters."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    named = isinstance(error, (PyquantError, PeerUnavailable))
+    return (text if named else f"{type(error).__name__}: {text}")[:200]
+
+
+def at(shape: tuple[int, int, int]) -> str:
+    """'M=1 K=2 N=3'."""
+    return "M={} K={} N={}".format(*shape)
 
 
 @dataclass

@@ -141,13 +141,13 @@ def parse_kn(text: str) -> tuple[int, int]:
 def match_peers(texts: Sequence[str]) -> list[str]:
     """The peers whose names hold one of the texts, upper and lower case alike; exact names win."""
     names = [peer.name for peer in PEERS]
-    found: list[str] = []
+    matches: list[str] = []
     for text in texts:
         hits = [n for n in names if n == text] or [n for n in names if text.lower() in n.lower()]
         if not hits:
             raise ArgumentError("--peers", repr(text), "part of one of: " + ", ".join(names))
-        found += [hit for hit in hits if hit not in found]
-    return found
+        matches += [hit for hit in hits if hit not in matches]
+    return matches
 
 
 def _write(args: argparse.Namespace, report: GemmReport) -> None:

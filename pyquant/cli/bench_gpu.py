@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, at, run_gpu_bench, slice_of
+from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, run_gpu_bench, slice_of
 from pyquant.bench.kernels import ADAPTERS, find_adapters
 from pyquant.bench.kernels.adapter import Adapter
 from pyquant.bench.kernels.rows import native, rows_matching
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.model_shapes import MODELS, MS, shapes_of
 from pyquant.bench.partial import Partial, Shape, merge
+from pyquant.bench.peers import at
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io.atomic import write_file

@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
         journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
         with Progress("bench mlp", steps_of(bench)) as shown:
             result = run_mlp_bench(bench, clock, environment=environment, journal=journal, on_step=shown.step)
-    made = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
-    print("\n".join(to_markdown(record) for record in made.values()), end="")
+    records = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
+    print("\n".join(to_markdown(record) for record in records.values()), end="")
     if args.out:
-        for column, record in made.items():
+        for column, record in records.items():
             registry.write(record, args.out, STEMS[column])
     return 0
 

@@ -48,8 +48,8 @@ class EnergyMeter:
         first, began, _ = self._step(run, self.read(), patience)
         value, calls = first, 0
         while True:
-            value, now, made = self._step(run, value, patience)
-            calls += made
+            value, now, more = self._step(run, value, patience)
+            calls += more
             if now - began >= seconds:
                 return (value - first) / calls
 
@@ -58,11 +58,11 @@ class EnergyMeter:
         began, calls = self.now(), 0
         while True:
             calls += run()
-            found, now = self.read(), self.now()
-            if found < value:
+            reading, now = self.read(), self.now()
+            if reading < value:
                 raise EnergyUnavailable("the energy counter ran backwards: the driver was loaded anew meanwhile")
-            if found > value:
-                return found, now, calls
+            if reading > value:
+                return reading, now, calls
             if now - began > patience:
                 raise EnergyUnavailable(f"the energy counter did not move for {patience:g} s")
 

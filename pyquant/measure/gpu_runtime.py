@@ -67,7 +67,7 @@ def gpu_problems(seen: GpuRuntime) -> list[str]:
     """
     if not seen.torch_gpus:
         return []
-    found = [
+    problems = [
         f"{name} has compute capability {major}.{minor}, the CUDA kernels need "
         f"{SMALLEST_CAPABILITY[0]}.{SMALLEST_CAPABILITY[1]}"
         for name, (major, minor) in seen.torch_gpus
@@ -75,12 +75,12 @@ def gpu_problems(seen: GpuRuntime) -> list[str]:
     ]
     sees = f"torch sees {len(seen.torch_gpus)} GPU{'s' if len(seen.torch_gpus) > 1 else ''}"
     if seen.native_error:
-        found.append(f"{sees}, but {seen.native_error}")
+        problems.append(f"{sees}, but {seen.native_error}")
     elif not seen.build["cuda"]:
-        found.append(f"{sees}, but pyquant was built for CPUs only: {seen.build['why_no_cuda']} (docs/install.md)")
+        problems.append(f"{sees}, but pyquant was built for CPUs only: {seen.build['why_no_cuda']} (docs/install.md)")
     elif seen.own_gpus == 0:
-        found.append(f"{sees}, but pyquant sees none: {seen.why_no_gpu} (docs/install.md)")
-    return found
+        problems.append(f"{sees}, but pyquant sees none: {seen.why_no_gpu} (docs/install.md)")
+    return problems
 
 
 def gpu_lines(seen: GpuRuntime) -> list[str]:

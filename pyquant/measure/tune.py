@@ -67,12 +67,12 @@ def problems_for(
         [1, 64]
     """
     native = _native()
-    found: dict[str, Problem] = {}
+    distinct: dict[str, Problem] = {}
     for n, k, text in layers:
         for m in ms:
             problem = _problem(n, k, text, int(native.m_bucket(m)), dtype)
-            found.setdefault(repr(sorted(problem.items())), problem)
-    return list(found.values())
+            distinct.setdefault(repr(sorted(problem.items())), problem)
+    return list(distinct.values())
 
 
 def _problem(n: int, k: int, text: str, m: int, dtype: torch.dtype) -> Problem:
@@ -123,12 +123,12 @@ def tune(
     on_problem     called before each problem (progress).
     ->             an Outcome a problem. The model's row stays unless another is clearly quicker.
     """
-    found = []
+    outcomes = []
     for problem in problems:
         if on_problem:
             on_problem(problem)
-        found.append(_tune_one(problem, rig, rounds, only_compiled))
-    return found
+        outcomes.append(_tune_one(problem, rig, rounds, only_compiled))
+    return outcomes
 
 
 def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> Outcome:

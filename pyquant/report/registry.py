@@ -43,9 +43,9 @@ def render(record: Any, form: str) -> bytes:
 
     Example:
         >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
-        >>> made = trade_off([TradeOffPoint({"a": "fp32"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
+        >>> record = trade_off([TradeOffPoint({"a": "fp32"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
         ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp32",))
-        >>> render(made, "md").decode().splitlines()[0]
+        >>> render(record, "md").decode().splitlines()[0]
         '# t'
     """
     renderers = _renderers(record)
@@ -53,8 +53,8 @@ def render(record: Any, form: str) -> bytes:
         return strict_json.compact(to_plain(record))
     if form not in renderers:
         raise ArgumentError("format", form, f"for a {_kind(record)}: " + ", ".join(formats_of(record)))
-    made = renderers[form](record)
-    return made.encode("utf-8") if isinstance(made, str) else made
+    content = renderers[form](record)
+    return content.encode("utf-8") if isinstance(content, str) else content
 
 
 def write(record: Any, folder: str | os.PathLike[str], stem: str, forms: tuple[str, ...] | None = None) -> list[Path]:
@@ -78,8 +78,8 @@ def write_possible(record: Any, folder: str | os.PathLike[str], stem: str) -> tu
             rendered[form] = render(record, form)
         except UnsupportedError as error:
             missing[form] = str(error)
-    told = f"left out: {', '.join(missing)}: {next(iter(missing.values()))}" if missing else ""
-    return _write(rendered, folder, stem), told
+    left_out = f"left out: {', '.join(missing)}: {next(iter(missing.values()))}" if missing else ""
+    return _write(rendered, folder, stem), left_out
 
 
 def _write(rendered: Mapping[str, bytes], folder: str | os.PathLike[str], stem: str) -> list[Path]:

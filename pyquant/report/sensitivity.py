@@ -46,10 +46,10 @@ def to_csv(record: SensitivityReport) -> str:
 
 def to_markdown(record: SensitivityReport) -> str:
     """For people: losses, the user's metric and latency side by side, what skipping gains, steps, what it cost."""
-    told = f"{len(record.groups)} groups of layers, formats {', '.join(record.formats)}; {MODES[record.mode]}."
+    summary = f"{len(record.groups)} groups of layers, formats {', '.join(record.formats)}; {MODES[record.mode]}."
     parts = [
         f"# Sensitivity of {record.model}: {record.metric}, {record.mode.replace('_', ' ')}",
-        f"{told} Losses in {record.unit}, scored on {record.scored_on}. Cost: {record.cost.line()}.",
+        f"{summary} Losses in {record.unit}, scored on {record.scored_on}. Cost: {record.cost.line()}.",
         _baselines(record),
         "## Groups, the most sensitive first",
         groups_table(record),

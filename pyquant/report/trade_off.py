@@ -36,8 +36,8 @@ def to_markdown(record: TradeOff) -> str:
     """For people: the lines to compare with, the front, the pair of equal quality, and where the figures come from."""
     unit = f" [{record.quality.unit}]" if record.quality.unit else ""
     measured = sum(p.measured for p in record.points)
-    told = f"{len(record.points)} configurations, {measured} of them measured. Axes: {record.cost.text()}; "
-    parts = [f"# {record.title}", told + f"{record.quality.text()} ({better(record)})."]
+    summary = f"{len(record.points)} configurations, {measured} of them measured. Axes: {record.cost.text()}; "
+    parts = [f"# {record.title}", summary + f"{record.quality.text()} ({better(record)})."]
     base = record.lines[0] if record.lines else None
     if base is not None:
         header = ["", _header(record), f"against {base.name}", record.quality.name + unit]

@@ -115,10 +115,10 @@ def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
         data = read_file(path, check=lambda size: None if size <= strict_json.MAX_BYTES else _too_large(path, size))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    found = from_plain(strict_json.loads(_ascii(data), str(path)), str(path))
-    if kind is not None and not isinstance(found, kind):
-        raise CheckpointError(f"{path}: a {type(found).__name__}; allowed: a {kind.__name__}")
-    return typing.cast(T, found)
+    value = from_plain(strict_json.loads(_ascii(data), str(path)), str(path))
+    if kind is not None and not isinstance(value, kind):
+        raise CheckpointError(f"{path}: a {type(value).__name__}; allowed: a {kind.__name__}")
+    return typing.cast(T, value)
 
 
 def _too_large(path: Path, size: int) -> None:
@@ -150,10 +150,10 @@ def plain_of(value: Any) -> Any:
     return value
 
 
-def _read(wanted: Any, data: Any, where: str) -> Any:
+def _read(hint: Any, data: Any, where: str) -> Any:
     """Plain data as a value of the wanted type."""
-    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
-    if wanted is Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
         return data
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in args:
@@ -165,8 +165,8 @@ def _read(wanted: Any, data: Any, where: str) -> Any:
             except CheckpointError:
                 if i == len(rest) - 1:
                     raise
-    if dataclasses.is_dataclass(wanted):
-        return _read_fields(wanted, data, where)
+    if dataclasses.is_dataclass(hint):
+        return _read_fields(hint, data, where)
     if origin in (list, tuple):
         if not isinstance(data, list):
             raise _wrong(where, data, "a list")
@@ -179,14 +179,14 @@ def _read(wanted: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise _wrong(where, data, "an object")
         return {key: _read(args[1], v, f"{where}[{key!r}]") for key, v in data.items()}
-    if wanted is float:
+    if hint is float:
         if isinstance(data, str) and data in _WORDS:
             return _WORDS[data]
         if isinstance(data, (int, float)) and not isinstance(data, bool):
             return float(data)
         raise _wrong(where, data, "a number")
-    if not isinstance(data, wanted) or (wanted is int and isinstance(data, bool)):
-        raise _wrong(where, data, f"{wanted.__name__}")
+    if not isinstance(data, hint) or (hint is int and isinstance(data, bool)):
+        raise _wrong(where, data, f"{hint.__name__}")
     return data
 
 

@@ -23,11 +23,11 @@ def find_adapters(texts: Sequence[str], adapters: Sequence[Adapter] = ADAPTERS) 
         >>> [adapter.name for adapter in find_adapters(["mm fp16"])]
         ['torch.mm fp16']
     """
-    found: dict[str, Adapter] = {}
+    chosen: dict[str, Adapter] = {}
     for text in texts:
         exact = [a for a in adapters if a.name == text]
         hits = exact or [a for a in adapters if text.lower() in a.name.lower()]
         if not hits:
             raise ArgumentError("candidates", repr(text), "part of one of: " + ", ".join(a.name for a in adapters))
-        found |= {a.name: a for a in hits}
-    return [a for a in adapters if a.name in found]
+        chosen |= {a.name: a for a in hits}
+    return [a for a in adapters if a.name in chosen]
