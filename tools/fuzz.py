@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 
 
 def run_one(name: str, seconds: int) -> None:

@@ -524,7 +524,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         pytest.skip("the compiler has no sanitizer libraries")
     flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
     parts = objects(tmp_path, Path(__file__).with_name("cpu_harness.cpp"), flags)
-    paths = [str(ROOT), str(ROOT / "tests")]
+    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
     command = [
         sys.executable,
         "-c",

@@ -121,7 +121,7 @@ def test_chains_reach_the_int4_tensor_cores(native) -> None:
         pytest.skip(f"a GPU has its own test (test_reliability.py); no simulator: {simulator.why_not}")
     if not any(row["compiled"] and row["name"] == "gemm_sm80_s4s4_16x64x256_splitk" for row in native.kernel_table()):
         pytest.skip("gemm_sm80_s4s4_16x64x256_splitk is not compiled into this build")
-    folders = [str(TESTS), str(TESTS / "gpu"), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    folders = [*(str(TESTS / name) for name in ("support", ".", "gpu", "..")), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", "import simulator, test_int4_packed; print(test_int4_packed.check())"],
         capture_output=True, text=True, timeout=600, check=False,

@@ -341,7 +341,7 @@ def test_the_first_launch_of_a_process_may_be_captured(loading: str) -> None:
     """Code that is loaded when a kernel is first used, and the permission for its shared memory, must not disturb a
     capture: a process of its own for each row, of every family one."""
     here = Path(__file__).resolve()
-    paths = [str(here.parent), str(here.parents[1]), str(here.parents[2])]
+    paths = [str(here.parent), str(here.parents[1] / "support"), str(here.parents[1]), str(here.parents[2])]
     first: dict[str, str] = {}
     for name in PLAIN:
         first.setdefault(ROWS[name]["family"], name)
@@ -535,7 +535,7 @@ def test_a_process_of_the_second_device_holds_nothing_on_the_first() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("not run: this machine has one CUDA device")
     here = Path(__file__).resolve()
-    paths = [str(here.parent), str(here.parents[1]), str(here.parents[2])]
+    paths = [str(here.parent), str(here.parents[1] / "support"), str(here.parents[1]), str(here.parents[2])]
     done = subprocess.run(
         [sys.executable, "-c", _SECOND_DEVICE_ALONE.format(paths=paths)], capture_output=True, text=True, timeout=300,
         check=False,
@@ -605,7 +605,7 @@ for scheme in SCHEMES:
 
 def test_lazy_and_eager_module_loading_give_equal_bits() -> None:
     here = Path(__file__).resolve()
-    paths = [str(here.parent), str(here.parents[1]), str(here.parents[2])]
+    paths = [str(here.parent), str(here.parents[1] / "support"), str(here.parents[1]), str(here.parents[2])]
     told = []
     for loading in ("LAZY", "EAGER"):
         done = subprocess.run(

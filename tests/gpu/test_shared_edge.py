@@ -72,7 +72,7 @@ def test_the_first_launch_may_be_the_largest_that_needs_no_permission(
     ):
         pytest.skip("no such decode row is compiled into this build")
     script = f"import simulator, test_shared_edge; print(*test_shared_edge.{what.__name__}(), 'done', sep='\\n')"
-    folders = [str(TESTS), str(TESTS / "gpu"), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    folders = [*(str(TESTS / name) for name in ("support", ".", "gpu", "..")), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"},

@@ -20,7 +20,8 @@ pytest.importorskip("yaml", reason="PyYAML is not installed")
 
 
 def run_limits(module: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests/support")))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "hostile.limits", module], capture_output=True, text=True, cwd=ROOT / "tests",
         env=environment,

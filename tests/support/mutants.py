@@ -1,7 +1,7 @@
 """Planted bugs that the suite must notice, and the registry they live in.
 
 A mutant plants one bug (usually one edit of one source line, active inside a `with`) and names the check of the suite
-that must fail while it is there. tests/test_mutants.py runs all of them. A mutant that survives stays listed with its
+that must fail while it is there. test_mutants.py runs all of them. A mutant that survives stays listed with its
 reason. Other folders add theirs in tests/<folder>/planted_<what>.py, which is imported by name.
 
     register(edit("numerics.quantize", "torch.round(v)", "torch.floor(v + 0.5)"), notice=check, name="rounds half up")
@@ -49,12 +49,10 @@ def register(plant: Plant, notice: Notice, *, name: str, area: str, survives: st
 
 
 def load_all() -> list[Mutant]:
-    """Every mutant of the suite: this folder's and those of tests/*/planted_*.py."""
+    """Every mutant of the suite: those of tests/*/planted_*.py."""
     here = Path(__file__).resolve().parent
-    for path in sorted(here.glob("planted_*.py")):
-        importlib.import_module(path.stem)
-    for path in sorted(here.glob("*/planted_*.py")):
-        importlib.import_module(f"{path.parent.name}.{path.stem}")
+    for path in sorted(here.parent.glob("*/planted_*.py")):
+        importlib.import_module(path.stem if path.parent == here else f"{path.parent.name}.{path.stem}")
     return REGISTRY
 
 

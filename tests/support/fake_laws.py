@@ -1,6 +1,6 @@
 """Laws of the fake quantisers, for any implementation: the specification, the CPU's kernels, the GPU's.
 
-Reference: tests/brute.py, float64 step by step, elements and bits in plain numpy loops' order.
+Reference: brute.py, float64 step by step, elements and bits in plain numpy loops' order.
 """
 
 from __future__ import annotations

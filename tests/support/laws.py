@@ -1,6 +1,6 @@
 """What must hold of the numbers, as functions of a seed that raise when it does not.
 
-The tests run them many times; tests/mutants.py plants bugs and demands that the same functions notice. `impl` is the
+The tests run them many times; mutants.py plants bugs and demands that the same functions notice. `impl` is the
 namespace under test: pyquant.numerics, or pyquant.ops, whose functions have the same names and arguments.
 """
 
