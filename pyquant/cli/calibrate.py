@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.targets import targets_of
     from pyquant.recipe import Recipe
 
-    factory, data = model_factory(args.model), load_called(args.data, "--data")
+    factory, data = model_factory(args.model), load_batches(args.data, "--data")
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
     with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")
@@ -84,10 +84,7 @@ def calibrated(model: Any, recipe: Any, data: Any, shown: Progress) -> Any:
     """Ranges of a prepared model, with a step of progress for every batch."""
     from pyquant.ptq import calibrate_recipe_
 
-    batches = data()
-    if not isinstance(batches, Iterable):
-        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
-    return calibrate_recipe_(model, recipe, counted(batches, shown))
+    return calibrate_recipe_(model, recipe, counted(data(), shown))
 
 
 def counted(batches: Iterable[Any], shown: Progress) -> Iterable[Any]:

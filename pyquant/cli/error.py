@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
 
 from pyquant.cli.calibrate import DATA_HELP, counted
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
 from pyquant.cli.progress import Progress
-from pyquant.errors import ArgumentError
 
 _EXAMPLES = """\
 examples:
@@ -40,10 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.loss.layer_errors import error_report
     from pyquant.report.error import error_table, write_errors
 
-    factory, data = model_factory(args.against, "--against"), load_called(args.data, "--data")
+    factory, data = model_factory(args.against, "--against"), load_batches(args.data, "--data")
     model, batches = pyquant.load_pretrained(args.directory, factory), data()
-    if not isinstance(batches, Iterable):
-        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
     count = args.batches
     if count is None:
         batches = list(itertools.islice(batches, USUAL_BATCHES))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.errors import ArgumentError
 
@@ -49,10 +48,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.suffix != ".json":
         raise ArgumentError("--out", args.out, "a file that ends in .json")
-    factory, data = model_factory(args.model), load_called(args.data, "--data")
+    factory, data = model_factory(args.model), load_batches(args.data, "--data")
     batches = data()
-    if not isinstance(batches, Iterable):
-        raise ArgumentError("--data", f"a callable that returned a {type(batches).__name__}", "an iterable of batches")
     with Progress("latency", args.rounds) as shown:
 
         def tell(done: int, total: int, what: str) -> None:

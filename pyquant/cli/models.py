@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,21 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def load_batches(text: str, argument: str) -> Callable[[], Iterable[Any]]:
+    """load_called for one that returns batches: ArgumentError naming `argument` where it returns anything else."""
+    call = load_called(text, argument)
+
+    def batches() -> Iterable[Any]:
+        found = call()
+        if not isinstance(found, Iterable):
+            raise ArgumentError(
+                argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches"
+            )
+        return found
+
+    return batches
 
 
 def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.Module]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
-    factory, data = model_factory(args.model), load_called(args.data, "--data")
-    score = load_called(args.score_data, "--score-data") if args.score_data else None
+    factory, data = model_factory(args.model), load_batches(args.data, "--data")
+    score = load_batches(args.score_data, "--score-data") if args.score_data else None
     eval_fn = load_called(args.eval, "--eval", "model") if args.eval else None
     base = Recipe.load(args.recipe) if args.recipe else Recipe()
     asked = base.search or SearchParams()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
-from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
 from pyquant.cli.progress import Progress
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.registry import SCORERS
@@ -71,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.report.sensitivity import groups_table
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]
-    factory, data = model_factory(args.model), _batches(args.data, "--data")
+    factory, data = model_factory(args.model), load_batches(args.data, "--data")()
     SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
     eval_fn = None if args.eval is None else load_called(args.eval, "--eval", "model")
     if args.metric == "eval" and eval_fn is None:
         raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")
     if args.by == "task" and eval_fn is None:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
-    held_out = None if args.held_out is None else list(_batches(args.held_out, "--held-out"))
+    held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out")())
     count = args.batches
     if count is None:  # as many as there are, up to the usual number, so that the cost can be told before
         data = list(itertools.islice(data, USUAL_BATCHES))
@@ -118,10 +116,3 @@ def _print_skips(report: SensitivityReport, max_drop: float, by: str) -> None:
     for format in report.formats[1:]:
         layers = report.skip_list(max_drop, format, by)
         print(f"skip for {format}, {how} drop of the rest <= {max_drop:g} ({unit}): {', '.join(layers) or 'nothing'}")
-
-
-def _batches(text: str, argument: str) -> Iterable[Any]:
-    found = load_called(text, argument)()
-    if not isinstance(found, Iterable):
-        raise ArgumentError(argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches")
-    return found

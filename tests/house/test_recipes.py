@@ -120,7 +120,7 @@ def stated(recipe: str) -> tuple[int, str]:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package, compiled libraries by reference, with the files of every recipe."""
     folder = tmp_path_factory.mktemp("tree")
-    shutil.copytree(ROOT / "pyquant", folder / "pyquant", ignore=shutil.ignore_patterns("lib", "*.so", "__pycache__"))
+    shutil.copytree(ROOT / "pyquant", folder / "pyquant", ignore=shutil.ignore_patterns("lib", "*.so"))
     for built in [ROOT / "pyquant/lib", *(ROOT / "pyquant").glob("*.so")]:
         if built.exists():
             (folder / "pyquant" / built.name).symlink_to(built)
@@ -174,14 +174,14 @@ def naming(word: str, *folders: str) -> set[str]:
     """The files whose code has the word as a name or as a whole text; comments and docstrings do not count."""
     found = set()
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*"))):
+        if path.suffix not in (".py", ".h", ".cpp", ".cu", ".cuh", ".cmake") or word not in path.read_text():
+            continue
         if path.suffix == ".py":
             with path.open("rb") as file:
                 tokens = {t.string.strip("\"'") for t in tokenize.tokenize(file.readline) if t.type in (NAME, STRING)}
             names = word in tokens
-        elif path.suffix in (".h", ".cpp", ".cu", ".cuh", ".cmake"):
-            names = re.search(rf"\b{word}\b", re.sub(r"//.*|#.*(?=\n)", _directives, path.read_text())) is not None
         else:
-            continue
+            names = re.search(rf"\b{word}\b", re.sub(r"//.*|#.*(?=\n)", _directives, path.read_text())) is not None
         if names:
             found.add(str(path.relative_to(ROOT)))
     return found
@@ -200,3 +200,20 @@ def test_a_cpu_instruction_set_is_its_file_and_a_line() -> None:
     isas = re.findall(r"^  X\((\w+), ", (ROOT / "csrc/cpu/isas.h").read_text(), flags=re.M)
     for isa in set(isas) - {"scalar"}:
         assert naming(isa, "csrc", "cmake") <= {"csrc/cpu/isas.h", f"csrc/cpu/isa_{isa}.cpp"}
+
+
+def test_an_activation_is_named_in_the_files_of_its_recipe_alone() -> None:
+    count, text = stated("activation")
+    files = naming("gelu_tanh", "csrc", "pyquant", "cmake")  # a name that nothing but an activation has
+    assert len(files) == count <= 5
+    assert [name for name in files if f"`{name}`" not in text] == []
+
+
+def test_only_code_names_a_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/quiet.py").write_text('"""Of \'curve\'."""\nx = 1  # curve\n')
+    (tmp_path / "a/quiet.h").write_text("int x;  // curve\n")
+    (tmp_path / "a/table.py").write_text('NAMES = ("curve",)\n')
+    (tmp_path / "a/case.cuh").write_text("#define LIST(X) X(curve)\n")
+    assert naming("curve", "a") == {"a/table.py", "a/case.cuh"}
