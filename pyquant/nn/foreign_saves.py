@@ -2,17 +2,20 @@
 
 Such a file loads without an error, as a model of garbage. A saver asks every layer for its state, so a layer that holds
 codes looks at who is asking. Who asks is found in the call stack: it needs none of these libraries, works for a layer
-inside of any wrapper, and leaves nothing in the model that a copy or a pickle would have to carry.
+inside of any wrapper, and leaves nothing in the model that a copy or a pickle would have to carry. The other way round,
+codes of a state_dict refuse to be loaded into float layers.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from pyquant.errors import UnsupportedError
+from pyquant.ops import values
 
 # library -> its functions that write a state which is read back as float weights, or that prepare it for such a writer.
 # What resumes a run of the same code (accelerate's save_state) and what writes adapters alone (peft) is not among them.
@@ -41,6 +44,37 @@ def refuse(prefix: str) -> None:
             "they were its float weights; call pyquant.save_pretrained(model, directory) instead (model: the module "
             "that was quantised), or pyquant.dequantize_(model) first"
         )
+
+
+class Codes(Tensor):
+    """Integer codes in a state_dict: an ordinary tensor, except that load_state_dict of a float layer refuses it.
+
+    nn.Linear.load_state_dict(state, strict=False) would copy the codes into the float weight. Results of operations and
+    pickles are plain tensors.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_load = func is Tensor.copy_ and sys._getframe(1).f_code.co_name == "_load_from_state_dict"
+        if is_load and args[0].is_floating_point():
+            raise UnsupportedError(
+                "integer codes of a quantised layer for the weight of a float layer: quantise this model first "
+                "(quantize_, load_pretrained), or call pyquant.dequantize_ on the one whose state_dict this is"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Codes:
+        return self.as_subclass(Tensor).clone().as_subclass(Codes)
+
+
+def as_codes(tensor: Tensor) -> Tensor:
+    """The tensor as Codes where it holds codes: integers of 8 bits, and no tensor of a tracer or transform."""
+    is_codes = type(tensor) is Tensor and tensor.dtype in (torch.int8, torch.uint8) and not values.is_batch(tensor)
+    return tensor.as_subclass(Codes) if is_codes and not torch.compiler.is_compiling() else tensor
 
 
 def refuse_resizing() -> None:

@@ -307,7 +307,7 @@ class LinearState(nn.Module):
         if not self.scheme.is_float:
             foreign_saves.refuse(prefix)
         for name, tensor in self._state().items():
-            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+            destination[prefix + name] = tensor if keep_vars else foreign_saves.as_codes(tensor.detach())
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
@@ -319,6 +319,16 @@ class LinearState(nn.Module):
             unexpected_keys.extend(prefix + name for name in here if name not in self.state_slots)
         current = {} if self._waits else self._state()
         taken = {name: here[name] for name in self.state_slots if name in here}
+        # With strict=False the layer would keep its own codes, or read new ones by its own scales.
+        other = "weight" if self._weight_name == "weight_packed" else "weight_packed"
+        if self._weight_name not in taken and isinstance(here.get(other), Tensor):
+            expected = f"{self._weight_name} {self.state_slots[self._weight_name].text}"
+            got = f"{prefix}{other}: {describe(here[other])} for a layer of scheme {self.scheme}"
+            error_msgs.append(f"{got}, which takes {expected}; load a float state before quantize_")
+            return
+        if self._weight_name in taken and "weight_scale" in self.state_slots and "weight_scale" not in here:
+            error_msgs.append(f"{prefix}{self._weight_name}: codes without their {prefix}weight_scale")
+            return
         if not taken:
             return
         assign = bool(local_metadata.get("assign_to_params_buffers", False))

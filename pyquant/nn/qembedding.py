@@ -150,6 +150,8 @@ class QEmbedding(nn.Module):
         foreign_saves.refuse(prefix)
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
         del destination[prefix + "stand_in"]
+        if not keep_vars:
+            destination[prefix + "weight"] = foreign_saves.as_codes(destination[prefix + "weight"])
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 
 import accept
 import pytest
@@ -215,3 +216,30 @@ def test_share_memory_and_apply_to_the_same_device_keep_the_buffer() -> None:
     assert q._buffers["storage"] is storage
     q.share_memory()
     assert q._buffers["storage"].is_shared()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("load", ["float into codes", "codes into float", "other codes", "no scale", "table"])
+def test_a_weight_of_the_other_kind_is_refused_without_strict_too(load: str) -> None:
+    """load_state_dict(strict=False) left the old codes, copied codes as float weights, or read them by old scales."""
+    whole = copy.deepcopy(layer(W8A8Dynamic()).state_dict())
+    table = pyquant.QEmbedding.from_float(nn.Embedding(10, 4))
+    model, state, named = {
+        "float into codes": (layer(W4A8Dynamic(None)), nn.Linear(32, 24).state_dict(), r"weight: float32.*_packed"),
+        "codes into float": (nn.Linear(32, 24), whole, r'"weight".*integer codes of a quantised layer.*quantize_'),
+        "other codes": (layer(W4A8Dynamic(None)), whole, r"weight: int8 .24, 32.*weight_packed uint8"),
+        "no scale": (layer(W8A8Dynamic()), {"weight": whole["weight"]}, "codes without their weight_scale"),
+        "table": (nn.Embedding(10, 4), table.state_dict(), "integer codes"),
+    }[load]  # fmt: skip
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match=named):
+        model.load_state_dict(state, strict=False)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before if "weight" in name)
+
+
+def test_codes_of_a_state_are_plain_tensors_in_files_and_arithmetic() -> None:
+    codes = layer(W8A8Dynamic()).state_dict()["weight"]
+    file = io.BytesIO()
+    torch.save({"weight": codes}, file)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=True)["weight"]
+    assert [type(t) for t in (loaded, codes.detach(), codes + 1, codes.float(), codes[0])] == [torch.Tensor] * 5
+    accept.t0(loaded, codes)
