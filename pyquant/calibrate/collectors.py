@@ -77,7 +77,7 @@ class PercentileCalibrator(HistogramCollector):
     def compute_amax(
         self, method: str = "percentile", *, bits: int = 8, percentile: float | None = None
     ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the percentile given at the start unless told otherwise."""
+        """As HistogramCollector.compute_amax, with the percentile of the constructor by default."""
         return super().compute_amax(method, bits=bits, percentile=self.percentile if percentile is None else percentile)
 
 
@@ -96,7 +96,7 @@ class MSECalibrator(HistogramCollector):
         self.bits = bits
 
     def compute_amax(self, method: str = "mse", *, bits: int | None = None, percentile: float = 99.99) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
+        """As HistogramCollector.compute_amax, with the bits given at the start by default."""
         return super().compute_amax(method, bits=self.bits if bits is None else bits, percentile=percentile)
 
 
@@ -143,10 +143,10 @@ class EntropyCalibrator(HistogramCollector):
     def compute_amax(
         self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
     ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the bits given at the start unless told otherwise."""
+        """As HistogramCollector.compute_amax, with the bits given at the start by default."""
         bits = self.bits if bits is None else bits
         if method != "entropy" or not self._histograms:
             return super().compute_amax(method, bits=bits, percentile=percentile)
         TensorScheme(bits=bits)  # says which bits there are
-        found = torch.stack([histogram.entropy_amax(bits) for histogram in self._histograms])
-        return found.reshape(self.statistics.amax().shape).minimum(self.statistics.amax())
+        amax = torch.stack([histogram.entropy_amax(bits) for histogram in self._histograms])
+        return amax.reshape(self.statistics.amax().shape).minimum(self.statistics.amax())

@@ -72,8 +72,8 @@ def compare(
     """
     if not isinstance(statistics, HistogramStatistics) or statistics.channel_axis is not None:
         raise ArgumentError("statistics", repr(statistics), "HistogramStatistics of a whole tensor")
-    wanted = histogram_methods() if names is None else names
-    return [_record(statistics, replace(scheme, calibrator=name)) for name in wanted]
+    methods = histogram_methods() if names is None else names
+    return [_record(statistics, replace(scheme, calibrator=name)) for name in methods]
 
 
 def _record(statistics: HistogramStatistics, scheme: TensorScheme) -> Comparison:
@@ -117,7 +117,7 @@ def signed_histogram(statistics: HistogramStatistics, bins: int = 200) -> tuple[
     zero = torch.zeros(1, 1, dtype=torch.float64, device=edges.device)
     right, left = (side.above(zero)[0][0] for side in (data.positive, data.negative))
     zeros = data.magnitudes.count[0] - right - left
-    # how many numbers lie above each edge; of a negative edge: all but those as low, or lower
+    # how many numbers exceed each edge; for a negative edge all but those at or below it
     above = data.positive.above(edges.clamp_min(0)[None])[0][0]
     lower = data.negative.above((-edges).clamp_min(0)[None])[0][0]
     above = torch.where(edges < 0, right + zeros + left - lower, above)

@@ -78,19 +78,19 @@ class Progress:
 
 def fingerprint(model: nn.Module, collected: Mapping[str, Mapping[str, RangeStatistics]], num_batches: int) -> str:
     """SHA-256 of the model's tensors and names, the statistics asked for and num_batches."""
-    told = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor):
-            told.update(f"{name} {tensor.dtype} {list(tensor.shape)} {digest(tensor.cpu())}\n".encode())
+            hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)} {digest(tensor.cpu())}\n".encode())
     for name in sorted(collected):
         for role, statistics in sorted(collected[name].items()):
-            told.update(f"{name} {role} {type(statistics).__name__} {statistics.channel_axis}\n".encode())
-    told.update(f"{num_batches}".encode())
-    return told.hexdigest()
+            hasher.update(f"{name} {role} {type(statistics).__name__} {statistics.channel_axis}\n".encode())
+    hasher.update(f"{num_batches}".encode())
+    return hasher.hexdigest()
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    told = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(tensors):
-        told.update(f"{name} {digest(tensors[name])}\n".encode())
-    return told.hexdigest()
+        hasher.update(f"{name} {digest(tensors[name])}\n".encode())
+    return hasher.hexdigest()

@@ -212,10 +212,10 @@ def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) ->
                 batch = batch[0]
             args = ()
         if isinstance(batch, Mapping):
-            kept = {k: v for k, v in batch.items() if batch_to_inputs is not None or accepted(k)}
-            if not kept:
+            keywords = {k: v for k, v in batch.items() if batch_to_inputs is not None or accepted(k)}
+            if not keywords:
                 raise ArgumentError("data", f"a batch with {sorted(batch)}", "names that the model's forward() takes")
-            return (), {k: _moved(v, device) for k, v in kept.items()}
+            return (), {k: _moved(v, device) for k, v in keywords.items()}
         if not args:
             if not isinstance(batch, Tensor):
                 allowed = "a tensor, tuple, list or mapping; give batch_to_inputs for anything else"

@@ -274,11 +274,11 @@ class HistogramStatistics(RangeStatistics):
             self.exponent = torch.maximum(self.exponent, torch.tensor(exponents))
             return
         self.counts = self.counts.to(device)
-        wanted = torch.maximum(self.exponent, torch.tensor(exponents))
-        for c, octaves in enumerate((wanted - self.exponent).tolist()):
+        exponent = torch.maximum(self.exponent, torch.tensor(exponents))
+        for c, octaves in enumerate((exponent - self.exponent).tolist()):
             if octaves:
                 self.counts[c] = numerics.widen_histogram(self.counts[c], octaves)
-        self.exponent = wanted
+        self.exponent = exponent
 
     def _reduce(self, group: _Group) -> None:
         super()._reduce(group)

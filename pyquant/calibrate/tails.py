@@ -1,4 +1,4 @@
-"""How many magnitudes lie above a threshold, and their sum and sum of squares: all that the search methods ask of data.
+"""How many magnitudes exceed a threshold, and their sum and sum of squares: all the search methods need of the data.
 
 Two sources answer alike, for R rows at once: a histogram of floating bins (one row; numbers spread evenly within a bin,
 bin 0 is zero) and sorted rows of weights (exact). All arithmetic is float64, and every answer for data scaled by a
@@ -20,7 +20,7 @@ _NARROWEST = 1 + 2.0**-40  # of a bin, end over beginning: its width is a diviso
 
 
 class Tails(ABC):
-    """Magnitudes of R rows, seen through sums over what lies above a threshold.
+    """Magnitudes of R rows, reduced to sums over those above a threshold.
 
     count, square  float64 [R, 1]: how many numbers there are (zeros included), and the sum of their squares.
     """
@@ -74,7 +74,7 @@ class HistogramTails(Tails):
         n = counts.to(torch.float64)
         edges = magnitude_edges(exponent).to(counts.device)
         self._first_key = first_key(exponent)
-        # The last bin in use ends at the largest number, so that nothing lies above that, even where it begins there.
+        # The last bin in use ends at the largest number, so that none exceeds it, even where the bin begins there.
         self._end = torch.minimum(edges[1:], torch.where(largest > 0, largest, torch.inf))
         self._end[0] = 0.0
         self._begin = torch.minimum(edges[:-1], self._end / divisor(_NARROWEST, self._end))

@@ -103,7 +103,7 @@ def _convolutions(block: nn.Module, *names: str) -> list[Any]:
 
 def _shortcut(block: nn.Module) -> nn.Module:
     for name in ("downsample", "shortcut"):
-        found = getattr(block, name, None)
-        if isinstance(found, nn.Module):
-            return found
+        attribute = getattr(block, name, None)
+        if isinstance(attribute, nn.Module):
+            return attribute
     return nn.Sequential()  # the identity

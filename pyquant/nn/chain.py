@@ -300,17 +300,17 @@ def joint_error(giver: nn.Module, taker: nn.Module) -> str | None:
         return None
     if isinstance(taker, LinearCall) and taker.scheme.inputs is not None and taker.scheme.inputs.dynamic:
         return None  # takes codes of any scale
-    wanted = expected_range(taker)
-    if wanted is None:
+    expected = expected_range(taker)
+    if expected is None:
         return f"a {type(taker).__name__} takes real numbers and is given codes"
     scale, zero_point = (
         (giver.scale, giver.zero_point)
         if isinstance(giver, Quantize)
         else (giver.output_scale, giver.output_zero_point)  # type: ignore[union-attr]
     )
-    if scale is None or not same_numbers(scale, wanted[1]) or not same_numbers(zero_point, wanted[2]):
+    if scale is None or not same_numbers(scale, expected[1]) or not same_numbers(zero_point, expected[2]):
         got = "a scale of each row's own" if scale is None else _range_text(scale, zero_point)  # type: ignore[arg-type]
-        return f"codes of {got} for a layer of {_range_text(wanted[1], wanted[2])}"
+        return f"codes of {got} for a layer of {_range_text(expected[1], expected[2])}"
     return None
 
 

@@ -86,11 +86,11 @@ def _is_quantised(module: nn.Module) -> bool:
 
 def _rewritten(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     """Modules that quantize_ had rewritten as Linears, with all their names, and what stands there now."""
-    found: dict[int, tuple[list[str], nn.Module]] = {}
+    layers: dict[int, tuple[list[str], nn.Module]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name and has_origin(module) and not _is_quantised(module):
-            found.setdefault(id(module), ([], module))[0].append(name)
-    return [(names, restored(module, module)) for names, module in found.values()]
+            layers.setdefault(id(module), ([], module))[0].append(name)
+    return [(names, restored(module, module)) for names, module in layers.values()]
 
 
 def _layer_of(layers: dict[int, nn.Module], names: dict[int, list[str]], name: str) -> Any:
@@ -102,11 +102,11 @@ def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Modu
         return _MARKERS[type(layer)]().train(layer.training)
     if isinstance(layer, LinearCall) and layer.missing is not None:
         raise ArgumentError("model", f"layer '{names[0]}' without {layer.missing}", "layers with all their numbers")
-    made: nn.Module = restored(layer.to_float(), layer)  # type: ignore[operator]
+    module: nn.Module = restored(layer.to_float(), layer)  # type: ignore[operator]
     if isinstance(layer, LinearCall) and layer.activation != "none" and names[0] not in fused:
-        made = nn.Sequential(made, _activation(layer))  # its own, not one that fuse_ moved
-    obstacles.carry_hooks(layer, made)
-    return made.train(layer.training)
+        module = nn.Sequential(module, _activation(layer))  # its own, not one that fuse_ moved
+    obstacles.carry_hooks(layer, module)
+    return module.train(layer.training)
 
 
 def _activation(layer: LinearCall) -> nn.Module:

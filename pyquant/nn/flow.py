@@ -46,15 +46,15 @@ class Flow:
 
 def producers(model: nn.Module) -> dict[str, LinearCall]:
     """{name: quantised layer}; a layer that QResidualAdd calls goes by the name of that module."""
-    found: dict[str, LinearCall] = {}
+    layers: dict[str, LinearCall] = {}
     owned = set()
     for name, module in model.named_modules():
         if isinstance(module, QResidualAdd) and isinstance(module.layer, LinearCall):
-            found[name] = module.layer
+            layers[name] = module.layer
             owned.add(id(module.layer))
         elif isinstance(module, LinearCall) and id(module) not in owned:
-            found[name] = module
-    return found
+            layers[name] = module
+    return layers
 
 
 def trace(model: nn.Module, example_inputs: object) -> tuple[dict[str, Flow], Any]:
@@ -117,9 +117,9 @@ class _Tracer(TorchFunctionMode):
 
     def read(self, value: object, use: Use) -> None:
         """Note a reader of a value, if a quantised layer made it."""
-        made = self._made.get(id(value))
-        if made is not None and use not in self.flows[made[1]].uses:
-            self.flows[made[1]].uses.append(use)
+        source = self._made.get(id(value))
+        if source is not None and use not in self.flows[source[1]].uses:
+            self.flows[source[1]].uses.append(use)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stack.append(module)

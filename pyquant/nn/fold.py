@@ -40,10 +40,10 @@ def fold_batch_norm_(model: nn.Module) -> nn.Module:
         (Identity(), torch.Size([8]))
     """
     arguments.module("model", model)
-    found = [(*pair, *_folded(*pair)) for pair in _pairs(model)]
+    folds = [(*pair, *_folded(*pair)) for pair in _pairs(model)]
     undo: list[Undo] = []
     try:
-        for layer, parent, name, _, weight, bias in found:
+        for layer, parent, name, _, weight, bias in folds:
             held = layer._parameters
             undo.append(partial(held.update, {"weight": held["weight"], "bias": held.get("bias")}))
             held["weight"] = nn.Parameter(weight, held["weight"].requires_grad)  # type: ignore[union-attr]

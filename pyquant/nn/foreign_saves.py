@@ -97,7 +97,7 @@ def _saver() -> tuple[str, str] | None:
     pyquant, or a user's own torch.save, may well be called from within another library's.
     """
     frame = sys._getframe(2)
-    found: list[tuple[str, str]] = []
+    callers: list[tuple[str, str]] = []
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         function = frame.f_code.co_name
@@ -105,10 +105,10 @@ def _saver() -> tuple[str, str] | None:
         if not is_passage and package not in _SAVERS:
             break
         if not is_passage:
-            found.append((package, function))
+            callers.append((package, function))
         if frame.f_back is None:
             break
         frame = frame.f_back
-    if any(function in _RESUMERS for _, function in found):
+    if any(function in _RESUMERS for _, function in callers):
         return None
-    return next((one for one in reversed(found) if one[1] in _SAVERS[one[0]]), None)
+    return next((one for one in reversed(callers) if one[1] in _SAVERS[one[0]]), None)

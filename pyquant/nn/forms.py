@@ -55,7 +55,7 @@ _FORMS: Final[dict[type | str, tuple[Form, Back | None]]] = {
 
 
 def register_linear_form(layer: type[nn.Module] | str, make: Form, back: Back | None = None) -> None:
-    """Teach quantize_, expose_linears_ and load_pretrained a class that multiplies by matrices of its own.
+    """Register a class that multiplies by its own matrices for quantize_, expose_linears_ and load_pretrained.
 
     layer  the class, or its qualified name 'package.module.Class'. Subclasses are meant where they keep its forward.
     make   make(module) -> an nn.Linear, or a module with nn.Linear children, that computes the same; around the
@@ -145,11 +145,11 @@ def expose_reversibly(
     undo       receives the steps that take it back.
     remembers  whether dequantize_ is to bring the modules back.
     """
-    found: dict[int, tuple[list[str], nn.Module]] = {}
+    modules: dict[int, tuple[list[str], nn.Module]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name and has_form(module) and (filter_fn is None or filter_fn(module, name)):
-            found.setdefault(id(module), ([], module))[0].append(name)
-    new = [(names, form_of(module), module) for names, module in found.values()]
+            modules.setdefault(id(module), ([], module))[0].append(name)
+    new = [(names, form_of(module), module) for names, module in modules.values()]
     for _, form, module in new if remembers else ():
         origin.remember(form, module)
     swap_modules(model, [(names, form) for names, form, _ in new], undo=undo)

@@ -101,11 +101,11 @@ def put_identity(parent: nn.Module, name: str, undo: list[Undo]) -> None:
 
 def fused_activations(model: nn.Module) -> dict[str, str]:
     """{name of a QLinear: name of the nn.Identity where its activation was}, for every name of a shared one."""
-    found = {}
+    moved = {}
     for name, layer in model.named_modules(remove_duplicate=False):
         if name and isinstance(layer, LinearCall) and layer.fused_activation is not None:
             parent_name = name.rpartition(".")[0]
             # A Sequential that was cut after the layer holds no Identity, or something else in its place.
             if type(held(model.get_submodule(parent_name), layer.fused_activation)) is nn.Identity:
-                found[name] = f"{parent_name}.{layer.fused_activation}".lstrip(".")
-    return found
+                moved[name] = f"{parent_name}.{layer.fused_activation}".lstrip(".")
+    return moved

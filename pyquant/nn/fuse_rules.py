@@ -17,9 +17,7 @@ Activation = tuple[str, tuple[float, float] | None]
 Pair = tuple[str, str]  # attribute names: the Linear, the activation
 
 _GELU: Final = {"none": "gelu", "tanh": "gelu_tanh"}
-_FUNCTIONS: Final = (
-    (F.gelu, "gelu"), (F.silu, "silu"), (F.relu, "relu"), (torch.relu, "relu"), (F.relu6, "clamp"),
-)  # fmt: skip
+_FUNCTIONS: Final = ((F.gelu, "gelu"), (F.silu, "silu"), (F.relu, "relu"), (torch.relu, "relu"), (F.relu6, "clamp"))
 # Classes of transformers.activations that are the same function in exact arithmetic. FastGELUActivation (a constant of
 # ten digits), QuickGELUActivation and ClippedGELUActivation are other functions.
 _TRANSFORMERS: Final = {
@@ -153,7 +151,7 @@ def pairs_of(parent: nn.Module) -> list[Pair]:
     pairs = [pair for pair in _BY_CLASS.get(kind, []) if pair[0] not in unfolded]
     for name in (name for pair in pairs for name in pair if kind not in _BUILT_IN):
         if not hasattr(parent, name):
-            raise ArgumentError("model", f"a {kind.__name__} without '{name}'", "what register_fusion was told")
+            raise ArgumentError("model", f"a {kind.__name__} without '{name}'", "what register_fusion names")
     if not pairs and kind.__module__.startswith("transformers.models.") and kind.__name__ in _BY_NAME:
         return [_BY_NAME[kind.__name__]]
     return pairs

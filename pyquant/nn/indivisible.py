@@ -1,4 +1,4 @@
-"""What becomes of a layer whose rows the group size of its scheme does not divide."""
+"""Layers whose rows the group size of their scheme does not divide: one scale a channel, left alone, or an error."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
 
 
 def remember(module: nn.Module, reason: str, undo: list[Callable[[], Any]]) -> None:
-    """Keep with a float layer why quantize_ left it ('': by the caller's wish); what the model shows later cannot tell.
+    """Keep with a float layer why quantize_ left it ('': excluded by the caller): the model itself does not show.
 
     undo  receives the step that takes it back.
     """

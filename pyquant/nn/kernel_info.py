@@ -1,4 +1,4 @@
-"""Which kernel runs a layer, told before it runs."""
+"""Which kernel would run a layer, without running it."""
 
 from __future__ import annotations
 

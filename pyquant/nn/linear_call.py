@@ -38,8 +38,8 @@ def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | Non
         return weights.quantise_weight(weight, scheme.weights)
     if weight.dtype not in FLOATS:
         raise ArgumentError("weight", dtype_name(weight.dtype), "float32, float16 or bfloat16")
-    kept = weight.to(getattr(torch, scheme.float_dtype or ""), memory_format=torch.contiguous_format, copy=True)
-    return kept, None, None
+    converted = weight.to(getattr(torch, scheme.float_dtype or ""), memory_format=torch.contiguous_format, copy=True)
+    return converted, None, None
 
 
 class LinearCall(LinearState):
@@ -97,11 +97,11 @@ class LinearCall(LinearState):
         return kind(y, self.output_scale, self.output_zero_point)
 
     def _codes_dtype(self, x: Tensor) -> torch.dtype | None:
-        """uint8 where the codes that the layer gives lie two a byte on the device of x; None: as they otherwise do."""
+        """uint8 where the codes that the layer returns are packed two a byte on the device of x, else None."""
         return torch.uint8 if self.packs_codes(self.scheme.outputs, x.device) else None
 
     def packs_codes(self, scheme: TensorScheme | None, device: torch.device) -> bool:
-        """Whether results of this layer as codes of that scheme lie two a byte on a device. Raises ArgumentError."""
+        """Whether this layer returns codes of that scheme packed two a byte on a device. Raises ArgumentError."""
         if scheme is not None and not isinstance(scheme, TensorScheme):
             raise ArgumentError("scheme", arguments.shown(scheme), "a TensorScheme, or None")
         if scheme is None or scheme.bits != 4 or not self._packs_results:
@@ -165,7 +165,7 @@ class LinearCall(LinearState):
         out_dtype = self._codes_dtype(data) or out_dtype
         if self.scheme.is_static:
             return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype))
-        # The packed weights multiply what their own quantiser could have made; other codes need them laid out anew.
+        # The packed weights multiply what their own quantiser could have made; for other codes they are repacked.
         is_affine = inputs is not None and not inputs.symmetric
         if data.dim() > 1 and x_scale.shape == data.shape[:-1] and (zero_point is None or is_affine):
             return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype, x_scale, zero_point))

@@ -34,7 +34,7 @@ _WEIGHT: Final = ("storage", "weight_scale", "weight_zero_point")  # the buffers
 
 
 class LinearState(nn.Module):
-    """The codes of a weight matrix, once, in the layout of their device; scales, zero points and bias beside them.
+    """The codes of a weight matrix, once, in the layout of their device; with scales, zero points and bias.
 
     `storage` is the packed buffer of an integer layer, or the canonical weight where there is none (weight-only and
     16-bit schemes, a layer that still lacks an input scale). `missing` names what is lacking.
@@ -217,8 +217,8 @@ class LinearState(nn.Module):
     def weight(self) -> Tensor:
         """The weight as the float layer would show it: `dtype`, shape and device; dequantised when computed with.
 
-        Looking costs nothing; arithmetic, slices and .numpy() see scale * (code - zero_point), made anew for each. It
-        takes codes by assignment: a tensor as state_dict spells it (`codes`, or `weight_packed`), or the weight of a
+        Looking costs nothing; arithmetic, slices and .numpy() see scale * (code - zero_point), computed for each use.
+        Assignment takes codes: a tensor as state_dict spells it (`codes`, or `weight_packed`), or the weight of a
         layer with the same scheme, whose scales come along.
         """
         foreign_saves.refuse_resizing()
@@ -233,7 +233,7 @@ class LinearState(nn.Module):
 
     @property
     def codes(self) -> Tensor:
-        """The weight codes, int8 [N, K] (16-bit schemes: the weights). Unpacked anew at each use."""
+        """The weight codes, int8 [N, K] (16-bit schemes: the weights). Unpacked at each use."""
         return self._form.codes(self.storage)
 
     @property
@@ -268,7 +268,7 @@ class LinearState(nn.Module):
     def bias(self) -> Tensor | None:
         """The bias as the float layer would show it, in `dtype`; it is held, added and saved in float32.
 
-        In a 16-bit layer it is a copy, made anew for each look. Assignment takes float32, or `dtype`.
+        In a 16-bit layer each access makes a copy. Assignment takes float32, or `dtype`.
         """
         held = self._buffers[state.held("bias")]
         if held is None or held.dtype == self.dtype:
@@ -345,8 +345,8 @@ class LinearState(nn.Module):
                 name: value.detach() if assign else value.detach().to(device, copy=True)
                 for name, value in taken.items()
             }
-            kept = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
-            self._fill(kept | moved, in_place=not assign)
+            unchanged = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
+            self._fill(unchanged | moved, in_place=not assign)
         except (PyquantError, KeyError) as error:
             error_msgs.append(f"{prefix or type(self).__name__}: {error}")
 

@@ -33,7 +33,7 @@ class ChainRecord:
     reason       why the chain breaks here; empty where it does not.
     elements     of the result, in the example run.
     float_bytes  that one writing and every reading of the result move as real numbers.
-    code_bytes   the same as codes: a byte each, half of one where int4 codes lie packed (ops.packs_int4).
+    code_bytes   the same as codes: a byte each, half of one where int4 codes are packed (ops.packs_int4).
     extra_bytes  what this layer moves more than codes would: float_bytes - code_bytes, or 0 where codes flow or
                  nothing could be done ('end').
     """
@@ -52,7 +52,7 @@ def register_link(parent_class: type[nn.Module], producer: str, consumer: str) -
     """Tell link_ that a module class hands the result of one layer to another one, and to nothing else.
 
     parent_class, producer, consumer   as parent_class, linear and activation of register_fusion.
-    Only link_ without an example needs to be told. Raises ArgumentError as register_fusion.
+    Needed by link_ without an example alone. Raises ArgumentError as register_fusion.
 
     Example:
         >>> class Feed(nn.Module):
@@ -168,8 +168,8 @@ def _judge(model: nn.Module, one: Flow) -> tuple[str, str]:
         if other[0].code_range != first[0].code_range or not (
             same_numbers(first[1], other[1]) and same_numbers(first[2], other[2])
         ):
-            told = f"{first[1].item():.6g} for '{first_name}', {other[1].item():.6g} for '{name}'"
-            return "broken", f"it is read with different scales or zero points: {told}"
+            difference = f"{first[1].item():.6g} for '{first_name}', {other[1].item():.6g} for '{name}'"
+            return "broken", f"it is read with different scales or zero points: {difference}"
     return "linkable", ""
 
 
@@ -193,7 +193,7 @@ def _why_real(model: nn.Module, use: Use) -> str | None:
         if inputs is not None:
             return f"'{use.name}' is not calibrated"
         return f"'{use.name}' takes real numbers ({reader.scheme})"
-    return f"'{use.name}' ({type(reader).__name__}) tells no scale"
+    return f"'{use.name}' ({type(reader).__name__}) has no input scale"
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
@@ -223,16 +223,16 @@ def _structural(model: nn.Module) -> Iterator[Flow]:
                 yield Flow(name, layer, [Use("layer", reader)])
 
 
-def _link(model: nn.Module, found: list[Flow], undo: list[Undo]) -> None:
-    modules = {one.name: [_module(model, u.name) for u in one.uses if u.kind == "layer"] for one in found}
+def _link(model: nn.Module, flows: list[Flow], undo: list[Undo]) -> None:
+    modules = {one.name: [_module(model, u.name) for u in one.uses if u.kind == "layer"] for one in flows}
     readers = {name: [m for m in taken if expected_range(m) is not None] for name, taken in modules.items()}
-    found = [one for one in found if readers[one.name]]
-    for one in found:
+    flows = [one for one in flows if readers[one.name]]
+    for one in flows:
         first, *others = readers[one.name]
         for other in others:  # one memory for all, so that no call needs to compare numbers
             _share(first, other, undo)
     new: list[tuple[list[str], nn.Module]] = []
-    for one in found:
+    for one in flows:
         scheme, scale, zero_point = _range_of(readers[one.name][0])
         owner = _module(model, one.name)
         name = f"{one.name}.layer" if isinstance(owner, QResidualAdd) else one.name
@@ -247,8 +247,8 @@ def _link(model: nn.Module, found: list[Flow], undo: list[Undo]) -> None:
 
 
 def _share(first: nn.Module, other: nn.Module, undo: list[Undo]) -> None:
-    wanted, prefix = _range_of(first), "input_" if isinstance(other, LinearCall) else ""
-    for name, tensor in ((f"{prefix}scale", wanted[1]), (f"{prefix}zero_point", wanted[2])):
+    expected, prefix = _range_of(first), "input_" if isinstance(other, LinearCall) else ""
+    for name, tensor in ((f"{prefix}scale", expected[1]), (f"{prefix}zero_point", expected[2])):
         name = state.held(name) if isinstance(other, LinearCall) else name
         held = other._buffers[name]
         if held is not None and tensor is not None and held.device == tensor.device:

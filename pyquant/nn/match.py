@@ -22,7 +22,7 @@ Key = str | type
 
 @dataclass(frozen=True)
 class Decision:
-    """What a config says about one module: the scheme (None: leave alone), the key that said so, and how it matched."""
+    """What a config says about one module: the scheme (None: leave alone), the key that decided, and how it matched."""
 
     scheme: QScheme | None
     key: Key
@@ -107,23 +107,23 @@ class FqnConfig:
 
     def _matching(self, name: str) -> list[tuple[str, str]]:
         """The patterns that match a name and their kinds, strongest first."""
-        found = self._found.get(name)
-        if found is None:
-            found = [(key, "re") for key, expression in self._expressions.items() if expression.matches(name)]
-            found += [(key, "glob") for key in self._globs.matching(name)]
-            self._found[name] = found
-        return found
+        patterns = self._found.get(name)
+        if patterns is None:
+            patterns = [(key, "re") for key, expression in self._expressions.items() if expression.matches(name)]
+            patterns += [(key, "glob") for key in self._globs.matching(name)]
+            self._found[name] = patterns
+        return patterns
 
     def _covered(self, modules: Iterable[tuple[str, nn.Module]]) -> dict[Key, list[tuple[str, nn.Module]]]:
         """Key -> the modules that it covers."""
-        found: dict[Key, list[tuple[str, nn.Module]]] = {}
+        covered: dict[Key, list[tuple[str, nn.Module]]] = {}
         for name, module in modules:
             keys: list[Key] = [key for key, _ in self._matching(name)]
             keys += [name] if name in self._names else []
             keys += [kind for kind in self._types if isinstance(module, kind)]
             for key in keys:
-                found.setdefault(key, []).append((name, module))
-        return found
+                covered.setdefault(key, []).append((name, module))
+        return covered
 
     def check_used(self, layers: Iterable[tuple[str, nn.Module]], others: Iterable[tuple[str, nn.Module]]) -> None:
         """Raise ArgumentError naming every key that covers no layer: a silent typing error would leave floats behind.
@@ -142,7 +142,7 @@ class FqnConfig:
         ]
         if not unused:
             return
-        told = []
+        problems = []
         for key in unused[:_TOLD]:
             text = repr(key[:120]) if isinstance(key, str) else key.__name__
             text += did_you_mean(key, [name for name, _ in layers]) if isinstance(key, str) and key not in hits else ""
@@ -150,12 +150,12 @@ class FqnConfig:
                 name, module = hits[key][0]
                 text += f" (matches {name!r}, a {type(module).__name__}, which is not converted"
                 text += f"; '{key!s:.120}.*' means the layers inside)" if any(True for _ in module.children()) else ")"
-            told.append(text)
+            problems.append(text)
         if len(unused) > _TOLD:
-            told.append(f"{len(unused) - _TOLD} more")
+            problems.append(f"{len(unused) - _TOLD} more")
         names = ", ".join(name for name, _ in layers[:8]) + (", ..." if len(layers) > 8 else "")
         raise ArgumentError(
-            "config", "no layer for " + "; ".join(told), f"keys that match a layer: {names or 'there is none'}"
+            "config", "no layer for " + "; ".join(problems), f"keys that match a layer: {names or 'there is none'}"
         )
 
     def __repr__(self) -> str:
@@ -175,9 +175,9 @@ def _is_harmless(hits: list[tuple[str, nn.Module]], layers: list[tuple[str, nn.M
 
 def _named(argument: str, modules: Any) -> list[tuple[str, nn.Module]]:
     """Pairs (name, module), as named_modules gives them. Raises ArgumentError."""
-    found = list(arguments.iterable(argument, modules, "pairs (name, module)"))
-    for pair in found:
+    pairs = list(arguments.iterable(argument, modules, "pairs (name, module)"))
+    for pair in pairs:
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not is_pair or not isinstance(pair[0], str) or not isinstance(pair[1], nn.Module):
             raise ArgumentError(argument, arguments.shown(pair), "pairs (name, module)")
-    return found
+    return pairs

@@ -56,18 +56,18 @@ class Holder:
 def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Holder]:
     """Modules that hold matrices, in the order of named_modules; a tensor that several modules hold appears once.
 
-    known  classes that are somebody else's business: layers with a quantised twin, and the twins.
+    known  classes to leave out: layers with a quantised twin, and the twins.
     A matrix is a floating-point parameter with at least two dimensions larger than 1.
     """
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
     for name, module in model.named_modules():
         if isinstance(module, (*known, *_ELEMENTWISE)):
             continue
-        found = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
-        seen |= {id(p) for p in found.values()}
-        if found:
-            size = sum(p.numel() * p.element_size() for p in found.values() if p is not None)
-            yield Holder(name, module, tuple(found), size)
+        matrices = {n: p for n, p in module._parameters.items() if is_matrix(p) and id(p) not in seen}
+        seen |= {id(p) for p in matrices.values()}
+        if matrices:
+            size = sum(p.numel() * p.element_size() for p in matrices.values() if p is not None)
+            yield Holder(name, module, tuple(matrices), size)
 
 
 def is_matrix(tensor: Tensor | None) -> bool:

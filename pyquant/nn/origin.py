@@ -29,7 +29,7 @@ def remember(new: nn.Module, old: nn.Module) -> None:
 
 
 def origin_of(module: nn.Module) -> nn.Module | None:
-    """A module of the class and with the attributes of the one that stood there, all its tensors None; made anew."""
+    """A module of the class and with the attributes of the one that stood there, all its tensors None; a new object."""
     shell = module.__dict__.get(_MARK)
     return None if shell is None else _shell(shell)
 

@@ -25,9 +25,9 @@ class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
         """The subclass again, with the dequantised rows."""
         plain = super().to_float(dtype)
-        made = self._kind.__new__(self._kind)
-        made.__dict__.update(_own(self, plain))
-        return made
+        plain_module = self._kind.__new__(self._kind)
+        plain_module.__dict__.update(_own(self, plain))
+        return plain_module
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _OwnRows:
         super()._apply(fn, recurse)
@@ -65,11 +65,11 @@ def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
 def _own(old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """The attributes of `new`, and those of `old` that it lacks: own ones, and buffers that are not saved."""
     own = {name: value for name, value in old.__dict__.items() if name not in _OF_TWINS_ONLY}
-    found = {**own, **new.__dict__}
+    attributes = {**own, **new.__dict__}
     unsaved = {name: old._buffers[name] for name in old._non_persistent_buffers_set if name in old._buffers}
-    found["_buffers"] = {**new._buffers, **unsaved}
-    found["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
-    return found
+    attributes["_buffers"] = {**new._buffers, **unsaved}
+    attributes["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
+    return attributes
 
 
 def _blank(kind: type[nn.Embedding]) -> QEmbedding:

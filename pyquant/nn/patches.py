@@ -64,7 +64,7 @@ class Patches:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every pixel is a patch of its own: the rows are the image itself."""
+        """Whether every pixel is one patch, so that the rows are the image itself."""
         return self == Patches((1, 1))
 
     def out_size(self, height: int, width: int) -> Pair:
@@ -141,16 +141,16 @@ class Patches:
 
 
 def _numbers(name: str, value: object, count: int, least: int) -> tuple[int, ...]:
-    found: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
-    if len(found) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in found):
+    values: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
+    if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in values):
         raise ArgumentError(name, repr(value)[:80], f"a whole number >= {least}, or {count} of them")
-    return found
+    return values
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether an image [B, C, H, W] lies in memory as [B, H, W, C] and not also as [B, C, H, W].
+    """Whether an image [B, C, H, W] is stored as [B, H, W, C] and not also as [B, C, H, W].
 
-    Inside of torch.func nobody can say; it is not, as far as speed is concerned.
+    False inside of torch.func, where the strides are unknown; the answer affects speed alone.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -160,7 +160,7 @@ def is_channels_last(x: Tensor) -> bool:
 def unsupported(conv: nn.Conv2d) -> str | None:
     """Why a float convolution has no integer twin here, or None."""
     if conv.groups != 1:
-        return f"groups={conv.groups}: each group would be a product of its own, too small for the integer kernels"
+        return f"groups={conv.groups}: each group would be a separate product, too small for the integer kernels"
     if conv.padding_mode != "zeros":
         return f"padding_mode='{conv.padding_mode}'"
     return None

@@ -65,7 +65,7 @@ class Seen:
 
     size      its bytes.
     is_held   whether a module holds it as a parameter or buffer in floating point.
-    is_view   whether it is the weight of a quantised layer, dequantised for somebody who multiplies by it himself.
+    is_view   whether it is the weight of a quantised layer, dequantised for code other than the layer's forward.
     products, others   names of the operators that multiply by it, or read it otherwise together with data.
     """
 
@@ -191,13 +191,13 @@ class _Watcher(TorchDispatchMode):
             return self._of(args[1])
         if name in _LOOKUPS and isinstance(args[0], Tensor) and args[0].dim() > 2:
             return self._of(args[0])
-        found: frozenset[str] = frozenset()
+        origins: frozenset[str] = frozenset()
         for value in operands:
             one = self._of(value)
             if one is None:
                 return None
-            found |= one
-        return found
+            origins |= one
+        return origins
 
     def _of(self, value: Any) -> frozenset[str] | None:
         """Names of the held matrices that a tensor is made of; None: it is data."""
@@ -206,8 +206,8 @@ class _Watcher(TorchDispatchMode):
         if isinstance(value, QWeight) and value not in self._origin:
             return frozenset([self._view(value)])
         if value in self._origin:
-            found: frozenset[str] | None = self._origin[value]
-            return found
+            origins: frozenset[str] | None = self._origin[value]
+            return origins
         if not value.is_meta and type(value) is Tensor and value.numel():
             return self._memory.get(value.data_ptr())
         return None
@@ -226,7 +226,7 @@ class _Watcher(TorchDispatchMode):
                 self.seen[name].others.add(op)
 
     def _view(self, weight: QWeight) -> str:
-        """The weight of a quantised layer that somebody else reads: it is dequantised for it."""
+        """The weight of a quantised layer read by other code than its own forward: dequantised."""
         layer = None if weight.home is None else weight.home()
         name = f"{self._names[id(layer)]}.weight" if id(layer) in self._names else f"a weight in {self._place()}"
         size = weight.numel() * weight.element_size()

@@ -231,7 +231,7 @@ class QConv2d(LinearCall):
     def _codes(self, x: Tensor | QTensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """int8 codes [B, H, W, C] with their scale and zero point, [1] or [B].
 
-        Codes lie as the image does: what must be transposed later is one byte a number, and nothing in channels_last.
+        Codes keep the memory layout of the image: a later transpose moves one byte an element, in channels_last none.
         """
         inputs = cast(TensorScheme, self.scheme.inputs)
         if isinstance(x, QTensor):

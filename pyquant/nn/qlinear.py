@@ -166,7 +166,7 @@ class QLinear(LinearCall):
         x         float32, float16 or bfloat16 [..., in_features], or a QTensor of codes. A static layer takes codes of
                   its own input scale; a dynamic layer per-token codes, with zero points only where its own inputs have
                   them. It takes others too (per tensor, or zero points where it has none): exact, but its weights are
-                  laid out anew for each such call.
+                  repacked for each such call.
         residual  float [..., out_features], added after the activation; or None.
         ->        [..., out_features] in x's type (`dtype` for codes), or a QTensor where the scheme has outputs. A row
                   of x that holds NaN or infinity gives a row of NaN with dynamic inputs.

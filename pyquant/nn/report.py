@@ -35,7 +35,7 @@ class LayerReport:
     fused         name of the activation that fuse_ moved into this layer; empty for none.
     gives_codes   whether it hands codes to the next layer (link_, or a scheme with outputs).
     share         bytes_before as a share of all records together, 0 to 1.
-    is_certain    False where a class holds matrices and only a run (trace_floats) tells whether it multiplies by them.
+    is_certain    False where a class holds matrices and only a run (trace_floats) shows whether it multiplies by them.
     """
 
     name: str
@@ -110,8 +110,8 @@ def _layers(model: nn.Module) -> Iterator[LayerReport]:
 def _others(model: nn.Module) -> Iterator[LayerReport]:
     kept = kept_layers(model)
     for holder in holders(model, (LinearState, QEmbedding, *obstacles.KINDS)):
-        told = remembered(holder.module)
-        reason = told or (kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason)
+        remembered_reason = remembered(holder.module)
+        reason = remembered_reason or (kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason)
         kind = type(holder.module).__name__
         is_certain = holder.is_certain or reason != holder.reason
         yield LayerReport(holder.name, kind, "float", holder.size, holder.size, reason, is_certain=is_certain)

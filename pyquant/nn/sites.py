@@ -46,16 +46,16 @@ class Owner:
 
 def find_owners(model: nn.Module) -> list[Owner]:
     """Distinct modules with a linear form in the order of named_modules, and not those inside of others."""
-    found: dict[int, Owner] = {}
+    owners: dict[int, Owner] = {}
     inside: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) in inside or not has_form(module):
             continue
-        if id(module) not in found:
-            found[id(module)] = Owner(module, [], form_of(module))
+        if id(module) not in owners:
+            owners[id(module)] = Owner(module, [], form_of(module))
             inside |= {id(child) for child in module.modules() if child is not module}
-        found[id(module)].names.append(name)
-    return list(found.values())
+        owners[id(module)].names.append(name)
+    return list(owners.values())
 
 
 def sites_within(owners: Iterable[Owner]) -> Iterator[Site]:
@@ -70,21 +70,21 @@ def sites_within(owners: Iterable[Owner]) -> Iterator[Site]:
 
 def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[Site]:
     """Distinct modules of the wanted kinds in the order of named_modules, each with all its names."""
-    found: dict[int, Site] = {}
+    sites: dict[int, Site] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
         if isinstance(module, kinds) and not isinstance(module, QEmbedding):
-            site = found.setdefault(id(module), Site(module))
+            site = sites.setdefault(id(module), Site(module))
             site.names.append(name)
             site.parents.append(modules[name.rpartition(".")[0]])
-    return iter(found.values())
+    return iter(sites.values())
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of one site. scheme: None leaves it in floating point.
+    """The decision for one site. scheme: None leaves it in floating point.
 
-    is_wish  whether it is left because filter or config say so; else `reason` tells what is in the way.
+    is_wish  whether filter or config exclude it; otherwise `reason` is the obstacle.
     is_named whether the config names it exactly.
     """
 
@@ -114,7 +114,7 @@ def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme
 
 
 def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mapping[int, Kept]) -> Fate:
-    """What becomes of one module where everything that is not named exactly may be left, with a reason.
+    """The decision for one module where everything that is not named exactly may be left, with a reason.
 
     kept  kept_layers() of the model.
     Raises ArgumentError where its names disagree, and where it cannot be converted and is named exactly or is lazy.
@@ -140,17 +140,17 @@ def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[D
     Raises ArgumentError where the names disagree.
     """
     arguments.filter_function(filter_fn)
-    wanted = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
-    if not wanted:
+    selected = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
+    if not selected:
         return []
-    decisions = [_decision(rules, name, site) for name in wanted]
+    decisions = [_decision(rules, name, site) for name in selected]
     schemes = [None if decision is None else decision.scheme for decision in decisions]
-    if len(wanted) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
+    if len(selected) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
         named = [d for d in decisions if d is not None and d.kind != "default"]
-        if len({d.scheme for d in named}) > 1 or len(wanted) != len(site.names):
-            told = ", ".join(f"{n}: {s}" for n, s in zip(wanted, schemes, strict=True))
+        if len({d.scheme for d in named}) > 1 or len(selected) != len(site.names):
+            named_schemes = ", ".join(f"{n}: {s}" for n, s in zip(selected, schemes, strict=True))
             raise ArgumentError(
-                "config", f"one shared layer under several names ({told})", "the same scheme for all its names"
+                "config", f"one shared layer under several names ({named_schemes})", "the same scheme for all its names"
             )
         return named
     return [d for d in decisions if d is not None]
@@ -209,8 +209,8 @@ def check_names(names: Iterable[str]) -> None:
 def wished_floats(
     model: nn.Module, rules: FqnConfig, filter_fn: Filter | None, embeddings: bool = False, heads: bool | None = None
 ) -> set[str]:
-    """Names that the arguments leave in floating point, beside the layers for which config or filter say so."""
-    found = set()
+    """Names that the arguments leave in floating point, in addition to the layers that config or filter exclude."""
+    names = set()
     left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
     for name, module in model.named_modules():
         decision = rules.decide(name, module)
@@ -219,5 +219,5 @@ def wished_floats(
         # with a filter layers are chosen by hand, and it is asked about layers only
         is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
         if is_left or is_lookup or is_no_layer:
-            found.add(name)
-    return found
+            names.add(name)
+    return names

@@ -22,13 +22,13 @@ _ROUNDS: Final = (3, 50)  # at least, at most
 _SHOWN: Final = 5
 SHORT_ROWS: Final = 256  # codes in a patch; longer ones were quicker in integers on every CPU that was measured
 _PIXELS: Final = 28
-_CLEARLY: Final = 0.9  # of the float layer's speed: what is told without being asked for must not be noise
+_CLEARLY: Final = 0.9  # of the float layer's speed: an unasked warning must not be noise
 _timed: dict[Any, tuple[float, float]] = {}  # seconds of a kind of convolution and of its float twin, in this process
 
 
 @dataclass(frozen=True)
 class LayerSpeed:
-    """One quantised layer beside its float twin, both with the input that the example gave it.
+    """One quantised layer and its float twin, both with the input that the example gave it.
 
     name           of the layer in the model.
     shape          of its input.
@@ -70,13 +70,13 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     for name, (layer, x) in given.items():
         key = (type(layer), str(layer), x.shape, x.stride(), x.dtype, x.device)
         groups.setdefault(key, []).append(name)
-    found = []
+    speeds = []
     for names in groups.values():
         layer, x = given[names[0]]
         twin = layer.to_float(x.dtype).to(x.device)
         quantised, real = _best_of(layer, twin, x, seconds / len(groups))
-        found += [LayerSpeed(name, tuple(x.shape), quantised * 1e6, real * 1e6) for name in names]
-    return sorted(found, key=lambda one: one.ratio)
+        speeds += [LayerSpeed(name, tuple(x.shape), quantised * 1e6, real * 1e6) for name in names]
+    return sorted(speeds, key=lambda one: one.ratio)
 
 
 def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed]:
@@ -87,7 +87,7 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
     seconds  of measuring altogether, about: kinds that it does not suffice for are left out.
     ->       one record a layer that was timed, the slowest ratio first.
     """
-    start, found = perf_counter(), []
+    start, speeds = perf_counter(), []
     for name, layer in model.named_modules():
         if not (isinstance(layer, QConv2d) and layer.scheme.is_integer and layer.in_features < SHORT_ROWS):
             continue
@@ -103,8 +103,8 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
             x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(layer.dtype)
             _timed[key] = _best_of(layer, layer.to_float(x.dtype), x, seconds / 20)
         quantised, real = _timed[key]
-        found.append(LayerSpeed(name, shape, quantised * 1e6, real * 1e6))
-    return sorted(found, key=lambda one: one.ratio)
+        speeds.append(LayerSpeed(name, shape, quantised * 1e6, real * 1e6))
+    return sorted(speeds, key=lambda one: one.ratio)
 
 
 def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
@@ -118,7 +118,7 @@ def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
 
 
 def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3, advice: str = "") -> None:
-    """One QuantizationWarning with the figures of the layers that are slower than in floating point; none: silence.
+    """One QuantizationWarning with the figures of the layers that are slower than in floating point, if there are any.
 
     advice  how they were timed, where that was not on the model's own shapes.
     """

@@ -43,43 +43,43 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
 
     Raises SchemeError where the group size does not divide in_features.
     """
-    found: dict[str, Slot] = {}
+    slots: dict[str, Slot] = {}
     if scheme.is_float:
-        found["weight"] = Slot(getattr(torch, scheme.float_dtype or ""), (out_features, in_features))
+        slots["weight"] = Slot(getattr(torch, scheme.float_dtype or ""), (out_features, in_features))
     else:
         check_group_size(scheme.weights, in_features)
-        found |= _weight_slots(scheme.weights, out_features, in_features)
+        slots |= _weight_slots(scheme.weights, out_features, in_features)
     if has_bias:
-        found["bias"] = Slot(torch.float32, (out_features,))
+        slots["bias"] = Slot(torch.float32, (out_features,))
     for name, tensor in (("input", scheme.inputs), ("output", scheme.outputs)):
         if tensor is not None and not tensor.dynamic:
-            found[f"{name}_scale"] = Slot(torch.float32, (1,))
+            slots[f"{name}_scale"] = Slot(torch.float32, (1,))
             if not tensor.symmetric:
-                found[f"{name}_zero_point"] = Slot(torch.int32, (1,), tensor.code_range)
-    return found
+                slots[f"{name}_zero_point"] = Slot(torch.int32, (1,), tensor.code_range)
+    return slots
 
 
 def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) -> dict[str, Slot]:
     shape = tuple(scale_shape(weights, out_features, in_features))
     if weights.bits == 4:
-        found = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2), weights.code_range)}
+        slots = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2), weights.code_range)}
     else:
-        found = {"weight": Slot(torch.int8, (out_features, in_features), weights.code_range)}
-    found["weight_scale"] = Slot(torch.float32, shape)
+        slots = {"weight": Slot(torch.int8, (out_features, in_features), weights.code_range)}
+    slots["weight_scale"] = Slot(torch.float32, shape)
     if not weights.symmetric:
-        found["weight_zero_point"] = Slot(torch.int32, shape, weights.code_range)
-    return found
+        slots["weight_zero_point"] = Slot(torch.int32, shape, weights.code_range)
+    return slots
 
 
 def fresh(found: dict[str, Slot], device: torch.device) -> dict[str, Tensor]:
     """The tensors of a layer that waits for a state_dict: zero weights, scales of 1, no ranges of activations."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, slot in found.items():
         if name in ("weight", "weight_packed", "bias", "weight_zero_point"):
-            made[name] = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+            tensors[name] = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
         elif name == "weight_scale":
-            made[name] = torch.ones(slot.shape, dtype=slot.dtype, device=device)
-    return made
+            tensors[name] = torch.ones(slot.shape, dtype=slot.dtype, device=device)
+    return tensors
 
 
 def check(name: str, tensor: object, slot: Slot) -> Tensor:

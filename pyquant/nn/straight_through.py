@@ -1,6 +1,6 @@
 """The gradient of an integer layer: straight through the rounding of its input.
 
-Rounding has no useful derivative; it is taken as 1 where the input lies inside the range of codes and 0 where a static
+Rounding has no useful derivative; it is taken as 1 where the input is inside the range of codes and 0 where a static
 range clips it (a dynamic range clips nothing). The product then has the derivative of a Linear with the dequantised
 weights. Source: Bengio, Leonard, Courville 2013, arXiv:1308.3432.
 """
@@ -55,7 +55,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _WithTangents(_StraightThrough):
-    """Forwards too; a class of its own, as torch.compile refuses functions that have a jvp."""
+    """With forward mode; a separate class, as torch.compile refuses functions that have a jvp."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:

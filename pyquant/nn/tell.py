@@ -1,4 +1,4 @@
-"""The one warning of a conversion: what stays in floating point though nobody asked for it, and what was changed."""
+"""The one warning of a conversion: what stays in floating point without having been excluded, and what was changed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def warn_of_floats(
     left = [record for record in records if record.scheme == "float" and record.name not in leave]
     if sum(record.share for record in left if not record.is_certain) < UNCERTAIN:
         left = [record for record in left if record.is_certain]
-    told = []
+    sentences = []
     share = sum(record.share for record in left)
     if share >= NOTEWORTHY:
-        told.append(f"{share:.0%} of the weight bytes stay in floating point: " + "; ".join(_groups(left)))
+        sentences.append(f"{share:.0%} of the weight bytes stay in floating point: " + "; ".join(_groups(left)))
     changed = [record for record in records if record.scheme != "float" and record.reason]
     if changed:
-        told.append(f"{len(changed)} layer(s) got another scheme: " + "; ".join(_groups(changed)))
-    if told:
+        sentences.append(f"{len(changed)} layer(s) got another scheme: " + "; ".join(_groups(changed)))
+    if sentences:
         advice = "pyquant.quantization_report(model) lists every layer"
-        warnings.warn(f"{what}: {'. '.join(told)}. {advice}", QuantizationWarning, stacklevel=stacklevel)
+        warnings.warn(f"{what}: {'. '.join(sentences)}. {advice}", QuantizationWarning, stacklevel=stacklevel)
 
 
 def _groups(records: Sequence[LayerReport]) -> list[str]:

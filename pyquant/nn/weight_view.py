@@ -63,7 +63,7 @@ class Form:
         matrix = self.matrix(storage, scale, zero_point)
         if self.patches is not None:
             matrix = self.patches.image(matrix, self.columns // self.patches.pixels)
-        # Tensor.to leaves a check of its operand in exported graphs, which keeps a weight alive that nobody reads
+        # Tensor.to leaves a check of its operand in exported graphs, which keeps an unused weight alive
         real: Tensor = matrix if matrix.dtype == dtype else _aten._to_copy(matrix, dtype=dtype)
         return real
 
@@ -96,7 +96,7 @@ class QWeight(Tensor):
     form, rows, dtype   how they are read, the number of output features, and the float type to show.
 
     detach, .to(device) and casts between float types keep the codes. Any other operation sees the dequantised tensor,
-    made anew for each: float32 scale * (code - zero_point), rounded once to `dtype`. Slices and copies are ordinary
+    computed for each use: float32 scale * (code - zero_point), rounded once to `dtype`. Slices and copies are ordinary
     tensors of their own. Writing raises UnsupportedError: numbers that no code stands for have no place here.
     """
 
@@ -258,5 +258,5 @@ def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _refuse(what: str) -> NoReturn:
     raise UnsupportedError(
         f"{what}: the weight of a quantised layer is held as codes and cannot be written; load a state_dict, assign "
-        "codes (layer.weight = int8 tensor), or quantise anew with from_float"
+        "codes (layer.weight = int8 tensor), or quantise again with from_float"
     )

@@ -1,4 +1,4 @@
-"""Selective quantisation after training: what becomes of which layer, calibration, and both from a recipe."""
+"""Selective quantisation after training: rules by layer, calibration, and both from a recipe."""
 
 from pyquant.ptq.calibrator import QuantizationCalibrator
 from pyquant.ptq.mapping import (

@@ -107,8 +107,8 @@ class QuantizationCalibrator:
                 if target.tensor == "weight" and target.fake.method_is_open:
                     calibrate_weight(target)
         if verbose or self.verbose:
-            for name, found in ranges.items():
-                log.info("%s: [%g, %g]", name, found.low.min().item(), found.high.max().item())
+            for name, range_ in ranges.items():
+                log.info("%s: [%g, %g]", name, range_.low.min().item(), range_.high.max().item())
         return ranges
 
     def compare(
@@ -132,9 +132,9 @@ class QuantizationCalibrator:
             >>> sorted(found["0.input"])
             ['entropy', 'max', 'mse', 'percentile']
         """
-        wanted = _names(methods)
-        found = self.histograms(model, calib_data_loader, wanted, num_calib_batches, percentile, batch_to_inputs)
-        return {name: dict(zip(wanted, seen.methods, strict=True)) for name, seen in found.items()}
+        names = _names(methods)
+        histograms = self.histograms(model, calib_data_loader, names, num_calib_batches, percentile, batch_to_inputs)
+        return {name: dict(zip(names, seen.methods, strict=True)) for name, seen in histograms.items()}
 
     def histograms(
         self,
@@ -160,8 +160,8 @@ class QuantizationCalibrator:
             >>> found.edges, sum(found.counts), found.in_use
             ([-2.0, -1.0, 0.0, 1.0, 2.0], 6400.0, None)
         """
-        wanted = _names(methods)
-        for method in wanted:
+        names = _names(methods)
+        for method in names:
             _check(method, percentile)
         targets = [t for t in targets_of(model) if t.tensor != "weight"]
         if not targets:
@@ -169,15 +169,15 @@ class QuantizationCalibrator:
         with restored(targets), floating_point(model):
             for target in targets:
                 target.set_method("percentile", percentile)  # a histogram serves every method
-            found = run_calibration(
+            statistics_by_target = run_calibration(
                 model, {t.name: t.fake for t in targets}, calib_data_loader, num_calib_batches,
                 batch_to_inputs=batch_to_inputs,
             )  # fmt: skip
         result = {}
         for target in targets:
-            (statistics,) = found[target.name].values()
+            (statistics,) = statistics_by_target[target.name].values()
             scheme = replace(target.fake.scheme, percentile=percentile)
-            records = compare(statistics, scheme, wanted)  # type: ignore[arg-type]
+            records = compare(statistics, scheme, names)  # type: ignore[arg-type]
             edges, counts = signed_histogram(statistics, bins)  # type: ignore[arg-type]
             result[target.name] = TensorHistogram(
                 str(target.fake.scheme), edges, counts, tuple(records), _range_of(target.fake)
@@ -212,9 +212,9 @@ def apply_ranges_(model: nn.Module, ranges: Mapping[str, Range]) -> nn.Module:
     targets = {t.name: t for t in targets_of(model) if t.tensor != "weight"}
     missing, unknown = sorted(set(targets) - set(ranges)), sorted(set(ranges) - set(targets))
     if missing or unknown:
-        told = [f"no range for {', '.join(missing[:6])}"] if missing else []
-        told += [f"ranges of {', '.join(unknown[:6])}, which the model does not have"] if unknown else []
-        raise ArgumentError("ranges", "; ".join(told), "one range for every static tensor of the model")
+        problems = [f"no range for {', '.join(missing[:6])}"] if missing else []
+        problems += [f"ranges of {', '.join(unknown[:6])}, which the model does not have"] if unknown else []
+        raise ArgumentError("ranges", "; ".join(problems), "one range for every static tensor of the model")
     with unchanged_on_error(list(targets.values())), torch.no_grad():
         for name, target in targets.items():
             target.fake.set_range(ranges[name])

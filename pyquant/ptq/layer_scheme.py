@@ -88,6 +88,6 @@ def _tensor_scheme(argument: str, given: Any) -> tuple[TensorScheme, bool]:
     if isinstance(given, TensorScheme):
         return given, False
     if hasattr(given, "tensor_scheme"):  # compat.pytorch_quantization.QuantDescriptor
-        found: tuple[TensorScheme, bool] = given.tensor_scheme()
-        return found
+        described: tuple[TensorScheme, bool] = given.tensor_scheme()
+        return described
     raise ArgumentError(argument, type(given).__name__, "a TensorScheme, a QuantDescriptor, or None")

@@ -79,18 +79,18 @@ class QuantizedMetadata:
         make: Callable[..., Any] = getattr(target, "from_float", target)
         try:
             parameters = inspect.signature(make).parameters
-            made = make(module, scheme=scheme) if "scheme" in parameters else make(module)
+            block = make(module, scheme=scheme) if "scheme" in parameters else make(module)
         except (PyquantError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 f"{name}: quantized_target_class",
                 f"{target.__name__} cannot be made of a {type(module).__name__}: {error}"[:300],
                 "a class with from_float(module), or a constructor that takes the float module",
             ) from error
-        if not isinstance(made, nn.Module):
+        if not isinstance(block, nn.Module):
             raise ArgumentError(
-                f"{name}: quantized_target_class", f"from_float gave a {type(made).__name__}", "an nn.Module"
+                f"{name}: quantized_target_class", f"from_float gave a {type(block).__name__}", "an nn.Module"
             )
-        return made.train(module.training)
+        return block.train(module.training)
 
 
 REGISTERED: Final[dict[type[nn.Module], QuantizedMetadata]] = {}
@@ -120,17 +120,17 @@ def register_quantized_module(
     sources = tuple(float_source) if isinstance(float_source, (tuple, list)) else (float_source,)
 
     def register(target: Class) -> Class:
-        found = {
+        mappings = {
             source: QuantizedMetadata(source, target, action, input_quant_descriptor, weights_quant_descriptor)
             for source in sources
         }
-        for source in found:
+        for source in mappings:
             _check_class("float_source", source)
             if source in REGISTERED:
                 known = REGISTERED[source].quantized_target_class
                 got = f"{source.__name__}, which has {getattr(known, '__name__', known)}"
                 raise ArgumentError("float_source", got, "one counterpart for a class")
-        REGISTERED.update(found)
+        REGISTERED.update(mappings)
         return target
 
     return register

@@ -90,7 +90,7 @@ def quantize_(
     Left in floating point, each with a reason in quantization_report: what has no integer twin (convolutions with
     groups, classes that multiply by their own parameters, Linears with a forward of their own), adapters (what a
     wrapping layer of PEFT names as its factors; weights that are trainable while most of the model is frozen), heads.
-    One QuantizationWarning names them with their share of the bytes where they are 1 % or more and nobody asked for it.
+    One QuantizationWarning names them with their share of the bytes where they are 1 % or more and were not excluded.
 
     Raises ArgumentError or SchemeError naming the layer: keys that match nothing, layers named exactly that cannot be
     converted, lazy layers, a missing or unused input scale; CalibrationError naming layers that saw no data.

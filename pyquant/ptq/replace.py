@@ -35,7 +35,7 @@ _WRAPPERS: Final = (SkipQuantization, QuantizedMapping)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one layer or block: name, class before, and the scheme or what else happened."""
+    """The result for one layer or block: name, class before, and the scheme or what else happened."""
 
     name: str
     kind: str
@@ -69,7 +69,7 @@ class Replacement:
         self.done: dict[int, tuple[nn.Module, nn.Module]] = {}  # id -> (old, kept alive; new)
 
     def run(self, skip_last: int) -> list[Outcome]:
-        """Replace everything. -> what became of every layer. On any exception the model is as before."""
+        """Replace everything. -> one Outcome a layer. On any exception the model is as before."""
         leaves = tuple(SIMULATED)
         model = self.model
         if not isinstance(model, nn.Module) or isinstance(model, leaves) or is_simulated(model):
@@ -196,13 +196,13 @@ class Replacement:
 
     def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> Decision:
         """The rule for a module under all its names. Raises ArgumentError where the names disagree."""
-        found = [self._decide_at(module, chain) for chain in chains]
-        named = [d for d in found if d.kind not in ("default", "class")]
+        decisions = [self._decide_at(module, chain) for chain in chains]
+        named = [d for d in decisions if d.kind not in ("default", "class")]
         if len({d.what for d in named}) > 1:
-            told = ", ".join(f"{chain[-1][0]}: {d.key}" for chain, d in zip(chains, found, strict=True))
-            got = f"one shared module under several names ({told})"
+            rule_by_name = ", ".join(f"{chain[-1][0]}: {d.key}" for chain, d in zip(chains, decisions, strict=True))
+            got = f"one shared module under several names ({rule_by_name})"
             raise ArgumentError("model", got, "one rule for all its names")
-        return named[0] if named else found[0]
+        return named[0] if named else decisions[0]
 
     def _decide_at(self, module: nn.Module, chain: Chain) -> Decision:
         best = strongest(self.rules, chain)
@@ -240,7 +240,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Decision:
-    """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: which rule said so."""
+    """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: the rule used."""
 
     what: LayerScheme | QuantizedMetadata | None
     kind: str
@@ -249,14 +249,14 @@ class Decision:
 
 def _chains(model: nn.Module) -> dict[int, list[Chain]]:
     """For every module, under each of its names, the modules from the model down to it."""
-    found: dict[int, list[Chain]] = {}
+    chains: dict[int, list[Chain]] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
         if name:
             parts = name.split(".")
             names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-            found.setdefault(id(module), []).append([(n, modules[n]) for n in names])
-    return found
+            chains.setdefault(id(module), []).append([(n, modules[n]) for n in names])
+    return chains
 
 
 def _last_layers(model: nn.Module, leaves: tuple[type[nn.Module], ...], count: int) -> set[nn.Module]:

@@ -1,4 +1,4 @@
-"""What a SelectiveQuantizer was told about layers and blocks, and what wins at one place of a model."""
+"""The rules of a SelectiveQuantizer for layers and blocks, and which one applies at one place of a model."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Mo
             hint = did_you_mean(rule.key, [name for name, _ in modules]) if isinstance(rule.key, str) else ""
             useless[f"{text} (no such module{hint})"] = rule.source
         elif isinstance(rule.what, QuantizedMetadata):
-            source, wanted = rule.what.float_source, _with_target(rule.what)
-            if source is not None and not any(type(m) in wanted for _, hit in hits for m in hit.modules()):
+            source, classes = rule.what.float_source, _with_target(rule.what)
+            if source is not None and not any(type(m) in classes for _, hit in hits for m in hit.modules()):
                 useless[f"{text} (no {source.__name__} in it)"] = rule.source
         elif rule.what is not None and not any(isinstance(m, leaves) for _, hit in hits for m in hit.modules()):
             useless[f"{text} (no layer that is quantised in it)"] = rule.source

@@ -34,7 +34,7 @@ Keys = Iterable[Key] | Key
 
 
 class SelectiveQuantizer:
-    """Says what becomes of every layer of a model, then puts simulated quantisation into it.
+    """Holds rules for the layers of a model, then inserts simulated quantisation as they say.
 
     default_quant_modules_calibrator_weights  'max', 'percentile', 'entropy', 'mse', or 'histogram': the method that
                      QuantizationCalibrator.calibrate_model names.
@@ -200,9 +200,9 @@ class SelectiveQuantizer:
     def quantize_module(self, model: nn.Module) -> nn.Module:
         """Put simulated quantisation into a model, in place, as everything registered says.
 
-        model  nn.Module with layers that can be quantised. One that has simulated layers already is done anew from
+        model  nn.Module with layers that can be quantised. Layers that are simulated already are rebuilt from
                its float weights (their ranges are lost; calibrate again).
-        ->     the model; `report` tells what became of every layer. Next: QuantizationCalibrator, then convert_.
+        ->     the model; `report` has an Outcome for every layer. Next: QuantizationCalibrator, then convert_.
         Transactional: on any exception the model is as before. Raises ArgumentError naming keys that do nothing, and
         layers that cannot be converted.
         """

@@ -43,19 +43,19 @@ def targets_of(model: nn.Module) -> list[Target]:
         if hasattr(layer, "fake_quantizers"):
             for tensor, fake in layer.fake_quantizers().items():
                 owners[id(fake)] = (name, layer, tensor)
-    found = []
+    targets = []
     any_fake = False
     for name, fake in model.named_modules():
         if isinstance(fake, FakeQuantize):
             any_fake = True
             if not fake.follows and fake.scheme.calibrator != "fixed":
                 owner, layer, tensor = owners.get(id(fake), (name, None, ""))
-                found.append(Target(f"{owner}.{tensor}" if tensor else owner, fake, layer, tensor))
+                targets.append(Target(f"{owner}.{tensor}" if tensor else owner, fake, layer, tensor))
     if not any_fake:
         raise ArgumentError(
             "model", f"a {type(model).__name__} without fake quantisation", "a model after quantize_module"
         )
-    return found
+    return targets
 
 
 def calibrate_weight(target: Target) -> None:

@@ -59,18 +59,18 @@ def distillation(
             raise ArgumentError("teacher", "a model that shares parameters with the one that is trained", "a deepcopy")
         logits = _logits(outputs(model, batch))
         with torch.no_grad():
-            wanted = _logits(outputs(teacher, batch))
-        if logits.dim() < 1 or logits.shape != wanted.shape:
-            got = f"{list(logits.shape)} of the model, {list(wanted.shape)} of the teacher"
+            teacher_logits = _logits(outputs(teacher, batch))
+        if logits.dim() < 1 or logits.shape != teacher_logits.shape:
+            got = f"{list(logits.shape)} of the model, {list(teacher_logits.shape)} of the teacher"
             raise ArgumentError("outputs", got, "logits [..., classes] of one shape")
-        p, q = ((t.float() / temperature).log_softmax(-1).reshape(-1, t.shape[-1]) for t in (wanted, logits))
+        p, q = ((t.float() / temperature).log_softmax(-1).reshape(-1, t.shape[-1]) for t in (teacher_logits, logits))
         result = share * temperature**2 * F.kl_div(q, p, log_target=True, reduction="batchmean")
         return result if loss is None or share == 1 else result + (1 - share) * loss(logits, batch)
 
     return distilled
 
 
-def _logits(found: object) -> Tensor:
-    if not isinstance(found, Tensor):
-        raise ArgumentError("outputs", f"a function that returned {arguments.shown(found)}", "one that returns logits")
-    return found
+def _logits(output: object) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ArgumentError("outputs", f"a function that returned {arguments.shown(output)}", "one that returns logits")
+    return output

@@ -56,8 +56,8 @@ def finetune(
     """Train a prepared model: momentum SGD, AdamW or Muon, warm-up and half cosine, gradient clipping, autocast.
 
     loss_fn   fn(model, batch) -> scalar loss; moves the batch to the model's device. `distillation` makes one.
-    loader    batches; gone through again until the steps are done.
-    lr        peak learning rate (QATRecipe.peak_lr tells it from that of the training).
+    loader    batches; iterated repeatedly until the steps are done.
+    lr        peak learning rate (QATRecipe.peak_lr computes it from that of the training).
     steps     optimiser steps; None: epochs * len(loader).
     recipe    warm-up, final rate, clipping and optimiser; None: QATRecipe(). Its `optimizer` None means SGD here;
               'muon' is torch.optim.Muon for the weights of Linear layers and AdamW for the rest, both with rate `lr`.
@@ -142,14 +142,14 @@ def _optimizers(
     first, *rest = groups
     matrices = [p for p in first["params"] if id(p) in linear]
     others = [{**first, "params": [p for p in first["params"] if id(p) not in linear]}, *rest]
-    found: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         # the adjusted rate moves a matrix about as far as AdamW's of the same learning rate
         adjusted: dict[str, Any] = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
-        found.append(torch.optim.Muon([{**first, "params": matrices}], lr, **adjusted))
+        optimizers.append(torch.optim.Muon([{**first, "params": matrices}], lr, **adjusted))
     if any(group["params"] for group in others):
-        found.append(torch.optim.AdamW(others, lr=lr))
-    return found
+        optimizers.append(torch.optim.AdamW(others, lr=lr))
+    return optimizers
 
 
 def _repeat(loader: Iterable[Any], steps: int) -> Iterable[Any]:
@@ -162,4 +162,4 @@ def _repeat(loader: Iterable[Any], steps: int) -> Iterable[Any]:
             if done == steps:
                 return
         if done == before:
-            raise ArgumentError("loader", f"no batch after {done} steps", "batches, every time it is gone through")
+            raise ArgumentError("loader", f"no batch after {done} steps", "batches at every iteration over it")

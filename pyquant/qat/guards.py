@@ -1,4 +1,4 @@
-"""Starts that train badly, told before the first step instead of after the last."""
+"""Warnings, before the first step, of starting points from which training is known to go badly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES_SHOWN = 5
 
 
 class QATWarning(UserWarning):
-    """Training will run, but from a start that is known to be a bad one."""
+    """Training runs, but from a starting point that is known to train badly."""
 
 
 def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:

@@ -111,7 +111,7 @@ class IntegerForwardLinear(FakeQuantLinear):
 def _input_operand(fake: FakeQuantize, x: Tensor) -> Operand:
     if not fake.follows:
         codes = _static_operand(fake, x.detach(), needs_mask=x.requires_grad)
-        # [] is one number for all rows, with a rounding of its own; [1] would mean one per row where there is one row
+        # [] is one number for all rows, rounded once; [1] would mean one per row where there is one row
         zero_point = None if codes.zero_point is None else codes.zero_point.reshape(())
         return codes._replace(scale=codes.scale.reshape(()), zero_point=zero_point)
     s = fake.scheme

@@ -1,7 +1,7 @@
 """What is computed from a weight once and used until the weight changes.
 
 Weights change once a step, but are read in every micro-batch, in every call of a layer that is used twice, and in every
-batch of an evaluation. Whoever changes a tensor in place raises its version, so one comparison tells whether the result
+batch of an evaluation. Whoever changes a tensor in place raises its version, so one comparison shows whether the result
 is still good. Two ways round that exist, `.data` and FSDP's shards, hence a second check: on a CPU some elements of the
 weight are compared, elsewhere (where looking at values would wait for the device) nothing outlives a backward pass.
 """
@@ -34,7 +34,7 @@ class Kept(Generic[T]):
 
     def __init__(self) -> None:
         self.value: T | None = None
-        self.made = 0  # how often the value was made: what tests and curious people look at
+        self.made = 0  # how often the value was computed; read by tests
         self._key: Any = None
         self._samples: list[Tensor] = []
 

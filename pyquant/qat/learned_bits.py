@@ -88,7 +88,7 @@ class LearnedBitsLinear(nn.Linear):
 
     @torch.no_grad()
     def wanted_bits(self) -> float:
-        """layer_bits before they are rounded up: what tells layers apart that are rounded up to the same number."""
+        """layer_bits before they are rounded up: distinguishes layers that are rounded up to the same number."""
         bits = [self.weight_bits.real_bits(), *([self.input_bits.real_bits()] if self.learn_inputs else [])]
         return max(float(b) for b in bits)
 

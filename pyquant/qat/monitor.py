@@ -184,7 +184,7 @@ def _open_csv(path: Path) -> None:
 
 
 def _regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; a link that somebody planted is not followed, a pipe not waited for."""
+    """A descriptor of a regular file; links are not followed, and opening a pipe does not block."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:

@@ -190,15 +190,15 @@ class LearnedPrecision:
             prepare_qat_(self.model, self.config())
 
     def _snapped(self) -> dict[str, tuple[int, int]]:
-        wanted = {name: layer.wanted_bits() for name, layer in self.layers.items()}
+        bits_by_layer = {name: layer.wanted_bits() for name, layer in self.layers.items()}
         # The step may have become finer than 16 bits, and 8 bits may be 8.000001 by a rounding error: layer_bits knows.
         enough = {name: min(float(layer.layer_bits().detach()), LEVELS[-1]) for name, layer in self.layers.items()}
-        level = dict.fromkeys(wanted, LEVELS[0])
+        level = dict.fromkeys(bits_by_layer, LEVELS[0])
         budget = self.target * self._full * (1 + 1e-9)
         while True:
             spent = sum(self._costs[name][bits] for name, bits in level.items())
             upgrades = [
-                (wanted[name] - bits, name, 2 * bits)
+                (bits_by_layer[name] - bits, name, 2 * bits)
                 for name, bits in level.items()
                 if enough[name] > bits and spent - self._costs[name][bits] + self._costs[name][2 * bits] <= budget
             ]

@@ -97,12 +97,12 @@ def prepare_qat_(
     left: list[tuple[Site, str]] = []
     rules = None if config is None else rules_of(config)
     if simulating:
-        wanted = _simulated(simulating, rules, filter_fn)
+        selected = _simulated(simulating, rules, filter_fn)
     else:
-        wanted, left = _floats(model, rules, filter_fn, on_indivisible or CHOICES[0])
+        selected, left = _floats(model, rules, filter_fn, on_indivisible or CHOICES[0])
     learns = _Learning(learn_amax)
     new = []
-    for site, layer in wanted:
+    for site, layer in selected:
         name = site.names[0]
         make = partial(_train, name=name, layer=layer, learns=learns, forward=forward)
         new.append((site.names, twin_of(site.module, name, make)))
@@ -128,10 +128,10 @@ def _floats(
     if rules is None:
         raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
     check_keys(rules, model, sites)
-    found, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
-    if not found:
+    twins, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
+    if not twins:
         raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
-    return found, left
+    return twins, left
 
 
 def _simulated(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
@@ -197,7 +197,7 @@ def weight_matrix(layer: nn.Module) -> Tensor:
 class _Learning:
     """Which tensors have a learned range: as the call says, or (None) each as its FakeQuantize says.
 
-    A wish that no tensor can fulfil is an error, not silence.
+    A request that no tensor can satisfy raises ArgumentError.
     """
 
     def __init__(self, wish: Learn | None) -> None:
@@ -215,22 +215,22 @@ class _Learning:
     def means(self, tensor_name: str, layer: nn.Module, fake: FakeQuantize, can_learn: bool) -> bool:
         layer_name = tensor_name.rpartition(".")[0]
         if self._wish is None:
-            wanted = fake.learn_amax
+            learns = fake.learn_amax
         elif isinstance(self._wish, bool):
-            wanted = self._wish
+            learns = self._wish
         elif callable(self._wish):
-            wanted = bool(self._wish(layer_name, layer))
+            learns = bool(self._wish(layer_name, layer))
         else:
             hits = [
                 pattern
                 for pattern, rule in self._rules.items()
                 if rule.matches(pattern, layer_name, layer) or rule.matches(pattern, tensor_name, layer)
             ]
-            wanted = bool(hits)
+            learns = bool(hits)
             if can_learn:
                 self._used.update(hits)
-        self._met |= wanted and can_learn
-        return wanted and can_learn
+        self._met |= learns and can_learn
+        return learns and can_learn
 
     def check_used(self) -> None:
         unused = [pattern for pattern in self._rules if pattern not in self._used]

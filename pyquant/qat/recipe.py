@@ -1,4 +1,4 @@
-"""From a training recipe to one for quantisation-aware training: the tutorials' rules, and better ones beside them."""
+"""From a training recipe to one for quantisation-aware training: the tutorials' rules, and better ones."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ QATRecipeModificationCallback = QATRecipeModification
 class QATRecipe:
     """Better rules: the learning rate depends on the bits, the optimiser and the batch stay as they are.
 
-    bits        fewest bits of any quantised tensor, 2 to 8 (fewest_bits(model or config) tells).
+    bits        fewest bits of any quantised tensor, 2 to 8 (fewest_bits(model or config) computes it).
     schedule    share of the training schedule: 10 %; 30 % closes some more of the gap.
     peak        peak learning rate as a share of the training's; None: 1 % at 8 bits, 30 % at 4 bits (measured there and
                 taken below 6 bits), and 10 % or four times that of AdamW for 'muon'.
@@ -219,11 +219,11 @@ def learns_amax(cfg: Mapping[str, Any]) -> bool:
 
 def _trains_not(cfg: Mapping[str, Any]) -> bool:
     """Whether a recipe says ptq_only, with a notice that its training stays as it is."""
-    found = any(place.get("ptq_only") for place in (cfg.get("quantization_params") or {}, cfg))
-    if found:
-        told = "ptq_only: True, so nothing is trained after calibration, and the training recipe is left as it is"
-        warnings.warn(told, RecipeNotice, stacklevel=3)
-    return found
+    is_ptq_only = any(place.get("ptq_only") for place in (cfg.get("quantization_params") or {}, cfg))
+    if is_ptq_only:
+        notice = "ptq_only: True, so nothing is trained after calibration, and the training recipe is left as it is"
+        warnings.warn(notice, RecipeNotice, stacklevel=3)
+    return is_ptq_only
 
 
 def _section(cfg: dict[str, Any], name: str, where: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fake quantisation of weights for training: into buffers that are kept, anew only when the weight has changed."""
+"""Fake quantisation of weights for training: into reused buffers, and again only after the weight has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rounded(NamedTuple):
 class WeightFakeQuantize(FakeQuantize):
     """FakeQuantize for a weight in training: the same numbers, computed once per change of the weight.
 
-    The result lies in a buffer that the next result overwrites: a fresh one of the size of a large weight costs more
+    The result is a buffer that the next result overwrites: a fresh one of the size of a large weight costs more
     than the arithmetic. Autograd notices where a graph of an older weight is run backward then and raises, as it does
     for the weight itself. A range that follows its data clips nothing, so the gradient passes as it is; a calibrated
     one keeps a bit for each element. Under torch.compile, and in inference mode, it is the plain FakeQuantize.

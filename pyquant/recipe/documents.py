@@ -1,4 +1,4 @@
-"""YAML, TOML and JSON to plain data and back, bounded: the one reader of documents that people write."""
+"""YAML, TOML and JSON to plain data and back, bounded: the one reader of documents written by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS: Final = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "js
 
 
 def format_of(path: Path, argument: str = "recipe") -> str:
-    """The format that a file's name tells. Raises ArgumentError for another ending."""
+    """The format by a file's ending. Raises ArgumentError for another ending."""
     if path.suffix.lower() not in FORMATS:
         raise ArgumentError(argument, f"{path}: ending {path.suffix!r}"[:240], ", ".join(FORMATS))
     return FORMATS[path.suffix.lower()]
@@ -41,8 +41,8 @@ def read(path: Path, argument: str = "recipe") -> dict[str, Any]:
     except FileNotFoundError:
         raise ArgumentError(argument, f"{path}: no such file", "a file that can be read") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        told = getattr(error, "strerror", None) or error
-        raise ArgumentError(argument, f"{str(path)!r}: {told}"[:240], "a file that can be read") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(argument, f"{str(path)!r}: {reason}"[:240], "a file that can be read") from None
     try:
         return parse(data.decode("utf-8"), form, str(path), argument)
     except UnicodeDecodeError as error:

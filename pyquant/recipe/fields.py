@@ -55,8 +55,8 @@ def read(record: type[Record], data: object, where: str) -> Record:
 
 def written(record: Any) -> dict[str, Any]:
     """The plain data of a record of plain values, every field."""
-    found = {f.name: getattr(record, f.name) for f in fields(record)}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -28,7 +28,7 @@ class LayerRule:
     scheme   text of a preset ('W4A8(group_size=64)'); '' takes the recipe's default; 'float' leaves the layer alone.
     weights, inputs   fields of that tensor that differ: calibrator ('histogram' stands for the recipe's method),
              percentile, symmetric, narrow_range, granularity.
-    reason   why; for people.
+    reason   why; a comment for readers.
 
     Example:
         >>> LayerRule.from_plain({"scheme": "W4A8", "group_size": 64, "inputs": {"calibrator": "entropy"}}, "here")
@@ -107,13 +107,13 @@ def with_defaults(scheme: QScheme, selective: SelectiveParams, calibration: Cali
     weights = _calibrated(scheme.weights, selective.calibrator_w, calibration)
     if not selective.per_channel and weights.granularity == "per_channel":
         weights = replace(weights, granularity="per_tensor")
-    found = replace(scheme, weights=weights)
+    changed_scheme = replace(scheme, weights=weights)
     for name in ("inputs", "outputs"):
         tensor: TensorScheme | None = getattr(scheme, name)
         if tensor is not None and not tensor.dynamic:
             changed: dict[str, Any] = {name: _calibrated(tensor, selective.calibrator_i, calibration)}
-            found = replace(found, **changed)
-    return found
+            changed_scheme = replace(changed_scheme, **changed)
+    return changed_scheme
 
 
 def _calibrated(tensor: TensorScheme, calibrator: str, calibration: CalibrationParams) -> TensorScheme:

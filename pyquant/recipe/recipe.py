@@ -120,50 +120,50 @@ class Recipe:
         version = entries.pop("pyquant_recipe", VERSION)
         if isinstance(version, bool) or version != VERSION:
             refuse(f"{where}.pyquant_recipe", repr(version), f"{VERSION} (a newer recipe needs a newer pyquant)")
-        found: dict[str, Any] = {}
+        sections: dict[str, Any] = {}
         for key, record in _SECTIONS.items():
             if entries.get(key) is not None:
-                found[key] = read(record, entries[key], f"{where}.{key}")
-        if "qat" in found and rescales(found["qat"].optimizer):
-            warnings.warn(f"{where}.qat.optimizer {found['qat'].optimizer!r}: {ADAM}", RecipeNotice, stacklevel=2)
+                sections[key] = read(record, entries[key], f"{where}.{key}")
+        if "qat" in sections and rescales(sections["qat"].optimizer):
+            warnings.warn(f"{where}.qat.optimizer {sections['qat'].optimizer!r}: {ADAM}", RecipeNotice, stacklevel=2)
         if "ptq_only" in entries:
-            found["ptq_only"] = flag(entries["ptq_only"], f"{where}.ptq_only")
+            sections["ptq_only"] = flag(entries["ptq_only"], f"{where}.ptq_only")
         if entries.get("pre_launch_callbacks_list") is not None:
-            found["callback"] = _callback(entries["pre_launch_callbacks_list"], f"{where}.pre_launch_callbacks_list")
+            sections["callback"] = _callback(entries["pre_launch_callbacks_list"], f"{where}.pre_launch_callbacks_list")
         if "default" in entries:
-            found["default"] = LayerRule.from_plain(entries["default"], f"{where}.default")
-            if not found["default"].scheme:
+            sections["default"] = LayerRule.from_plain(entries["default"], f"{where}.default")
+            if not sections["default"].scheme:
                 refuse(f"{where}.default", "no scheme", "a scheme, or null")
         if entries.get("layers") is not None:
             layers = mapping(entries["layers"], f"{where}.layers")
-            found["layers"] = _layers(layers, where)
+            sections["layers"] = _layers(layers, where)
         if "chains" in entries:
-            found["chains"] = _chains(entries["chains"], f"{where}.chains")
+            sections["chains"] = _chains(entries["chains"], f"{where}.chains")
         if "residuals" in entries:
-            found["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
+            sections["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
         if "on_indivisible" in entries:
-            found["on_indivisible"] = choice(*CHOICES)(entries["on_indivisible"], f"{where}.on_indivisible")
-        recipe = Recipe(**found)
+            sections["on_indivisible"] = choice(*CHOICES)(entries["on_indivisible"], f"{where}.on_indivisible")
+        recipe = Recipe(**sections)
         recipe.rules()
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that from_dict reads back into an equal recipe."""
-        found: dict[str, Any] = {"pyquant_recipe": VERSION, "ptq_only": self.ptq_only}
+        plain: dict[str, Any] = {"pyquant_recipe": VERSION, "ptq_only": self.ptq_only}
         for key in _SECTIONS:
             section = getattr(self, key)
             if section is not None:
-                found[key] = written(section)
+                plain[key] = written(section)
         if self.callback is not None:
-            found["pre_launch_callbacks_list"] = [{CALLBACK: written(self.callback)}]
-        found["default"] = self.default.to_plain()
+            plain["pre_launch_callbacks_list"] = [{CALLBACK: written(self.callback)}]
+        plain["default"] = self.default.to_plain()
         if self.layers:
-            found["layers"] = {key: rule.to_plain() for key, rule in self.layers.items()}
-        found["chains"] = self.chains if isinstance(self.chains, str) else [list(pair) for pair in self.chains]
-        found["residuals"] = self.residuals
+            plain["layers"] = {key: rule.to_plain() for key, rule in self.layers.items()}
+        plain["chains"] = self.chains if isinstance(self.chains, str) else [list(pair) for pair in self.chains]
+        plain["residuals"] = self.residuals
         if self.on_indivisible != CHOICES[0]:
-            found["on_indivisible"] = self.on_indivisible
-        return found
+            plain["on_indivisible"] = self.on_indivisible
+        return plain
 
     # ---- what follows for layers
 
@@ -179,7 +179,7 @@ class Recipe:
         default = self.default_scheme()
         skipped = dict.fromkeys(self.selective_quantizer_params.skip_modules or ())
         resolved: dict[int, QScheme | None] = {}  # by rule: a search writes few rules for many layers
-        found: dict[Key, QScheme | None] = {_key(name): None for name in skipped}
+        schemes: dict[Key, QScheme | None] = {_key(name): None for name in skipped}
         for name, rule in self.layers.items():
             if name in skipped:
                 refuse(f"recipe.layers[{name!r}]", "a rule for a name in skip_modules", "one of the two")
@@ -188,10 +188,10 @@ class Recipe:
             try:
                 if id(rule) not in resolved:
                     resolved[id(rule)] = rule.resolve(default, self.selective_quantizer_params, self.calib_params)
-                found[_key(name)] = resolved[id(rule)]
+                schemes[_key(name)] = resolved[id(rule)]
             except ValueError as error:
                 refuse(f"recipe.layers[{name!r}]", str(error), "a combination of fields that is defined")
-        return found
+        return schemes
 
     def config(self) -> FqnConfig:
         """The recipe as a config for quantize_, insert_fake_quantize_ or prepare_qat_.
@@ -203,7 +203,7 @@ class Recipe:
 
 
 def _callback(data: object, where: str) -> QatModification | None:
-    """The parameters of the callback: below its name, or beside it as a printed recipe has them."""
+    """The parameters of the callback: below its name, or at its level as a printed recipe has them."""
     if not isinstance(data, (list, tuple)):
         refuse(where, f"{type(data).__name__} {data!r}", f"a list with one entry: {CALLBACK}")
     if not data:
@@ -215,16 +215,16 @@ def _callback(data: object, where: str) -> QatModification | None:
         refuse(f"{where}[0]", f"keys {', '.join(map(repr, entries))}", CALLBACK)
     below = entries.pop(CALLBACK)
     if below is not None and entries:
-        refuse(f"{where}[0]", f"parameters both below and beside {CALLBACK}", "below its name")
-    found = read(QatModification, entries or below or {}, f"{where}[0].{CALLBACK}")
+        refuse(f"{where}[0]", f"parameters both below and next to {CALLBACK}", "below its name")
+    modification = read(QatModification, entries or below or {}, f"{where}[0].{CALLBACK}")
     if entries:
         warnings.warn(
-            f"{where}[0]: the parameters stand beside {CALLBACK}, where YAML reads them as keys of their own; they "
+            f"{where}[0]: the parameters stand next to {CALLBACK}, where YAML reads them as separate keys; they "
             "are taken as its parameters. Indent them further to write what is meant",
             RecipeNotice,
             stacklevel=2,
         )
-    return found
+    return modification
 
 
 def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:
@@ -242,18 +242,18 @@ def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:
 
 def _layers(layers: Mapping[str, Any], where: str) -> dict[str, LayerRule]:
     """The rules of layers; those of equal data are one rule, which is read once."""
-    found: dict[str, LayerRule] = {}
+    rules: dict[str, LayerRule] = {}
     known: dict[str, LayerRule] = {}
     if (count := sum(key.startswith("re:") for key in layers)) > MAX_EXPRESSIONS:
         refuse(f"{where}.layers", f"{count} expressions 're:...'", f"at most {MAX_EXPRESSIONS}")
     for key, data in layers.items():
-        told = _told(data)
-        if told not in known:
+        rule_text = _told(data)
+        if rule_text not in known:
             if len(known) >= MAX_RULES:
                 refuse(f"{where}.layers", f"more than {MAX_RULES} different rules", f"at most {MAX_RULES}")
-            known[told] = LayerRule.from_plain(data, f"{where}.layers[{key!r}]")
-        found[_key_text(key, where)] = known[told]
-    return found
+            known[rule_text] = LayerRule.from_plain(data, f"{where}.layers[{key!r}]")
+        rules[_key_text(key, where)] = known[rule_text]
+    return rules
 
 
 def _told(data: Any) -> str:
@@ -273,12 +273,12 @@ def _key_text(key: str, where: str) -> str:
 def _key(name: str, where: str = "recipe") -> Key:
     """A key of FqnConfig; 'type:Linear' is the class of torch.nn, and nothing else is looked up by name."""
     if name.startswith(_TYPE):
-        found = getattr(nn, name.removeprefix(_TYPE).removeprefix("nn."), None)
-        if not isinstance(found, type) or not issubclass(found, nn.Module):
+        kind = getattr(nn, name.removeprefix(_TYPE).removeprefix("nn."), None)
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
             refuse(where, repr(name), "'type:' and a class of torch.nn, such as type:Linear")
-        return found
+        return kind
     if name in ("", DEFAULT):
-        refuse(where, f"key {name!r}", "names of layers (the default has a key of its own)")
+        refuse(where, f"key {name!r}", "names of layers (the default is the key `default`)")
     if name.startswith("re:"):
         try:
             Expression(name[3:])

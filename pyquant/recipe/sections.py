@@ -19,7 +19,7 @@ class RecipeNotice(UserWarning):
     """A recipe was read in a shape that is accepted but is not how it should be written."""
 
 
-# What is told of a recipe that trains with one of them (docs/qat.md 6).
+# Optimisers that rescale each gradient; a recipe that trains with one gets a notice (docs/qat.md 6).
 ADAM: Final = (
     "Adam and RMSProp rescale the gradient of every parameter, which the guides advise against after quantisation: "
     "they take SGD with momentum. docs/accuracy.md has both, measured"
@@ -65,7 +65,7 @@ class CalibrationParams:
     histogram_calib_method  governs every 'histogram' calibrator; others ignore it.
     percentile              in (0, 100], of 'percentile'.
     num_calib_batches       exactly so many batches are run.
-    verbose                 tell what was found.
+    verbose                 log the ranges.
 
     Example:
         >>> CalibrationParams().num_calib_batches

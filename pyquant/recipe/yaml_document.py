@@ -22,7 +22,7 @@ _WORDS: Final[dict[str, Any]] = {
     **{word: True for name in ("yes", "true", "on") for word in (name, name.capitalize(), name.upper())},
     **{word: False for name in ("no", "false", "off") for word in (name, name.capitalize(), name.upper())},
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-}  # fmt: skip
+}
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
 _HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F][0-9a-fA-F_]*")
 _AMBIGUOUS: Final = re.compile(r"[-+]?(?:0[0-9_]+|0b[01_]+|0o[0-7_]+)")  # octal for some readers, decimal for others
@@ -87,9 +87,9 @@ class _Builder:
             self._open.pop()
         elif isinstance(event, yaml.NodeEvent):
             self._count(event)
-            made: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-            self._put(event, made)
-            self._open.append((made, []))
+            container: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+            self._put(event, container)
+            self._open.append((container, []))
             if len(self._open) > plain.MAX_DEPTH:
                 raise Refused(f"nested too deeply in line {_line(event)}", f"{plain.MAX_DEPTH} levels")
 

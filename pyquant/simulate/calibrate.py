@@ -77,10 +77,10 @@ def set_ranges_from_data(
         return {}
     with floating_point(model):
         collected = run_calibration(model, fakes, data, num_batches, **run_options)
-    found = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in fakes.items()}
+    ranges = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in fakes.items()}
     for name, fake in fakes.items():  # all are known before the first is set
-        fake.set_range(found[name])
-    return found
+        fake.set_range(ranges[name])
+    return ranges
 
 
 def _set_calibrator(

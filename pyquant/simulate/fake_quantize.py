@@ -173,8 +173,8 @@ def start_calibration(fakes: dict[str, FakeQuantize]) -> dict[str, RangeStatisti
 
     Weights are left out: their range comes from themselves.
     """
-    found = {name: fake.start_calibration() for name, fake in fakes.items() if name != "weight"}
-    return {name: statistics["x"] for name, statistics in found.items() if statistics}
+    collected = {name: fake.start_calibration() for name, fake in fakes.items() if name != "weight"}
+    return {name: statistics["x"] for name, statistics in collected.items() if statistics}
 
 
 @contextmanager

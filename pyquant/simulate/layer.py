@@ -36,8 +36,8 @@ class SimulatedLayer(nn.Module):
 
     def fake_quantizers(self) -> dict[str, FakeQuantize]:
         """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
-        found = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
-        return {name: fake for name, fake in found.items() if fake is not None}
+        fakes = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
+        return {name: fake for name, fake in fakes.items() if fake is not None}
 
     def start_calibration(self) -> dict[str, RangeStatistics]:
         """From here on forward observes its static inputs and outputs; -> their statistics by the tensor's name."""

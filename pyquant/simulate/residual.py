@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FakeQuantResidual(Residual):
     """fake_quantize(x), with the static input scheme of its QScheme; x itself under any other scheme.
 
-    Dynamic schemes and weight-only ones leave the branch alone: a sum gains nothing from a scale of its own.
+    Dynamic schemes and weight-only ones leave the branch alone: a sum gains nothing from a separate scale.
     input_fake_quant   FakeQuantize of the branch, or None.
 
     Example:
@@ -44,7 +44,7 @@ class FakeQuantResidual(Residual):
         fake = self.input_fake_quant
         if fake is None:
             return x
-        if fake.scale.device != x.device:  # a marker holds nothing that told where the model is
+        if fake.scale.device != x.device:  # a marker has no tensor that shows the model's device
             fake.to(x.device)
         y: Tensor = fake(x)
         return y

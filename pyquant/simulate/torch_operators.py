@@ -24,10 +24,10 @@ def are_chosen() -> bool:
     return _chosen
 
 
-def choose(wanted: bool) -> None:
+def choose(enabled: bool) -> None:
     """From here on (in every thread) fake quantisers compute with torch's operators, or no longer."""
     global _chosen
-    _chosen = bool(wanted)
+    _chosen = bool(enabled)
 
 
 @contextmanager
@@ -92,10 +92,10 @@ def _qparams(fake: FakeQuantize, x: Tensor, rows: Tensor) -> tuple[Tensor, Tenso
         flat = rows.detach().reshape(rows.shape[0], -1) if s.granularity != "per_tensor" else rows.detach()
         how = "per_tensor" if s.granularity == "per_tensor" else "per_channel"
         _, scale, zero = quantize_dynamic(flat, how, 0, s.symmetric, *s.code_range)
-        found: tuple[Tensor, Tensor | None] = (scale, zero)
+        qparams: tuple[Tensor, Tensor | None] = (scale, zero)
     else:
-        found = fake.qparams()
-    scale, zero_point = found
+        qparams = fake.qparams()
+    scale, zero_point = qparams
     if zero_point is None:
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
     if torch.jit.is_tracing() and not s.dynamic:  # type: ignore[attr-defined]

@@ -68,8 +68,8 @@ def bins_for(count: float, codes: int) -> int:
         >>> bins_for(1e6, 128), bins_for(4096, 128), bins_for(4096, 8)
         (2048, 512, 256)
     """
-    wanted = 2 ** int(math.log2(max(count / PER_BIN, 1)))
-    return max(min(wanted, BINS), min(4 * codes, BINS), 256)
+    bins = 2 ** int(math.log2(max(count / PER_BIN, 1)))
+    return max(min(bins, BINS), min(4 * codes, BINS), 256)
 
 
 def search(side: Tails, largest: Tensor, codes: int) -> Tensor:
@@ -82,19 +82,19 @@ def search(side: Tails, largest: Tensor, codes: int) -> Tensor:
     """
     bins = bins_for(float(side.count[0]), codes)
     limit = torch.where(largest > 0, largest, 1.0)
-    found = limit.clone()
+    best = limit.clone()
     active = torch.ones_like(limit, dtype=torch.bool)
     for _ in range(ZOOMS):
         counts, beyond = linear_counts(side, limit, bins)
         divergence = divergences(counts, beyond, codes)
         i = bins - divergence.flip(-1).argmin(-1, keepdim=True)
-        found = torch.where(active & divergence.isfinite().any(-1, keepdim=True), limit * (i / bins), found)
+        best = torch.where(active & divergence.isfinite().any(-1, keepdim=True), limit * (i / bins), best)
         active = active & (i < ZOOM_BELOW * bins)
         halvings = torch.floor(torch.log2(2 * ZOOM_BELOW * bins / i))
         if not bool(active.any()):
             break
         limit = torch.where(active, limit * torch.exp2(-halvings), limit)
-    return torch.where(largest > 0, torch.minimum(found, largest), 0.0)
+    return torch.where(largest > 0, torch.minimum(best, largest), 0.0)
 
 
 def linear_counts(side: Tails, limit: Tensor, bins: int) -> tuple[Tensor, Tensor]:

@@ -47,21 +47,21 @@ def bias_correction_(
         raise ArgumentError("model", f"one bias in the layers {', '.join(shared)}", "a bias of its own in every layer")
     with floating(model):
         calls = replay.calls(layers)
-        wanted = {name: _means(replay, layers[name], count) for name, count in calls.items()}
+        means = {name: _means(replay, layers[name], count) for name, count in calls.items()}
     before = {name: layers[name].bias for name in calls}
-    found: dict[str, float] = {}
+    corrections: dict[str, float] = {}
     try:
         for name, count in calls.items():
-            layer, (mean, size) = layers[name], wanted[name]
+            layer, (mean, size) = layers[name], means[name]
             error = _means(replay, layer, count)[0] - mean
             bias = torch.zeros_like(error) if layer.bias is None else layer.bias.double()
             layer.bias = nn.Parameter((bias - error).to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
-            found[name] = float(error.abs().max()) / max(size, 1e-300) if error.numel() else 0.0
+            corrections[name] = float(error.abs().max()) / max(size, 1e-300) if error.numel() else 0.0
     except BaseException:
         for name, old in before.items():
             layers[name].bias = old
         raise
-    return found
+    return corrections
 
 
 def _means(replay: Replay, layer: FakeQuantLinear, calls: int) -> tuple[Tensor, float]:

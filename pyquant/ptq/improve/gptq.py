@@ -44,7 +44,7 @@ def gptq_(
     num_held_out: int | None = None,
     batch_to_inputs: BatchToInputs | None = None,
 ) -> dict[str, GptqLayer]:
-    """Choose the codes of the weights anew, layer by layer in the order of their calls, in place.
+    """Choose the codes of the weights again, layer by layer in the order of their calls, in place.
 
     model         after insert_fake_quantize_ and calibration; what each layer sees are the outputs of the layers
                   before it with their codes chosen, inputs rounded as the schemes say.
@@ -81,31 +81,31 @@ def gptq_(
     split = num_batches - held_out
     with floating(model):
         calls = replay.calls(layers)
-        wanted = [replay.run(batch) for batch in replay.batches[split:]]
+        targets = [replay.run(batch) for batch in replay.batches[split:]]
 
     def held_out_error() -> float:
-        pairs = zip(wanted, replay.batches[split:], strict=True)
-        found = [_one_number(measure(floats, replay.run(batch))) for floats, batch in pairs]
-        return sum(found) / held_out
+        pairs = zip(targets, replay.batches[split:], strict=True)
+        losses = [_one_number(measure(floats, replay.run(batch))) for floats, batch in pairs]
+        return sum(losses) / held_out
 
-    kept = {name: (layers[name].weight, layers[name].weight_fake_quant) for name in calls}
-    found: dict[str, GptqLayer] = {}
+    originals = {name: (layers[name].weight, layers[name].weight_fake_quant) for name in calls}
+    results: dict[str, GptqLayer] = {}
     try:
         before = held_out_error()
         for name, count in calls.items():
             layer = layers[name]
             _choose_codes(layer, _second_moments(replay, layer, count, split), damp, act_order)
             after = held_out_error()
-            found[name] = GptqLayer(before, after, after <= before)
+            results[name] = GptqLayer(before, after, after <= before)
             if after <= before:
                 before = after
             else:
-                layer.weight, layer.weight_fake_quant = kept[name]
+                layer.weight, layer.weight_fake_quant = originals[name]
     except BaseException:
-        for name, (weight, fake) in kept.items():
+        for name, (weight, fake) in originals.items():
             layers[name].weight, layers[name].weight_fake_quant = weight, fake
         raise
-    return found
+    return results
 
 
 @torch.no_grad()

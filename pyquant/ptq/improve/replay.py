@@ -21,7 +21,7 @@ BatchToInputs = Callable[[Any], Any]
 
 
 class _Enough(Exception):
-    """Ends a forward pass whose rest nobody looks at."""
+    """Ends a forward pass whose remaining layers are not needed."""
 
 
 class Replay:

@@ -34,10 +34,10 @@ class _Pair:
     amax: Tensor | None = field(default=None)
 
     def observe(self, x: Tensor) -> None:
-        found = x.detach().reshape(-1, x.shape[-1]).abs().amax(0).float()
-        if not bool(found.isfinite().all()):
+        amax = x.detach().reshape(-1, x.shape[-1]).abs().amax(0).float()
+        if not bool(amax.isfinite().all()):
             raise NonFiniteError(f"input of {self.consumers[0]}", "NaN or infinity", "finite values")
-        self.amax = found if self.amax is None else torch.maximum(self.amax, found)
+        self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
 
 
 @torch.no_grad()
@@ -86,24 +86,24 @@ def smooth_reversibly(
     replay = Replay(model, data, num_batches, batch_to_inputs)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
-    found = _find_pairs(model, pairs)
-    wanted = replay.run(replay.batches[0])
+    groups = _find_pairs(model, pairs)
+    reference = replay.run(replay.batches[0])
     with ExitStack() as hooks:
-        for pair in found:
+        for pair in groups:
             handle = pair.modules[1][0].register_forward_pre_hook(lambda _, x, pair=pair: pair.observe(x[0]))
             hooks.callback(handle.remove)
         for batch in replay.batches:
             replay.run(batch)
-    parameters = {id(p): p for pair in found for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
-    kept = [(p, p.detach().clone()) for p in parameters.values()]
+    parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
+    originals = [(p, p.detach().clone()) for p in parameters.values()]
     try:
-        spreads = {pair.producer: _fold(pair, float(alpha)) for pair in found if pair.amax is not None}
-        _check_function(wanted, replay.run(replay.batches[0]), spreads)
+        spreads = {pair.producer: _fold(pair, float(alpha)) for pair in groups if pair.amax is not None}
+        _check_function(reference, replay.run(replay.batches[0]), spreads)
     except BaseException:
-        for parameter, old in kept:
+        for parameter, old in originals:
             parameter.copy_(old)
         raise
-    undo += [partial(_put_back, parameter, old) for parameter, old in kept]
+    undo += [partial(_put_back, parameter, old) for parameter, old in originals]
     return spreads
 
 
@@ -114,22 +114,22 @@ def _put_back(parameter: Tensor, old: Tensor) -> None:
 
 def _find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[_Pair]:
     modules = dict(model.named_modules())
-    found = []
+    pair_names = []
     if given is None:
         for name, parent in modules.items():
             prefix = f"{name}." if name else ""
             for producer, consumers in rules.pairs_of(parent):
-                found.append((prefix + producer, tuple(prefix + c for c in consumers)))
-        if not found:
+                pair_names.append((prefix + producer, tuple(prefix + c for c in consumers)))
+        if not pair_names:
             raise ArgumentError(
                 "model", f"a {type(model).__name__} in which no rule finds a pair", "pairs=..., or register_smoothing"
             )
     else:
-        found = list(rules.flatten(given))
-    twice = [name for name, count in Counter(c for _, cs in found for c in cs).items() if count > 1]
+        pair_names = list(rules.flatten(given))
+    twice = [name for name, count in Counter(c for _, cs in pair_names for c in cs).items() if count > 1]
     if twice:
         raise ArgumentError("pairs", f"several producers for {', '.join(twice)}", "one producer for each Linear")
-    return [_pair(modules, *names) for names in found]
+    return [_pair(modules, *names) for names in pair_names]
 
 
 def _pair(modules: dict[str, nn.Module], producer: str, consumers: tuple[str, ...]) -> _Pair:

@@ -79,7 +79,7 @@ def pairs_of(parent: nn.Module) -> Iterator[Rule]:
     for producer, consumers in _BY_CLASS.get(kind, ()):
         for path in (producer, *consumers):
             if find(parent, path) is None:
-                raise ArgumentError("model", f"a {kind.__name__} without '{path}'", "what register_smoothing was told")
+                raise ArgumentError("model", f"a {kind.__name__} without '{path}'", "what register_smoothing names")
         yield producer, consumers
     if kind.forward is nn.Sequential.forward:
         yield from _neighbours(parent)
