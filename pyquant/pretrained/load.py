@@ -1,26 +1,20 @@
-"""save_pretrained and load_pretrained: a whole model to a checkpoint directory and back, with equal bits."""
+"""load_pretrained: a checkpoint directory into a model of the same architecture, with the bits that were saved."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS_BY_NAME, dtype_name
-from pyquant.core.names import GIVEN_CALIBRATOR
+from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.core.presets import W8A16
-from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, CheckpointError, QuantizationWarning
-from pyquant.io import LayerRecord, load_checkpoint, save_checkpoint
-from pyquant.io.atomic import put_beside
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io import LayerRecord, load_checkpoint
 from pyquant.io.checkpoint import Checkpoint
 from pyquant.nn import origin
 from pyquant.nn.chain import QResidual, Residual
@@ -34,94 +28,13 @@ from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules
+from pyquant.pretrained.save import OWN_EXTRA, is_inside, modules_by_name
 
-OWN_EXTRA: Final = "pyquant_modules"
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
 }  # fmt: skip
 _OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes"}
 _LONGEST_NOTE: Final = 500
-
-
-def save_pretrained(
-    model: nn.Module,
-    directory: str | os.PathLike[str],
-    *,
-    extra: Mapping[str, Any] | None = None,
-    model_config: Mapping[str, Any] | None = None,
-    recipe: object = None,
-) -> str:
-    """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
-
-    model         any nn.Module; QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
-    directory     made if missing; a pyquant checkpoint in it is replaced.
-    extra         JSON-able words to keep beside the tensors.
-    model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
-                  of transformers brings its own, which these keys add to, and its generation_config.json; with
-                  compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point;
-                  where it holds layers that only pyquant can read (GPT-2's Conv1D, convolutions) a QuantizationWarning
-                  says so, and from_pretrained stops at config.json with the same words.
-    recipe        what the model was quantised by, a pyquant.Recipe or its plain data: kept as extra['recipe'], its
-                  SHA-256 as recipe_sha256 in config.json.
-    ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
-    Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
-    before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
-
-    Example:
-        >>> import tempfile, pyquant
-        >>> build = lambda: nn.Sequential(nn.Linear(8, 4))
-        >>> model = pyquant.quantize_(build(), pyquant.W8A8Dynamic())
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = save_pretrained(model, folder)
-        ...     again = load_pretrained(folder, build)
-        >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
-        True
-    """
-    from pyquant.integrations import transformers  # never at import: it is another library's business
-
-    arguments.module("model", model)
-    if model_config is not None and not isinstance(model_config, Mapping):
-        raise ArgumentError("model_config", type(model_config).__name__, "a mapping, such as config.to_dict()")
-    if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):
-        raise ArgumentError(
-            "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
-        )
-    first_names: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    layers: list[LayerRecord] = []
-    dtypes: dict[str, str] = {}
-    notes: dict[str, str] = {}
-    if recipe is not None:
-        extra = {**(extra or {}), "recipe": _recipe_data(recipe, extra)}
-    theirs = transformers.is_model(model)
-    config = transformers.config_of(model, model_config) if theirs else model_config
-    for name, module in _quantised(model):
-        if id(module) in first_names:
-            aliases[name] = first_names[id(module)]
-            if not theirs:  # transformers knows no aliases: it finds a layer under each of its names
-                continue
-        first_names.setdefault(id(module), name)
-        layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
-        if module.dtype != torch.float32:
-            dtypes[name] = dtype_name(module.dtype)
-        if getattr(module, "note", ""):
-            notes[name] = str(module.note)
-    others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
-    residuals = {n: _in_files(m.scheme) for n, m in _names(model).items() if isinstance(m, QResidual)}
-    own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
-    strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
-    refusal = _refusal(strange)
-    own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
-    digest = save_checkpoint(
-        directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
-        head_prefix=transformers.head_prefix(model) if theirs else "", refusal=refusal,
-    )  # fmt: skip
-    if refusal:
-        warnings.warn(f"save_pretrained: {refusal}", QuantizationWarning, stacklevel=2)
-    if theirs:
-        put_beside(directory, transformers.generation_files(model))
-    return digest
 
 
 def load_pretrained(
@@ -161,7 +74,7 @@ def load_pretrained(
     undo: list[Undo] = []
     try:
         _expose(skeleton, checkpoint, undo)
-        names = _names(skeleton)
+        names = modules_by_name(skeleton)
         new: list[tuple[list[str], nn.Module]] = []
         for layer in checkpoint.layers:
             if layer.name in aliases:
@@ -174,12 +87,12 @@ def load_pretrained(
             places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
             for name in places:  # a name beside the layer's own is another name of such a layer, and of nothing else
                 if type(names[name]) is not type(old):
-                    told = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
-                    raise CheckpointError(f"extra['{OWN_EXTRA}']: alias '{name}' is a {told}")
-            made = _module(layer, old, dtypes.get(layer.name, torch.float32))
-            if layer.name in notes and isinstance(made, (QLinear, QConv2d)):
-                made.note = notes[layer.name]
-            new.append((places, made))
+                    difference = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
+                    raise CheckpointError(f"extra['{OWN_EXTRA}']: alias '{name}' is a {difference}")
+            replacement = _module(layer, old, dtypes.get(layer.name, torch.float32))
+            if layer.name in notes and isinstance(replacement, (QLinear, QConv2d)):
+                replacement.note = notes[layer.name]
+            new.append((places, replacement))
         if any("" in places for places, _ in new):
             return new[0][1] if target is None else new[0][1].to(target)
         new += _residual_places(skeleton, names, residuals)
@@ -201,18 +114,6 @@ def load_pretrained(
     return skeleton
 
 
-def _refusal(strange: Mapping[str, str]) -> str:
-    """What a reader other than pyquant is told of layers that it would take for others, or ''."""
-    if not strange:
-        return ""
-    name, kind = next(iter(strange.items()))
-    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-    return (
-        f"transformers cannot read this folder, as compressed-tensors knows Linear layers alone and {name}{more} is a "
-        f"{kind} there: read it with pyquant.load_pretrained, or leave such layers out of the config of quantize_"
-    )
-
-
 def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:
     """Rewrite the classes that multiply by matrices of their own, where the saved model had them rewritten."""
     rewritten = checkpoint.extra.get(OWN_EXTRA, {}).get("exposed", {})
@@ -222,80 +123,9 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
     expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo, True)
     lost = [name for name in rewritten if name not in exposed(skeleton)]
     if lost:
-        has = type(_names(skeleton).get(lost[0])).__name__
-        told = f"'{lost[0]}' was saved as a {rewritten[lost[0]]} made of layers; the model has a {has} there"
-        raise CheckpointError(told)
-
-
-def _recipe_data(recipe: object, extra: Mapping[str, Any] | None) -> object:
-    if extra is not None and "recipe" in extra:
-        raise ArgumentError("recipe", "given, and extra['recipe'] too", "one of the two")
-    data = recipe.to_dict() if hasattr(recipe, "to_dict") else recipe
-    if not isinstance(data, Mapping):
-        raise ArgumentError("recipe", type(recipe).__name__, "a Recipe, or its plain data")
-    return data
-
-
-def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (QLinear, QConv2d, QEmbedding)):
-            yield name, module
-
-
-def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
-    if layer.missing is not None:
-        raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
-    scale = layer.weight_scale
-    if scale is not None and layer.scheme.weights.granularity == "per_tensor":
-        scale = scale[:1] if scale.numel() else torch.ones(1)
-    zero_point = layer.weight_zero_point
-    if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
-        zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
-    return LayerRecord(
-        name=name, scheme=_in_files(layer.scheme), in_features=layer.in_features, out_features=layer.out_features,
-        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
-        input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
-        output_zero_point=layer.output_zero_point, activation=layer.activation,
-        clamp=layer.clamp if layer.activation == "clamp" else None,
-        kind="conv2d" if isinstance(layer, QConv2d) else "linear",
-        geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
-    )  # fmt: skip
-
-
-def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
-    """Its plain data; a calibrator of the user's own becomes 'fixed', whose range is in the file."""
-    data = scheme.to_dict()
-    for tensor in (data, *data.values()):
-        name = tensor.get("calibrator") if isinstance(tensor, dict) else None
-        if name is not None and not CALIBRATORS.find(name).function.__module__.startswith("pyquant."):
-            tensor["calibrator"] = GIVEN_CALIBRATOR
-    return data
-
-
-def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
-    return LayerRecord(
-        name=name, scheme=W8A16().to_dict(), in_features=layer.embedding_dim, out_features=layer.num_embeddings,
-        codes=layer.codes, weight_scale=layer.weight_scale, kind="embedding",
-    )  # fmt: skip
-
-
-def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
-    others: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
-        if _inside(key, quantised):
-            continue
-        if not isinstance(value, Tensor):
-            raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
-        if value.is_meta:
-            raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
-        others[key] = value
-    return others
-
-
-def _inside(key: str, modules: list[str] | set[str]) -> bool:
-    """Whether a state_dict key belongs to one of the modules."""
-    prefix = key.rpartition(".")[0]
-    return prefix in modules
+        has = type(modules_by_name(skeleton).get(lost[0])).__name__
+        message = f"'{lost[0]}' was saved as a {rewritten[lost[0]]} made of layers; the model has a {has} there"
+        raise CheckpointError(message)
 
 
 def _own_extra(
@@ -320,8 +150,8 @@ def _notes(extra: Mapping[str, Any]) -> Mapping[str, str]:
     notes = extra.get(OWN_EXTRA, {}).get("notes", {})
     if not _is_text(notes) or any(len(note) > _LONGEST_NOTE or not note.isprintable() for note in notes.values()):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: notes are not {{layer: one line of text}}")
-    found: Mapping[str, str] = notes
-    return found
+    checked: Mapping[str, str] = notes
+    return checked
 
 
 def _is_text(value: object) -> bool:
@@ -331,17 +161,17 @@ def _is_text(value: object) -> bool:
 
 def _residuals(extra: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, QResidual], dict[str, Tensor]]:
     """{name: QResidual}, and the tensors without those that belong to them."""
-    found: dict[str, QResidual] = {}
+    residuals: dict[str, QResidual] = {}
     saved = extra.get(OWN_EXTRA, {}).get("residuals", {})
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"extra['{OWN_EXTRA}']: residuals is not {{name: scheme}}")
     for name, words in saved.items():
         own = {key: tensors.pop(f"{name}.{key}", None) for key in ("scale", "zero_point")}
         try:
-            found[name] = QResidual(own["scale"], own["zero_point"], TensorScheme.from_dict(words))  # type: ignore[arg-type]
+            residuals[name] = QResidual(own["scale"], own["zero_point"], TensorScheme.from_dict(words))  # type: ignore[arg-type]
         except ArgumentError as error:
             raise CheckpointError(f"extra['{OWN_EXTRA}']: residual '{name}': {error}") from None
-    return found, tensors
+    return residuals, tensors
 
 
 def _residual_places(
@@ -353,8 +183,8 @@ def _residual_places(
     for name, module in residuals.items():
         old = names.get(name)
         if not isinstance(old, (Residual, QResidual)):
-            told = "no module" if old is None else f"a {type(old).__name__}"
-            raise CheckpointError(f"residual '{name}' was saved quantised; the model has {told} there, not a Residual")
+            got = "no module" if old is None else f"a {type(old).__name__}"
+            raise CheckpointError(f"residual '{name}' was saved quantised; the model has {got} there, not a Residual")
         home = next((t.device for t in (*old.buffers(), *skeleton.parameters())), torch.device("cpu"))
         new.append(([name], module.to("cpu" if home.type == "meta" else home).train(old.training)))
     return new
@@ -382,17 +212,13 @@ def _fused_places(
         module, activation = new.get(layer), held(names[parent_name], name) if parent_name in names else None
         if activation is None or not isinstance(module, (QLinear, QConv2d)):
             raise CheckpointError(f"layer '{layer}' was saved with activation '{path}' in it; the model has none there")
-        wanted = (module.activation, module.clamp if module.activation == "clamp" else None)
-        if type(activation) is not nn.Identity and activation_of(activation) != wanted:
-            told = repr(activation)[:80]
-            raise CheckpointError(f"activation '{path}' was saved as {module.activation}; the model has {told} there")
+        expected = (module.activation, module.clamp if module.activation == "clamp" else None)
+        if type(activation) is not nn.Identity and activation_of(activation) != expected:
+            got = repr(activation)[:80]
+            raise CheckpointError(f"activation '{path}' was saved as {module.activation}; the model has {got} there")
         module.fused_activation = name
         places.append((names[parent_name], name))
     return places
-
-
-def _names(skeleton: nn.Module) -> dict[str, nn.Module]:
-    return dict(skeleton.named_modules(remove_duplicate=False))
 
 
 def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -462,14 +288,14 @@ def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbed
 
 
 def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, Tensor]) -> None:
-    wanted = {key: value for key, value in skeleton.state_dict().items() if not _inside(key, set(quantised))}
-    missing = [key for key in wanted if key not in tensors]
-    unexpected = [key for key in tensors if key not in wanted]
+    expected = {key: value for key, value in skeleton.state_dict().items() if not is_inside(key, set(quantised))}
+    missing = [key for key in expected if key not in tensors]
+    unexpected = [key for key in tensors if key not in expected]
     if missing or unexpected:
         raise CheckpointError(
             f"checkpoint and model differ: missing in the checkpoint {_some(missing)}; unexpected {_some(unexpected)}"
         )
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if not isinstance(value, Tensor) or value.shape != tensors[key].shape:
             shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise CheckpointError(f"tensor '{key}': saved {list(tensors[key].shape)}, the model has {shape}")
@@ -483,7 +309,7 @@ def _some(names: list[str]) -> str:
 
 def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:
     """Every tensor of the checkpoint becomes the parameter or buffer of its name; tied ones stay tied."""
-    made: dict[int, Tensor] = {}
+    placed: dict[int, Tensor] = {}
     for key, saved in tensors.items():
         owner_name, _, name = key.rpartition(".")
         owner = skeleton.get_submodule(owner_name)
@@ -493,15 +319,15 @@ def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]
         old = held[name]
         if old is None:
             raise CheckpointError(f"tensor '{key}' is in the checkpoint; the model has none there")
-        if id(old) not in made:
+        if id(old) not in placed:
             value = saved.to("cpu" if old.is_meta else old.device)
-            made[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
-        elif not torch.equal(made[id(old)].detach().cpu(), saved):
+            placed[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+        elif not torch.equal(placed[id(old)].detach().cpu(), saved):
             raise CheckpointError(
                 f"tensor '{key}' is tied to another in the model; the checkpoint has two different ones"
             )
         undo.append(partial(held.__setitem__, name, old))
-        held[name] = made[id(old)]
+        held[name] = placed[id(old)]
 
 
 def _refill(skeleton: nn.Module, undo: list[Undo]) -> None:

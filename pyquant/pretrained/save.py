@@ -1,0 +1,198 @@
+"""save_pretrained: a whole model to a checkpoint directory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.core.dtypes import dtype_name
+from pyquant.core.names import GIVEN_CALIBRATOR
+from pyquant.core.presets import W8A16
+from pyquant.core.registry import CALIBRATORS
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError, QuantizationWarning
+from pyquant.io import LayerRecord, save_checkpoint
+from pyquant.io.atomic import put_beside
+from pyquant.nn.chain import QResidual
+from pyquant.nn.forms import exposed
+from pyquant.nn.fuse import fused_activations
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.qlinear import QLinear
+
+OWN_EXTRA: Final = "pyquant_modules"
+
+
+def save_pretrained(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    recipe: object = None,
+) -> str:
+    """Write a model to a directory: safetensors, config.json, a manifest with SHA-256 of everything; atomically.
+
+    model         any nn.Module; QLinear, QConv2d and QEmbedding as codes and scales, all else as its state_dict says.
+    directory     made if missing; a pyquant checkpoint in it is replaced.
+    extra         JSON-able words to keep beside the tensors.
+    model_config  further keys of config.json, for instance a transformers configuration (`config.to_dict()`). A model
+                  of transformers brings its own, which these keys add to, and its generation_config.json; with
+                  compressed-tensors installed AutoModel.from_pretrained reads the directory, in floating point;
+                  where it holds layers that only pyquant can read (GPT-2's Conv1D, convolutions) a QuantizationWarning
+                  says so, and from_pretrained stops at config.json with the same words.
+    recipe        what the model was quantised by, a pyquant.Recipe or its plain data: kept as extra['recipe'], its
+                  SHA-256 as recipe_sha256 in config.json.
+    ->            SHA-256 of the manifest; load_pretrained(..., manifest_sha256=...) pins it.
+    Raises ArgumentError for what cannot be saved (an uncalibrated layer, meta tensors, a state that is no tensor),
+    before anything is written; CheckpointError when writing fails. Source: docs/file_format.md.
+
+    Example:
+        >>> import tempfile, pyquant
+        >>> build = lambda: nn.Sequential(nn.Linear(8, 4))
+        >>> model = pyquant.quantize_(build(), pyquant.W8A8Dynamic())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = save_pretrained(model, folder)
+        ...     again = load_pretrained(folder, build)
+        >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
+        True
+    """
+    from pyquant.integrations import transformers  # never at import: it is another library's business
+
+    arguments.module("model", model)
+    if model_config is not None and not isinstance(model_config, Mapping):
+        raise ArgumentError("model_config", type(model_config).__name__, "a mapping, such as config.to_dict()")
+    if extra is not None and (not isinstance(extra, Mapping) or OWN_EXTRA in extra):
+        raise ArgumentError(
+            "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
+        )
+    first_names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    layers: list[LayerRecord] = []
+    dtypes: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    if recipe is not None:
+        extra = {**(extra or {}), "recipe": _recipe_data(recipe, extra)}
+    theirs = transformers.is_model(model)
+    config = transformers.config_of(model, model_config) if theirs else model_config
+    for name, module in _quantised(model):
+        if id(module) in first_names:
+            aliases[name] = first_names[id(module)]
+            if not theirs:  # transformers knows no aliases: it finds a layer under each of its names
+                continue
+        first_names.setdefault(id(module), name)
+        layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
+        if module.dtype != torch.float32:
+            dtypes[name] = dtype_name(module.dtype)
+        if getattr(module, "note", ""):
+            notes[name] = str(module.note)
+    others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
+    residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
+    own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
+    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
+    strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
+    refusal = _refusal(strange)
+    own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
+    digest = save_checkpoint(
+        directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
+        head_prefix=transformers.head_prefix(model) if theirs else "", refusal=refusal,
+    )  # fmt: skip
+    if refusal:
+        warnings.warn(f"save_pretrained: {refusal}", QuantizationWarning, stacklevel=2)
+    if theirs:
+        put_beside(directory, transformers.generation_files(model))
+    return digest
+
+
+def _refusal(strange: Mapping[str, str]) -> str:
+    """What a reader other than pyquant is told of layers that it would take for others, or ''."""
+    if not strange:
+        return ""
+    name, kind = next(iter(strange.items()))
+    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    return (
+        f"transformers cannot read this folder, as compressed-tensors knows Linear layers alone and {name}{more} is a "
+        f"{kind} there: read it with pyquant.load_pretrained, or leave such layers out of the config of quantize_"
+    )
+
+
+def _recipe_data(recipe: object, extra: Mapping[str, Any] | None) -> object:
+    if extra is not None and "recipe" in extra:
+        raise ArgumentError("recipe", "given, and extra['recipe'] too", "one of the two")
+    data = recipe.to_dict() if hasattr(recipe, "to_dict") else recipe
+    if not isinstance(data, Mapping):
+        raise ArgumentError("recipe", type(recipe).__name__, "a Recipe, or its plain data")
+    return data
+
+
+def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (QLinear, QConv2d, QEmbedding)):
+            yield name, module
+
+
+def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
+    if layer.missing is not None:
+        raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
+    scale = layer.weight_scale
+    if scale is not None and layer.scheme.weights.granularity == "per_tensor":
+        scale = scale[:1] if scale.numel() else torch.ones(1)
+    zero_point = layer.weight_zero_point
+    if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
+        zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
+    return LayerRecord(
+        name=name, scheme=_in_files(layer.scheme), in_features=layer.in_features, out_features=layer.out_features,
+        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
+        input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
+        output_zero_point=layer.output_zero_point, activation=layer.activation,
+        clamp=layer.clamp if layer.activation == "clamp" else None,
+        kind="conv2d" if isinstance(layer, QConv2d) else "linear",
+        geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
+    )  # fmt: skip
+
+
+def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
+    """Its plain data; a calibrator of the user's own becomes 'fixed', whose range is in the file."""
+    data = scheme.to_dict()
+    for tensor in (data, *data.values()):
+        name = tensor.get("calibrator") if isinstance(tensor, dict) else None
+        if name is not None and not CALIBRATORS.find(name).function.__module__.startswith("pyquant."):
+            tensor["calibrator"] = GIVEN_CALIBRATOR
+    return data
+
+
+def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
+    return LayerRecord(
+        name=name, scheme=W8A16().to_dict(), in_features=layer.embedding_dim, out_features=layer.num_embeddings,
+        codes=layer.codes, weight_scale=layer.weight_scale, kind="embedding",
+    )  # fmt: skip
+
+
+def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
+    others: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        if is_inside(key, quantised):
+            continue
+        if not isinstance(value, Tensor):
+            raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
+        if value.is_meta:
+            raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
+        others[key] = value
+    return others
+
+
+def is_inside(key: str, modules: list[str] | set[str]) -> bool:
+    """Whether a state_dict key belongs to one of the modules."""
+    prefix = key.rpartition(".")[0]
+    return prefix in modules
+
+
+def modules_by_name(skeleton: nn.Module) -> dict[str, nn.Module]:
+    return dict(skeleton.named_modules(remove_duplicate=False))
