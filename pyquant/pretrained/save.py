@@ -60,7 +60,7 @@ def save_pretrained(
         >>> model = pyquant.quantize_(build(), pyquant.W8A8Dynamic())
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = save_pretrained(model, folder)
-        ...     again = load_pretrained(folder, build)
+        ...     again = pyquant.load_pretrained(folder, build)
         >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
         True
     """

@@ -14,7 +14,7 @@ from pyquant.recipe import CalibrationParams, LayerRule, QatModification, Recipe
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
-# As the guide prints it: an empty skip_modules, and the callback's parameters beside its name.
+# As the guide prints it: an empty skip_modules, and the callback's parameters next to its name.
 PRINTED = """
 ptq_only: False
 selective_quantizer_params:
@@ -80,7 +80,7 @@ def test_callback_parameters_beside_and_below_the_name(indent: str, warned: bool
         recipe = Recipe.loads(PRINTED + CALLBACK.format(indent=indent))
     assert recipe.callback == QatModification(batch_size_divisor=4)
     assert [w.category for w in seen] == ([RecipeNotice] if warned else [])
-    assert not warned or "beside QATRecipeModificationCallback" in str(seen[0].message)
+    assert not warned or "next to QATRecipeModificationCallback" in str(seen[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # what is written back is what is meant
         assert Recipe.loads(recipe.dumps()) == recipe
@@ -123,7 +123,7 @@ def test_load_dump_load_is_the_identity(text: str, form: str, tmp_path: Path) ->
         ({"pre_launch_callbacks_list": [{"QATRecipeModificationCallback": None, "batchsize": 1}]}, "'batchsize'"),
         (
             {"pre_launch_callbacks_list": [{"QATRecipeModificationCallback": {}, "batch_size_divisor": 1}]},
-            "both below and beside",
+            "both below and next to",
         ),
         ({"default": "W9A9"}, "W9A9"),
         ({"default": {"reason": "none"}}, "no scheme"),
