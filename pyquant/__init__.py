@@ -190,8 +190,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "doctor":  # the command line's module; kept out of the import path of everybody else
-        from pyquant.cli.doctor import doctor
+    if name == "doctor":  # kept out of the import path of everybody else
+        from pyquant.diagnosis import doctor
 
         return doctor
     raise AttributeError(f"module 'pyquant' has no attribute {name!r}")

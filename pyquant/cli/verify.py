@@ -18,7 +18,7 @@ from pyquant.errors import ArgumentError
 from pyquant.float_matrices import FloatMatrix, trace_floats
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
 from pyquant.io.record import LayerRecord
-from pyquant.nn.flow import call
+from pyquant.nn.flow import call, first_tensor
 from pyquant.nn.forms import expose_linears_
 from pyquant.nn.linear_call import unpacked
 from pyquant.nn.matrices import is_matrix
@@ -175,17 +175,10 @@ def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | nn.Conv2d | 
 
 def _whole_model(quantised: nn.Module, factory: Callable[[], nn.Module], given: Any) -> dict[str, float]:
     with torch.inference_mode():
-        return compare(_first_tensor(call(quantised, given)), _first_tensor(call(factory(), given)))
-
-
-def _first_tensor(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    for item in items:
-        if isinstance(item, Tensor):
-            return item
-    raise ArgumentError("--inputs", f"the model returned a {type(output).__name__}", "a model that returns tensors")
+        y, reference = (first_tensor(call(model, given)) for model in (quantised, factory()))
+    if y is None or reference is None:
+        raise ArgumentError("--inputs", "a model that returned no tensor", "a model that returns tensors")
+    return compare(y, reference)
 
 
 def _data(y: Any) -> Tensor:

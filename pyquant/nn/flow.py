@@ -178,3 +178,17 @@ def check_model(model: object) -> nn.Module:
     if found.training:
         raise ArgumentError("model", "a model in training mode", "evaluation mode: call model.eval() first")
     return found
+
+
+def first_tensor(result: Any) -> Tensor | None:
+    """What counts of a model's result: itself, 'logits', 'last_hidden_state', or the first tensor in it; None: none.
+
+    Example:
+        >>> first_tensor((None, torch.ones(2)))
+        tensor([1., 1.])
+    """
+    if isinstance(result, Mapping):
+        named = [result.get(key) for key in ("logits", "last_hidden_state")]
+        result = [*named, *result.values()]
+    items = result if isinstance(result, (tuple, list)) else [result]
+    return next((item for item in items if isinstance(item, Tensor)), None)

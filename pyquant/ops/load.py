@@ -42,12 +42,6 @@ def why_not_native() -> str | None:
     return _why_not_native
 
 
-@functools.lru_cache(maxsize=4096)
-def native_packed_bytes(spec: LinearSpec) -> int:
-    """Size in bytes of the packed buffer of a spec in a layout that only the compiled library knows."""
-    return int(torch.ops.pyquant._packed_bytes(list(spec.to_ints())))
-
-
 def cpu_layout() -> str:
     """The layout of packed buffers on the CPU: the compiled library's blocked one, or plain rows."""
     return "cpu_blocked" if native_available() else "rows"

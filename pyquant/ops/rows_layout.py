@@ -13,6 +13,7 @@ an unaligned tail of the weights.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -65,9 +66,13 @@ def packed_bytes(s: LinearSpec) -> int:
     """Size of a packed buffer in bytes, for any layout."""
     if s.layout != "cpu_blocked":
         return sections(s).total
-    from pyquant.ops import load  # the blocked layout belongs to the compiled library
+    return _native_packed_bytes(s)
 
-    return load.native_packed_bytes(s)
+
+@functools.lru_cache(maxsize=4096)
+def _native_packed_bytes(s: LinearSpec) -> int:
+    """The blocked layout belongs to the compiled library."""
+    return int(torch.ops.pyquant._packed_bytes(list(s.to_ints())))
 
 
 def pack(

@@ -178,9 +178,10 @@ def wire(table: Table) -> str:
 
 def remarks() -> list[str]:
     """Why tables or choices are not used: damaged files, rows that are gone or refuse. Empty when all is well."""
-    from pyquant.ops import load as library
-
-    later = torch.ops.pyquant._tuned_remarks().splitlines() if library.native_available() else []
+    try:
+        later = torch.ops.pyquant._tuned_remarks().splitlines()
+    except NotImplementedError:  # without the compiled library, which keeps them
+        later = []
     return list(dict.fromkeys([*_remarks, *later]))
 
 

@@ -9,15 +9,12 @@ from typing import Any
 from torch import nn
 
 from pyquant.core import arguments
-from pyquant.core.presets import W8A8
 from pyquant.errors import ArgumentError
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
 from pyquant.nn.swap import Undo
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
-from pyquant.ptq.layer_scheme import LayerScheme
-from pyquant.ptq.rules import Rule
 from pyquant.ptq.selective import SelectiveQuantizer
 from pyquant.ptq.targets import targets_of
 from pyquant.recipe import Recipe
@@ -38,27 +35,6 @@ def recipe_of(recipe: RecipeLike) -> Recipe:
     raise ArgumentError("recipe", type(recipe).__name__, "a Recipe, the path of its file, or a mapping")
 
 
-def quantizer_of(recipe: RecipeLike, verbose: bool | None = None) -> SelectiveQuantizer:
-    """The SelectiveQuantizer that a recipe describes."""
-    recipe = recipe_of(recipe)
-    params, calibration = recipe.selective_quantizer_params, recipe.calib_params
-    quantizer = SelectiveQuantizer(
-        params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,
-        calibration.verbose if verbose is None else verbose, scheme=W8A8(), on_indivisible=recipe.on_indivisible,
-    )  # fmt: skip
-    default = recipe.default_scheme()
-    learns = quantizer.defaults.learns
-    quantizer.default = None if default is None else LayerScheme(default, learns=learns)
-    for key, scheme in recipe.rules().items():
-        source = "selective_quantizer_params.skip_modules" if key in (params.skip_modules or ()) else "layers"
-        what = None if scheme is None else LayerScheme(scheme, learns=learns)
-        quantizer.rules[key] = Rule.of(key, what, f"recipe.{source}")
-    quantizer.ptq_only = recipe.ptq_only
-    if recipe.residuals == "float":
-        quantizer.skip_residuals = True
-    return quantizer
-
-
 def prepare_(model: nn.Module, recipe: RecipeLike) -> nn.Module:
     """Put simulated quantisation into a model as a recipe says, in place.
 
@@ -72,7 +48,7 @@ def prepare_(model: nn.Module, recipe: RecipeLike) -> nn.Module:
         >>> [type(layer).__name__ for layer in model]
         ['FakeQuantLinear', 'Linear']
     """
-    return quantizer_of(recipe).quantize_module(model)
+    return SelectiveQuantizer.from_recipe(recipe_of(recipe)).quantize_module(model)
 
 
 def calibrate_recipe_(model: nn.Module, recipe: RecipeLike, data: Iterable[Any], **options: Any) -> Ranges:
@@ -134,7 +110,7 @@ def quantize_recipe_(
     try:
         if names and data is not None:
             improve_before(model, names, data, count, undo, to_inputs)
-        undo += quantizer_of(recipe).quantize_reversibly(model)
+        undo += SelectiveQuantizer.from_recipe(recipe).quantize_reversibly(model)
         simulated = any(is_simulated(module) for module in model.modules())
         static = [t.name for t in targets_of(model) if t.tensor != "weight"] if simulated else []
         if ranges is not None:

@@ -123,9 +123,20 @@ class SelectiveQuantizer:
 
         verbose  None: as calib_params says.
         """
-        from pyquant.ptq.run import quantizer_of
-
-        return quantizer_of(recipe, verbose)
+        params, calibration = recipe.selective_quantizer_params, recipe.calib_params
+        quantizer = SelectiveQuantizer(
+            params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,
+            calibration.verbose if verbose is None else verbose, scheme=W8A8(), on_indivisible=recipe.on_indivisible,
+        )  # fmt: skip
+        default = recipe.default_scheme()
+        learns = quantizer.defaults.learns
+        quantizer.default = None if default is None else LayerScheme(default, learns=learns)
+        for key, scheme in recipe.rules().items():
+            source = "selective_quantizer_params.skip_modules" if key in (params.skip_modules or ()) else "layers"
+            what = None if scheme is None else LayerScheme(scheme, learns=learns)
+            quantizer.rules[key] = Rule.of(key, what, f"recipe.{source}")
+        quantizer.ptq_only, quantizer.skip_residuals = recipe.ptq_only, recipe.residuals == "float"
+        return quantizer
 
     def register_skip_quantization(self, layer_names: Keys, *, float_dtype: str | None = None) -> None:
         """Leave layers, and all layers inside of blocks, in floating point.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import pyquant
-from pyquant.cli import doctor as module
+from pyquant import diagnosis as module
 from pyquant.cli.main import main
 from pyquant.core.presets import PRESETS
 from pyquant.ops import native_available

@@ -146,9 +146,9 @@ def test_two_at_once_is_a_clear_error(cache: Path, measured: list[dict], capsys:
 
 
 def test_doctor_tells_of_choices_that_are_not_used(cache: Path) -> None:
-    from pyquant.cli import doctor
+    from pyquant import diagnosis
 
     cache.mkdir()
     (cache / tuned.FILE).write_bytes(b"{")
     tuned.activate(tuned.load())
-    assert any(tuned.FILE in remark for remark in doctor._remarks())
+    assert any(tuned.FILE in remark for remark in diagnosis._remarks())

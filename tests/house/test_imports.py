@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "mixed_precision.ledger": {"errors", "io", "mixed_precision.spread"},
     "mixed_precision.spread": {"errors"},
     "mixed_precision": {"*"},  # search() as users call it: all of the above and reports
+    "diagnosis": {"errors", "core", "ops", "nn", "measure", "bench", "results", "report", "_native"},  # doctor()
     "float_matrices": {"errors", "nn", "integrations"},
     "report": {"errors", "core", "io", "results"},
     "cli": {"*"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
@@ -17,6 +17,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of
 from pyquant.mixed_precision.choices.groups import Group, Grouping, find_groups, quantisable
+from pyquant.nn.flow import first_tensor
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
@@ -71,7 +72,7 @@ class SwitchableModel:
         self.formats = formats_of(formats, {_dtype(site.module) for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
         self._to_inputs = inputs_of(model, batch_to_inputs)
-        self._to_output = first_tensor if to_output is None else to_output
+        self._to_output = output_tensor if to_output is None else to_output
         self._batch_to_inputs = batch_to_inputs
         self.batches = _kept(data, num_batches, [f.name for f in self.formats if f.needs_data])
         self.refusals: dict[tuple[str, str], str] = {}
@@ -210,21 +211,12 @@ class SwitchableModel:
                 step()
 
 
-def first_tensor(result: Any) -> Tensor:
-    """What counts of a model's result: itself, 'logits', 'last_hidden_state', or the first tensor in it."""
-    if isinstance(result, Tensor):
-        return result
-    if isinstance(result, Mapping):
-        for key in ("logits", "last_hidden_state"):
-            if isinstance(result.get(key), Tensor):
-                return result[key]  # type: ignore[no-any-return]
-        result = list(result.values())
-    if isinstance(result, Sequence):
-        for item in result:
-            if isinstance(item, Tensor):
-                return item
-    raise ArgumentError("to_output", f"None, for a result of type {type(result).__name__}", "a function that takes the "
-                        "tensor out of it")  # fmt: skip
+def output_tensor(result: Any) -> Tensor:
+    """What counts of a model's result: first_tensor. Raises ArgumentError for a result without one."""
+    if (tensor := first_tensor(result)) is None:
+        allowed = "a function that takes the tensor out of it"
+        raise ArgumentError("to_output", f"None, for a result of type {type(result).__name__}", allowed)
+    return tensor
 
 
 def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
@@ -253,4 +245,4 @@ def _bytes(module: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-__all__ = ["Config", "Format", "Group", "Site", "SwitchableModel", "first_tensor"]
+__all__ = ["Config", "Format", "Group", "Site", "SwitchableModel", "output_tensor"]

@@ -16,6 +16,7 @@ from pyquant.calibrate.run import inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.flow import first_tensor
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.patches import Patches
 from pyquant.results.errors import ErrorReport, TensorError
@@ -179,9 +180,9 @@ def _add_batch(
         return hook
 
     with _hooked([(pair.original, originally(pair)) for pair in pairs]):
-        want = _first_tensor(reference(*args, **kwargs))
+        want = first_tensor(reference(*args, **kwargs))
     with _hooked([(pair.layer, quantised(pair)) for pair in pairs]):
-        got = _first_tensor(model(*args, **kwargs))
+        got = first_tensor(model(*args, **kwargs))
     if want is not None and got is not None and want.shape == got.shape:
         _entry(sums, "", "output").add(got, want)
 
@@ -305,10 +306,3 @@ def _hooked(hooks: list[tuple[nn.Module, Callable[..., None]]]) -> Iterator[None
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output
-    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    return next((item for item in items if isinstance(item, Tensor)), None)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.choices.switchable import SwitchableModel, first_tensor
+from pyquant.mixed_precision.choices.switchable import SwitchableModel, output_tensor
 from pyquant.nn.qlinear import QLinear
 from pyquant.ptq import quantize_recipe_
 from pyquant.recipe import CalibrationParams, LayerRule, Recipe
@@ -100,9 +100,9 @@ def test_static_formats_need_data_and_enough_of_it() -> None:
 
 def test_what_counts_of_a_result() -> None:
     a, b = torch.zeros(1), torch.ones(1)
-    assert first_tensor(a) is a
-    assert first_tensor((None, b)) is b
-    assert first_tensor({"x": a, "logits": b}) is b
-    assert first_tensor({"x": a}) is a
+    assert output_tensor(a) is a
+    assert output_tensor((None, b)) is b
+    assert output_tensor({"x": a, "logits": b}) is b
+    assert output_tensor({"x": a}) is a
     with pytest.raises(ArgumentError, match="to_output"):
-        first_tensor("text")
+        output_tensor("text")

@@ -1,0 +1,219 @@
+"""doctor(): what runs natively here, what does not and why, and a self-test of every scheme."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from pyquant.core.presets import PRESETS
+from pyquant.errors import PyquantError
+from pyquant.measure.environment import cpu_features, describe_environment, package_version
+from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
+from pyquant.results.environment import Environment
+
+_OPTIONAL = {
+    "tqdm": "progress bars",
+    "yaml": "YAML configuration files",
+    "matplotlib": "plots",
+    "transformers": "Hugging Face models",
+    "torchao": "one more peer in `bench gemm`",
+}
+_EMBEDDING = "embeddings=True"  # the option of quantize_, in the column of the schemes
+_SELF_TEST_SHAPES = ((1, 96, 40), (7, 160, 33))  # M, K, N: tails in M and N; K divides into groups of 32
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One scheme on one device. exact: its bits equal the specification's; None: outside the exact contract."""
+
+    scheme: str
+    device: str
+    runs: bool
+    exact: bool | None
+    kernel: str
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.runs and self.exact is not False
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What doctor() found. problems: empty when all is well."""
+
+    environment: Environment
+    native_library: str
+    cuda: list[str]
+    optional: dict[str, str]
+    capabilities: list[Capability]
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+def doctor() -> Diagnosis:
+    """Examine this machine: libraries, instruction sets, GPUs, and a bit-exact self-test of every scheme.
+
+    ->  Diagnosis; str() of it is the report that `pyquant doctor` prints.
+
+    Example:
+        >>> doctor().native_library != ""
+        True
+    """
+    from pyquant.ops import why_not_native
+
+    problems: list[str] = []
+    why_not = why_not_native()
+    native = "compiled library in use" if why_not is None else f"not in use: {why_not}"
+    if why_not is not None:
+        problems.append(f"native library {native}; the ops run in plain PyTorch: the same bits, much slower")
+    gpus = gpu_runtime()
+    problems += gpu_problems(gpus)
+    devices = ["cpu", *(f"cuda:{i}" for i in range(len(gpus.torch_gpus)))]
+    capabilities = [found for device in devices for found in _capabilities(device)]
+    problems += [
+        f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False
+    ]
+    problems += [f"{c.scheme} on {c.device} does not run: {c.reason}" for c in capabilities if not c.runs]
+    return Diagnosis(
+        environment=describe_environment("cpu"),
+        native_library=native,
+        cuda=_cuda_lines(gpus),
+        optional={name: _installed(name) for name in _OPTIONAL},
+        capabilities=capabilities,
+        problems=problems,
+        remarks=_remarks(),
+    )
+
+
+def _capabilities(device: str) -> Iterator[Capability]:
+    for name, preset in PRESETS.items():
+        options = {"group_size": 32} if "group_size" in preset.__code__.co_varnames and name.startswith("W4") else {}
+        yield _try_scheme(name, preset(**options), device)
+    yield _try_embedding(device)
+
+
+def _try_embedding(device: str) -> Capability:
+    """What quantize_(embeddings=True) makes of nn.Embedding, against codes times row scales in plain torch."""
+    from pyquant.nn.qembedding import QEmbedding
+
+    exact: bool | None = None
+    try:
+        layer = QEmbedding.from_float(torch.nn.Embedding(64, 48, device=device))
+        rows = torch.arange(64, device=device)
+        exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale[:, None])
+    except (PyquantError, RuntimeError) as error:
+        return Capability(_EMBEDDING, device, False, exact, "", str(error).splitlines()[0])
+    return Capability(_EMBEDDING, device, True, exact, "int8 rows, dequantised at look-up")
+
+
+def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
+    from pyquant.bench.peers import GemmCase
+    from pyquant.measure.exact import is_exact
+
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    exact: bool | None = None
+    try:
+        for m, k, n in _SELF_TEST_SHAPES:
+            layer, x = GemmCase(m, k, n, torch.device(device)).qlinear(scheme, dtype)
+            if scheme.is_integer:
+                exact = is_exact(layer, x) and exact is not False
+            else:
+                with torch.inference_mode():
+                    layer(x)
+        kernel = layer.kernel_info(m).kernel
+    except (PyquantError, RuntimeError) as error:
+        return Capability(name, device, False, exact, "", str(error).splitlines()[0])
+    return Capability(name, device, True, exact, kernel)
+
+
+def _cuda_lines(gpus: GpuRuntime) -> list[str]:
+    lines = []
+    for i in range(len(gpus.torch_gpus)):
+        environment = describe_environment(f"cuda:{i}")
+        lines.append(f"cuda:{i}: {environment.gpu}, driver {environment.driver or 'unknown'}")
+    return [*lines, *gpu_lines(gpus), *_compiled_kernels(gpus)]
+
+
+def _compiled_kernels(gpus: GpuRuntime) -> list[str]:
+    if gpus.native_error or not gpus.build["cuda"]:
+        return []
+    return kernel_lines(importlib.import_module("pyquant._native").kernel_table())
+
+
+def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the rows of the native kernel table come to: which have machine code in this build, and which do not."""
+    compiled = [str(kernel["name"]) for kernel in kernels if kernel["compiled"]]
+    if not compiled:
+        return [f"none of {len(kernels)} kernels has machine code here"]
+    lines = [f"{len(compiled)} of {len(kernels)} kernels have machine code here: {', '.join(compiled)}"]
+    missing = [str(kernel["name"]) for kernel in kernels if not kernel["compiled"]]
+    return lines + ([f"left out at build time: {', '.join(missing)}"] if missing else [])
+
+
+def _remarks() -> list[str]:
+    from pyquant.ops import tuned
+
+    return [*_cpu_remarks(), *(f"measured kernel choices: {line}" for line in tuned.remarks())]
+
+
+def _cpu_remarks() -> list[str]:
+    flags = cpu_features()
+    if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
+        return [
+            "this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"
+        ]
+    return []
+
+
+def _installed(module: str) -> str:
+    if importlib.util.find_spec(module) is None:
+        return ""
+    return package_version("pyyaml" if module == "yaml" else module) or "yes"
+
+
+def _text(d: Diagnosis) -> str:
+    from pyquant.report.render import table
+
+    isa = ", ".join(d.environment.cpu_isa) or "none known"
+    lines = [
+        (
+            f"pyquant {d.environment.pyquant or 'unknown'}, torch {d.environment.torch}, "
+            f"Python {d.environment.python}, {d.environment.system}"
+        ),
+        f"CPU: {d.environment.cpu}, {d.environment.cores} cores ({d.environment.threads} threads), {isa}",
+        f"native library: {d.native_library}",
+        *[f"CUDA: {line}" for line in d.cuda],
+        "optional: " + "; ".join(f"{n} {v or f'not installed ({_OPTIONAL[n]})'}" for n, v in d.optional.items()),
+        "",
+        table(
+            ["scheme", "device", "runs", "bits equal the specification", "kernel or reason"],
+            [_row(c) for c in d.capabilities],
+        ),
+        "",
+        *[f"remark: {remark}" for remark in d.remarks],
+        *[f"problem: {problem}" for problem in d.problems],
+        "all is well" if d.ok else f"{len(d.problems)} problem(s) found",
+    ]
+    return "\n".join(lines)
+
+
+def _row(c: Capability) -> list[str]:
+    exact = {True: "yes", False: "NO", None: "not promised"}[c.exact]
+    return [c.scheme, c.device, "yes" if c.runs else "no", exact if c.runs else "-", c.kernel or c.reason]
