@@ -21,7 +21,7 @@ FILE: Final = "calibration.safetensors"
 VERSION: Final = "1"
 
 
-class Progress:
+class SavedStatistics:
     """The file, and how many batches it holds.
 
     batches  done and saved; 0 where there is no file yet.
@@ -35,12 +35,12 @@ class Progress:
     @staticmethod
     def open(
         folder: str | Path, model: nn.Module, collected: Mapping[str, Mapping[str, RangeStatistics]], num_batches: int
-    ) -> Progress:
+    ) -> SavedStatistics:
         """Loads what the folder holds into the statistics.
 
         Raises CheckpointError for a damaged file, or one of another model, other targets or another num_batches.
         """
-        progress = Progress(Path(folder), fingerprint(model, collected, num_batches), collected)
+        progress = SavedStatistics(Path(folder), fingerprint(model, collected, num_batches), collected)
         path = Path(folder) / FILE
         if path.exists():
             progress._load(path)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.progress import Progress
+from pyquant.calibrate.progress import SavedStatistics
 from pyquant.calibrate.statistics import RangeStatistics
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CalibrationError
@@ -104,7 +104,7 @@ def run_calibration(
         for name, target in named.items():
             undo.callback(target.stop_calibration)
             collected[name] = target.start_calibration()
-        saved = Progress.open(save_to, model, collected, num_batches) if save_to is not None else None
+        saved = SavedStatistics.open(save_to, model, collected, num_batches) if save_to is not None else None
         running = undo.enter_context(_as_before(model, named))
         done = -1
         for done, batch in zip(range(num_batches), data, strict=False):

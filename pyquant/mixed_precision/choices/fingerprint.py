@@ -25,10 +25,10 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
         >>> fingerprint(switchable, [1]) == fingerprint(switchable, [1]) != fingerprint(switchable, [2])
         True
     """
-    told = hashlib.sha256()
+    hasher = hashlib.sha256()
 
     def tell(*words: object) -> None:
-        told.update((" ".join(map(str, words)) + "\n").encode())
+        hasher.update((" ".join(map(str, words)) + "\n").encode())
 
     tell(type(switchable.model).__name__, *facts)
     for name, tensor in switchable.model.state_dict().items():
@@ -42,7 +42,7 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
                     tell(name, _text(tensor))
     for batch in batches:
         tell("batch", _text(batch))
-    return told.hexdigest()
+    return hasher.hexdigest()
 
 
 def _text(value: Any) -> str:

@@ -141,7 +141,7 @@ class Analysis:
         return {(g, f): table[g][f] for g, f in cells}
 
     def _steps(self, measure: Measure, loss: Cells, latency: Latency | None) -> tuple[SensitivityStep, ...]:
-        found: list[SensitivityStep] = []
+        steps: list[SensitivityStep] = []
         for f in self.lowered:
             known = {g: value for g, row in enumerate(loss) if (value := row[f]) is not None}
             order = sorted(known, key=lambda g: (known[g], g))
@@ -153,8 +153,8 @@ class Analysis:
             values = [None] * len(configs) if task is None else measure.values(task, configs)
             for g, config, value, task_value in zip(order, configs, losses, values, strict=True):
                 us = None if latency is None else float(latency.predict(config))
-                found.append(SensitivityStep(self.formats[f].name, self.groups[g].name, value, task_value, us))
-        return tuple(found)
+                steps.append(SensitivityStep(self.formats[f].name, self.groups[g].name, value, task_value, us))
+        return tuple(steps)
 
     def _task(self, measure: Measure, steps: Sequence[SensitivityStep]) -> SensitivityTask | None:
         """The user's metric wherever the report has a loss; in the cumulative mode the steps have it."""
@@ -223,6 +223,6 @@ def check_latency(latency: Latency | None, switchable: SwitchableModel) -> None:
         raise ArgumentError("latency", arguments.shown(latency), "a LatencyTable, or what has its predict(config)")
     own = {"groups": [g.name for g in switchable.groups], "formats": [f.name for f in switchable.formats]}
     for what, names in own.items():
-        told = getattr(latency, what, None)
-        if told is not None and not (alike(told, names) if what == "formats" else list(told) == names):
-            raise ArgumentError("latency", f"a table of {what} {', '.join(told)}"[:200], ", ".join(names)[:200])
+        given = getattr(latency, what, None)
+        if given is not None and not (alike(given, names) if what == "formats" else list(given) == names):
+            raise ArgumentError("latency", f"a table of {what} {', '.join(given)}"[:200], ", ".join(names)[:200])

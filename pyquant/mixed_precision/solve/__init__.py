@@ -1,16 +1,16 @@
 """Which format for which group of layers: tables and callables in, configurations out. No tensor, no module."""
 
-from pyquant.mixed_precision.solve.front import Candidate, exact_front
+from pyquant.mixed_precision.solve.front import FrontPoint, exact_front
 from pyquant.mixed_precision.solve.measurements import Measured
 from pyquant.mixed_precision.solve.problem import Config, Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import Dropped, drop_slower
 from pyquant.mixed_precision.solve.solver import Search, algorithms, search_algorithm, search_front
 
 __all__ = [
-    "Candidate",
     "Config",
     "Constraint",
     "Dropped",
+    "FrontPoint",
     "Measured",
     "Search",
     "SearchProblem",

@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem, Table
 
 
-class Candidate(NamedTuple):
+class FrontPoint(NamedTuple):
     """A configuration with its cost and its loss, as a problem's tables predict them."""
 
     config: Config
@@ -45,7 +45,7 @@ class FrontCounts:
     kept: int = 0
 
 
-def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCounts | None = None) -> list[Candidate]:
+def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCounts | None = None) -> list[FrontPoint]:
     """Every point of the Pareto front of (cost, loss) as the tables predict them, the cheapest first.
 
     epsilon  0: exact. Above: beginnings whose costs fall into one cell of a grid are merged, so that every point of the
@@ -131,7 +131,7 @@ def _with_dense_keys(states: list[_States]) -> list[_States]:
     return [_States(s.cost, s.loss, part, s.parent) for s, part in zip(states, parts, strict=True)]
 
 
-def _read_back(history: list[list[_States]], found: NDArray[np.int64]) -> list[Candidate]:
+def _read_back(history: list[list[_States]], found: NDArray[np.int64]) -> list[FrontPoint]:
     """The configurations of some of the last group's states, format by format from the end."""
     cost, loss = (np.concatenate([getattr(s, name) for s in history[-1]])[found] for name in ("cost", "loss"))
     configs = np.empty((len(found), len(history)), dtype=np.int64)
@@ -141,7 +141,7 @@ def _read_back(history: list[list[_States]], found: NDArray[np.int64]) -> list[C
         configs[:, g] = np.searchsorted(ends, index, side="right")
         index = np.concatenate([s.parent for s in history[g]])[index]
     rows = zip(configs.tolist(), cost.tolist(), loss.tolist(), strict=True)
-    return [Candidate(tuple(c), a, b) for c, a, b in rows]
+    return [FrontPoint(tuple(c), a, b) for c, a, b in rows]
 
 
 def _span(problem: SearchProblem) -> float:
