@@ -133,7 +133,7 @@ void buffer(const char* argument, const Tensor& t, const Tensor& x, ScalarType t
 void apart(const char* argument, const Tensor& written, const char* other_name, const Tensor& other, bool same) {
   if (written.numel() == 0 || other.numel() == 0) return;
   const auto bytes = [](const Tensor& t) {
-    int64_t last = 0;  // the element that lies farthest behind the first; strides of torch are never negative
+    int64_t last = 0;  // offset of the last element in memory; torch's strides are never negative
     for (int64_t i = 0; i < t.dim(); ++i) last += (t.size(i) - 1) * t.stride(i);
     return (last + 1) * static_cast<int64_t>(t.element_size());
   };

@@ -32,7 +32,7 @@ using torch::stable::accelerator::DeviceGuard;
 int32_t device_index(const Tensor& x);
 void* current_stream(int32_t device);
 
-// The device of `x` made current, and what a launch there needs: what every op asks for first.
+// Makes the device of `x` current and holds what a launch there needs; every op constructs one first.
 struct On {
   DeviceGuard guard;
   cuda::Context context;

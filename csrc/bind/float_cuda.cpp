@@ -69,7 +69,7 @@ std::optional<Tensor> by_own_row(FloatLayer layer, const Tensor& x, const On& on
 
 Tensor as_type(const Tensor& t, ScalarType type) { return t.scalar_type() == type ? t : torch::stable::to(t, type); }
 
-// Where torch's Linear is the whole layer it is left to torch, bias in the layer's type; else the product goes through
+// Where torch's Linear is the whole layer, torch computes it, bias in the layer's type; else the product goes through
 // our epilogue, in place where the types are the same.
 Tensor by_framework(FloatLayer layer, const Tensor& x, const Tensor& w, const On& on) {
   const bool same = x.scalar_type() == w.scalar_type();

@@ -10,16 +10,16 @@ namespace pyquant::bind {
 const DeviceInfo& device_info(const On& on);
 // Fills in the problem's alignments from pointers and strides.
 void align(GemmProblem* problem, const GemmOperands& operands);
-// The plan's route for the operands as they lie in memory. The only place where bindings ask the plan. int4_range: see
+// The plan's route for the operands as stored in memory. The only place where bindings ask the plan. int4_range: see
 // plan/route.h.
 Route route_of(Entry entry, GemmProblem problem, const GemmOperands& operands, const On& on, bool int4_range = false);
 // Dense rows of codes, one a byte, as rows of two a byte; an even number of columns. `keep` owns them.
 const uint8_t* pack_rows(const Tensor& like, const void* codes, int64_t rows, int64_t columns, const On& on,
                          std::vector<Tensor>* keep);
-// int4 activations in the packing that the route asks for; problem: as they lie. `keep` owns a copy.
+// int4 activations in the packing that the route requires; problem: as they are stored. `keep` owns a copy.
 void repack(const Route& route, const Tensor& like, const GemmProblem& problem, const On& on, std::vector<Tensor>* keep,
             GemmOperands* operands);
-// The row of a name. Refuses a name that there is not, and says why a row does not take the problem. Weights are laid
+// The row of a name. Refuses an unknown name, and says why a row does not take the problem. Weights are laid
 // out for the row where it does not read checkpoint order.
 const Row* named(const std::string& name, const Tensor& like, const On& on, std::vector<Tensor>* keep,
                  GemmProblem* problem, GemmOperands* operands);

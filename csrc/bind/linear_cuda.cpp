@@ -95,7 +95,7 @@ const int8_t* arrange_rows(const Tensor& x, const LinearCall& call, const Buffer
   return q;
 }
 
-// The activations in the form that the route asks for.
+// The activations in the form that the route requires.
 void prepare(const Route& route, const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
              std::vector<Tensor>* keep, GemmOperands* o) {
   if (route.form == Form::given) return;

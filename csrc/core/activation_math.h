@@ -8,8 +8,8 @@
 #pragma once
 #include "core/arith.h"
 
-// X(name): by value, in the order of pyquant.core.names.ACTIVATIONS. A struct of that name stands in `activations`
-// below.
+// X(name): by value, in the order of pyquant.core.names.ACTIVATIONS. Namespace `activations` below has a struct for
+// each name.
 #define PYQUANT_ACTIVATIONS(X) X(none) X(relu) X(clamp) X(gelu) X(gelu_tanh) X(silu)
 
 namespace pyquant {

@@ -29,7 +29,7 @@ PYQ_HD constexpr int64_t blocked128_bytes(int64_t n, int64_t k) {
   return blocked128_padded(n) / kBlocked128Side * (blocked128_padded(k) / kBlocked128Side) * kBlocked128BlockBytes;
 }
 
-// Where the code of channel n, depth k lies: byte, and whether it is the high nibble of it.
+// Position of the code of channel n, depth k: byte, and whether it is the high nibble of it.
 struct Blocked128Place {
   int64_t byte;
   bool high;

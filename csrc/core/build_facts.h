@@ -3,7 +3,7 @@
 
 namespace pyquant {
 
-const char* build_architectures();  // "80;90a": the chips that machine code was made for; "" without CUDA
+const char* build_architectures();  // "80;90a": the architectures with machine code; "" without CUDA
 const char* build_nvcc();           // "13.0.88", or "" without CUDA
 const char* build_why_no_cuda();    // why there are no CUDA kernels; "" where there are
 

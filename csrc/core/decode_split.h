@@ -11,7 +11,7 @@ constexpr int32_t kDecodeSplitMax = 8;  // blocks of a portable cluster
 // eight warps take a fifth of one for a unit each that needs no widening, and longer the more there is to widen.
 constexpr int32_t decode_sums_units(bool is_float, int64_t w_bits) { return w_bits == 4 ? 2 : (is_float ? 5 : 8); }
 
-// Columns of 8 tokens that the kernel of a tile multiplies, wanted or not.
+// Columns of 8 tokens that the kernel of a tile multiplies, those beyond M included.
 constexpr int32_t decode_columns(int64_t m, int32_t tile_m) { return tile_m == 16 && m <= 8 ? 1 : tile_m / 8; }
 
 // Activations of every warp's steps under way, without padding.

@@ -1,4 +1,4 @@
-// What dispatch needs to know of a device. Always an argument: plan/ never asks the driver.
+// The facts of a device that dispatch needs. Always an argument: plan/ never calls the driver.
 #pragma once
 #include <cstdint>
 

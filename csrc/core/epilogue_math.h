@@ -31,7 +31,7 @@ PYQ_HD inline float scale_from_range(float low, float high, int32_t qmin, int32_
   return amax < kAmaxFloor ? 1.f : fsub(fdiv(high, steps), fdiv(low, steps));
 }
 
-// qmin - rint(low / scale), clamped: the code that stands for real zero. A NaN scale gives 0.
+// qmin - rint(low / scale), clamped: the code of real zero. A NaN scale gives 0.
 PYQ_HD inline int32_t zero_point_from_range(float low, float recip, int32_t qmin, int32_t qmax) {
   low = low < 0.f ? low : 0.f;
   const float v = fround_even(fmul(low, recip));  // <= 0

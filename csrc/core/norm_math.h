@@ -1,4 +1,4 @@
-// What stands in front of a quantiser in a transformer, for host and device alike (docs/numerics.md 9): RMSNorm,
+// The operations before a quantiser in a transformer, for host and device alike (docs/numerics.md 9): RMSNorm,
 // LayerNorm and the gated SiLU. Sums have one order, whatever the block size, vector width or instruction set.
 #pragma once
 #include <cstdint>
@@ -23,8 +23,8 @@ PYQ_HD inline float tree_sum(float* s, int count) {
 
 PYQ_HD inline float mean_of(float sum, int64_t count) { return fdiv(sum, static_cast<float>(count)); }
 
-// 1 / sqrt(mean_square + eps). A sum that left float32, as by a NaN or an infinity, gives NaN: the row is poisoned and
-// never made plausible by a factor of 0.
+// 1 / sqrt(mean_square + eps). A sum that is not finite in float32 (overflow, NaN, infinity) gives NaN: the row is
+// poisoned rather than made plausible by a factor of 0.
 PYQ_HD inline float norm_factor(float mean_square, float eps) {
   const float shifted = fadd(mean_square, eps);
   return shifted < kInfinity ? fdiv(1.f, fsqrt(shifted)) : kNaN;

@@ -23,7 +23,7 @@ struct GemmProblem {
   // f16, bf16, f32; s32 = accumulator after the zero-point term; s8 = requantised codes; s4 = the same, two per byte,
   // low nibble = even n, the high nibble after an odd n is 0
   DType out = DType::f32;
-  bool x_packed = false;  // s4 activations lie two per byte, low nibble = even k
+  bool x_packed = false;  // s4 activations are two per byte, low nibble = even k
   WeightLayout w_layout = WeightLayout::natural;
   int64_t ldx = 0, ldw = 0, ldo = 0, ldr = 0;
   int64_t group_size = 0;        // codes along k that share a weight scale; 0 = one scale per channel

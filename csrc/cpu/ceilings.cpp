@@ -11,7 +11,7 @@ namespace pyquant::cpu {
 namespace {
 
 // Bytes of both signs and all sizes: chips clock down on them, and zeros would flatter the peak. They repeat after 256,
-// so that the copies of the first ones cost next to nothing beside the products that are timed.
+// so that the copies of the first ones cost next to nothing compared with the timed products.
 void fill(void* target, size_t count, size_t step) {
   constexpr size_t kPeriod = 256;
   auto* bytes = static_cast<uint8_t*>(target);

@@ -83,7 +83,7 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
 // The inner loop of the fused layer on operands that stay in the caches, `calls` times on every thread of the pool:
 // rows in [1, 48], 4 * quads codes along K. -> products done.
 int64_t multiply_in_cache(int64_t rows, int64_t quads, int64_t calls);
-// Reads every element so many times, on all threads where that pays. -> the largest magnitude: nothing is left out.
+// Reads every element `times` times, on all threads where that pays. -> the largest magnitude, so no read is elided.
 float read_all(const float* x, int64_t count, int64_t times);
 
 // ---- the same epilogue on a ready float accumulator [m, n] (16-bit and weight-only layers).

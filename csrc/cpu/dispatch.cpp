@@ -37,7 +37,7 @@ bool has_amx() {
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kTileState = 3u << 17;
   if ((low & kTileState) != kTileState) return false;
-  // Linux grants the 8 KiB of tile state to a process that asks once.
+  // Linux grants the 8 KiB of tile state to a process that requests it once.
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
@@ -46,7 +46,7 @@ bool has_amx() {
 }
 #endif
 
-// What was found at first use.
+// Result of the probe at first use.
 struct Choice {
   std::array<bool, kIsas> available{}, tested{}, passed{};
   Isa cap = kBest, chosen = Isa::scalar;

@@ -9,7 +9,7 @@
 
 namespace pyquant::cpu {
 
-// What every element of a run is compared and multiplied with. rint(v) lies in [low, high] exactly if v lies between
+// What every element of a run is compared and multiplied with. rint(v) is in [low, high] exactly if v is between
 // the outermost floats that still round to them (ties go to even limits), so one clamp of v serves mask and code.
 struct FakeRange {
   float recip, scale, low, high;

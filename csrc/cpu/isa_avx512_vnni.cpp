@@ -188,8 +188,8 @@ void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int3
 // Rows of the next tile: six fill the registers; seven to eleven are split evenly, as 4 + 4 is faster than 6 + 2.
 int64_t tile_rows(int64_t rows) { return rows >= 10 || rows == 6 ? 6 : rows > 6 ? (rows + 1) / 2 : rows; }
 
-// The first two tiles of rows call in a half each of what lies ahead, so that memory works while all of them multiply;
-// where there are more, the first four call in a quarter each: a core has some ten lines on their way at a time.
+// The first two tiles of rows prefetch half each of what follows, so that memory is busy while all of them multiply;
+// where there are more, the first four prefetch a quarter each: a core has about ten cache lines in flight at a time.
 constexpr int64_t kCallsSlowly = 24;
 int lines_a_quad(int64_t rows) { return rows >= kCallsSlowly ? 1 : 2; }
 

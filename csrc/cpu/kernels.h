@@ -55,7 +55,7 @@ struct FakeRun {
   const int32_t* zero_point;  // null for 0
   int32_t qmin, qmax;
   void* y;
-  uint8_t* mask;        // null: the mask is not wanted
+  uint8_t* mask;        // null: no mask is written
   bool stream = false;  // y goes past the caches: float32, aligned to 64 bytes, length a multiple of 64
 };
 

@@ -131,7 +131,7 @@ class Worker {
   void copy_codes(const void* x, uint8_t* to) {
     const auto* from = static_cast<const uint8_t*>(x);
     const uint8_t flip = layer_.rows.type == DType::u8 ? 0 : 0x80;
-    const int64_t k = extent_.k;  // a copy: for all the compiler knows `to`, made of bytes, points into extent_
+    const int64_t k = extent_.k;  // a copy, because `to` points to bytes and may alias extent_
     for (int64_t i = 0; i < k; ++i) to[i] = from[i] ^ flip;
   }
 
@@ -170,7 +170,7 @@ class Worker {
     return {unpacked_, nullptr, plain_sum_, plain_scale_, plain_bias_};
   }
 
-  // Every second pass runs backwards: it begins with the blocks that the pass before left in the cache.
+  // Every second pass runs backwards: it begins with the blocks that are still in the cache.
   void multiply_all(int64_t m, int64_t rows) {
     static thread_local bool backwards = false;
     backwards = !backwards;
@@ -234,7 +234,7 @@ class Worker {
     }
   }
 
-  // While gemm_s8 multiplies group g of a block of int8 codes; the block is in the cache while rows of it are left.
+  // While gemm_s8 multiplies group g of a block of int8 codes; the block stays in the cache for all its rows.
   Ahead ahead(const int8_t* codes, int64_t r, int64_t rows, int64_t g, int64_t to_next, const Tile& tile) const {
     const bool last = g + 1 == extent_.groups;
     Ahead a = last ? ahead_of(tile) : Ahead{};

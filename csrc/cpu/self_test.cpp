@@ -1,5 +1,5 @@
 // Every kernel of a table against the scalar one, over the full range of codes: a processor, hypervisor or compiler
-// that computes something else is found before it is used. Under a millisecond.
+// that computes something else is detected before it is used. Under a millisecond.
 #include <cstring>
 #include <vector>
 
@@ -93,7 +93,7 @@ bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
   return true;
 }
 
-// One row of two groups, against the two kernels that gemv_s4 stands for. tile: vectors of one block, at least one row.
+// One row of two groups, against the two kernels that gemv_s4 replaces. tile: vectors of one block, at least one row.
 bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile) {
   constexpr int64_t kOcts = 5;
   std::vector<uint8_t> a(2 * kOcts * 8), b(2 * kOcts * kBlockN * 4);
@@ -119,7 +119,7 @@ bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random
   return same(want.data(), got.data(), want.size() * 4);
 }
 
-// Rows of two groups, against the two kernels that groups_s4 stands for; a group is a vector of codes and a rest.
+// Rows of two groups, against the two kernels that groups_s4 replaces; a group is a vector of codes and a rest.
 bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile, const int32_t* zero) {
   constexpr int64_t kGroups = 2, kRows = 13, kOcts = 9, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
   std::vector<uint8_t> a(kRows * kCodes), b(kCodes / 2 * kBlockN);

@@ -27,7 +27,7 @@ class Shares {
   // A share for each unit: for callers that have cut the work themselves.
   static Shares of_one_unit(int64_t units) { return Shares(units, units); }
 
-  int64_t count() const { return count_; }  // at least 1, so that a table for each share can be made before
+  int64_t count() const { return count_; }  // at least 1, so a table for each share can be allocated first
 
   // body(Share) once for every share, at the same time where there is a pool; not at all without units.
   template <class Function>
@@ -58,7 +58,7 @@ class Shares {
   int64_t units_, count_;
 };
 
-// Asks for 2 MiB pages behind a large buffer that has not been written yet: streaming weights from memory gains about a
+// Requests 2 MiB pages for a large buffer that has not been written yet: streaming weights from memory gains about a
 // third, as the prefetcher stops at every page. Only a hint.
 void advise_huge_pages(void* memory, size_t bytes);
 

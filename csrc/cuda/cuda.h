@@ -24,12 +24,12 @@ const char* cutlass_version();  // "4.2.0", or "" without CUDA
 int runtime_version();          // of the CUDA headers compiled against, 0 without CUDA
 int device_count();             // 0 when there is no driver
 DeviceInfo device_info(int32_t device);
-std::string device_name(int32_t device);  // as the driver tells it: "NVIDIA H200"
+std::string device_name(int32_t device);  // as reported by the driver: "NVIDIA H200"
 
-// Bytes of device memory that a row needs beside its operands (sums of a divided K); 0 for most.
+// Bytes of device memory that a row needs in addition to its operands (sums of a divided K); 0 for most.
 int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context);
 
-// Runs one row of the kernel table. The caller has asked plan/ whether the row accepts the problem; K = 0 is the
+// Runs one row of the kernel table. Precondition: plan/ says that the row accepts the problem; K = 0 is the
 // epilogue of a zero accumulator, M = 0 or N = 0 launches nothing.
 void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue,
           const Context& context);
@@ -49,7 +49,7 @@ struct CodeRange {
   int32_t qmin = -127, qmax = 127;
   bool symmetric = true;  // of dynamic ranges: zero point 0
 };
-// Where codes go and what else is wanted of them.
+// Destination of the codes, their layout, and optional further outputs.
 struct QuantizeOut {
   void* q = nullptr;           // int8 [rows, ldq], or uint8 [rows, ldq / 2] when packed
   int64_t ldq = 0;             // codes from row to row, >= cols; those beyond cols become 0, so a padded K adds nothing

@@ -1,4 +1,4 @@
-// What the driver says of a device, asked once; and the way from a row of the table to its launcher.
+// Device properties, queried from the driver once; and the map from a row of the table to its launcher.
 #include <array>
 #include <mutex>
 

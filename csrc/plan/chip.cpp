@@ -5,7 +5,7 @@ namespace pyquant {
 // Rates are data-sheet peaks divided by multiprocessors and clock: A100 624 TOPS / 108 / 1.41 GHz / 2 = 2048; A40 299 /
 // 84 / 1.74 / 2 = 1024; L40S 733 / 142 / 2.52 / 2 = 1024; H100 1979 / 132 / 1.83 / 2 = 4096. Hopper runs mma.sync at
 // about half the rate of wgmma; for later chips, whose own instructions these kernels do not use, Ampere's rate is
-// assumed. Clocks lie below boost on Hopper and later, where tensor cores at full rate are bound by power. Bandwidth: a
+// assumed. Clocks are below boost on Hopper and later, where tensor cores at full rate are bound by power. Bandwidth: a
 // part of the peak that a copy reaches.
 Chip chip_of(const DeviceInfo& device) {
   Chip chip;

@@ -1,4 +1,4 @@
-// The chosen row of a problem, remembered per thread: what a launch asks. No lock, no allocation after the first call.
+// The chosen row of a problem, cached per thread; read by every launch. No lock, no allocation after the first call.
 #pragma once
 #include "core/device.h"
 #include "core/problem.h"

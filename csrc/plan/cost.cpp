@@ -85,7 +85,7 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
     shared = (row.tile_m % 32 == 0 ? 3 : 2) * (m * x_bytes + n * w_bytes);
   }
   double clocks = std::max(multiply, shared / kSharedBytes) / kReached;
-  // By every warp that holds other rows of the tile, beside the tensor cores: the same for all engines.
+  // Done by every warp that holds other rows of the tile, concurrently with the tensor cores, on all engines.
   const double widen = widening(p) * n * (engine == Engine::wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;
   clocks = overlapped(clocks, widen);
   if (p.group_size > 0) clocks += m * n / (kLanes / 2 * static_cast<double>(p.group_size));

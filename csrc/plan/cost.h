@@ -7,7 +7,7 @@
 
 namespace pyquant {
 
-// Microseconds of one launch whose weights lie in main memory.
+// Microseconds of one launch whose weights are in device memory, not in a cache.
 double cost_us(const Row& row, const GemmProblem& problem, const DeviceInfo& device);
 
 }  // namespace pyquant

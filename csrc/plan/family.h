@@ -11,7 +11,7 @@ namespace pyquant {
 
 // Which unit multiplies.
 enum class Engine : int32_t { byte_wise, mma, wgmma, decode };
-// How int4 activations may lie in memory.
+// Layouts of int4 activations in memory.
 enum class Packing : int32_t { bytes, nibbles, either };
 
 struct FamilyFacts {
@@ -171,7 +171,7 @@ constexpr FamilyFacts sm90_s8s4_groups() {
   return f;
 }
 
-// Common ground of the kernels for few tokens: 16-byte loads of rows of weights, of which no code is left over.
+// Shared by the kernels for few tokens: 16-byte loads of rows of weights, so K is a whole number of loads.
 constexpr FamilyFacts decode(const char* name, DType x, DType w) {
   FamilyFacts f = multistage(name, x, w);
   f.engine = Engine::decode;
@@ -193,7 +193,7 @@ constexpr FamilyFacts hopper_decode(const char* name, DType x, DType w) {
   return f;
 }
 
-// A nibble is multiplied as its code times 16. Activations of 4 bits lie one to a byte.
+// A nibble is multiplied as its code times 16. Activations of 4 bits are stored one per byte.
 constexpr FamilyFacts with_int4(FamilyFacts f) {
   f.x |= type_bit(DType::s4);
   f.acc_scale = 16;

@@ -8,7 +8,7 @@
 
 namespace pyquant {
 
-// Which op asks. They differ in what may be done to the activations:
+// The op that needs the product. They differ in what may be done to the activations:
 //   gemm          read as they are given; int4 codes may also be rewritten into their other packing.
 //   linear        weights are padded rows: floats are quantised into padded rows of bytes, codes may be rewritten so.
 //   float_linear  the activations stay floats; the framework may multiply instead.

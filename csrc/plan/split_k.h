@@ -10,7 +10,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What divided sums cost, in what the tensor cores of one multiprocessor do meanwhile (A40 to B200). For every block:
 // codes of K, while L2 clears, adds and reads 12 bytes for each of its outputs; that is 420 to 920, whatever the tile.
-// Once: products, while sums are cleared by a launch of their own and a last block is found; 2 to 5 million.
+// Once: products, while a separate launch clears the sums and the last block is determined; 2 to 5 million.
 constexpr int64_t kSumsCodes = 640, kSumsProducts = int64_t{1} << 22;
 
 // The number of shares, 1 to 16, whose busiest multiprocessor has the fewest steps of tile_k codes. Filling and

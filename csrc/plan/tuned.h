@@ -19,16 +19,16 @@ struct Tuned {
   double us = 0;
 };
 
-// Replaces the table. text: a line a choice, fields parted by tabs:
+// Replaces the table. text: a line for each choice, fields separated by tabs:
 //   GPU name, x, w, out, x packed (0, 1), weight layout, group size, N, K, M, name of the row or "torch", microseconds.
-// -> a line for every choice that is left out, with the reason (an unknown row). std::invalid_argument: no such line.
+// -> a line for every choice that is ignored, with the reason (an unknown row). std::invalid_argument: no such line.
 // Selections that start later see the new table; replaced tables stay in memory, because others may be reading them.
 std::vector<std::string> set_tuned(const std::string& text);
 
 // The measured choice for a problem, null when there is none. Takes no lock.
 const Tuned* find_tuned(const GemmProblem& problem, const DeviceInfo& device);
 
-// Counts tables, so that whoever remembers choices can tell that they are stale.
+// Incremented whenever the table is replaced, so that caches of choices can see that they are stale.
 uint64_t tuned_generation();
 
 // Remembers, once, why a measured choice was not followed; doctor() shows the list.

@@ -28,7 +28,7 @@ struct FakeGiven {
 template <class T>
 struct FakeOut {
   T* y;
-  uint8_t* mask;  // null: the mask is not wanted
+  uint8_t* mask;  // null: no mask is written
   bool vector;
 };
 

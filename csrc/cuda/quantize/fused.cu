@@ -1,5 +1,5 @@
 // Norm or gated SiLU in front of the quantiser, in one kernel (docs/numerics.md 9): the 16-bit tensor between the two
-// is never written. The kept row is fp32, the values as the quantiser sees them.
+// is never written. The row kept in shared memory is fp32, the values as the quantiser sees them.
 #include <type_traits>
 
 #include "cuda/quantize/rows.cuh"

@@ -1,5 +1,5 @@
 // Codes under scales that exist before the kernel that makes the codes starts: given by the caller ([1] or one a row),
-// or one of the whole tensor, whose range a first kernel has left in parts.
+// or one of the whole tensor, whose partial ranges a first kernel has written.
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/codes.cuh"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kNearOctaves = 8;
-constexpr int kNear = kNearOctaves << kHistogramFractionBits;  // bins of one sign in shared memory, beside bin 0
+constexpr int kNear = kNearOctaves << kHistogramFractionBits;  // bins of one sign in shared memory, bin 0 not counted
 constexpr int kFirstNear = kHistogramBins - kNear;
 constexpr int kSharedBytes = 2 * (kNear + 1) * static_cast<int>(sizeof(uint32_t));
 constexpr int64_t kPerBlock = 1 << 16;  // elements worth a block, which adds up to 2 * kNear counts at its end

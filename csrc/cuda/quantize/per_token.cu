@@ -1,4 +1,4 @@
-// quantize_dynamic: the row as it stands.
+// quantize_dynamic: the input row itself, without a norm or gate.
 #include "cuda/quantize/dynamic.h"
 #include "cuda/quantize/rows.cuh"
 
