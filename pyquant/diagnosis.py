@@ -86,7 +86,7 @@ def doctor() -> Diagnosis:
     gpus = gpu_runtime()
     problems += gpu_problems(gpus)
     devices = ["cpu", *(f"cuda:{i}" for i in range(len(gpus.torch_gpus)))]
-    capabilities = [found for device in devices for found in _capabilities(device)]
+    capabilities = [capability for device in devices for capability in _capabilities(device)]
     problems += [
         f"{c.scheme} on {c.device}: bits differ from the specification" for c in capabilities if c.exact is False
     ]

@@ -96,12 +96,12 @@ def run_gemm_bench(
 
 
 def _chosen_peers(bench: GemmBench) -> list[Peer]:
-    known = {peer.name: peer for peer in PEERS}
-    names = list(known) if bench.peers is None else [bench.baseline, *bench.peers]
+    by_name = {peer.name: peer for peer in PEERS}
+    names = list(by_name) if bench.peers is None else [bench.baseline, *bench.peers]
     for name in names:
-        if name not in known:
-            raise ArgumentError("peers", name, ", ".join(known))
-    return [known[name] for name in dict.fromkeys(names)]
+        if name not in by_name:
+            raise ArgumentError("peers", name, ", ".join(by_name))
+    return [by_name[name] for name in dict.fromkeys(names)]
 
 
 def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme]) -> _Shape:

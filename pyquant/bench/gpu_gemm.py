@@ -119,9 +119,9 @@ def run_gpu_bench(
     ->        True when no shape is left.
     Raises DeviceLost when a candidate breaks the device; the record then names it, and the next run skips it there.
     """
-    left = [shape for shape in bench.shapes if shape not in record.cells]
-    for kn in dict.fromkeys((k, n) for _, k, n in left):
-        of_kn = [shape for shape in left if shape[1:] == kn]
+    remaining = [shape for shape in bench.shapes if shape not in record.cells]
+    for kn in dict.fromkeys((k, n) for _, k, n in remaining):
+        of_kn = [shape for shape in remaining if shape[1:] == kn]
         if _late(deadline):
             return False
         weights = Weights(*kn, torch.device(bench.device))

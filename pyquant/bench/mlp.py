@@ -75,7 +75,7 @@ class MlpBench:
 
 
 @dataclass(frozen=True)
-class Samples:
+class TimeSummary:
     """The runs of one candidate in microseconds."""
 
     median: float
@@ -85,18 +85,18 @@ class Samples:
     high: float
 
     @staticmethod
-    def of(seconds: Sequence[float]) -> Samples:
+    def of(seconds: Sequence[float]) -> TimeSummary:
         """Median, mean, standard deviation, 10th and 90th percentile.
 
         Example:
-            >>> Samples.of([1e-6, 2e-6, 3e-6]).median
+            >>> TimeSummary.of([1e-6, 2e-6, 3e-6]).median
             2.0
         """
         us = [value * 1e6 for value in seconds]
         if len(us) == 1:
-            return Samples(us[0], us[0], 0.0, us[0], us[0])
+            return TimeSummary(us[0], us[0], 0.0, us[0], us[0])
         tenths = statistics.quantiles(us, n=10, method="inclusive")
-        return Samples(statistics.median(us), statistics.fmean(us), statistics.stdev(us), tenths[0], tenths[-1])
+        return TimeSummary(statistics.median(us), statistics.fmean(us), statistics.stdev(us), tenths[0], tenths[-1])
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class MlpResult:
 
     bench: MlpBench
     clock: str
-    times: Mapping[str, Mapping[Config, Samples]]
+    times: Mapping[str, Mapping[Config, TimeSummary]]
     additivity: Mapping[str, Additivity]
     checked: int
 
@@ -208,7 +208,7 @@ def _round(runs: Sequence[Pair], clock: Clock, seed: int) -> list[float]:
 def _result(
     bench: MlpBench, clock: str, candidates: Sequence[Candidate], rounds: Sequence[Sequence[float]], checked: int
 ) -> MlpResult:
-    samples = {candidate: Samples.of([one[i] for one in rounds]) for i, candidate in enumerate(candidates)}
+    samples = {candidate: TimeSummary.of([one[i] for one in rounds]) for i, candidate in enumerate(candidates)}
     times = {column: {config: samples[column, config] for config in bench.configs} for column in COLUMNS}
     additivity = {
         column: additivity_of(

@@ -90,11 +90,11 @@ def _swap(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module
 
 def _pyquant_ops(linear: nn.Linear) -> nn.Module:
     scale = torch.tensor([_STEP])
-    kept = torch.empty_like(linear.weight), torch.empty(len(linear.weight)), torch.empty(len(linear.weight)).int()
+    buffers = torch.empty_like(linear.weight), torch.empty(len(linear.weight)), torch.empty(len(linear.weight)).int()
     return _FakeLinear(
         linear,
         lambda x: ops.fake_quantize(x, scale)[0],
-        lambda w: _KeptWeight.apply(w, *kept),  # type: ignore[no-untyped-call]
+        lambda w: _KeptWeight.apply(w, *buffers),  # type: ignore[no-untyped-call]
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
 from pyquant.bench.peers import FP32, PEERS
 from pyquant.cli import bench_calib, bench_gpu, bench_mlp, bench_qat
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.errors import ArgumentError
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     bench = bench_from_args(args)
     with using_threads(args.threads):
         ceilings = [] if args.no_floor else measure_ceilings("cpu")
-        with Progress("bench gemm", len(bench.shapes)) as shown:
+        with ProgressBar("bench gemm", len(bench.shapes)) as shown:
             report = run_gemm_bench(
                 bench, ceilings=ceilings, on_shape=lambda shape: shown.step("M={} K={} N={}".format(*shape))
             )

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.measure.timing import using_threads
 from pyquant.report import registry
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("--threads", args.threads, ">= 1")
     if args.plot:
         return _plot(args)
-    with using_threads(args.threads), Progress("bench calib", 5 + 2 * len(METHODS)) as shown:
+    with using_threads(args.threads), ProgressBar("bench calib", 5 + 2 * len(METHODS)) as shown:
         report = run_calib_bench(args.rounds, on_step=shown.step)
     print(calib_markdown(report), end="")
     if args.out:

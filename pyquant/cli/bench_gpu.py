@@ -19,7 +19,7 @@ from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.model_shapes import MODELS, MS, shapes_of
 from pyquant.bench.partial import Partial, Shape, merge
 from pyquant.bench.peers import at
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment, library_digest
@@ -94,10 +94,10 @@ def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
 def _measure(args: argparse.Namespace, bench: GpuBench, shapes: Sequence[Shape], record: Partial) -> None:
     """Adds the shapes that the record lacks, until the time is over or the device is lost."""
     deadline = None if args.time_budget is None else time.monotonic() + args.time_budget
-    left = sum(shape not in record.cells for shape in shapes)
-    if not left:
+    remaining = sum(shape not in record.cells for shape in shapes)
+    if not remaining:
         return
-    with Progress("bench gemm", left + 1) as shown:
+    with ProgressBar("bench gemm", remaining + 1) as shown:
         if not args.no_floor:
             shown.step("limits of the machine: copy, bf16, fp16, int8, fp8 at 8192^3")
             record.add_ceilings(measure_ceilings(bench.device))

@@ -11,7 +11,7 @@ import torch
 from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of, trade_off_of
 from pyquant.bench.mlp_net import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with using_threads(args.threads):
         environment = describe_environment(bench.device, clock=clock.name)
         journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
-        with Progress("bench mlp", steps_of(bench)) as shown:
+        with ProgressBar("bench mlp", steps_of(bench)) as shown:
             result = run_mlp_bench(bench, clock, environment=environment, journal=journal, on_step=shown.step)
     records = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
     print("\n".join(to_markdown(record) for record in records.values()), end="")

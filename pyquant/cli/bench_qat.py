@@ -12,7 +12,7 @@ import torch
 
 from pyquant.bench.qat import GRANULARITIES, QatBench, run_qat_bench
 from pyquant.bench.qat_steps import MODELS
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.qat import qat_markdown
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return subprocess.run(command, env={**os.environ, **KEPT, _MARK: "1"}, check=False).returncode
     with using_threads(threads):
         cases = len(bench.steps) or len(bench.elements) * len(bench.granularities)
-        with Progress("bench qat", cases) as shown:
+        with ProgressBar("bench qat", cases) as shown:
             report = run_qat_bench(bench, on_case=shown.step)
     print(qat_markdown(report), end="")
     if args.json:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     factory, data = model_factory(args.model), load_batches(args.data, "--data")
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
-    with Progress("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
+    with ProgressBar("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")
         model = prepare_(factory(), recipe)
         ranges = calibrated(model, recipe, data, shown)
@@ -74,20 +74,20 @@ def _pictures(model: Any, recipe: Any, data: Any, folder: str) -> list[Any]:
     from pyquant.report.plot_calibration import plot_tensors
 
     params = recipe.calib_params
-    found = QuantizationCalibrator().histograms(
+    histograms = QuantizationCalibrator().histograms(
         model, data(), num_calib_batches=params.num_calib_batches, percentile=params.percentile
     )
-    return plot_tensors(found, folder)
+    return plot_tensors(histograms, folder)
 
 
-def calibrated(model: Any, recipe: Any, data: Any, shown: Progress) -> Any:
+def calibrated(model: Any, recipe: Any, data: Any, shown: ProgressBar) -> Any:
     """Ranges of a prepared model, with a step of progress for every batch."""
     from pyquant.ptq import calibrate_recipe_
 
     return calibrate_recipe_(model, recipe, counted(data(), shown))
 
 
-def counted(batches: Iterable[Any], shown: Progress) -> Iterable[Any]:
+def counted(batches: Iterable[Any], shown: ProgressBar) -> Iterable[Any]:
     """The batches, with a step of progress for each."""
     for batch in batches:
         shown.step("running batches")

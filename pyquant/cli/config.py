@@ -71,8 +71,8 @@ def _scheme(value: object, where: str) -> QScheme | None:
         return None
     if isinstance(value, Mapping):
         options = {str(k): v for k, v in value.items() if k != "scheme"}
-        told = ", ".join(f"{k}={v if isinstance(v, str) else shown(v)}" for k, v in options.items())
-        value = f"{value.get('scheme')}({told})"
+        arguments = ", ".join(f"{k}={v if isinstance(v, str) else shown(v)}" for k, v in options.items())
+        value = f"{value.get('scheme')}({arguments})"
     if not isinstance(value, str):
         raise ArgumentError("--config", f"{where}: {shown(value)}"[:160], "a preset such as W8A8Dynamic, or null")
     try:

@@ -7,7 +7,7 @@ import itertools
 
 from pyquant.cli.calibrate import DATA_HELP, counted
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 
 _EXAMPLES = """\
 examples:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if count is None:
         batches = list(itertools.islice(batches, USUAL_BATCHES))
         count = max(len(batches), 1)
-    with Progress("error", max(count, 1)) as shown:
+    with ProgressBar("error", max(count, 1)) as shown:
         report = error_report(model, factory(), counted(batches, shown), count)
     print(error_table(report))
     if args.out:

@@ -76,12 +76,12 @@ def _text(summary: dict[str, Any], *, every: bool) -> str:
 
 def _groups(layers: list[dict[str, Any]], *, every: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """(name, its layers): layers that differ in the numbers of their names alone are one, with * for what differs."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for layer in layers:
-        told = {key: value for key, value in layer.items() if key not in ("name", "bytes")}
+        facts = {key: value for key, value in layer.items() if key not in ("name", "bytes")}
         pattern = layer["name"] if every else re.sub(r"(?<![^.])\d+(?![^.])", "*", layer["name"])
-        found.setdefault(f"{pattern} {json.dumps(told)}", []).append(layer)
-    for same in found.values():
+        groups.setdefault(f"{pattern} {json.dumps(facts)}", []).append(layer)
+    for same in groups.values():
         parts = [set(column) for column in zip(*(layer["name"].split(".") for layer in same))]
         yield ".".join(next(iter(words)) if len(words) == 1 else "*" for words in parts), same
 

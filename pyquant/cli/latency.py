@@ -8,7 +8,7 @@ from pathlib import Path
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 
 _EXAMPLES = """\
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("--out", args.out, "a file that ends in .json")
     factory, data = model_factory(args.model), load_batches(args.data, "--data")
     batches = data()
-    with Progress("latency", args.rounds) as shown:
+    with ProgressBar("latency", args.rounds) as shown:
 
         def tell(done: int, total: int, what: str) -> None:
             shown.total = total

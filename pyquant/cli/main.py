@@ -21,9 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; every command sets `run` to its function."""
     parser = top_parser()
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, told in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         module = importlib.import_module(f"pyquant.cli.{name}")
-        parser_of_one = commands.add_parser(name, help=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser_of_one = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser_of_one.set_defaults(run=getattr(module, "run", None))
         module.add_arguments(parser_of_one)
     return parser

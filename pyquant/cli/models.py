@@ -36,14 +36,14 @@ def load_callable(text: str, argument: str) -> Callable[..., Any]:
     with _current_folder_importable():
         if _spec_of(module_name) is None:
             raise ArgumentError(argument, f"no module named {module_name!r}", "an importable module")
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise ArgumentError(argument, f"{module_name!r} has no {attribute!r}", "a callable of that module")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ArgumentError(argument, f"{text!r} is a {type(found).__name__}", "a callable")
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, part)
+    if not callable(target):
+        raise ArgumentError(argument, f"{text!r} is a {type(target).__name__}", "a callable")
+    return target  # type: ignore[no-any-return]
 
 
 def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
@@ -52,9 +52,9 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
 
     What it raises itself when it is called is passed on, after a line that names the option.
     """
-    found = load_callable(text, argument)
+    target = load_callable(text, argument)
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(target)
     except (TypeError, ValueError):  # builtins without one
         signature = None
     if signature is not None:
@@ -66,7 +66,7 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
 
     def call(*values: Any) -> Any:
         try:
-            return found(*values)
+            return target(*values)
         except PyquantError:
             raise
         except Exception:
@@ -81,12 +81,12 @@ def load_batches(text: str, argument: str) -> Callable[[], Iterable[Any]]:
     call = load_called(text, argument)
 
     def batches() -> Iterable[Any]:
-        found = call()
-        if not isinstance(found, Iterable):
+        result = call()
+        if not isinstance(result, Iterable):
             raise ArgumentError(
-                argument, f"a callable that returned a {type(found).__name__}", "an iterable of batches"
+                argument, f"a callable that returned a {type(result).__name__}", "an iterable of batches"
             )
-        return found
+        return result
 
     return batches
 

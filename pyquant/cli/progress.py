@@ -13,13 +13,13 @@ T = TypeVar("T")
 _LINE_EVERY_S = 5.0
 
 
-class Progress:
+class ProgressBar:
     """Counts steps of a known total.
 
     On a terminal with tqdm installed a bar; otherwise a line at the start, at the end, and at most every five seconds.
 
     Example:
-        >>> with Progress("layers", total=2, quiet=True) as progress:
+        >>> with ProgressBar("layers", total=2, quiet=True) as progress:
         ...     progress.step("fc1")
     """
 
@@ -39,7 +39,7 @@ class Progress:
             self._last = time.monotonic()
             print(f"{self.label}: {self.done}/{self.total} {what}".rstrip(), file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -51,7 +51,7 @@ class Progress:
 
 def progress(items: Iterable[T], label: str, total: int, *, quiet: bool = False) -> Iterator[T]:
     """The items, with progress shown as they are taken."""
-    with Progress(label, total, quiet=quiet) as shown:
+    with ProgressBar(label, total, quiet=quiet) as shown:
         for item in items:
             yield item
             shown.step()
@@ -72,12 +72,12 @@ class Stages:
 
     def __init__(self, label: str, *, quiet: bool = False) -> None:
         self._label, self._quiet, self._what = label, quiet, ""
-        self._shown: Progress | None = None
+        self._shown: ProgressBar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what != self._what:
             self.close()
-            self._what, self._shown = what, Progress(f"{self._label}: {what}", max(done, total), quiet=self._quiet)
+            self._what, self._shown = what, ProgressBar(f"{self._label}: {what}", max(done, total), quiet=self._quiet)
         if self._shown is not None and self._shown.done < done:
             self._shown.step()
 

@@ -13,7 +13,7 @@ from torch import nn
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.config import QuantizeConfig, read_config
 from pyquant.cli.models import MODEL_HELP, load_called, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     quantise = _quantiser(args)  # last: a recipe may name what the modules of model and data register
     if Path(args.out).exists() and not Path(args.out).is_dir():
         raise ArgumentError("--out", f"{args.out}: a file", "a folder, new or existing")
-    with Progress("quantize", 3) as shown:
+    with ProgressBar("quantize", 3) as shown:
         shown.step("building the model")
         model = factory()
         before = _state_bytes(model)
@@ -156,11 +156,11 @@ def _quantised(model: nn.Module, config: QuantizeConfig, args: argparse.Namespac
 
 def _config(args: argparse.Namespace) -> QuantizeConfig:
     if args.config:
-        found = read_config(args.config)
+        config = read_config(args.config)
     else:
-        found = QuantizeConfig({"_default": scheme_from_name(args.scheme)})
+        config = QuantizeConfig({"_default": scheme_from_name(args.scheme)})
     skipped: dict[str | type, QScheme | None] = dict.fromkeys(args.skip)
-    return QuantizeConfig({**skipped, **found.schemes}, found.embeddings or args.embeddings)
+    return QuantizeConfig({**skipped, **config.schemes}, config.embeddings or args.embeddings)
 
 
 def _print_summary(model: nn.Module, before: int, out: str) -> None:

@@ -8,7 +8,7 @@ import itertools
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.latency is not None:
         subject = SwitchableModel(model, formats, data, num_batches=count, grouping=args.grouping)
         latency = load_latency(args.latency, subject)
-    with Progress("sensitivity", cost.evaluations) as shown:
+    with ProgressBar("sensitivity", cost.evaluations) as shown:
         report = sensitivity(
             subject, data if subject is model else None, formats, args.metric, mode, eval_fn=eval_fn,
             higher_is_better=not args.lower_is_better, batches=held_out, num_batches=count,

@@ -64,8 +64,8 @@ def outline() -> argparse.ArgumentParser:
     """The whole parser as its help shows it: commands without their options."""
     parser = top_parser()
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, told in COMMANDS.items():
-        commands.add_parser(name, help=told)
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
     return parser
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.core.presets import preset_name
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory
-from pyquant.measure.tune import Outcome, Rig, problems_for, tune
+from pyquant.measure.tune import Rig, TuneOutcome, problems_for, tune
 from pyquant.ops import tuned
 
 _EXAMPLES = """\
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     rig = make_rig(args.device) if args.model else None  # a machine without a GPU need not read a model
     problems = problems_for(_layers(args), rows, FLOATS_BY_NAME[args.dtype])
     rig = rig or make_rig(args.device)
-    with Progress("tune", len(problems)) as shown:
+    with ProgressBar("tune", len(problems)) as shown:
         outcomes = tune(
             problems, rig, rounds=args.rounds, on_problem=lambda p: shown.step("M={m} N={n} K={k}".format(**p))
         )
@@ -77,7 +77,7 @@ def make_rig(index: int) -> Rig:
     return GpuRig(index)
 
 
-def save(gpu: str, outcomes: Sequence[Outcome]) -> Path:
+def save(gpu: str, outcomes: Sequence[TuneOutcome]) -> Path:
     """Merges the choices into the user's table, whole or not at all, and follows it in this process. -> its path.
 
     Raises CheckpointError when another process is writing it, or what is there is no table of ours.
@@ -93,7 +93,7 @@ def save(gpu: str, outcomes: Sequence[Outcome]) -> Path:
     return folder / tuned.FILE
 
 
-def report(outcomes: Sequence[Outcome]) -> str:
+def report(outcomes: Sequence[TuneOutcome]) -> str:
     """A line a problem: what is the quickest, against the model's choice and an earlier table's; then what was left
     out and why."""
     from pyquant.report.render import table
@@ -109,7 +109,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([table(head, rows), "", f"{changed} of {len(rows)} choices changed", *dropped])
 
 
-def _row(outcome: Outcome) -> list[str]:
+def _row(outcome: TuneOutcome) -> list[str]:
     p, choice = outcome.problem, outcome.choice
     group = f" group {p['group_size']}" if p.get("group_size") else ""
     where = [f"{p.get('x', 's8')} x {p.get('w', 's8')}{group}", str(p["m"]), str(p["n"]), str(p["k"])]
@@ -132,12 +132,12 @@ def _layers(args: argparse.Namespace) -> list[tuple[int, int, str]]:
 def _layers_of(folder: str) -> list[tuple[int, int, str]]:
     from pyquant.io.checkpoint import read_manifest
 
-    found = []
+    shapes = []
     for layer in read_manifest(folder).layers.values():
         name = preset_name(layer.scheme)
         if name is not None and layer.kind == "linear" and (layer.scheme.is_integer or layer.scheme.is_float):
-            found.append((layer.out_features, layer.in_features, name))
-    return found
+            shapes.append((layer.out_features, layer.in_features, name))
+    return shapes
 
 
 def _parse_shape(text: str) -> tuple[int, int]:

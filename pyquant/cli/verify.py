@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.cli.models import load_called, model_factory
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.float_matrices import FloatMatrix, trace_floats
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     float_model = expose_linears_(factory()) if factory else None
     layers = [record for record in checkpoint.layers if record.kind != "embedding"]
     verdicts = []
-    with Progress("verify", max(len(layers), 1)) as shown:
+    with ProgressBar("verify", max(len(layers), 1)) as shown:
         for record in layers:
             shown.step(record.name)
             verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
@@ -194,9 +194,9 @@ def _print(
         layers = [
             {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts
         ]
-        told = {"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole, "float": floats}
-        told["run"] = None if traced is None else [asdict(one) for one in traced]
-        print(json.dumps(told, indent=1))
+        report = {"ok": not wrong, "manifest_sha256": digest, "layers": layers, "model": whole, "float": floats}
+        report["run"] = None if traced is None else [asdict(one) for one in traced]
+        print(json.dumps(report, indent=1))
         return
     words = {True: "equal", False: "DIFFER", None: "not promised"}
     print(table(
@@ -229,8 +229,8 @@ def _told_of_run(traced: list[FloatMatrix] | None, why_not: str) -> str:
     shown = "; ".join(f"{m.name} ({', '.join(m.ops)}, {m.share:.1%}): {m.reason}" for m in multiplied[:5])
     more = f"; {len(multiplied) - 5} more" if len(multiplied) > 5 else ""
     share = sum(m.share for m in multiplied)
-    told = f"{len(multiplied)} matrices are multiplied in floating point, {share:.1%} of the weights"
-    return f"run once: {told}: {shown}{more}"
+    summary = f"{len(multiplied)} matrices are multiplied in floating point, {share:.1%} of the weights"
+    return f"run once: {summary}: {shown}{more}"
 
 
 def _cell(value: float | None, form: str) -> str:

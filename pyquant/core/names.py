@@ -25,12 +25,12 @@ OPEN_CALIBRATOR: Final = "histogram"  # stands for the method that the calibrati
 GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(given: str, names: Iterable[str]) -> str:
     """The end of an error text about a misspelt name: the nearest of the known ones, or nothing.
 
     Example:
         >>> did_you_mean("W8A8dynamc", ["W8A8", "W8A8Dynamic"]), did_you_mean("x", ["W8A8"])
         ('; did you mean "W8A8Dynamic"?', '')
     """
-    near = difflib.get_close_matches(given[:80], known if isinstance(known, list) else list(known), 1)
+    near = difflib.get_close_matches(given[:80], names if isinstance(names, list) else list(names), 1)
     return f'; did you mean "{near[0]}"?' if near else ""

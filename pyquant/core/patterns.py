@@ -115,8 +115,8 @@ class _Graph:
             direction, inner = argument
             width = inner.getwidth()[0] if direction < 0 else None
             return self.add("look", (self.build(inner, _ACCEPT), width, kind is _sre.ASSERT), after)
-        told = str(kind).lower().replace("_", " ")
-        raise _refused(self.text, told, "no backreferences, conditions, or atomic and possessive parts")
+        construct = str(kind).lower().replace("_", " ")
+        raise _refused(self.text, construct, "no backreferences, conditions, or atomic and possessive parts")
 
     def _repeat(self, low: int, high: Any, inner: Any, after: int) -> int:
         start = after
@@ -188,10 +188,10 @@ class _Graph:
         return False
 
     def _look(self, argument: tuple[int, int | None, bool], name: str, i: int, steps: list[int]) -> bool:
-        start, width, wanted = argument
+        start, width, expected = argument
         if width is None:
-            return self.reaches(start, name, i, at=None, steps=steps) is wanted
-        return (width <= i and self.reaches(start, name, i - width, at=i, steps=steps)) is wanted
+            return self.reaches(start, name, i, at=None, steps=steps) is expected
+        return (width <= i and self.reaches(start, name, i - width, at=i, steps=steps)) is expected
 
 
 def _is_place(kind: Any, name: str, i: int) -> bool:
@@ -240,8 +240,8 @@ class Globs:
         """The globs that match a name, in their order."""
         candidates = [self._by_beginning.get(name[:length], ()) for length in self._beginnings if length <= len(name)]
         candidates += [self._by_end.get(name[len(name) - length :], ()) for length in self._ends if length <= len(name)]
-        found = sorted(i for of_part in candidates for literal, i in of_part if literal in name)
-        return [self._keys[i] for i in found if self._test(i)(name)]
+        candidate_indices = sorted(i for of_part in candidates for literal, i in of_part if literal in name)
+        return [self._keys[i] for i in candidate_indices if self._test(i)(name)]
 
     def _test(self, i: int) -> Callable[[str], object]:
         """The comparison of one glob; made when a name first gets so far."""

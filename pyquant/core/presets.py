@@ -139,9 +139,9 @@ def scheme_from_name(text: str) -> QScheme:
     try:
         return PRESETS[match[1]](**arguments)
     except TypeError:
-        known = _options(match[1])
-        hint = "".join(did_you_mean(key, known) for key in arguments if key not in known)
-        allowed = f"the options of {match[1]}: {', '.join(known) or 'none'}{hint}"
+        options = _options(match[1])
+        hint = "".join(did_you_mean(key, options) for key in arguments if key not in options)
+        allowed = f"the options of {match[1]}: {', '.join(options) or 'none'}{hint}"
         raise SchemeError("scheme", repr(text)[:120], allowed) from None
 
 
@@ -182,11 +182,11 @@ def _candidates(scheme: QScheme) -> Iterator[tuple[str, dict[str, Any]]]:
         or (name.startswith("W8A8") and w.group_size is not None)
     ):
         return
-    told = {"group_size": w.group_size} if w.group_size is not None or name in _GROUPED_BY_DEFAULT else {}
+    options = {"group_size": w.group_size} if w.group_size is not None or name in _GROUPED_BY_DEFAULT else {}
     if x is None:
-        yield name, told | ({} if w.symmetric else {"symmetric": False})
+        yield name, options | ({} if w.symmetric else {"symmetric": False})
     else:
-        yield name, told | ({} if x.symmetric else {"symmetric_inputs": False})
+        yield name, options | ({} if x.symmetric else {"symmetric_inputs": False})
 
 
 def _weights(bits: int, group_size: int | None, symmetric: bool = True) -> TensorScheme:

@@ -178,18 +178,18 @@ class QScheme:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> QScheme:
         """The inverse of to_dict(). Raises SchemeError for unknown or missing fields and for newer versions."""
-        known = _known_fields("QScheme", data, ("version", "weights", "inputs", "outputs", "float_dtype"))
-        version = known.get("version")
+        fields = _known_fields("QScheme", data, ("version", "weights", "inputs", "outputs", "float_dtype"))
+        version = fields.get("version")
         if isinstance(version, bool) or version != SCHEME_VERSION:
             raise SchemeError("version", repr(version), f"{SCHEME_VERSION} (a newer file needs a newer pyquant)")
-        if not isinstance(known.get("weights"), Mapping):
-            raise SchemeError("weights", repr(known.get("weights")), "an object with the fields of a TensorScheme")
-        inputs, outputs = known.get("inputs"), known.get("outputs")
+        if not isinstance(fields.get("weights"), Mapping):
+            raise SchemeError("weights", repr(fields.get("weights")), "an object with the fields of a TensorScheme")
+        inputs, outputs = fields.get("inputs"), fields.get("outputs")
         return QScheme(
-            weights=TensorScheme.from_dict(known["weights"]),
+            weights=TensorScheme.from_dict(fields["weights"]),
             inputs=None if inputs is None else TensorScheme.from_dict(inputs),
             outputs=None if outputs is None else TensorScheme.from_dict(outputs),
-            float_dtype=known.get("float_dtype"),
+            float_dtype=fields.get("float_dtype"),
         )
 
     def __str__(self) -> str:

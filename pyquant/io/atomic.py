@@ -174,8 +174,8 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
         try:
             data = _read_exactly(fd, info.st_size)
         except (MemoryError, OverflowError):  # a sparse file costs its author nothing
-            told = f"{Path(path).name}: {info.st_size} bytes, for which there is no memory"
-            raise CheckpointError(f"{told}; allowed: files that fit") from None
+            problem = f"{Path(path).name}: {info.st_size} bytes, for which there is no memory"
+            raise CheckpointError(f"{problem}; allowed: files that fit") from None
     finally:
         os.close(fd)
     if len(data) != info.st_size:

@@ -197,8 +197,8 @@ def _superseded(out: SaveDirectory) -> dict[str, str | None]:
         raise CheckpointError(
             f"{out.path}: '{min(foreign)}' is not of pyquant; allowed: an empty directory or a pyquant checkpoint"
         )
-    found = {name: out.read(name, MAX_BYTES) for name in (CONFIG, INDEX)}
-    return {name: None if data is None else hashlib.sha256(data).hexdigest() for name, data in found.items()}
+    contents = {name: out.read(name, MAX_BYTES) for name in (CONFIG, INDEX)}
+    return {name: None if data is None else hashlib.sha256(data).hexdigest() for name, data in contents.items()}
 
 
 def _in_force(out: SaveDirectory) -> Manifest | None:
@@ -227,9 +227,9 @@ def _read_manifest(path: Path) -> bytes:
 
 
 def _check_pin(path: Path, data: bytes, pin: str | None) -> None:
-    found = hashlib.sha256(data).hexdigest()
-    if pin is not None and found != pin:
-        raise CheckpointError(f"{path / manifests.FILE}: SHA-256 {found}; allowed: the pinned {pin}")
+    digest = hashlib.sha256(data).hexdigest()
+    if pin is not None and digest != pin:
+        raise CheckpointError(f"{path / manifests.FILE}: SHA-256 {digest}; allowed: the pinned {pin}")
 
 
 def _load(path: Path, data: bytes) -> Checkpoint:
@@ -249,8 +249,8 @@ def _load(path: Path, data: bytes) -> Checkpoint:
 
 
 def _check_companions(path: Path, dir_fd: int, manifest: Manifest) -> None:
-    for name, wanted in ((CONFIG, manifest.config_bytes()), (INDEX, manifest.index_bytes())):
-        where, file = f"{path}/{name}", FileEntry.of(wanted)
+    for name, expected in ((CONFIG, manifest.config_bytes()), (INDEX, manifest.index_bytes())):
+        where, file = f"{path}/{name}", FileEntry.of(expected)
         if name not in manifest.pending:
             content = read_file(name, dir_fd=dir_fd, check=lambda size, w=where, f=file: check_size(w, size, f))  # type: ignore[misc]
             check_digest(where, content, file)
@@ -276,8 +276,8 @@ def _read_shards(
     layers: list[LayerRecord] = []
     tensors: dict[str, torch.Tensor] = {}
     for file, entry in manifest.files.items():
-        wanted = {name: t for name, t in manifest.tensors.items() if t.file == file}
-        tensors |= decode(file, dir_fd, entry, wanted, str(path))
+        entries = {name: t for name, t in manifest.tensors.items() if t.file == file}
+        tensors |= decode(file, dir_fd, entry, entries, str(path))
         for name in [n for n, layer in waiting.items() if all(t in tensors for t in tensor_specs(layer))]:
             layers.append(_layer(path, waiting.pop(name), tensors))
     return tuple(sorted(layers, key=lambda one: one.name)), tensors

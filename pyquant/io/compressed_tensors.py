@@ -58,22 +58,22 @@ def tensor_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
 def to_tensors(layer: LayerRecord, entry: LayerEntry) -> dict[str, torch.Tensor]:
     """The tensors of a checked layer, on the CPU, by their names in the file; the keys are those of tensor_specs."""
     codes, bits = _cpu(layer.codes), entry.scheme.weights.bits
-    found: dict[str, torch.Tensor] = {}
+    by_suffix: dict[str, torch.Tensor] = {}
     if format_of(entry) == "pack-quantized":
-        found["weight_packed"] = pack_to_int32(codes, bits)
-        found["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64)
+        by_suffix["weight_packed"] = pack_to_int32(codes, bits)
+        by_suffix["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64)
     else:
-        found["weight"] = codes
+        by_suffix["weight"] = codes
     if layer.weight_scale is not None:
-        found["weight_scale"] = _as_column(_cpu(layer.weight_scale), entry.scheme.weights)
+        by_suffix["weight_scale"] = _as_column(_cpu(layer.weight_scale), entry.scheme.weights)
     if layer.weight_zero_point is not None:
         zero_point = _as_column(_cpu(layer.weight_zero_point).to(torch.int8), entry.scheme.weights)
-        found["weight_zero_point"] = zero_point if zero_point.ndim == 1 else pack_to_int32(zero_point.T, bits).T
+        by_suffix["weight_zero_point"] = zero_point if zero_point.ndim == 1 else pack_to_int32(zero_point.T, bits).T
     for field in ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "bias"):
         tensor = getattr(layer, field)
         if tensor is not None:
-            found[field] = _cpu(tensor.to(torch.int8) if field.endswith("zero_point") else tensor)
-    return {_join(layer.name, suffix): tensor.contiguous() for suffix, tensor in found.items()}
+            by_suffix[field] = _cpu(tensor.to(torch.int8) if field.endswith("zero_point") else tensor)
+    return {_join(layer.name, suffix): tensor.contiguous() for suffix, tensor in by_suffix.items()}
 
 
 def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) -> LayerRecord:
@@ -83,14 +83,14 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
     Raises CheckpointError where weight_shape or the padding of packed codes is not what the packing gives.
     """
     scheme, n, k = entry.scheme, entry.out_features, entry.in_features
-    found = {suffix: tensors.pop(name) for name, suffix in _suffixes(entry).items()}
-    scale, zero_point = found.get("weight_scale"), found.get("weight_zero_point")
-    if "weight_packed" in found:
-        if found["weight_shape"].tolist() != [n, k]:
-            got = found["weight_shape"].tolist()
+    by_suffix = {suffix: tensors.pop(name) for name, suffix in _suffixes(entry).items()}
+    scale, zero_point = by_suffix.get("weight_scale"), by_suffix.get("weight_zero_point")
+    if "weight_packed" in by_suffix:
+        if by_suffix["weight_shape"].tolist() != [n, k]:
+            got = by_suffix["weight_shape"].tolist()
             raise CheckpointError(f"tensor '{_join(entry.name, 'weight_shape')}': {got}; allowed: [{n}, {k}]")
         packed_name = _join(entry.name, "weight_packed")
-        found["weight"] = unpack_from_int32(found.pop("weight_packed"), scheme.weights.bits, k, packed_name)
+        by_suffix["weight"] = unpack_from_int32(by_suffix.pop("weight_packed"), scheme.weights.bits, k, packed_name)
     if zero_point is not None:
         if zero_point.ndim == 2:
             name = _join(entry.name, "weight_zero_point")
@@ -102,14 +102,14 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
         scheme=scheme.to_dict(),
         in_features=k,
         out_features=n,
-        codes=found["weight"],
+        codes=by_suffix["weight"],
         weight_scale=None if scale is None else scale.reshape(weight_scale_shape(scheme.weights, n, k)),
         weight_zero_point=zero_point,
-        bias=found.get("bias"),
-        input_scale=found.get("input_scale"),
-        input_zero_point=_int32(found.get("input_zero_point")),
-        output_scale=found.get("output_scale"),
-        output_zero_point=_int32(found.get("output_zero_point")),
+        bias=by_suffix.get("bias"),
+        input_scale=by_suffix.get("input_scale"),
+        input_zero_point=_int32(by_suffix.get("input_zero_point")),
+        output_scale=by_suffix.get("output_scale"),
+        output_zero_point=_int32(by_suffix.get("output_zero_point")),
         activation=entry.activation,
         clamp=entry.clamp,
         kind=entry.kind,

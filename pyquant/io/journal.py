@@ -64,9 +64,9 @@ class Journal:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise CheckpointError(f"{self.path}: not a regular file; allowed: a regular file")
             self._lock()
-            told = {"fingerprint": facts} if isinstance(facts, str) else {str(k): str(v) for k, v in facts.items()}
+            identity = {"fingerprint": facts} if isinstance(facts, str) else {str(k): str(v) for k, v in facts.items()}
             self._check = 0  # of the lines so far
-            self._begin({"journal": VERSION, "kind": kind, **{f"of {name}": value for name, value in told.items()}})
+            self._begin({"journal": VERSION, "kind": kind, **{f"of {name}": value for name, value in identity.items()}})
         except BaseException:
             os.close(self._fd)
             raise
@@ -108,13 +108,13 @@ class Journal:
         except BlockingIOError:
             raise CheckpointError(f"{self.path}: another process is writing it; allowed: one at a time") from None
 
-    def _begin(self, told: dict[str, Any]) -> None:
+    def _begin(self, header: dict[str, Any]) -> None:
         data = self._read()
         whole = data.rfind(b"\n") + 1
         lines = data[:whole].split(b"\n")[:-1]
-        first = _line(told, 0)
+        first = _line(header, 0)
         if lines:
-            self._check_header(lines[0], told)
+            self._check_header(lines[0], header)
         elif not first.startswith(data):
             raise CheckpointError(f"{self.path}: not a journal; allowed: a journal, or a new file")
         for number, line in enumerate(lines[1:], 2):
@@ -130,15 +130,15 @@ class Journal:
             self._append(first)
             _sync_folder(self.path.parent)
 
-    def _check_header(self, line: bytes, told: dict[str, Any]) -> None:
+    def _check_header(self, line: bytes, expected: dict[str, Any]) -> None:
         header = self._parsed(line, f"{self.path}: line 1")
         if header.get("journal") != VERSION:
             raise CheckpointError(f"{self.path}: journal version {header.get('journal')!r}; allowed: {VERSION}")
-        for name in sorted({*header, *told}, key=lambda name: (name != "kind", name)):
-            if header.get(name) != told.get(name):
-                found, wanted = (repr(d.get(name, "nothing"))[:200] for d in (header, told))
+        for name in sorted({*header, *expected}, key=lambda name: (name != "kind", name)):
+            if header.get(name) != expected.get(name):
+                got, allowed = (repr(d.get(name, "nothing"))[:200] for d in (header, expected))
                 raise CheckpointError(
-                    f"{self.path}: a journal with {name.removeprefix('of ')} {found}; allowed: {wanted}. It belongs "
+                    f"{self.path}: a journal with {name.removeprefix('of ')} {got}; allowed: {allowed}. It belongs "
                     "to another model, data or settings: name another file, or delete it"
                 )  # fmt: skip
 

@@ -76,8 +76,8 @@ def config_of(
         return config
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
     ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
-    made = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal)
-    return {**config, "quantization_config": made}
+    described = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal)
+    return {**config, "quantization_config": described}
 
 
 def parts_of(
@@ -112,15 +112,15 @@ def _units(
 def _items(argument: str, value: Mapping[Any, Any], whole_keys: bool) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         raise ArgumentError(argument, type(value).__name__, "a mapping")
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, item in value.items():
         is_whole = whole_keys and isinstance(key, int) and not isinstance(key, bool)
         if not isinstance(key, str) and not is_whole:
             raise ArgumentError(argument, f"key {key!r}"[:80], "text as keys, as in JSON")
-        if str(key) in found:
+        if str(key) in items:
             raise ArgumentError(argument, f"key {key!r} as a number and as text"[:80], "each key once")
-        found[str(key)] = item
-    return list(found.items())
+        items[str(key)] = item
+    return list(items.items())
 
 
 def _json_ready(argument: str, value: object, levels: int, whole_keys: bool) -> object:

@@ -212,22 +212,22 @@ def _plain(geometry: object) -> Any:
 
 
 def _check_geometry(entry: LayerEntry) -> None:
-    field, found = _of(entry.name, "geometry"), entry.geometry
+    field, geometry = _of(entry.name, "geometry"), entry.geometry
     if entry.kind != "conv2d":
-        if found is not None:
-            raise ArgumentError(field, repr(found)[:80], f"None with kind '{entry.kind}'")
+        if geometry is not None:
+            raise ArgumentError(field, repr(geometry)[:80], f"None with kind '{entry.kind}'")
         return
-    if not isinstance(found, Mapping) or set(found) != set(GEOMETRY):
-        raise ArgumentError(field, repr(found)[:80], f"the keys {', '.join(GEOMETRY)}")
+    if not isinstance(geometry, Mapping) or set(geometry) != set(GEOMETRY):
+        raise ArgumentError(field, repr(geometry)[:80], f"the keys {', '.join(GEOMETRY)}")
     for key, (count, least) in GEOMETRY.items():
-        numbers = found[key]
+        numbers = geometry[key]
         if (
             not isinstance(numbers, tuple)
             or len(numbers) != count
             or any(isinstance(v, bool) or not isinstance(v, int) or not least <= v <= MAX_SIZE for v in numbers)
         ):
             raise ArgumentError(f"{field}.{key}", repr(numbers)[:80], f"{count} integers in [{least}, {MAX_SIZE}]")
-    pixels = found["kernel_size"][0] * found["kernel_size"][1]
+    pixels = geometry["kernel_size"][0] * geometry["kernel_size"][1]
     if entry.in_features % pixels:
         raise ArgumentError(_of(entry.name, "in_features"), entry.in_features, f"a multiple of the kernel's {pixels}")
 
@@ -264,11 +264,11 @@ def _check_tensor(
 ) -> None:
     tensor = getattr(layer, field)
     allowed = dtype if isinstance(dtype, tuple) else (dtype,)
-    wanted = f"{' or '.join(dtype_name(d) for d in allowed)} {list(shape)}"
+    expected = f"{' or '.join(dtype_name(d) for d in allowed)} {list(shape)}"
     if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(_of(layer.name, field), type(tensor).__name__, wanted)
+        raise ArgumentError(_of(layer.name, field), type(tensor).__name__, expected)
     if tensor.dtype not in allowed or tuple(tensor.shape) != shape:
-        raise ArgumentError(_of(layer.name, field), describe(tensor), wanted)
+        raise ArgumentError(_of(layer.name, field), describe(tensor), expected)
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise ArgumentError(_of(layer.name, field), f"{tensor.layout} on {tensor.device}", "a strided tensor with data")
 

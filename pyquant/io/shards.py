@@ -96,10 +96,10 @@ def _check_header(path: str, data: bytes) -> None:
 def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies of tensors that are views of something larger or of each other, which safetensors refuses to write."""
     seen: set[int] = set()
-    found: dict[str, torch.Tensor] = {}
+    copies: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         is_own = storage.nbytes() == tensor.numel() * tensor.itemsize and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
-        found[name] = tensor if is_own else tensor.clone()
-    return found
+        copies[name] = tensor if is_own else tensor.clone()
+    return copies

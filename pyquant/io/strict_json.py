@@ -39,9 +39,9 @@ def loads(data: bytes, file: str) -> dict[str, Any]:
         raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
     # brackets and colons inside of texts are counted too: the bound is on the safe side, and costs nothing
     for signs, limit, what in ((b"[{", MAX_CONTAINERS, "lists and objects"), (b":", MAX_KEYS, "keys")):
-        found = sum(data.count(sign) for sign in (signs[i : i + 1] for i in range(len(signs))))
-        if found > limit:
-            raise CheckpointError(f"{file}: {found} {what}; allowed: at most {limit}")
+        count = sum(data.count(sign) for sign in (signs[i : i + 1] for i in range(len(signs))))
+        if count > limit:
+            raise CheckpointError(f"{file}: {count} {what}; allowed: at most {limit}")
     try:
         document = json.loads(
             data.decode("ascii"),
@@ -149,22 +149,22 @@ def _wrapped(value: object, depth: int, column: int, width: int) -> str:
 
 def _filled(texts: list[str], width: int) -> list[str]:
     """Short texts put together to lines of at most a width, with room for a comma; a long one stays alone."""
-    made = texts[:1]
+    lines = texts[:1]
     for text in texts[1:]:
-        if max(len(text), len(made[-1].rsplit(", ", 1)[-1])) <= SHORT and len(made[-1]) + len(text) + 2 < width:
-            made[-1] += ", " + text
+        if max(len(text), len(lines[-1].rsplit(", ", 1)[-1])) <= SHORT and len(lines[-1]) + len(text) + 2 < width:
+            lines[-1] += ", " + text
         else:
-            made.append(text)
-    return made
+            lines.append(text)
+    return lines
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         seen: set[str] = set()
         repeated = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
         raise ValueError(f"key {repeated[:80]!r} is repeated")
-    return found
+    return entries
 
 
 def _integer(text: str) -> int:

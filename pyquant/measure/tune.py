@@ -38,7 +38,7 @@ class Rig(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TuneOutcome:
     """What was found for one problem.
 
     choice   the quickest, or None when nothing could be measured.   before   row of an earlier table, '' without one.
@@ -116,12 +116,12 @@ def tune(
     rounds: int = 15,
     only_compiled: bool = True,
     on_problem: Callable[[Problem], None] | None = None,
-) -> list[Outcome]:
+) -> list[TuneOutcome]:
     """Measure every problem's candidates, interleaved, and name the quickest that is right.
 
     only_compiled  rows with machine code in this build; False asks the whole table (for a rig without a GPU).
     on_problem     called before each problem (progress).
-    ->             an Outcome a problem. The model's row stays unless another is clearly quicker.
+    ->             an TuneOutcome a problem. The model's row stays unless another is clearly quicker.
     """
     outcomes = []
     for problem in problems:
@@ -131,12 +131,12 @@ def tune(
     return outcomes
 
 
-def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> Outcome:
+def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> TuneOutcome:
     names = candidates(problem, rig.device, only_compiled=only_compiled)
     earlier = _native().tuned(problem, rig.device)
     before = "" if earlier is None else earlier[0]
     if not names:
-        return Outcome(problem, None, before, dropped={"all": "no kernel takes the problem"})
+        return TuneOutcome(problem, None, before, dropped={"all": "no kernel takes the problem"})
     model_row = names[0]
     build = rig.prepare(problem)
     runs: dict[str, Candidate] = {}
@@ -152,14 +152,14 @@ def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> O
         else:
             dropped[name] = "its result differs from the specification"
     if not runs:
-        return Outcome(problem, None, before, dropped=dropped)
+        return TuneOutcome(problem, None, before, dropped=dropped)
     timings = time_interleaved(runs, clock=rig.clock, rounds=rounds)
     times = {name: timings.median_us(name) for name in runs}
     best = min(times, key=lambda name: times[name])
     if model_row in times and times[model_row] <= _WINS_BY * times[best]:
         best = model_row
     choice = _choice(problem, best, times[best], model_row, times.get(model_row, 0.0))
-    return Outcome(problem, choice, before, times, dropped)
+    return TuneOutcome(problem, choice, before, times, dropped)
 
 
 def _choice(problem: Problem, row: str, us: float, model_row: str, model_us: float) -> Choice:

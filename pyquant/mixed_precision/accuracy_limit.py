@@ -59,6 +59,6 @@ def within_limit(
             break
         if order[at] not in drops:
             drops[order[at]] = drop_of(order[at])
-    known = [i for i in order if i in drops]
-    trend = dict(zip(known, isotonic([drops[i] for i in known]), strict=True))
-    return sorted(i for i in known if drops[i] <= limit and trend[i] <= limit), drops
+    evaluated = [i for i in order if i in drops]
+    trend = dict(zip(evaluated, isotonic([drops[i] for i in evaluated]), strict=True))
+    return sorted(i for i in evaluated if drops[i] <= limit and trend[i] <= limit), drops

@@ -75,12 +75,12 @@ class Ledger:
                 self._journal.add(asked[i], [x if math.isfinite(x) else repr(x) for x in row])
             self._report(stage, asked[i], total)
 
-        known = by_first(
+        rows_held = by_first(
             lambda: {i: row for i, key in enumerate(asked) if (row := self._known(key, width)) is not None}
         )
-        for i in known or ():
+        for i in rows_held or ():
             self._report(stage, asked[i], total)
-        rows = spread_rows([at[key] for key in asked], fn, width, known=known, on_row=keep)
+        rows = spread_rows([at[key] for key in asked], fn, width, known=rows_held, on_row=keep)
         self._rows.update(zip(asked, rows, strict=True))
         return [self._rows[key] for key in keys]
 

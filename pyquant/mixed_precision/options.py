@@ -54,10 +54,10 @@ class SearchOptions:
     @staticmethod
     def of(keywords: dict[str, Any]) -> SearchOptions:
         """Options from keywords. Raises ArgumentError for unknown names and wrong values."""
-        known = [f.name for f in dataclasses.fields(SearchOptions)]
-        unknown = [name for name in keywords if name not in known]
+        names = [f.name for f in dataclasses.fields(SearchOptions)]
+        unknown = [name for name in keywords if name not in names]
         if unknown:
-            raise ArgumentError(unknown[0], repr(keywords[unknown[0]])[:120], f"keywords {', '.join(known)}")
+            raise ArgumentError(unknown[0], repr(keywords[unknown[0]])[:120], f"keywords {', '.join(names)}")
         return SearchOptions(**keywords)
 
     def __post_init__(self) -> None:

@@ -156,18 +156,18 @@ class _Search:
         # Single groups were measured already, on the same data, where the first tables come from them.
         is_measured = self.options.sensitivity in ("", self.options.metric)
         start = problem.uniform(0)
-        known = {
+        measured = {
             single(start, g, f): float(problem.loss[g, f])
             for g in range(len(problem.groups))
             for f in range(1, len(problem.formats))
             if is_measured and problem.mask[g, f]
         }
         points = search_front(
-            problem, self.loss, budget, batch=self.options.batch, algorithm=self.options.algorithm, known=known,
+            problem, self.loss, budget, batch=self.options.batch, algorithm=self.options.algorithm, known=measured,
             evaluate_many=many, max_loss=self.options.max_loss, rng_seed=self.options.seed,
             never_slower_margin=self.options.never_slower_margin,
         )  # fmt: skip
-        return {start: 0.0, **known, **{p.config: p.loss for p in points}}
+        return {start: 0.0, **measured, **{p.config: p.loss for p in points}}
 
     def _within(
         self, ledger: Ledger, problem: SearchProblem, losses: dict[Config, float]

@@ -46,8 +46,8 @@ def spread_rows(
     missing = [i for i, row in enumerate(rows) if row is None]
     for first in range(0, len(missing), group.world):
         turn = missing[first : first + group.world]
-        found = group.collected(lambda turn=turn: fn(items[turn[group.rank]]), width, len(turn))  # type: ignore[misc]
-        for i, row in zip(turn, found, strict=True):
+        results = group.collected(lambda turn=turn: fn(items[turn[group.rank]]), width, len(turn))  # type: ignore[misc]
+        for i, row in zip(turn, results, strict=True):
             rows[i] = row
             if on_row is not None:
                 group.together(lambda i=i, row=row: on_row(i, row))  # type: ignore[misc]
@@ -68,8 +68,8 @@ def plain_by_first(make: Callable[[], Any]) -> Any:
         {'a': [1.5, None]}
     """
     group = _Processes()
-    made = group.together(make if group.rank == 0 else lambda: None)
-    return made if group.world == 1 else group.plain(made)
+    value = group.together(make if group.rank == 0 else lambda: None)
+    return value if group.world == 1 else group.plain(value)
 
 
 def check_equal(what: str, fingerprint: str) -> None:
@@ -78,8 +78,8 @@ def check_equal(what: str, fingerprint: str) -> None:
     if group.world == 1:
         return
     mine = [float(byte) for byte in hashlib.sha256(fingerprint.encode()).digest()]
-    found = group.gathered(mine)
-    if any(row != found[0] for row in found):
+    digests = group.gathered(mine)
+    if any(row != digests[0] for row in digests):
         raise ArgumentError(what, f"different ones in the {group.world} processes", "the same in every process")
 
 
@@ -139,13 +139,13 @@ class _Processes:
 
     def together(self, fn: Callable[[], Any]) -> Any:
         """fn(), in all processes; fails in all where it fails in one."""
-        found, error = None, None
+        result, error = None, None
         try:
-            found = fn()
+            result = fn()
         except Exception as caught:
             error = caught
         self._all_well(error)
-        return found
+        return result
 
     def _all_well(self, error: Exception | None) -> None:
         """A process that failed must not leave the others waiting for it."""

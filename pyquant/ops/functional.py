@@ -40,12 +40,12 @@ def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
         limits = (given["qmin"], given["qmax"])
     elif isinstance(x, Tensor) and (name != "gemm" or x.dtype == torch.int8):
         limits = values.code_limits(x.dtype, name == "gemm_s4s4")
-    wanted = {
+    limits_of = {
         "zero_point": limits, "x_zero_point": limits,
         "out_zero_point": (given.get("out_qmin"), given.get("out_qmax")),
         "w_zero_point": values.code_limits(torch.int8, given.get("w_bits") == 4),
     }  # fmt: skip
-    for argument, (low, high) in wanted.items():
+    for argument, (low, high) in limits_of.items():
         if isinstance(low, int) and isinstance(high, int):
             values.zero_points(argument, given.get(argument), low, high)
 

@@ -170,8 +170,8 @@ def fake_quantize_out(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int, qmax: int,
     y: Tensor, mask: Tensor,
 ) -> None:  # fmt: skip
-    wanted = fake_quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
-    for name, buffer, like in zip(("y", "mask"), (y, mask), wanted, strict=True):
+    results = fake_quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
+    for name, buffer, like in zip(("y", "mask"), (y, mask), results, strict=True):
         check.buffer(name, buffer, like)
 
 
@@ -187,8 +187,8 @@ def fake_quantize_dynamic_out(
     x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int, qmax: int, y: Tensor, scale: Tensor,
     zero_point: Tensor,
 ) -> None:  # fmt: skip
-    wanted = fake_quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
-    for name, buffer, like in zip(("y", "scale", "zero_point"), (y, scale, zero_point), wanted, strict=True):
+    results = fake_quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
+    for name, buffer, like in zip(("y", "scale", "zero_point"), (y, scale, zero_point), results, strict=True):
         check.buffer(name, buffer, like)
 
 
@@ -410,10 +410,10 @@ def pack_linear(
     return w.new_empty([packed_bytes(s)], dtype=torch.uint8)
 
 
-def _present(argument: str, tensor: Tensor | None, wanted: bool, allowed: str) -> None:
-    if wanted and tensor is None:
+def _present(argument: str, tensor: Tensor | None, required: bool, allowed: str) -> None:
+    if required and tensor is None:
         raise ArgumentError(argument, "None", f"{allowed}, as the spec says")
-    if not wanted and tensor is not None:
+    if not required and tensor is not None:
         raise ArgumentError(argument, describe(tensor), "None, as the spec says")
 
 

@@ -38,13 +38,13 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
     if match := _TYPE.search(text):
         raise ArgumentError("out_dtype", match.group(1), "a torch.dtype") from None
     if match := _SCHEMA.search(text):
-        wanted, argument, got = match.groups()
-        raise ArgumentError(argument, f"a value of type {got}", f"a value of type {wanted}") from None
+        allowed, argument, got = match.groups()
+        raise ArgumentError(argument, f"a value of type {got}", f"a value of type {allowed}") from None
     if match := _MISSING.search(text):
         raise ArgumentError(match.group(1), "nothing", "a value (it has no default)") from None
     if match := _POSITION.search(text):
-        argument, wanted, got = match.groups()
-        raise ArgumentError(argument, got, wanted) from None
+        argument, allowed, got = match.groups()
+        raise ArgumentError(argument, got, allowed) from None
     if match := _BACKEND.search(text):
         got = f"device or layout with backend {match.group(2)}"
         raise ArgumentError(first_argument, got, "a dense CPU or CUDA tensor") from None
@@ -63,7 +63,7 @@ def _out_of_memory(nbytes: int, device: str) -> NoReturn:
 
     On the CPU torch raises a bare RuntimeError, which code that looks for a batch size that fits tells by its text.
     """
-    told = f"pyquant: out of memory: tried to allocate {nbytes} bytes on {device}"
+    message = f"pyquant: out of memory: tried to allocate {nbytes} bytes on {device}"
     try:
         torch.empty(nbytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
@@ -71,5 +71,5 @@ def _out_of_memory(nbytes: int, device: str) -> NoReturn:
     except RuntimeError as error:
         if device != "cpu":
             raise  # the device has failed, not its memory
-        told = f"{told}: {error}"
-    raise torch.OutOfMemoryError(told) from None
+        message = f"{message}: {error}"
+    raise torch.OutOfMemoryError(message) from None

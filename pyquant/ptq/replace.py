@@ -123,7 +123,7 @@ class Replacement:
         self.done[id(module)] = (module, new)
         return new
 
-    def _made(self, module: nn.Module, chain: Chain, decision: Decision, default: LayerScheme | None) -> nn.Module:
+    def _made(self, module: nn.Module, chain: Chain, decision: LayerDecision, default: LayerScheme | None) -> nn.Module:
         name, what = chain[-1][0], decision.what
         if isinstance(what, QuantizedMetadata) and id(module) not in self.mapped:
             return self._mapped(module, chain, what, default)
@@ -166,7 +166,7 @@ class Replacement:
             self._visit_children(new, [*chain[:-1], (name, new)], default)
         return new
 
-    def _leaf(self, module: nn.Module, chain: Chain, decision: Decision, default: LayerScheme | None) -> nn.Module:
+    def _leaf(self, module: nn.Module, chain: Chain, decision: LayerDecision, default: LayerScheme | None) -> nn.Module:
         name = chain[-1][0]
         before = _float(module)
         if module in self.last and decision.kind == "default":
@@ -194,7 +194,7 @@ class Replacement:
         self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
         return new
 
-    def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> Decision:
+    def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> LayerDecision:
         """The rule for a module under all its names. Raises ArgumentError where the names disagree."""
         decisions = [self._decide_at(module, chain) for chain in chains]
         named = [d for d in decisions if d.kind not in ("default", "class")]
@@ -204,7 +204,7 @@ class Replacement:
             raise ArgumentError("model", got, "one rule for all its names")
         return named[0] if named else decisions[0]
 
-    def _decide_at(self, module: nn.Module, chain: Chain) -> Decision:
+    def _decide_at(self, module: nn.Module, chain: Chain) -> LayerDecision:
         best = strongest(self.rules, chain)
         own: QuantizedMetadata | None = None
         if isinstance(module, QuantizedMapping):
@@ -215,12 +215,12 @@ class Replacement:
             rule, kind = best
             # schemes and skips of a block mean the layers in it; a block that has a counterpart still gets that
             if own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata):
-                return Decision(rule.what, kind, rule.key)
+                return LayerDecision(rule.what, kind, rule.key)
             if isinstance(module, tuple(SIMULATED)):
-                return Decision(rule.what, kind, rule.key)
+                return LayerDecision(rule.what, kind, rule.key)
         if own is not None:
-            return Decision(own, "class", type(module))
-        return Decision(None, "default", None)
+            return LayerDecision(own, "class", type(module))
+        return LayerDecision(None, "default", None)
 
     def _scheme_at(self, chain: Chain, default: LayerScheme | None) -> LayerScheme | None:
         schemes = [rule for rule in self.rules if isinstance(rule.what, LayerScheme)]
@@ -239,7 +239,7 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class Decision:
+class LayerDecision:
     """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: the rule used."""
 
     what: LayerScheme | QuantizedMetadata | None

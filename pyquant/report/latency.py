@@ -70,14 +70,14 @@ def _summary(record: LatencyTable) -> str:
     text = f"{len(record.groups)} groups in {len(record.formats)} formats, measured in {record.rounds} rounds"
     if record.bias is None or record.median_error is None:
         return text + "; nothing was held out, so how well sums predict whole models is not known."
-    told = (
+    summary = (
         f"{text}. {len(record.held_out)} random configurations, which the table did not see: predicted / measured "
         f"{record.bias:.3f} (bias, the median), median error {record.median_error:.1%}, worst {record.worst_error:.1%}."
     )
     if record.median_error <= _UNRELIABLE:
-        return told
+        return summary
     return (
-        f"{told}\n\n**These figures predict little**: most often another program kept the machine busy. Measure "
+        f"{summary}\n\n**These figures predict little**: most often another program kept the machine busy. Measure "
         "again on a quiet one, with more seconds, or on one thread."
     )
 
@@ -108,8 +108,8 @@ def _whole(record: LatencyTable) -> str:
 def _kinds(record: LatencyTable, one: MeasuredConfig) -> str:
     """How many groups have which format; of a uniform configuration the format."""
     counts = [(one.config.count(f), name) for f, name in enumerate(record.formats)]
-    found = [(n, name) for n, name in counts if n]
-    return found[0][1] if len(found) == 1 else ", ".join(f"{n} {name}" for n, name in found)
+    used = [(n, name) for n, name in counts if n]
+    return used[0][1] if len(used) == 1 else ", ".join(f"{n} {name}" for n, name in used)
 
 
 def _us(value: float | None) -> str:
@@ -117,8 +117,8 @@ def _us(value: float | None) -> str:
 
 
 def _total(values: list[float | None]) -> str:
-    known = [v for v in values if v is not None]
-    return f"{math.fsum(known):.1f}" if len(known) == len(values) else "-"
+    present = [v for v in values if v is not None]
+    return f"{math.fsum(present):.1f}" if len(present) == len(values) else "-"
 
 
 def _ratio(us: float, base: float | None) -> float:

@@ -77,16 +77,16 @@ class Seen(Protocol):
     def in_use(self) -> tuple[float, float] | None: ...
 
 
-def plot_tensors(found: Mapping[str, Seen], folder: str | Path) -> list[Path]:
+def plot_tensors(histograms: Mapping[str, Seen], folder: str | Path) -> list[Path]:
     """A picture of each tensor of a model: its histogram, every method's range, the one in use, and what each costs.
 
-    found   {tensor: TensorHistogram}, as QuantizationCalibrator.histograms gives them.
-    folder  gets one PNG a tensor, named after it.
-    ->      the files. Raises UnsupportedError when matplotlib is not installed or there is nothing to draw.
+    histograms  {tensor: TensorHistogram}, as returned by QuantizationCalibrator.histograms.
+    folder      where one PNG is written for each tensor, named after it.
+    ->          the files. Raises UnsupportedError when matplotlib is not installed or there is nothing to draw.
     """
-    if not found:
+    if not histograms:
         raise UnsupportedError("nothing to plot: the model has no static tensor whose range comes from data")
-    return [plot_tensor(name, seen, Path(folder) / f"{_file_name(name)}.png") for name, seen in found.items()]
+    return [plot_tensor(name, seen, Path(folder) / f"{_file_name(name)}.png") for name, seen in histograms.items()]
 
 
 def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:

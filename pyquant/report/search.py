@@ -25,14 +25,14 @@ def to_trade_off(report: SearchReport) -> TradeOff:
     """The measured configurations as points of cost against loss."""
     points = [_point(report, i, p) for i, p in enumerate(report.points)]
     loss = TradeOffAxis("loss", "", f"{report.loss_unit} against the float model")
-    made = trade_off(
+    record = trade_off(
         points, f"{report.model}: formats of {len(report.groups)} groups of layers", _AXES[report.cost_unit], loss,
         higher_is_better=False, formats=report.formats,
     )  # fmt: skip
     command = report.environment.get("command", "")
     environment = {name: text for name, text in report.environment.items() if name != "command"}
     notes = (report.verdict, *report.notes)
-    return replace(made, pair=None, notes=notes, environment=environment, command=command)
+    return replace(record, pair=None, notes=notes, environment=environment, command=command)
 
 
 def to_markdown(report: SearchReport) -> str:
@@ -53,11 +53,11 @@ def to_markdown(report: SearchReport) -> str:
     shown = report.front + [p for p in (base, report.plan) if not p.is_on_front]
     shown = list({id(p): p for p in sorted(shown, key=lambda p: p.cost)}.values())
     step = max(1, -(-len(shown) // _ROWS))
-    kept = [p for i, p in enumerate(shown) if i % step == 0 or p in (base, report.plan)]
+    rows_shown = [p for i, p in enumerate(shown) if i % step == 0 or p in (base, report.plan)]
     quality = report.quality_name or "quality"
     parts.append(table(
         ["", f"{unit} by the tables", "of float", "ms measured", "MB", "bits", "loss", quality],
-        [_row(report, p, base) for p in kept],
+        [_row(report, p, base) for p in rows_shown],
     ))  # fmt: skip
     parts.append(
         "Settings: " + ", ".join(f"{name} {value}" for name, value in sorted(report.settings.items()) if value) + "."
@@ -90,8 +90,8 @@ def _point(report: SearchReport, index: int, p: SearchedPoint) -> TradeOffPoint:
         "size_bytes": float(p.size_bytes), "effective_bits": p.effective_bits, "predicted_loss": p.predicted_loss,
         "quality": p.quality, "drop": p.drop, "end_to_end_us": p.latency_us,
     }  # fmt: skip
-    known = {name: value for name, value in figures.items() if value is not None}
-    return TradeOffPoint(p.configuration, p.cost, p.loss, chosen=index == report.chosen, figures=known)
+    present = {name: value for name, value in figures.items() if value is not None}
+    return TradeOffPoint(p.configuration, p.cost, p.loss, chosen=index == report.chosen, figures=present)
 
 
 def _drawn(draw: Callable[[TradeOff], str | bytes]) -> Callable[[SearchReport], str | bytes]:

@@ -64,8 +64,8 @@ def to_markdown(record: SensitivityReport) -> str:
             parts += [f"## What keeping groups in floating point gains: {format}", _skips(record, format)]
     if record.refusals:
         parts += ["## Refused", "\n".join(f"- {line}" for line in record.refusals)]
-    known = Environment.__dataclass_fields__
-    if record.environment and set(record.environment) <= set(known):
+    fields = Environment.__dataclass_fields__
+    if record.environment and set(record.environment) <= set(fields):
         environment = Environment(**record.environment)
         parts.append(f"{environment.line()}\n\nCommand: `{environment.command}`")
     return "\n\n".join(part for part in parts if part) + "\n"

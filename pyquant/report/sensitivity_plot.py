@@ -39,10 +39,10 @@ def _save(record: SensitivityReport, form: str) -> bytes:
     _sums(right, record)
     title = f"Sensitivity of {record.model}: {record.metric}, {record.mode.replace('_', ' ')}"
     figure.suptitle(title, fontsize=12)
-    told = f"Scored on {record.scored_on}. {record.cost.line()}."
+    caption = f"Scored on {record.scored_on}. {record.cost.line()}."
     if len(shown) < len(record.groups):
-        told = f"Shown are the {len(shown)} most sensitive of {len(record.groups)} groups. {told}"
-    figure.supxlabel("\n".join(textwrap.wrap(told, 150)), fontsize=8, color=_TEXT)
+        caption = f"Shown are the {len(shown)} most sensitive of {len(record.groups)} groups. {caption}"
+    figure.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=8, color=_TEXT)
     import matplotlib
 
     out = io.BytesIO()

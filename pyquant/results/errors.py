@@ -59,8 +59,8 @@ class ErrorReport:
         for row in self.rows:
             if (row.layer, row.tensor) == (layer, tensor):
                 return row
-        known = ", ".join(f"{row.layer}.{row.tensor}" for row in self.rows)
-        raise KeyError(f"{layer}.{tensor}; there is {known}")
+        names = ", ".join(f"{row.layer}.{row.tensor}" for row in self.rows)
+        raise KeyError(f"{layer}.{tensor}; there is {names}")
 
     def worst(self, count: int = 5, tensor: str = "alone") -> list[TensorError]:
         """The rows of one kind with the least SQNR, worst first: layers to leave in more bits, or to calibrate anew."""

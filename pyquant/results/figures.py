@@ -16,7 +16,7 @@ _FORMER: Final = ("AccuracyReport", "EncoderReport", "LatencyAdditivity", "Scali
 
 
 @dataclass(frozen=True)
-class Table:
+class FigureTable:
     """Rows under a header; every row has as many cells as the header."""
 
     title: str
@@ -27,9 +27,9 @@ class Table:
 def _plain(title: str, report: Mapping[str, Any]) -> dict[str, Any]:
     """The plain data of a report as that of Figures."""
     tables, facts = [], []
-    known = {name: report[name] for name in ("environment", "bars", "notes") if name in report}
+    shared = {name: report[name] for name in ("environment", "bars", "notes") if name in report}
     for name, value in report.items():
-        if name in known:
+        if name in shared:
             continue
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             rows = [_flat(row) for row in value]
@@ -42,7 +42,7 @@ def _plain(title: str, report: Mapping[str, Any]) -> dict[str, Any]:
             facts.append([name, _cell(value)])
     if facts:
         tables.insert(0, {"title": "run", "header": ["name", "value"], "rows": facts})
-    return {"title": title, "tables": tables, **known}
+    return {"title": title, "tables": tables, **shared}
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Figures:
 
     title: str
     environment: Environment
-    tables: list[Table]
+    tables: list[FigureTable]
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ def figures_of(report: Any) -> Figures:
         ...     rows: list[Row]
         >>> machine = Environment("cpu", "a CPU", [], 2, 2, "2.13", "3.11", "Linux", "1.0")
         >>> figures_of(Scaling(machine, [Row(2, 1.9)])).tables
-        [Table(title='rows', header=['threads', 'speedup'], rows=[[2, 1.9]])]
+        [FigureTable(title='rows', header=['threads', 'speedup'], rows=[[2, 1.9]])]
     """
     plain = _plain(type(report).__name__, plain_of(report))
     figures: Figures = from_plain({"kind": "figures", "version": 1, **plain}, type(report).__name__)

@@ -48,8 +48,8 @@ def with_note(data: Mapping[str, Any]) -> dict[str, Any]:
     notes = data.get("notes", [])
     if not isinstance(notes, list):
         return dict(data)
-    kept = [note for note in notes if not (isinstance(note, str) and _OLD_WORDS in note)]
-    return {**data, "notes": [_OLD_NOTE, *kept]}
+    others = [note for note in notes if not (isinstance(note, str) and _OLD_WORDS in note)]
+    return {**data, "notes": [_OLD_NOTE, *others]}
 
 
 def _one(name: str) -> str:

@@ -42,15 +42,15 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
     facts, formats = data.get("fingerprint"), data.get("formats")
     if not isinstance(facts, dict) or not isinstance(formats, list) or not formats or not is_float(str(formats[0])):
         return data
-    dtypes = {word for name, told in facts.items() if name.startswith("layer ") for word in _DTYPES if word in told}
+    dtypes = {word for name, fact in facts.items() if name.startswith("layer ") for word in _DTYPES if word in fact}
     name, bits = _DTYPES[dtypes.pop()] if len(dtypes) == 1 else (FLOAT, 16)
-    found = renamed(data, name)
+    upgraded = renamed(data, name)
     if "formats" in facts:
-        found["fingerprint"] = {**facts, "formats": ", ".join(map(str, found["formats"]))}
+        upgraded["fingerprint"] = {**facts, "formats": ", ".join(map(str, upgraded["formats"]))}
     for entry in ("weight_bits", "input_bits"):
-        if isinstance(found.get(entry), list):
-            found[entry] = [bits, *found[entry][1:]]
-    return found
+        if isinstance(upgraded.get(entry), list):
+            upgraded[entry] = [bits, *upgraded[entry][1:]]
+    return upgraded
 
 
 @record("latency-table", version=2, upgrades={1: _from_1})

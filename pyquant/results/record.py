@@ -85,12 +85,12 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
             entries, version = upgrade(entries), KINDS[kind][1]
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
-    cls, known = KINDS[kind]
+    cls, newest = KINDS[kind]
     steps = _UPGRADES[kind]
-    if type(version) is not int or (version != known and version not in steps):
-        allowed = ", ".join(map(str, [*sorted(steps), known]))
+    if type(version) is not int or (version != newest and version not in steps):
+        allowed = ", ".join(map(str, [*sorted(steps), newest]))
         raise CheckpointError(f"{where}: version {version!r} of {kind}; allowed: {allowed}")
-    for older in range(version, known):
+    for older in range(version, newest):
         entries = steps[older](entries)
     return _read(cls, entries, where)
 

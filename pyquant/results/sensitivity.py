@@ -160,8 +160,8 @@ class SensitivityReport:
         format  None: the last one.
         """
         f = self._format(format)
-        known = {g: s for g in range(len(self.groups)) if (s := self.sensitivity(g, f, by)) is not None}
-        return [self.groups[g].name for g in sorted(known, key=lambda g: (-known[g], g))]
+        scores = {g: s for g in range(len(self.groups)) if (s := self.sensitivity(g, f, by)) is not None}
+        return [self.groups[g].name for g in sorted(scores, key=lambda g: (-scores[g], g))]
 
     def skip_list(self, max_drop: float, format: str | None = None, by: str = "loss") -> list[str]:
         """Names of the layers to keep in floating point so that lowering all others to one format costs little enough.
@@ -211,9 +211,9 @@ class SensitivityReport:
         single = [self.sensitivity(at[name], format, by) or 0.0 for name in order]
         if self.mode == "leave_one_out":
             whole = self.uniform[format] if by == "loss" else self._drop(self.task.uniform[format])  # type: ignore[union-attr]
-            for kept in range(len(order) + 1):  # the most sensitive ones leave first
-                if (whole or 0.0) - math.fsum(single[len(order) - kept :]) <= max_drop:
-                    return set(order[: len(order) - kept])
+            for skipped in range(len(order) + 1):  # the most sensitive ones leave first
+                if (whole or 0.0) - math.fsum(single[len(order) - skipped :]) <= max_drop:
+                    return set(order[: len(order) - skipped])
             return set()
         # luck does not pay for others: what seems to gain counts as nothing
         within = [k for k in range(len(order) + 1) if math.fsum(max(0.0, s) for s in single[:k]) <= max_drop]

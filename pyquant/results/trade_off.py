@@ -132,11 +132,11 @@ class TradeOff:
         formats = [point.configuration[group] for group in self.groups]
         if len(self.groups) <= _SPELT or len(set(formats)) == 1:
             return configuration_text(formats)
-        told: list[str] = []
+        parts: list[str] = []
         for name, count in Counter(formats).most_common():
             named = [group for group, format in zip(self.groups, formats, strict=True) if format == name]
-            told.append(f"{count} x {name}" + (f" ({', '.join(named)})" if told and count <= _NAMED else ""))
-        return ", ".join(told)
+            parts.append(f"{count} x {name}" + (f" ({', '.join(named)})" if parts and count <= _NAMED else ""))
+        return ", ".join(parts)
 
 
 def trade_off(
@@ -191,8 +191,8 @@ def largest_spread(latencies: Sequence[float], qualities: Sequence[float]) -> Eq
     for i, (latency, quality) in enumerate(zip(latencies, qualities, strict=True)):
         slow, fast = ends.get(quality, (i, i))
         ends[quality] = (i if latency > latencies[slow] else slow, i if latency < latencies[fast] else fast)
-    found = [EqualPair(slow, fast, 1 - latencies[fast] / latencies[slow]) for slow, fast in ends.values()]
-    best = max(found, key=lambda pair: pair.reduction, default=None)
+    pairs = [EqualPair(slow, fast, 1 - latencies[fast] / latencies[slow]) for slow, fast in ends.values()]
+    best = max(pairs, key=lambda pair: pair.reduction, default=None)
     return best if best is not None and best.reduction > 0 else None
 
 
@@ -212,8 +212,8 @@ def _check(points: Sequence[TradeOffPoint], formats: Sequence[str]) -> None:
     groups = points[0].configuration.keys()
     for i, point in enumerate(points):
         if point.configuration.keys() != groups:
-            told = f"groups {list(point.configuration)}; allowed: those of points[0], {list(groups)}"
-            raise ValueError(f"points[{i}]: {told}")
+            text = f"groups {list(point.configuration)}; allowed: those of points[0], {list(groups)}"
+            raise ValueError(f"points[{i}]: {text}")
         unknown = sorted(set(point.configuration.values()) - set(formats))
         if unknown:
             raise ValueError(f"points[{i}]: format {unknown[0]!r}; allowed: {', '.join(formats)}")

@@ -13,7 +13,7 @@ import torch
 from pyquant.cli import tune as command
 from pyquant.cli.main import main
 from pyquant.io.atomic import SaveDirectory
-from pyquant.measure.tune import Outcome, problems_for
+from pyquant.measure.tune import TuneOutcome, problems_for
 from pyquant.ops import native_available, tuned
 
 native = pytest.importorskip("pyquant._native", reason="the compiled module is not built")
@@ -39,7 +39,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """Every problem's quickest row is gemm_simt_any; -> the problems that were asked for."""
     asked: list[dict] = []
 
-    def fake(problems: list[dict], rig: object, *, rounds: int, on_problem: object) -> list[Outcome]:
+    def fake(problems: list[dict], rig: object, *, rounds: int, on_problem: object) -> list[TuneOutcome]:
         found = []
         for p in problems:
             asked.append(p)
@@ -49,7 +49,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
                 p.get("x", "s8"), p["w"], p["out"], False, "natural", p.get("group_size", 0), p["n"], p["k"], p["m"],
                 "gemm_simt_any", 5.0, "gemm_sm80_s8s8_16x64x128", 10.0,
             )  # fmt: skip
-            found.append(Outcome(p, choice, earlier[0] if earlier else "", {"gemm_simt_any": 5.0}, {"gemm_z": "slow"}))
+            before = earlier[0] if earlier else ""
+            found.append(TuneOutcome(p, choice, before, {"gemm_simt_any": 5.0}, {"gemm_z": "slow"}))
         return found
 
     monkeypatch.setattr(command, "tune", fake)
@@ -102,7 +103,7 @@ def test_a_wrong_result_is_exit_code_one(
     cache: Path, measured: list[dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problem = problems_for([(64, 64, "W8A8")], [1])[0]
-    wrong = Outcome(problem, None, dropped={"gemm_q": "its result differs from the specification"})
+    wrong = TuneOutcome(problem, None, dropped={"gemm_q": "its result differs from the specification"})
     monkeypatch.setattr(command, "tune", lambda *a, **k: [wrong])
     assert main(["tune", "--shapes", "64x64", "--m", "1"]) == 1
     assert "nothing ran" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import torch
 
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.measure import tune_rig
-from pyquant.measure.tune import WITHIN, Outcome, candidates, problems_for, tune
+from pyquant.measure.tune import WITHIN, TuneOutcome, candidates, problems_for, tune
 from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import unpack_int4
 
@@ -46,7 +46,7 @@ class FakeRig:
         return candidate.us * 1e-6 * calls
 
 
-def outcome(rig: FakeRig, problem: dict | None = None) -> Outcome:
+def outcome(rig: FakeRig, problem: dict | None = None) -> TuneOutcome:
     (found,) = tune([problem or problems_for([(4096, 4096, "W8A8")], [64])[0]], rig, rounds=3, only_compiled=False)
     return found
 

@@ -99,10 +99,10 @@ def _given(names: Sequence[str], grouping: Mapping[str, str | Sequence[str]]) ->
     owner: dict[str, str] = {}
     for group, keys in grouping.items():
         for key in [keys] if isinstance(keys, str) else arguments.iterable(f"grouping[{group!r}]", keys, "names"):
-            found = [name for name in names if fnmatchcase(name, key)]
-            if not found:
+            matches = [name for name in names if fnmatchcase(name, key)]
+            if not matches:
                 raise ArgumentError(f"grouping[{group!r}]", repr(key), f"names or globs of layers: {', '.join(names)}")
-            for name in found:
+            for name in matches:
                 if owner.setdefault(name, group) != group:
                     raise ArgumentError(f"grouping[{group!r}]", f"{name!r}, which is in {owner[name]!r}", "one group")
     return owner

@@ -74,14 +74,14 @@ class SwitchableModel:
         self._to_inputs = inputs_of(model, batch_to_inputs)
         self._to_output = output_tensor if to_output is None else to_output
         self._batch_to_inputs = batch_to_inputs
-        self.batches = _kept(data, num_batches, [f.name for f in self.formats if f.needs_data])
+        self.batches = _first_batches(data, num_batches, [f.name for f in self.formats if f.needs_data])
         self.refusals: dict[tuple[str, str], str] = {}
         self._ranges: list[Ranges] = [{}]
         self._layers = {name: [site.module] for name, site in self._sites.items()}
         for format in self.formats[1:]:
-            made = self._build(format)
+            modules = self._build(format)
             for name in self._layers:
-                self._layers[name].append(made.get(name, self._sites[name].module))
+                self._layers[name].append(modules.get(name, self._sites[name].module))
         names = [f.name for f in self.formats]
         self.allowed = tuple(
             tuple(all((layer, name) not in self.refusals for layer in group.layers) for name in names)
@@ -126,16 +126,16 @@ class SwitchableModel:
 
     def layer_formats(self, config: Config) -> dict[str, Format]:
         """{layer: its format} of a configuration."""
-        found = zip(self.groups, self.check(config), strict=True)
-        return {layer: self.formats[f] for group, f in found for layer in group.layers}
+        chosen = zip(self.groups, self.check(config), strict=True)
+        return {layer: self.formats[f] for group, f in chosen for layer in group.layers}
 
     def ranges(self, config: Config) -> Ranges:
         """{'layer.input': Range} of every static tensor of a configuration, as quantize_recipe_ takes them."""
-        found: Ranges = {}
+        ranges: Ranges = {}
         for group, f in zip(self.groups, self.check(config), strict=True):
             for layer in group.layers:
-                found |= {name: r for name, r in self._ranges[f].items() if name.rpartition(".")[0] == layer}
-        return found
+                ranges |= {name: r for name, r in self._ranges[f].items() if name.rpartition(".")[0] == layer}
+        return ranges
 
     def check(self, config: Config) -> Config:
         """The configuration. Raises ArgumentError for a wrong length, unknown formats, and refused ones with why."""
@@ -202,10 +202,10 @@ class SwitchableModel:
                     self.model, self.batches, "mse", len(self.batches), batch_to_inputs=self._batch_to_inputs
                 )
             self._ranges.append(ranges)
-            made: dict[str, nn.Module] = {}
+            modules: dict[str, nn.Module] = {}
             for name, twin in simulating.items():
-                made[name] = twin_of(twin, name, lambda m: m.to_quantized()).eval()  # type: ignore[operator]
-            return made
+                modules[name] = twin_of(twin, name, lambda m: m.to_quantized()).eval()  # type: ignore[operator]
+            return modules
         finally:
             for step in reversed(undo):
                 step()
@@ -219,17 +219,17 @@ def output_tensor(result: Any) -> Tensor:
     return tensor
 
 
-def _kept(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
-    wanted = USUAL_BATCHES if num_batches is None else num_batches
-    arguments.whole("num_batches", wanted, 1)
+def _first_batches(data: Iterable[Any] | None, num_batches: int | None, static: Sequence[str]) -> list[Any]:
+    limit = USUAL_BATCHES if num_batches is None else num_batches
+    arguments.whole("num_batches", limit, 1)
     if data is None:
         if static:
             raise ArgumentError("data", f"None, for {', '.join(static)}", "batches, or dynamic formats (W8A8Dynamic)")
         return []
-    kept = list(itertools.islice(arguments.iterable("data", data), wanted))
-    if not kept or (num_batches is not None and len(kept) < num_batches):
-        raise ArgumentError("num_batches", wanted, f"at most {len(kept)}, the batches that the data has")
-    return kept
+    batches = list(itertools.islice(arguments.iterable("data", data), limit))
+    if not batches or (num_batches is not None and len(batches) < num_batches):
+        raise ArgumentError("num_batches", limit, f"at most {len(batches)}, the batches that the data has")
+    return batches
 
 
 def _weight(module: nn.Module) -> Tensor:

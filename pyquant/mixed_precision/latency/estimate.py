@@ -43,10 +43,10 @@ class Estimate:
         return math.fsum(parts)
 
 
-def estimate(samples: Samples, groups: Groups, borders: bool, known: Sequence[Config]) -> Estimate:
-    """known: configurations of `totals` that may be used; those that are to check the table are not among them."""
+def estimate(samples: Samples, groups: Groups, borders: bool, fitted: Sequence[Config]) -> Estimate:
+    """fitted: configurations of `totals` that may be used; those that are to check the table are not among them."""
     samples = samples.steadied()
-    totals = {config: statistics.median(us for _, us in samples.totals[config]) for config in known}
+    totals = {config: statistics.median(us for _, us in samples.totals[config]) for config in fitted}
     if not samples.forwards:
         return _calibrated(_from_isolated(samples, groups), totals)
     return _calibrated(_from_forwards(samples.forwards, groups, borders), totals)
@@ -55,16 +55,16 @@ def estimate(samples: Samples, groups: Groups, borders: bool, known: Sequence[Co
 def _from_forwards(forwards: Sequence[Forward], groups: Groups, borders: bool) -> Estimate:
     """A format also acts on what runs after its layers: wide weights push activations out of the cache. What passes
     until the next layer, beyond the least of all formats, is counted as the group's."""
-    kept = _middle_halves(forwards)
+    central = _middle_halves(forwards)
     cells: dict[tuple[int, int], Cell] = {}
     layers: dict[tuple[str, int], float] = {}
     added: dict[tuple[int, int, int], float] = {}
     for g, names in enumerate(groups):
-        inside = _columns(kept, lambda f, names=names: _sum_of(f, names))  # type: ignore[misc]
-        after = _by_format(_means(_columns(kept, lambda f, g=g: f.after.get(g))), g)  # type: ignore[misc]
-        gap = _means(_columns(kept, lambda f, g=g: f.gap.get(g)))  # type: ignore[misc]
+        inside = _columns(central, lambda f, names=names: _sum_of(f, names))  # type: ignore[misc]
+        after = _by_format(_means(_columns(central, lambda f, g=g: f.after.get(g))), g)  # type: ignore[misc]
+        gap = _means(_columns(central, lambda f, g=g: f.gap.get(g)))  # type: ignore[misc]
         for name in names:
-            of_layer = _means(_columns(kept, lambda f, name=name: f.layers.get(name)))  # type: ignore[misc]
+            of_layer = _means(_columns(central, lambda f, name=name: f.layers.get(name)))  # type: ignore[misc]
             layers |= {(name, f): us for f, us in _by_format(of_layer, g).items()}
         pairs = _by_neighbour(_means(inside), gap, g) if borders and g else {}
         for f, us in _by_format(_means(inside), g).items():
@@ -83,19 +83,19 @@ def _middle_halves(forwards: Sequence[Forward]) -> dict[Config, list[Forward]]:
     by_config: dict[Config, list[Forward]] = defaultdict(list)
     for forward in forwards:
         by_config[forward.config].append(forward)
-    kept = {}
+    central = {}
     for config, rows in by_config.items():
         rows.sort(key=lambda f: f.total)
         out = len(rows) // 4
-        kept[config] = rows[out : len(rows) - out]
-    return kept
+        central[config] = rows[out : len(rows) - out]
+    return central
 
 
 def _columns(
-    kept: Mapping[Config, Sequence[Forward]], value: Callable[[Forward], float | None]
+    forwards: Mapping[Config, Sequence[Forward]], value: Callable[[Forward], float | None]
 ) -> dict[Config, list[float]]:
     """{configuration: the values of its forwards}, without configurations that have none."""
-    columns = {config: [us for f in found if (us := value(f)) is not None] for config, found in kept.items()}
+    columns = {config: [us for f in rows if (us := value(f)) is not None] for config, rows in forwards.items()}
     return {config: column for config, column in columns.items() if column}
 
 
@@ -105,26 +105,26 @@ def _means(columns: Mapping[Config, Sequence[float]]) -> dict[Config, float]:
 
 def _by_format(means: Mapping[Config, float], group: int) -> dict[int, float]:
     """{format of the group: the mean over the configurations that have it}."""
-    found: dict[int, list[float]] = defaultdict(list)
+    by_format: dict[int, list[float]] = defaultdict(list)
     for config, us in means.items():
-        found[config[group]].append(us)
-    return {f: statistics.fmean(values) for f, values in found.items()}
+        by_format[config[group]].append(us)
+    return {f: statistics.fmean(values) for f, values in by_format.items()}
 
 
 def _sum_of(forward: Forward, names: Sequence[str]) -> float | None:
     """us of the layers; None where none of them was called."""
-    found = [forward.layers[name] for name in names if name in forward.layers]
-    return math.fsum(found) if found else None
+    times = [forward.layers[name] for name in names if name in forward.layers]
+    return math.fsum(times) if times else None
 
 
 def _by_neighbour(
     inside: Mapping[Config, float], gap: Mapping[Config, float], group: int
 ) -> dict[tuple[int, int], float]:
     """{(format of the previous group, own): us of the group, with what the gap before it takes beyond the least}."""
-    found: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    by_pair: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for config, us in inside.items():
-        found[config[group - 1], config[group]].append((us, gap[config]))
-    means = {pair: [statistics.fmean(column) for column in zip(*rows, strict=True)] for pair, rows in found.items()}
+        by_pair[config[group - 1], config[group]].append((us, gap[config]))
+    means = {pair: [statistics.fmean(column) for column in zip(*rows, strict=True)] for pair, rows in by_pair.items()}
     least = min(gap for _, gap in means.values())
     return {pair: us + gap - least for pair, (us, gap) in means.items()}
 
@@ -146,15 +146,15 @@ def _from_isolated(samples: Samples, groups: Groups) -> Estimate:
     return Estimate(cells, layers, None)
 
 
-def _calibrated(found: Estimate, totals: Mapping[Config, float]) -> Estimate:
+def _calibrated(raw: Estimate, totals: Mapping[Config, float]) -> Estimate:
     """The base, and a scale for everything else where that predicts configurations better that it was not fitted to:
     layers take longer the more of the others are wide, and longer alone than among the others."""
-    points = [(found.of(config), total) for config, total in totals.items()]
+    points = [(raw.of(config), total) for config, total in totals.items()]
     fits = (fit_base, fit_line) if len(points) > 2 else (fit_base,)
     base, scale = min(fits, key=lambda fit: _left_out_error(fit, points))(points)
-    groups = {key: (us * scale, low * scale, high * scale) for key, (us, low, high) in found.groups.items()}
-    borders = found.borders and {key: us * scale for key, us in found.borders.items()}
-    return Estimate(groups, {key: us * scale for key, us in found.layers.items()}, borders, base, scale)
+    groups = {key: (us * scale, low * scale, high * scale) for key, (us, low, high) in raw.groups.items()}
+    borders = raw.borders and {key: us * scale for key, us in raw.borders.items()}
+    return Estimate(groups, {key: us * scale for key, us in raw.layers.items()}, borders, base, scale)
 
 
 def _left_out_error(fit: Callable[[Points], tuple[float, float]], points: Points) -> float:

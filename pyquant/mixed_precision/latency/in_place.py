@@ -53,13 +53,13 @@ def samples_in_place(
                     totals = [max(0.0, ended - began - own_ns) * 1e-3 for began, ended in runs]
                     samples.totals[config].append((done, statistics.median(totals)))
                     continue
-                found = []
+                runs_read = []
                 with timers.running() as stamps:
                     for _ in range(calls):
                         stamps.clear()
                         began, ended = forward()
-                        found.append((ended - began, began, ended, list(stamps)))
-            _, began, ended, read = sorted(found, key=lambda f: f[0])[calls // 2]  # one that really was
+                        runs_read.append((ended - began, began, ended, list(stamps)))
+            _, began, ended, read = sorted(runs_read, key=lambda f: f[0])[calls // 2]  # one that really was
             samples.forwards.append(_read(done, config, names, began, ended, read, own_ns))
         done += 1
         tell(done, effort.rounds, "rounds")

@@ -125,22 +125,22 @@ def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None)
     args, kwargs = example_of(switchable, example_inputs)
     device = _device_of(switchable.model)
     environment = describe_environment(device)
-    found = {
+    facts = {
         "device": device.type, "cpu": environment.cpu, "gpu": environment.gpu, "driver": environment.driver,
         "cuda": environment.cuda, "threads": str(environment.threads), "torch": environment.torch,
         "pyquant": environment.pyquant, "libraries": library_digest(),
         "formats": ", ".join(f.name for f in switchable.formats),
     }  # fmt: skip
-    found |= {f"input {i}": _text_of(value) for i, value in enumerate(args)}
-    found |= {f"input {name!r}": _text_of(value) for name, value in kwargs.items()}
+    facts |= {f"input {i}": _text_of(value) for i, value in enumerate(args)}
+    facts |= {f"input {name!r}": _text_of(value) for name, value in kwargs.items()}
     for group in switchable.groups:
         for name in group.layers:
             layer = switchable.layer(name, 0)
             weight: Any = layer.weight
             shape = " x ".join(map(str, weight.shape))
             dtype = dtype_name(weight.dtype)
-            found[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {group.name}"
-    return found
+            facts[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {group.name}"
+    return facts
 
 
 # ---- what is run
@@ -197,10 +197,10 @@ def _look(
     if missing:
         raise ArgumentError("example_inputs", f"a batch for which {missing[0]!r} is not called", "one that calls every "
                             "layer of the groups, or filter_fn to leave layers out")  # fmt: skip
-    wanted = integers if borders is None else borders
-    if wanted and list(dict.fromkeys(order)) != list(range(len(switchable.groups))):
+    with_borders = integers if borders is None else borders
+    if with_borders and list(dict.fromkeys(order)) != list(range(len(switchable.groups))):
         raise ArgumentError("borders", True, "False: the model does not call its groups in their order")
-    return wanted
+    return with_borders
 
 
 @contextmanager
@@ -232,9 +232,9 @@ def _table(
     from pyquant.mixed_precision.latency.estimate import estimate  # numpy, which `import pyquant` does without
 
     groups, formats = switchable.groups, range(len(switchable.formats))
-    found = estimate(samples, [group.layers for group in groups], borders, plan.known)
+    fit = estimate(samples, [group.layers for group in groups], borders, plan.known)
     for group, row, g in zip(groups, switchable.allowed, range(len(groups)), strict=True):
-        if missing := [f for f in formats if row[f] and (g, f) not in found.groups]:
+        if missing := [f for f in formats if row[f] and (g, f) not in fit.groups]:
             raise ArgumentError(
                 "grouping", f"{group.name}: in {switchable.formats[missing[0]].name} the model never calls its layers",
                 "groups that are called in every format; fused encoder layers need several groups",
@@ -243,27 +243,27 @@ def _table(
     for g, group in enumerate(groups):
         for name in group.layers:
             layer_us[name] = tuple(
-                found.groups[g, f][0] * _share(found.layers[name, f], [found.layers[n, f] for n in group.layers])
-                if (g, f) in found.groups else None
+                fit.groups[g, f][0] * _share(fit.layers[name, f], [fit.layers[n, f] for n in group.layers])
+                if (g, f) in fit.groups else None
                 for f in formats
             )  # fmt: skip
     interval = {c: median_interval([us for _, us in rows]) for c, rows in samples.steadied().totals.items()}
 
     def measured(config: Config) -> MeasuredConfig:
-        return MeasuredConfig(config, *interval[config], found.of(config))
+        return MeasuredConfig(config, *interval[config], fit.of(config))
 
     notes = []
     if samples.isolated:
         notes.append("layers were timed alone, on the inputs that the model gives them")
     if any(config in plan.design for config in plan.held_out):
         notes.append("the model is small: configurations held out were also run with timers inside")
-    if found.scale != 1:
-        notes.append(f"figures of groups are {found.scale:.3f} times what was read: so whole models come out best")
-    cells = [[found.groups.get((g, f)) for f in formats] for g in range(len(groups))]
+    if fit.scale != 1:
+        notes.append(f"figures of groups are {fit.scale:.3f} times what was read: so whole models come out best")
+    cells = [[fit.groups.get((g, f)) for f in formats] for g in range(len(groups))]
     border_us = None
-    if found.borders is not None:
+    if fit.borders is not None:
         border_us = tuple(
-            tuple(tuple(found.borders.get((g, a, b)) for b in formats) for a in formats) for g in range(1, len(groups))
+            tuple(tuple(fit.borders.get((g, a, b)) for b in formats) for a in formats) for g in range(1, len(groups))
         )
     return LatencyTable(
         groups=tuple(group.name for group in groups),
@@ -271,7 +271,7 @@ def _table(
         formats=tuple(f.name for f in switchable.formats),
         weight_bits=tuple(f.weight_bits for f in switchable.formats),
         input_bits=tuple(f.input_bits for f in switchable.formats),
-        base_us=found.base,
+        base_us=fit.base,
         group_us=tuple(tuple(cell and cell[0] for cell in row) for row in cells),
         interval_us=tuple(tuple(cell and cell[1:] for cell in row) for row in cells),
         layer_us=layer_us,
@@ -281,7 +281,7 @@ def _table(
         clock=clock,
         rounds=rounds,
         fingerprint=fingerprint,
-        scale=found.scale,
+        scale=fit.scale,
         notes=tuple(notes),
     )
 

@@ -58,7 +58,7 @@ class Samples:
 
         The speed of a round is the median over its runs of time / median time of that configuration.
         """
-        rows = [(("whole", config), round_, us) for config, found in self.totals.items() for round_, us in found]
+        rows = [(("whole", config), round_, us) for config, times_of in self.totals.items() for round_, us in times_of]
         rows += [(("timed", f.config), f.round, f.total) for f in self.forwards]
         times: dict[object, list[float]] = defaultdict(list)
         for key, _, us in rows:
@@ -68,7 +68,7 @@ class Samples:
         for key, round_, us in rows:
             ratios[round_].append(us / middle[key] if us > 0 and middle[key] > 0 else 1.0)
         speed = {round_: statistics.median(values) for round_, values in ratios.items()}
-        totals = {config: [(n, us / speed[n]) for n, us in found] for config, found in self.totals.items()}
+        totals = {config: [(n, us / speed[n]) for n, us in times_of] for config, times_of in self.totals.items()}
         return Samples(totals, [f.over(speed[f.round]) for f in self.forwards], dict(self.isolated))
 
 
@@ -126,24 +126,24 @@ def design(allowed: Mask) -> list[Config]:
         [(0, 0, 0), (0, 1, 0), (1, 1, 0), (1, 0, 0)]
     """
     count = len(allowed[0])
-    found = [
+    configs = [
         tuple((i + j * g) % count if row[(i + j * g) % count] else 0 for g, row in enumerate(allowed))
         for i in range(count)
         for j in range(count)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(configs))
 
 
 def held_out(allowed: Mask, known: Sequence[Config], count: int, seed: int) -> list[Config]:
     """Random configurations, none of them known; as many as there are, at most `count`."""
-    rng, found = random.Random(seed), {*known}
+    rng, taken = random.Random(seed), {*known}
     drawn: list[Config] = []
     draws = 0
     while len(drawn) < count and draws < _MOST_DRAWS:
         config = tuple(rng.choice([f for f, good in enumerate(row) if good]) for row in allowed)
         draws += 1
-        if config not in found:
-            found.add(config)
+        if config not in taken:
+            taken.add(config)
             drawn.append(config)
             draws = 0
     return drawn

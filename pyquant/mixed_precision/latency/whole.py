@@ -47,17 +47,17 @@ def measure_configurations(
         [True, True]
     """
     effort = Effort(rounds, min_rounds, max_seconds, tolerance)
-    wanted = list(dict.fromkeys(switchable.check(config) for config in configs))
-    if not wanted:
+    checked = list(dict.fromkeys(switchable.check(config) for config in configs))
+    if not checked:
         raise ArgumentError("configs", "none", "at least one configuration")
     args, kwargs = example_of(switchable, example_inputs)
     tell = progress or (lambda done, total, what: None)
     with using_threads(threads), torch.inference_mode():
         timer = clock_of(clock, switchable.model)
         if isinstance(timer, StampClock):
-            samples, _ = samples_in_place(switchable, [], wanted, args, kwargs, timer, effort, seed, tell)
+            samples, _ = samples_in_place(switchable, [], checked, args, kwargs, timer, effort, seed, tell)
         else:
             samples = Samples()
-            whole_samples(switchable, wanted, args, kwargs, timer, effort, seed, samples, tell)
+            whole_samples(switchable, checked, args, kwargs, timer, effort, seed, samples, tell)
     steady = samples.steadied()
-    return {config: median_interval([us for _, us in steady.totals[config]]) for config in wanted}
+    return {config: median_interval([us for _, us in steady.totals[config]]) for config in checked}

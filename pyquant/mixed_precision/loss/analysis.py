@@ -143,8 +143,8 @@ class Analysis:
     def _steps(self, measure: Measure, loss: Cells, latency: Latency | None) -> tuple[SensitivityStep, ...]:
         steps: list[SensitivityStep] = []
         for f in self.lowered:
-            known = {g: value for g, row in enumerate(loss) if (value := row[f]) is not None}
-            order = sorted(known, key=lambda g: (known[g], g))
+            losses_alone = {g: value for g, row in enumerate(loss) if (value := row[f]) is not None}
+            order = sorted(losses_alone, key=lambda g: (losses_alone[g], g))
             configs: list[Config] = [
                 tuple(f if g in order[: n + 1] else 0 for g in range(len(self.groups))) for n in range(len(order))
             ]
@@ -163,12 +163,12 @@ class Analysis:
             return None
         baseline = measure.values(task, [self.zeros])[0]
         cells = {} if steps and task is not self.measured else self.cells()
-        found = dict(zip(cells, measure.values(task, list(cells.values())), strict=True))
+        values = dict(zip(cells, measure.values(task, list(cells.values())), strict=True))
         whole = self.whole()
         uniform: dict[int, float | None] = dict(zip(whole, measure.values(task, list(whole.values())), strict=True))
         uniform |= {[f.name for f in self.formats].index(s.format): s.task for s in steps}
         return SensitivityTask(
-            baseline, task.higher_is_better, self._grid(found, baseline), self._row(uniform, baseline)
+            baseline, task.higher_is_better, self._grid(values, baseline), self._row(uniform, baseline)
         )
 
     def _latency(self, latency: Latency | None, steps: Sequence[SensitivityStep]) -> SensitivityLatency | None:
@@ -179,15 +179,15 @@ class Analysis:
         whole = {f: float(latency.predict(self._uniform(f))) for f in self.lowered}
         return SensitivityLatency(floats, self._grid(cells, floats), self._row(whole, floats))
 
-    def _grid(self, found: Mapping[tuple[int, int], float], floats: float = 0.0) -> Cells:
+    def _grid(self, values: Mapping[tuple[int, int], float], floats: float = 0.0) -> Cells:
         """[groups][formats], None where nothing is known."""
         return tuple(
-            self._row({f: found.get((g, f)) for f in range(1, len(self.formats))}, floats)
+            self._row({f: values.get((g, f)) for f in range(1, len(self.formats))}, floats)
             for g in range(len(self.groups))
         )
 
-    def _row(self, found: Mapping[int, float | None], floats: float = 0.0) -> tuple[float | None, ...]:
-        return (floats, *(found.get(f) for f in range(1, len(self.formats))))
+    def _row(self, values: Mapping[int, float | None], floats: float = 0.0) -> tuple[float | None, ...]:
+        return (floats, *(values.get(f) for f in range(1, len(self.formats))))
 
 
 class Measure:

@@ -142,13 +142,15 @@ class TaskMetric:
 
     def _measure(self, config: Config) -> float:
         with self.switchable.using(config) as model, torch.no_grad(), self._counted(model):
-            found = self.eval_fn(model)
-        if isinstance(found, Tensor) and found.numel() == 1:
-            found = found.item()
+            result = self.eval_fn(model)
+        if isinstance(result, Tensor) and result.numel() == 1:
+            result = result.item()
         try:
-            value = float(found)
+            value = float(result)
         except (TypeError, ValueError):
-            raise ArgumentError("eval_fn", f"a function that returned a {type(found).__name__}", "one number") from None
+            raise ArgumentError(
+                "eval_fn", f"a function that returned a {type(result).__name__}", "one number"
+            ) from None
         if not math.isfinite(value):
             named = ", ".join(f"{g}: {f}" for g, f in self.switchable.named(config).items())
             raise NonFiniteError("eval_fn", f"{value} ({named})", "a finite number")

@@ -114,7 +114,7 @@ class _Pair:
 
 
 def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> list[_Pair]:
-    originals, found = dict(reference.named_modules()), []
+    originals, pairs = dict(reference.named_modules()), []
     for name, layer in model.named_modules():
         if not isinstance(layer, (LinearCall, SimulatedLayer)) or layer.scheme.is_float:  # type: ignore[union-attr]
             continue
@@ -125,8 +125,8 @@ def _pairs(model: nn.Module, reference: nn.Module, skipped: dict[str, str]) -> l
         elif _matrix(original, weight).shape != _quantised_weight(layer).shape:
             skipped[name] = f"the reference's weights are {list(weight.shape)}"
         else:
-            found.append(_Pair(name, layer, original))
-    return found
+            pairs.append(_Pair(name, layer, original))
+    return pairs
 
 
 def _matrix(layer: Any, weight: Tensor) -> Tensor:
@@ -173,9 +173,9 @@ def _add_batch(
 
     def quantised(pair: _Pair) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
-            wanted = given.get(pair.name)
-            if wanted and isinstance(y, Tensor) and not pair.computes_more:
-                _entry(sums, pair.name, "output").add(y, wanted.pop(0))
+            references = given.get(pair.name)
+            if references and isinstance(y, Tensor) and not pair.computes_more:
+                _entry(sums, pair.name, "output").add(y, references.pop(0))
 
         return hook
 

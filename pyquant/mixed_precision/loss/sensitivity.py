@@ -135,14 +135,14 @@ def cost_of(
         '4 evaluations: 20 forward passes, 8 forward passes before, to calibrate'
     """
     check_names(metric, mode)
-    found = formats_of(formats)
+    checked = formats_of(formats)
     groups = find_groups(model, grouping, filter_fn)
-    outline = _Outline(groups, found, tuple((True,) * len(found) for _ in groups))
+    outline = _Outline(groups, checked, tuple((True,) * len(checked) for _ in groups))
     stand_in: Any = outline
     losses = LossOfOutputs(stand_in, loss, [None] * (num_batches if batches is None else batches))
     task = TaskMetric(stand_in, type) if with_eval or metric == "eval" else None
     analysis = Analysis(Scoring(stand_in, losses, task, None, _number(repeats)), metric, mode)
-    return analysis.cost(_calibration(found, num_batches))
+    return analysis.cost(_calibration(checked, num_batches))
 
 
 @dataclass(frozen=True)

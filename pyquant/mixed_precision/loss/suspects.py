@@ -29,14 +29,14 @@ def usual_suspects(switchable: SwitchableModel) -> dict[str, str]:
     }
     median = statistics.median(sides.values())
     names = list(sides)
-    found: dict[str, str] = {}
+    suspects: dict[str, str] = {}
     for i, name in enumerate(names):
         reasons = [word for word, at in (("first", 0), ("last", len(names) - 1)) if i == at]
         if sides[name] <= _NARROW * median:
             reasons.append(f"bottleneck of {sides[name]}")
         if reasons:
-            found[name] = ", ".join(reasons)
-    return found
+            suspects[name] = ", ".join(reasons)
+    return suspects
 
 
 def _narrower(layer: Any) -> int:

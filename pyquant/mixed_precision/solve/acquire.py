@@ -55,26 +55,26 @@ class Stairs:
 
 def candidates(model: Model, rng: np.random.Generator, epsilon: float) -> list[Config]:
     """Configurations on the front that the model thinks likeliest and on some that are possible, in order."""
-    found: set[Config] = set()
+    candidates: set[Config] = set()
     for problem in (model.refitted(), *(model.sampled(rng) for _ in range(SAMPLES))):
         for pull in PULL if problem.constraints else (0.0,):
-            found.update(c.config for c in exact_front(_pulled(problem, pull), epsilon))
-    kept = sorted(c for c in found if not model.problem.violations(c))
-    if len(kept) > MAX_POOL:  # of many groups: an even choice along the costs
-        order = np.lexsort((np.arange(len(kept)), model.problem.costs_of(kept)))
-        kept = [kept[order[i]] for i in np.linspace(0, len(kept) - 1, MAX_POOL).astype(int)]
-    return sorted(set(kept))
+            candidates.update(c.config for c in exact_front(_pulled(problem, pull), epsilon))
+    feasible = sorted(c for c in candidates if not model.problem.violations(c))
+    if len(feasible) > MAX_POOL:  # of many groups: an even choice along the costs
+        order = np.lexsort((np.arange(len(feasible)), model.problem.costs_of(feasible)))
+        feasible = [feasible[order[i]] for i in np.linspace(0, len(feasible) - 1, MAX_POOL).astype(int)]
+    return sorted(set(feasible))
 
 
 def neighbours(problem: SearchProblem, configs: Sequence[Config]) -> list[Config]:
     """Every allowed configuration that differs from one of these in one group, in order."""
-    found = {
+    neighbours = {
         (*config[:g], int(f), *config[g + 1 :])
         for config in configs
         for g in range(len(config))
         for f in np.flatnonzero(problem.mask[g])
     }
-    return sorted(c for c in found if not problem.violations(c))
+    return sorted(c for c in neighbours if not problem.violations(c))
 
 
 def expected_gains(model: Model, stairs: Stairs, pool: Sequence[Config]) -> tuple[Table, Table, Table]:

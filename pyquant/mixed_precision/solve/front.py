@@ -39,10 +39,10 @@ class _States:
 
 @dataclass
 class FrontCounts:
-    """How much exact_front did: beginnings that were made, and the most that one group kept."""
+    """Work of exact_front: partial configurations generated, and the most that one group retained."""
 
-    made: int = 0
-    kept: int = 0
+    generated: int = 0
+    peak: int = 0
 
 
 def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCounts | None = None) -> list[FrontPoint]:
@@ -81,7 +81,7 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCount
             for f in range(len(problem.formats))
         ]
         states = _with_dense_keys(states)
-        counts.kept = max(counts.kept, sum(len(s.cost) for s in states))
+        counts.peak = max(counts.peak, sum(len(s.cost) for s in states))
         history.append(states)
     return _read_back(history, _merge(states))
 
@@ -98,21 +98,21 @@ def _empty() -> _States:
 def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, counts: FrontCounts) -> _States:
     """Every beginning with format f behind it, without those that others make needless."""
     starts = np.cumsum([0, *(len(s.cost) for s in states)])
-    made = _States(
+    extended = _States(
         np.concatenate([s.cost + cost[p] for p, s in enumerate(states)]),
         np.concatenate([s.loss + loss[p] for p, s in enumerate(states)]),
         np.concatenate([s.key * len(states) + f for s in states]),
         np.arange(starts[-1], dtype=np.int64),
     )
-    counts.made += len(made.cost)
-    return made.take(_needed(made, cell))
+    counts.generated += len(extended.cost)
+    return extended.take(_needed(extended, cell))
 
 
-def _needed(made: _States, cell: float) -> NDArray[np.int64]:
+def _needed(states: _States, cell: float) -> NDArray[np.int64]:
     """Indices of the Pareto set, by rising cost; with a cell: of one point for each cell of costs at most."""
-    cells = made.cost if cell == 0 else np.floor(made.cost / cell)
-    order = np.lexsort((made.key, made.loss, cells) if cell == 0 else (made.key, made.cost, made.loss, cells))
-    loss = made.loss[order]
+    cells = states.cost if cell == 0 else np.floor(states.cost / cell)
+    order = np.lexsort((states.key, states.loss, cells) if cell == 0 else (states.key, states.cost, states.loss, cells))
+    loss = states.loss[order]
     best = np.concatenate([[np.inf], np.minimum.accumulate(loss)[:-1]])
     return order[loss < best]
 
@@ -131,11 +131,11 @@ def _with_dense_keys(states: list[_States]) -> list[_States]:
     return [_States(s.cost, s.loss, part, s.parent) for s, part in zip(states, parts, strict=True)]
 
 
-def _read_back(history: list[list[_States]], found: NDArray[np.int64]) -> list[FrontPoint]:
+def _read_back(history: list[list[_States]], chosen: NDArray[np.int64]) -> list[FrontPoint]:
     """The configurations of some of the last group's states, format by format from the end."""
-    cost, loss = (np.concatenate([getattr(s, name) for s in history[-1]])[found] for name in ("cost", "loss"))
-    configs = np.empty((len(found), len(history)), dtype=np.int64)
-    index = found
+    cost, loss = (np.concatenate([getattr(s, name) for s in history[-1]])[chosen] for name in ("cost", "loss"))
+    configs = np.empty((len(chosen), len(history)), dtype=np.int64)
+    index = chosen
     for g in range(len(history) - 1, -1, -1):
         ends = np.cumsum([len(s.cost) for s in history[g]])
         configs[:, g] = np.searchsorted(ends, index, side="right")

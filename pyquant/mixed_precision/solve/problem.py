@@ -147,14 +147,14 @@ class SearchProblem:
         """A configuration as a tuple of int. Raises ArgumentError for a wrong length, index or format not allowed."""
         if len(config) != len(self.groups):
             raise ArgumentError("config", f"{len(config)} entries", f"{len(self.groups)}: one for each group")
-        found = tuple(int(f) for f in config)
-        for g, f in enumerate(found):
+        checked = tuple(int(f) for f in config)
+        for g, f in enumerate(checked):
             if not 0 <= f < len(self.formats) or f != config[g]:
                 raise ArgumentError("config", f"{config[g]!r} for {self.groups[g]!r}", f"0 to {len(self.formats) - 1}")
             if not self.mask[g, f]:
                 allowed = ", ".join(n for n, ok in zip(self.formats, self.mask[g], strict=True) if ok)
                 raise ArgumentError("config", f"{self.formats[f]!r} for {self.groups[g]!r}", allowed)
-        return found
+        return checked
 
     def violations(self, config: Config) -> list[str]:
         """The constraints that a configuration breaks, with both numbers; empty: none."""
@@ -210,10 +210,10 @@ class SearchProblem:
 def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(argument, repr(names), "a tuple of names")
-    found = tuple(names)
-    if not found or len(set(found)) != len(found):
-        raise ArgumentError(argument, repr(found)[:200], "at least one name, none twice")
-    return found
+    checked = tuple(names)
+    if not checked or len(set(checked)) != len(checked):
+        raise ArgumentError(argument, repr(checked)[:200], "at least one name, none twice")
+    return checked
 
 
 def _mask(allowed: ArrayLike | None, shape: tuple[int, int], groups: tuple[str, ...]) -> Mask:

@@ -48,7 +48,7 @@ def test_twelve_groups_are_little_work() -> None:
     counts = FrontCounts()
     front = exact_front(decreasing(12), counts=counts)
     assert len(front) > 30
-    assert counts.made < 20_000  # of 531 441 configurations
+    assert counts.generated < 20_000  # of 531 441 configurations
 
 
 def test_every_beginning_is_needed_where_all_trade() -> None:
@@ -58,7 +58,7 @@ def test_every_beginning_is_needed_where_all_trade() -> None:
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b", "c"), weights, weights[:, ::-1])
     counts = FrontCounts()
     assert len(exact_front(problem, counts=counts)) == 3**groups
-    assert counts.kept == 3**groups
+    assert counts.peak == 3**groups
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.05])
@@ -77,7 +77,7 @@ def test_a_coarse_front_bounds_the_work() -> None:
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b"), weights, weights[:, ::-1])
     counts = FrontCounts()
     assert len(exact_front(problem, 0.1, counts)) < 300
-    assert counts.kept < 600
+    assert counts.peak < 600
     for wrong in (-0.1, 1.0, float("nan")):
         with pytest.raises(ArgumentError, match="epsilon"):
             exact_front(problem, wrong)
@@ -86,4 +86,4 @@ def test_a_coarse_front_bounds_the_work() -> None:
 def test_thirty_six_groups_stay_small() -> None:
     counts = FrontCounts()
     assert len(exact_front(decreasing(36), counts=counts)) > 100
-    assert counts.made < 500_000
+    assert counts.generated < 500_000

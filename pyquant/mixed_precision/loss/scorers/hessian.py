@@ -33,8 +33,8 @@ class HessianTrace(Scorer):
     @property
     def settings(self) -> str:
         fn = self.scoring.loss_fn
-        told = self.scoring.loss.metric.name if fn is None else getattr(fn, "__qualname__", type(fn).__qualname__)
-        return f"{super().settings} loss={told}"
+        loss = self.scoring.loss.metric.name if fn is None else getattr(fn, "__qualname__", type(fn).__qualname__)
+        return f"{super().settings} loss={loss}"
 
     @property
     def width(self) -> int:

@@ -41,10 +41,10 @@ def watching(switchable: SwitchableModel, see: See, layers: tuple[str, ...] | No
 def gradients_of(model: nn.Module, tensors: list[nn.Parameter]) -> Iterator[None]:
     """Gradients for these parameters of the model and for no others."""
     flags = [(p, p.requires_grad) for p in model.parameters()]
-    wanted = {id(t) for t in tensors}
+    chosen = {id(t) for t in tensors}
     try:
         for parameter, _ in flags:
-            parameter.requires_grad_(id(parameter) in wanted)
+            parameter.requires_grad_(id(parameter) in chosen)
         with torch.enable_grad():
             yield
     finally:

@@ -83,7 +83,7 @@ def _savings(search: Search, model: Model, pool: list[Config]) -> Table:
     if search.max_loss is None:
         return np.zeros(len(pool))
     problem = search.problem
-    kept = [problem.cost_of(c) for c, y in search.losses.items() if y <= search.max_loss and not problem.violations(c)]
-    best = min(kept, default=search.corner[0])
+    costs = [problem.cost_of(c) for c, y in search.losses.items() if y <= search.max_loss and not problem.violations(c)]
+    best = min(costs, default=search.corner[0])
     saved = likely_savings(model, pool, best, search.max_loss)
     return saved if saved.max() > search.stop_gain * best else np.zeros(len(pool))

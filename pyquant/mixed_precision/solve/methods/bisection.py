@@ -39,17 +39,17 @@ def _bisect(search: Search, max_loss: float) -> None:
         # only what took the format before may go on to this one
         able = [g for g in able if config[g] == f - 1 or not problem.mask[g, config[g] + 1 : f].any()]
         able.sort(key=lambda g: (problem.loss[g, f], g))
-        kept, refused = 0, len(able) + 1  # so many least sensitive groups can and cannot be lowered
-        while refused - kept > 1:
-            middle = (kept + refused) // 2
+        accepted, refused = 0, len(able) + 1  # so many least sensitive groups can and cannot be lowered
+        while refused - accepted > 1:
+            middle = (accepted + refused) // 2
             lowered = _lowered(config, able[:middle], f)
             # what breaks a constraint (too large still) has to go further
             is_kept = bool(problem.violations(lowered)) or search.measure([lowered])[0] <= max_loss
-            kept, refused = (middle, refused) if is_kept else (kept, middle)
-        config = _lowered(config, able[:kept], f)
+            accepted, refused = (middle, refused) if is_kept else (accepted, middle)
+        config = _lowered(config, able[:accepted], f)
 
 
 def _lowered(config: Config, groups: list[int], f: int) -> Config:
-    found = np.array(config)
-    found[groups] = f
-    return tuple(found.tolist())
+    lowered = np.array(config)
+    lowered[groups] = f
+    return tuple(lowered.tolist())

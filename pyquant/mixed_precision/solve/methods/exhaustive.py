@@ -22,6 +22,6 @@ def exhaustive(search: Search) -> None:
         )
     choices = [np.flatnonzero(row).tolist() for row in search.problem.mask]
     every = [tuple(config) for config in itertools.product(*choices)]
-    kept = [config for config in every if not search.problem.violations(config)]
-    for i in range(0, len(kept), search.batch):
-        search.measure(kept[i : i + search.batch])
+    feasible = [config for config in every if not search.problem.violations(config)]
+    for i in range(0, len(feasible), search.batch):
+        search.measure(feasible[i : i + search.batch])

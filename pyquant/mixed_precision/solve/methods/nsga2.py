@@ -38,8 +38,8 @@ def nsga2(search: Search) -> None:
 
     def objectives(rows: Any) -> Table:
         configs = [config_of(row) for row in rows]
-        kept = [c for c in configs if not problem.violations(c)]
-        losses = dict(zip(kept, search.measure(kept), strict=True))
+        feasible = [c for c in configs if not problem.violations(c)]
+        losses = dict(zip(feasible, search.measure(feasible), strict=True))
         return np.array([[problem.cost_of(c), losses.get(c, np.inf)] for c in configs])
 
     class Mixed(Problem):  # type: ignore[misc]
