@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.config import QuantizeConfig, read_config
 from pyquant.cli.models import MODEL_HELP, load_called, model_factory
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import PRESETS, scheme_from_name
-from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES
+from pyquant.nn.match import DEFAULT
 from pyquant.ptq.improve.steps import NAMES as IMPROVERS
+from pyquant.recipe import LayerRule, Recipe
+from pyquant.recipe.layer_rule import FLOAT
 from pyquant.report.render import table
 
 _EXAMPLES = """\
@@ -50,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--scheme", metavar="SCHEME", help="for every Linear and Conv2d: " + ", ".join(PRESETS))
-    how.add_argument("--config", metavar="FILE", help="YAML or JSON: schemes by layer name or pattern")
     how.add_argument("--recipe", metavar="FILE", help="YAML, TOML or JSON: schemes, calibrators, what is skipped")
+    how.add_argument("--config", metavar="FILE", help="the same, where what is not said is as without a recipe")
     ranges = parser.add_mutually_exclusive_group()
     ranges.add_argument("--data", metavar="FN", help=f"to calibrate static inputs with: {DATA_HELP}")
     ranges.add_argument("--calibration", metavar="FILE", help="with --recipe: ranges that `pyquant calibrate` wrote")
@@ -75,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
     """Quantises and saves. -> 0. Raises ArgumentError, or what building the model raises."""
     import pyquant
     from pyquant.integrations.transformers import copy_companions
-    from pyquant.recipe import Recipe
 
     factory = model_factory(args.model)
     quantise = _quantiser(args)  # last: a recipe may name what the modules of model and data register
@@ -101,66 +102,82 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
 
     data = load_called(args.data, "--data") if args.data else None
     improve = check_names(args.improve, data)
-    if not args.recipe:
-        if args.calibration:
-            raise ArgumentError("--calibration", args.calibration, "together with --recipe")
-        config = _config(args)
-        switches: dict[str, Any] = {"heads": args.heads or None, "on_indivisible": args.on_indivisible or CHOICES[0]}
-
-        def quantise_layers(model: nn.Module) -> nn.Module:
-            batches = _batches(data, args)
-            return _quantised(model, config, args, data=batches, num_batches=args.batches, improve=improve, **switches)
-
-        return quantise_layers
-    for name in ("skip", "embeddings", "heads", "on_indivisible", "batches"):
+    given_recipe = args.recipe or args.config
+    if args.calibration and not args.recipe:
+        raise ArgumentError("--calibration", args.calibration, "together with --recipe")
+    for name in ("skip", "embeddings", "heads", "on_indivisible", "batches") if args.recipe else ():
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ArgumentError(option, "given together with --recipe", "what the recipe says about layers")
-    from pyquant.ptq import quantize_recipe_
-    from pyquant.ptq.ranges_file import load_ranges
-    from pyquant.recipe import Recipe
-
-    recipe = Recipe.load(args.recipe)
-    ranges = None
-    if args.calibration:
-        ranges, calibrated_with = load_ranges(args.calibration)
-        if calibrated_with != recipe:
-            got = f"{args.calibration}, made with another recipe than {args.recipe}"
-            raise ArgumentError("--calibration", got, "the ranges of this recipe: run pyquant calibrate again")
+    if not given_recipe:
+        config = {**dict.fromkeys(args.skip), DEFAULT: scheme_from_name(args.scheme)}
+        options = {"embeddings": args.embeddings, "heads": args.heads or None, "num_batches": args.batches}
+        options |= {"on_indivisible": args.on_indivisible or CHOICES[0], "improve": improve}
+    else:
+        recipe = Recipe.load(args.recipe) if args.recipe else _with_options(Recipe.load_config(args.config), args)
+        ranges = _ranges(args, recipe) if args.calibration else None
 
     def quantise(model: nn.Module) -> nn.Module:
-        return quantize_recipe_(model, recipe, _batches(data, args), ranges=ranges, improve=improve)
+        from pyquant.nn.speed import warn_of_short_convolutions
+        from pyquant.ptq import quantize_recipe_
+        from pyquant.ptq.quantize import quantize_
+
+        batches = _batches(data, args)
+        try:
+            if not given_recipe:
+                return quantize_(model, config, data=batches, **options)
+            counted = _with_batches(recipe, batches, args)
+            model = quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve)
+            if args.config:
+                warn_of_short_convolutions(model, stacklevel=3)
+            return model
+        except ArgumentError as error:
+            if args.recipe or error.argument not in ("config", "recipe.layers"):
+                raise
+            named = "--config" if args.config else "--scheme"
+            option = "--skip" if any(f"{pattern!r}" in error.got for pattern in args.skip) else named
+            raise ArgumentError(option, error.got, error.allowed) from None
 
     return quantise
+
+
+def _with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
+    """The recipe with what the options for layers add to it."""
+    known = recipe.selective_quantizer_params.skip_modules or ()
+    skipped = {pattern: LayerRule(FLOAT) for pattern in args.skip if pattern not in known}
+    return replace(
+        recipe,
+        layers={**skipped, **{key: rule for key, rule in recipe.layers.items() if key not in skipped}},
+        embeddings=recipe.embeddings or args.embeddings,
+        heads=True if args.heads else recipe.heads,
+        on_indivisible=args.on_indivisible or recipe.on_indivisible,
+    )
+
+
+def _with_batches(recipe: Recipe, batches: Iterable[Any] | None, args: argparse.Namespace) -> Recipe:
+    """The recipe with the number of batches: of a recipe what it says, otherwise --batches, or all there are."""
+    from pyquant.ptq.quantize import count_of
+
+    if args.recipe or batches is None:
+        return recipe
+    count = count_of(batches, args.batches)
+    return replace(recipe, calib_params=replace(recipe.calib_params, num_calib_batches=count))
+
+
+def _ranges(args: argparse.Namespace, recipe: Recipe) -> Any:
+    from pyquant.ptq.ranges_file import load_ranges
+
+    ranges, calibrated_with = load_ranges(args.calibration)
+    if calibrated_with != recipe:
+        got = f"{args.calibration}, made with another recipe than {args.recipe}"
+        raise ArgumentError("--calibration", got, "the ranges of this recipe: run pyquant calibrate again")
+    return ranges
 
 
 def _batches(data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace) -> Iterable[Any] | None:
     batches = None if data is None else data()
     # improvers go through the data more than once
     return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and args.improve else batches
-
-
-def _quantised(model: nn.Module, config: QuantizeConfig, args: argparse.Namespace, **options: Any) -> nn.Module:
-    """quantize_, whose errors name options: the one that holds the patterns that match nothing."""
-    import pyquant
-
-    try:
-        return pyquant.quantize_(model, config.schemes, embeddings=config.embeddings, **options)
-    except ArgumentError as error:
-        if error.argument != "config":
-            raise
-        named = "--config" if args.config else "--scheme"
-        option = "--skip" if any(f" {pattern!r}" in error.got for pattern in args.skip) else named
-        raise ArgumentError(option, error.got, error.allowed) from None
-
-
-def _config(args: argparse.Namespace) -> QuantizeConfig:
-    if args.config:
-        config = read_config(args.config)
-    else:
-        config = QuantizeConfig({"_default": scheme_from_name(args.scheme)})
-    skipped: dict[str | type, QScheme | None] = dict.fromkeys(args.skip)
-    return QuantizeConfig({**skipped, **config.schemes}, config.embeddings or args.embeddings)
 
 
 def _print_summary(model: nn.Module, before: int, out: str) -> None:

@@ -122,8 +122,8 @@ def expose_linears_(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool
                ih_l0, hh_l0 and so on; Conv1D and FalconLinear of transformers, and what register_linear_form names,
                become what their form says. Parameters keep their memory.
     filter_fn  filter_fn(module, name) -> bool: modules for which it is false are left; None: all.
-    ->         the model; it computes the same. quantize_ does this by itself; SelectiveQuantizer, prepare_qat_ and
-               insert_fake_quantize_ see only nn.Linear and want it done before, optimisers after.
+    ->         the model; it computes the same. quantize_ and recipes do this by themselves; SelectiveQuantizer,
+               prepare_qat_ and insert_fake_quantize_ see only nn.Linear and want it done before, optimisers after.
 
     Example:
         >>> model = expose_linears_(nn.Sequential(nn.LSTM(4, 3)))

@@ -95,8 +95,8 @@ class Fate:
 
 
 _LONGEST_NAME: Final = 256
-_PATTERNS: Final = ("name", "re", "glob")
-_RANK: Final = {kind: rank for rank, kind in enumerate((*_PATTERNS, "type", "default"))}
+PATTERNS: Final = ("name", "re", "glob")
+_RANK: Final = {kind: rank for rank, kind in enumerate((*PATTERNS, "type", "default"))}
 
 
 def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme | None:
@@ -129,7 +129,7 @@ def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mappin
             raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
         return Fate(None, why_not.reason)
     left = kept.get(id(site.module if site.owner is None else site.owner.module))
-    if left is not None and not kinds & set(_PATTERNS if left.is_head else ("name",)):
+    if left is not None and not kinds & set(PATTERNS if left.is_head else ("name",)):
         return Fate(None, left.reason)
     return Fate(decisions[0].scheme, is_named="name" in kinds)
 

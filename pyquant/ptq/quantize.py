@@ -20,11 +20,13 @@ from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
+from pyquant.ptq.layer_scheme import LayerScheme
+from pyquant.ptq.replace import simulated
 from pyquant.ptq.run import quantize_recipe_
 from pyquant.recipe import Recipe
 from pyquant.recipe.documents import FORMATS
 from pyquant.simulate.insert import twin_of
-from pyquant.simulate.kinds import SIMULATED, simulate
+from pyquant.simulate.kinds import SIMULATED, is_simulated
 
 _DEFAULTS: Final[dict[str, object]] = {
     "filter_fn": None, "embeddings": False, "heads": None, "on_indivisible": "per_channel", "input_scales": None,
@@ -120,7 +122,7 @@ def quantize_(
     if input_scales is not None:
         raise ArgumentError("input_scales", "a mapping, together with data", "one of the two")
     arguments.module("model", model)
-    count = _count(data, num_batches)
+    count = count_of(data, num_batches)
     undo: list[Undo] = []
     with undone_on_error(undo):
         improve_before(model, names, data, count, undo, batch_to_inputs)
@@ -135,7 +137,7 @@ def is_recipe(config: object) -> bool:
     )
 
 
-def _count(data: Iterable[Any], num_batches: int | None) -> int:
+def count_of(data: Iterable[Any], num_batches: int | None) -> int:
     arguments.iterable("data", data)
     if num_batches is not None:
         return arguments.whole("num_batches", num_batches, 1)
@@ -152,15 +154,15 @@ def _twins_from_data(
     model: nn.Module, forms: Sequence[Swap], chosen: Chosen, *, data: Iterable[Any], count: int,
     improve: tuple[str, ...], batch_to_inputs: BatchToInputs | None,
 ) -> dict[int, nn.Module]:  # fmt: skip
-    """The quantised twins of layers that data has a part in: of static ones, with improvers of all. They simulate in
-    the model while data goes through it; afterwards it is as before."""
-    twins = {
-        id(site.module): (site, twin_of(site.module, site.names[0], partial(simulate, scheme=scheme)))
-        for site, scheme in chosen
-        if isinstance(site.module, tuple(SIMULATED)) and (scheme.is_static or (improve and not scheme.is_float))
-    }
-    if not twins:
+    """The quantised twins of all layers, where data has a part in some: where one is static, and with improvers. They
+    simulate in the model while data goes through it; afterwards it is as before."""
+    if not improve and not any(scheme.is_static for _, scheme in chosen):
         return {}
+    twins = {
+        id(site.module): (site, twin_of(site.module, site.names[0], partial(simulated, layer=LayerScheme(scheme))))
+        for site, scheme in chosen
+        if isinstance(site.module, tuple(SIMULATED))
+    }
     undo: list[Undo] = []
     swap_modules(model, [*forms, *((site.names, twin) for site, twin in twins.values())], undo=undo)
     try:
@@ -169,7 +171,7 @@ def _twins_from_data(
                 model, data, num_calib_batches=count, batch_to_inputs=batch_to_inputs
             )
         improve_after(model, improve, data, count, batch_to_inputs)
-        return {key: twin.to_quantized() for key, (_, twin) in twins.items()}  # type: ignore[operator]
+        return {key: twin.to_quantized() for key, (_, twin) in twins.items() if is_simulated(twin)}  # type: ignore[operator]
     finally:
         for step in reversed(undo):
             step()

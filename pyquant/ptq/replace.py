@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch import nn
 
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, origin
+from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import fitted
+from pyquant.nn.keep import Kept, kept_layers, remember
 from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.refusals import already_quantised, is_wholly_quantised
 from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import check_names
+from pyquant.nn.sites import PATTERNS, check_names, find_owners
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.nn.tell import warn_of_floats
 from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
@@ -26,10 +29,12 @@ from pyquant.ptq.mapping import (
     ReplacementAction,
     SkipQuantization,
 )
-from pyquant.ptq.rules import Chain, Rule, check_used, strongest
+from pyquant.ptq.rules import Chain, LayerDecision, Rule, chains_of, check_used, strongest
+from pyquant.recipe.recipe import EVERYTHING
 from pyquant.simulate.insert import noted, twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
+_NOT_KEPT: Final = Kept("")
 _WRAPPERS: Final = (SkipQuantization, QuantizedMapping)
 
 
@@ -46,6 +51,20 @@ class Outcome:
         return f"{self.name} ({self.kind}): {self.what}" + (f", {self.why}" if self.why else "")
 
 
+@dataclass(frozen=True)
+class Like:
+    """What a recipe does as quantize_ does, and SelectiveQuantizer alone does not: classes with a linear form are
+    exposed, and everything without an integer twin that is not named stays.
+
+    embeddings, heads  of the recipe.
+    ranges             names of the tensors that have one already, where no data will find any; None: not so.
+    """
+
+    embeddings: bool = False
+    heads: bool | str | None = EVERYTHING
+    ranges: frozenset[str] | None = None
+
+
 class Replacement:
     """The walk over one model. rules: registered keys. mappings: classes with a counterpart, for this quantizer."""
 
@@ -57,11 +76,15 @@ class Replacement:
         mappings: Mapping[type[nn.Module], QuantizedMetadata],
         left_alone: Sequence[type[nn.Module]] = (),
         on_indivisible: str = "per_channel",
+        like: Like | None = None,
     ) -> None:
         self.model, self.default, self.rules = model, default, rules
         self.mappings = {**REGISTERED, **mappings}
         self.left_alone = tuple(left_alone)
-        self.on_indivisible = on_indivisible
+        self.on_indivisible, self.like = on_indivisible, like
+        self.forms: dict[int, nn.Module] = {}  # id of a module -> its linear form
+        self.kept: dict[int, Kept] = {}
+        self.lookups: list[tuple[list[str], nn.Embedding]] = []  # to become QEmbedding when all else is converted
         self.undo: list[Undo] = []
         self.outcomes: list[Outcome] = []
         self.obstacles: set[str] = set()  # reasons for which layers were left that a rule wanted
@@ -77,14 +100,23 @@ class Replacement:
         if is_wholly_quantised(model, leaves):
             raise already_quantised(model)
         check_names(name for name, module in model.named_modules() if isinstance(module, leaves))
-        check_used(self.rules, model, leaves)
-        self.chains = _chains(model)
+        owners = [] if self.like is None or has_form(model) else find_owners(model)
+        self.forms = {id(owner.module): owner.form for owner in owners}
+        named = leaves if self.like is None or not self.like.embeddings else (*leaves, nn.Embedding)
+        check_used(self.rules, model, named, self.forms)
+        self.chains = chains_of(model, self.forms)
+        if self.like is not None and self.like.heads != EVERYTHING:
+            self.kept = kept_layers(model, heads=self.like.heads is True)
+            for owner in owners:
+                if id(owner.module) in self.kept:
+                    inner = dict.fromkeys(map(id, owner.form.modules()), self.kept[id(owner.module)])
+                    self.kept |= inner
         self.last = _last_layers(model, leaves, skip_last)
         try:
             self._visit_children(model, (), self.default)
             swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
             self._warn_of_floats(leaves)
-            if not any(_is_quantised(module) for module in model.modules()):
+            if not self.lookups and not any(_is_quantised(module) for module in model.modules()):
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
         except BaseException:
@@ -102,6 +134,8 @@ class Replacement:
             chains = self.chains.get(id(module), [])
             is_skipped = any(strongest(skips, chain) is not None for chain in chains)
             if is_skipped or self.default is None or isinstance(module, nn.Embedding):
+                wished.add(name)
+            if self.like is not None and self.like.heads is False and self.kept.get(id(module), _NOT_KEPT).is_head:
                 wished.add(name)
         warn_of_floats(quantization_report(self.model), wished, "SelectiveQuantizer", stacklevel=6)
 
@@ -130,10 +164,29 @@ class Replacement:
         if isinstance(module, _WRAPPERS):  # a skip by name, or SkipQuantization itself
             self._tell(name, module.float_module, "floating point", "unwrapped")
             return module.float_module
-        if isinstance(module, tuple(SIMULATED)):
+        is_lookup = isinstance(module, nn.Embedding) and not isinstance(module, QEmbedding)
+        if isinstance(module, tuple(SIMULATED)) or (is_lookup and self.like is not None and self.like.embeddings):
             return self._leaf(module, chain, decision, default)
+        if id(module) in self.forms:
+            return self._formed(module, chain, default)
         self._visit_children(module, chain, default)
         return module
+
+    def _formed(self, module: nn.Module, chain: Chain, default: LayerScheme | None) -> nn.Module:
+        """What takes the place of a module with a linear form: the form, or itself where no Linear in it changes."""
+        name, form, start = chain[-1][0], self.forms[id(module)], len(self.outcomes)
+        inside = [*chain, (name, form)]
+        new = self._visit(form, inside, default) if isinstance(form, nn.Linear) else form
+        if new is form and not isinstance(form, nn.Linear):
+            self._visit_children(form, inside, default)
+        ranges = None if self.like is None else self.like.ranges
+        has_no_range = ranges is not None and not ranges.issuperset(_static_tensors(name, new))
+        if has_no_range or not any(_is_quantised(part) for part in new.modules()):
+            why = f"no range is given for {name}" if has_no_range else self.outcomes[-1].why
+            del self.outcomes[start:]
+            return self._kept(module, name, why)
+        origin.remember(new, module)
+        return new
 
     def _mapped(
         self, module: nn.Module, chain: Chain, mapping: QuantizedMetadata, default: LayerScheme | None
@@ -162,7 +215,7 @@ class Replacement:
             if isinstance(new, tuple(SIMULATED)):  # the target is a layer itself
                 if is_simulated(new) or place is None:
                     return new
-                return twin_of(new, name, lambda made: _simulated(made, place))
+                return twin_of(new, name, lambda made: simulated(made, place))
             self._visit_children(new, [*chain[:-1], (name, new)], default)
         return new
 
@@ -178,18 +231,28 @@ class Replacement:
         layer = decision.what if isinstance(decision.what, LayerScheme) else default
         if layer is None:
             return self._kept(before, name, "named by no rule")
+        left = self.kept.get(id(module))
+        if left is not None and not (decision.is_own and decision.kind in (PATTERNS if left.is_head else ("name",))):
+            self.obstacles.add(left.reason)
+            remember(before, left.reason, self.undo)
+            return self._kept(before, name, left.reason)
         parents = [self._parent(c) for c in self.chains.get(id(module), [chain])]
         why_not = obstacles.why_not(before, parents)
         if why_not is not None:
-            if why_not.is_usual and decision.kind != "name":
+            may_stay = why_not.is_usual if self.like is None else why_not.is_final
+            if may_stay and decision.kind != "name":
                 self.obstacles.add(why_not.reason)
                 return self._kept(before, name, why_not.reason)
             raise ArgumentError("model", f"layer '{name}' {why_not.reason}", why_not.remedy)
         scheme, note = fitted(layer.scheme, before, self.on_indivisible, name)
         if scheme is None:
             return self._kept(before, name, note)
+        if isinstance(before, nn.Embedding):
+            self.lookups.append(([c[-1][0] for c in self.chains.get(id(module), [chain])], before))
+            self._tell(name, before, "int8 rows")
+            return before
         place = replace(layer, scheme=scheme)
-        new = twin_of(module, name, lambda _: noted(_simulated(before, place), note))
+        new = twin_of(module, name, lambda _: noted(simulated(before, place), note))
         waits = f"its {_words(layer.open)} by the method of the calibration" if layer.open else ""
         self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
         return new
@@ -215,12 +278,17 @@ class Replacement:
             rule, kind = best
             # schemes and skips of a block mean the layers in it; a block that has a counterpart still gets that
             if own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata):
-                return LayerDecision(rule.what, kind, rule.key)
+                return LayerDecision(rule.what, kind, rule.key, self._is_own(rule, chain))
             if isinstance(module, tuple(SIMULATED)):
-                return LayerDecision(rule.what, kind, rule.key)
+                return LayerDecision(rule.what, kind, rule.key, self._is_own(rule, chain))
         if own is not None:
             return LayerDecision(own, "class", type(module))
         return LayerDecision(None, "default", None)
+
+    def _is_own(self, rule: Rule, chain: Chain) -> bool:
+        """Whether a key means the place itself (or the module in whose linear form it is), not a block around it."""
+        places = [place for i, place in enumerate(chain) if i == len(chain) - 1 or id(place[1]) in self.forms]
+        return any(rule.kind_at(*place) is not None for place in places)
 
     def _scheme_at(self, chain: Chain, default: LayerScheme | None) -> LayerScheme | None:
         schemes = [rule for rule in self.rules if isinstance(rule.what, LayerScheme)]
@@ -238,27 +306,6 @@ class Replacement:
         self.outcomes.append(Outcome(name, type(module).__name__, what, why))
 
 
-@dataclass(frozen=True)
-class LayerDecision:
-    """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: the rule used."""
-
-    what: LayerScheme | QuantizedMetadata | None
-    kind: str
-    key: object
-
-
-def _chains(model: nn.Module) -> dict[int, list[Chain]]:
-    """For every module, under each of its names, the modules from the model down to it."""
-    chains: dict[int, list[Chain]] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        if name:
-            parts = name.split(".")
-            names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-            chains.setdefault(id(module), []).append([(n, modules[n]) for n in names])
-    return chains
-
-
 def _last_layers(model: nn.Module, leaves: tuple[type[nn.Module], ...], count: int) -> set[nn.Module]:
     layers = [module for module in model.modules() if isinstance(module, leaves)]
     if count > len(layers):
@@ -270,6 +317,14 @@ def _shared_children(parent: nn.Module) -> list[tuple[str, nn.Module]]:
     """Children that named_children leaves out, as they are there under another name."""
     first = {name for name, _ in parent.named_children()}
     return [(name, child) for name, child in parent._modules.items() if child is not None and name not in first]
+
+
+def _static_tensors(name: str, module: nn.Module) -> Iterator[str]:
+    """The tensors of simulating layers in a module of that name that need a range from data."""
+    for inner, layer in module.named_modules():
+        for tensor, fake in layer.fake_quantizers().items() if is_simulated(layer) else ():  # type: ignore[operator]
+            if tensor != "weight" and not fake.follows:
+                yield ".".join(part for part in (name, inner, tensor) if part)
 
 
 def _is_quantised(module: nn.Module) -> bool:
@@ -284,7 +339,7 @@ def _words(words: frozenset[str]) -> str:
     return " and ".join(sorted(words))
 
 
-def _simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
+def simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
     """The simulating twin of a float layer; for a 16-bit scheme the 16-bit layer itself, as it rounds nothing."""
     if layer.scheme.is_float:
         if isinstance(module, nn.Linear):

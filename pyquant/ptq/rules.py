@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +56,43 @@ class Rule:
         return (depth == 0 and not _is_container_of(place, source)) if source is None else type(place) is source
 
 
+@dataclass(frozen=True)
+class LayerDecision:
+    """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: the rule used.
+
+    is_own  whether the key means the place itself, not a block around it.
+    """
+
+    what: LayerScheme | QuantizedMetadata | None
+    kind: str
+    key: object
+    is_own: bool = False
+
+
+def chains_of(model: nn.Module, forms: Mapping[int, nn.Module]) -> dict[int, list[Chain]]:
+    """For every module, under each of its names, the modules from the model down to it; in linear forms, too.
+
+    forms  {id of a module: its linear form}: a chain has both, the form last.
+    """
+    chains: dict[int, list[Chain]] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        if not name:
+            continue
+        above = [(prefix, modules[prefix]) for prefix in _prefixes(name)]
+        chains.setdefault(id(module), []).append(above)
+        parts = {} if id(module) not in forms else dict(forms[id(module)].named_modules(remove_duplicate=False))
+        for inner, part in parts.items():
+            within = [(f"{name}.{prefix}", parts[prefix]) for prefix in _prefixes(inner)]
+            chains.setdefault(id(part), []).append([*above, (name, parts[""]), *within])
+    return chains
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".") if name else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
 def strongest(rules: Iterable[Rule], chain: Chain) -> tuple[Rule, str] | None:
     """The rule that wins at the end of a chain, and how it matched; None where no rule is meant for it."""
     place = chain[-1][1]
@@ -71,9 +108,18 @@ def strongest(rules: Iterable[Rule], chain: Chain) -> tuple[Rule, str] | None:
     return None if best is None else best[1:]
 
 
-def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> None:
-    """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen."""
-    modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+def check_used(
+    rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Module], ...], forms: Mapping[int, nn.Module]
+) -> None:
+    """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen.
+
+    forms  {id of a module: its linear form}, whose layers have names, too.
+    """
+    found = list(model.named_modules(remove_duplicate=False))
+    modules = [(name, module) for name, module in found if name]
+    for name, module in found:
+        if id(module) in forms:
+            modules += [(f"{name}.{inner}" if inner else name, m) for inner, m in forms[id(module)].named_modules()]
     useless: dict[str, str] = {}  # what is wrong with a key -> where it stands
     done = False
     for rule in rules:
@@ -86,7 +132,9 @@ def check_used(rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Mo
             source, classes = rule.what.float_source, _with_target(rule.what)
             if source is not None and not any(type(m) in classes for _, hit in hits for m in hit.modules()):
                 useless[f"{text} (no {source.__name__} in it)"] = rule.source
-        elif rule.what is not None and not any(isinstance(m, leaves) for _, hit in hits for m in hit.modules()):
+        elif rule.what is not None and not any(
+            isinstance(m, leaves) or id(m) in forms for _, hit in hits for m in hit.modules()
+        ):
             useless[f"{text} (no layer that is quantised in it)"] = rule.source
             done |= any(isinstance(m, QUANTISED) for _, hit in hits for m in hit.modules())
     if done:

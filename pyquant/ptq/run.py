@@ -10,11 +10,15 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn import obstacles
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
-from pyquant.nn.swap import Undo
+from pyquant.nn.own_embedding import like
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.swap import Undo, swap_modules
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
+from pyquant.ptq.replace import Like
 from pyquant.ptq.selective import SelectiveQuantizer
 from pyquant.ptq.targets import targets_of
 from pyquant.recipe import Recipe
@@ -70,6 +74,12 @@ def calibrate_recipe_(model: nn.Module, recipe: RecipeLike, data: Iterable[Any],
     )
 
 
+def _lookup(embedding: nn.Embedding) -> nn.Module:
+    new = like(embedding, QEmbedding.from_float(embedding))
+    obstacles.carry_hooks(embedding, new)
+    return new.train(embedding.training)
+
+
 def quantize_recipe_(
     model: nn.Module,
     recipe: RecipeLike,
@@ -110,7 +120,10 @@ def quantize_recipe_(
     try:
         if names and data is not None:
             improve_before(model, names, data, count, undo, to_inputs)
-        undo += SelectiveQuantizer.from_recipe(recipe).quantize_reversibly(model)
+        quantizer = SelectiveQuantizer.from_recipe(recipe)
+        if ranges is not None:
+            quantizer.like = Like(recipe.embeddings, recipe.heads, frozenset(ranges))
+        undo += quantizer.quantize_reversibly(model)
         simulated = any(is_simulated(module) for module in model.modules())
         static = [t.name for t in targets_of(model) if t.tensor != "weight"] if simulated else []
         if ranges is not None:
@@ -124,6 +137,8 @@ def quantize_recipe_(
             if names and data is not None:
                 improve_after(model, names, data, count, to_inputs)
             convert_(model)
+        lookups = [(names, _lookup(embedding)) for names, embedding in quantizer.lookups]
+        swap_modules(model, lookups, undo=undo)
         if recipe.chains == "auto" and static:
             link_(fuse_(model))
     except BaseException:

@@ -19,7 +19,7 @@ from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
 from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
 from pyquant.ptq.mapping import QuantizedMetadata, ReplacementAction
-from pyquant.ptq.replace import Outcome, Replacement
+from pyquant.ptq.replace import Like, Outcome, Replacement
 from pyquant.ptq.rules import Rule
 from pyquant.simulate.layer import SimulatedLayer
 
@@ -116,6 +116,8 @@ class SelectiveQuantizer:
         self.skip_residuals = self.ptq_only = False
         self.on_indivisible = check_choice(on_indivisible)
         self.report: list[Outcome] = []
+        self.like: Like | None = None  # of a recipe
+        self.lookups: list[tuple[list[str], nn.Embedding]] = []  # that the recipe means, found by quantize_module
 
     @staticmethod
     def from_recipe(recipe: Recipe, *, verbose: bool | None = None) -> SelectiveQuantizer:
@@ -136,6 +138,7 @@ class SelectiveQuantizer:
             what = None if scheme is None else LayerScheme(scheme, learns=learns)
             quantizer.rules[key] = Rule.of(key, what, f"recipe.{source}")
         quantizer.ptq_only, quantizer.skip_residuals = recipe.ptq_only, recipe.residuals == "float"
+        quantizer.like = Like(recipe.embeddings, recipe.heads)
         return quantizer
 
     def register_skip_quantization(self, layer_names: Keys, *, float_dtype: str | None = None) -> None:
@@ -224,9 +227,10 @@ class SelectiveQuantizer:
         """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
         kinds = [Residual] if self.skip_residuals else []
         done = Replacement(
-            model, self.default, list(self.rules.values()), self.custom_mappings, kinds, self.on_indivisible
-        )
-        self.report = done.run(self.skip_last)
+            model, self.default, list(self.rules.values()), self.custom_mappings, kinds, self.on_indivisible,
+            self.like,
+        )  # fmt: skip
+        self.report, self.lookups = done.run(self.skip_last), done.lookups
         for layer in model.modules():
             if isinstance(layer, SimulatedLayer):
                 layer.ptq_only = self.ptq_only

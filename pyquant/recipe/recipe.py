@@ -34,6 +34,11 @@ from pyquant.recipe.sections import (
 
 VERSION: Final = 1
 MAX_RULES: Final = 2048  # different ones; any number of layers may share them
+EVERYTHING: Final = "everything"
+_WARN: Final = "warn"  # the word for heads=None where a format has no null
+# What a file of `pyquant quantize --config` leaves unsaid is what the arguments of quantize_ leave unsaid.
+_UNSAID: Final[dict[str, Any]] = {"default": None, "heads": None}
+_UNSAID_SELECTIVE: Final = {"calibrator_i": "max"}
 CALLBACK: Final = "QATRecipeModificationCallback"
 _TYPE: Final = "type:"
 _SECTIONS: Final[dict[str, type]] = {
@@ -56,6 +61,9 @@ class Recipe:
               that link by themselves.
     residuals 'quantize' or 'float': whether branches that pyquant.Residual marks are quantised.
     on_indivisible  layers whose K a group size does not divide: 'per_channel', 'skip' or 'error', as in quantize_.
+    embeddings  whether nn.Embedding becomes QEmbedding, as in quantize_ (at conversion; simulation leaves them).
+    heads     'everything': output heads and adapters are quantised like every other layer (that is what a recipe
+              without the key means); True, False or None ('warn' in files): as the argument of quantize_.
     search, qat, provenance   further sections, or None.
 
     Unknown keys are errors that name the key. load, dump, load is the identity.
@@ -75,6 +83,8 @@ class Recipe:
     chains: str | tuple[tuple[str, str], ...] = "off"
     residuals: str = "quantize"
     on_indivisible: str = "per_channel"
+    embeddings: bool = False
+    heads: bool | str | None = EVERYTHING
     search: SearchParams | None = None
     qat: QatParams | None = None
     provenance: Provenance | None = None
@@ -90,6 +100,22 @@ class Recipe:
         """
         path = file_path("path", path)
         return Recipe.from_dict(documents.read(path), str(path))
+
+    @staticmethod
+    def load_config(path: str | os.PathLike[str]) -> Recipe:
+        """The recipe in a file of `pyquant quantize --config`, where keys that are missing have the defaults of
+        quantize_: no `default` leaves other layers alone, `heads` is null, and static inputs take their maximum.
+
+        Raises as load, and where no layer is given a scheme.
+        """
+        path = file_path("path", path)
+        data = {**_UNSAID, **documents.read(path, "--config")}
+        if isinstance(params := data.get("selective_quantizer_params") or {}, Mapping):
+            data["selective_quantizer_params"] = {**_UNSAID_SELECTIVE, **params}
+        recipe = Recipe.from_dict(data, str(path))
+        if recipe.default_scheme() is None and not any(recipe.rules().values()):
+            raise ArgumentError("--config", f"{path}: no scheme", "a default, or a scheme for at least one layer")
+        return recipe
 
     @staticmethod
     def loads(content: str, format: str = "yaml", where: str = "recipe") -> Recipe:
@@ -113,7 +139,7 @@ class Recipe:
         entries = dict(mapping(data, where))
         known = [
             "pyquant_recipe", "ptq_only", "pre_launch_callbacks_list", "default", "layers", "chains", "residuals",
-            "on_indivisible",
+            "on_indivisible", "embeddings", "heads",
             *_SECTIONS,
         ]  # fmt: skip
         check_keys(entries, known, where)
@@ -143,6 +169,10 @@ class Recipe:
             sections["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
         if "on_indivisible" in entries:
             sections["on_indivisible"] = choice(*CHOICES)(entries["on_indivisible"], f"{where}.on_indivisible")
+        if "embeddings" in entries:
+            sections["embeddings"] = flag(entries["embeddings"], f"{where}.embeddings")
+        if "heads" in entries:
+            sections["heads"] = _heads(entries["heads"], f"{where}.heads")
         recipe = Recipe(**sections)
         recipe.rules()
         return recipe
@@ -163,6 +193,10 @@ class Recipe:
         plain["residuals"] = self.residuals
         if self.on_indivisible != CHOICES[0]:
             plain["on_indivisible"] = self.on_indivisible
+        if self.embeddings:
+            plain["embeddings"] = True
+        if self.heads != EVERYTHING:
+            plain["heads"] = _WARN if self.heads is None else self.heads
         return plain
 
     # ---- what follows for layers
@@ -225,6 +259,12 @@ def _callback(data: object, where: str) -> QatModification | None:
             stacklevel=2,
         )
     return modification
+
+
+def _heads(data: object, where: str) -> bool | str | None:
+    if data is not None and not isinstance(data, bool) and data not in (_WARN, EVERYTHING):
+        refuse(where, shown(data), f"true, false, null (or {_WARN}), {EVERYTHING}")
+    return None if data == _WARN else data
 
 
 def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, origin
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import remember
 from pyquant.nn.match import FqnConfig
@@ -124,4 +124,6 @@ def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -
             raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
         raise
     obstacles.carry_hooks(old, new)
+    if origin.has_origin(old):
+        origin.remember(new, old)
     return new

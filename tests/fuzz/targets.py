@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from pyquant.cli.config import read_config
 from pyquant.core.patterns import Expression, Globs
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import manifest
@@ -39,7 +38,7 @@ def config(data: bytes) -> None:
         path = Path(folder) / f"c.{form}"
         path.write_bytes(data[1:])
         try:
-            read_config(path)
+            Recipe.load_config(path)
         except ArgumentError:
             return
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import nn
 
-from pyquant.cli.config import read_config
 from pyquant.core.patterns import Expression
 from pyquant.io import strict_json
 from pyquant.nn.match import FqnConfig
@@ -98,7 +97,7 @@ def config(form: str, text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"c.{form}"
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        read_config(path)
+        Recipe.load_config(path)
 
 
 def globs(form: str, count: int, layers: int = 100) -> None:
