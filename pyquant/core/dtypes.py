@@ -1,4 +1,4 @@
-"""The table of code types; csrc/core/dtype.h is its twin and a test compares the two."""
+"""The code types, each with all its facts; csrc/core/dtype.h is the twin of the table and a test compares the two."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pyquant.errors import ArgumentError
 
 
 @dataclass(frozen=True)
-class QDtype:
-    """One integer code type.
+class CodeType:
+    """One integer code type. What depends on the type of codes reads it here and compares no number of bits.
 
-    name            as schemes and files spell it.
-    native_name     as kernel names and csrc/core/dtype.h spell it.
-    bits            bits of one code.
-    qmin, qmax      every value the storage can hold (schemes may use fewer, see qrange).
-    storage         torch dtype of packed memory.
-    codes_per_byte  codes in one byte of that memory.
+    name         as schemes and files spell it.
+    native_name  as kernel names and csrc/core/dtype.h spell it; '': no kernel reads it, it is simulated alone.
+    bits         bits of one code.
+    qmin, qmax   every code that there is (schemes may use fewer, see qrange).
+    storage      torch dtype of the memory that holds codes.
+    per_element  codes in one element of that memory.
 
     Example:
-        >>> QDTYPES["int4"].qmin, QDTYPES["int4"].codes_per_byte
-        (-8, 2)
+        >>> INT4.range, INT4.columns(5), INT4.weight_name, INT8.weight_name
+        ((-8, 7), 3, 'weight_packed', 'weight')
     """
 
     name: str
@@ -33,17 +33,56 @@ class QDtype:
     qmin: int
     qmax: int
     storage: torch.dtype
-    codes_per_byte: int
+    per_element: int = 1
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether codes share elements of memory, as pyquant.numerics.pack lays them out."""
+        return self.per_element > 1
+
+    @property
+    def weight_name(self) -> str:
+        """Name of weight codes of this type in a state_dict."""
+        return "weight_packed" if self.is_packed else "weight"
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """(qmin, qmax)."""
+        return self.qmin, self.qmax
+
+    @property
+    def largest(self) -> int:
+        """The largest absolute code, which bounds K (docs/numerics.md 3); with a zero point: qmax - qmin."""
+        return max(-self.qmin, self.qmax)
+
+    def columns(self, k: int) -> int:
+        """Elements of memory that a row of k codes takes."""
+        return -(-k // self.per_element)
+
+    def holds(self, qmin: int, qmax: int) -> bool:
+        """Whether codes from qmin to qmax are all of this type."""
+        return self.qmin <= qmin and qmax <= self.qmax
 
 
-INT4: Final = QDtype("int4", "s4", 4, -8, 7, torch.uint8, 2)
-INT8: Final = QDtype("int8", "s8", 8, -128, 127, torch.int8, 1)
-UINT8: Final = QDtype("uint8", "u8", 8, 0, 255, torch.uint8, 1)
+INT4: Final = CodeType("int4", "s4", 4, -8, 7, torch.uint8, 2)
+INT8: Final = CodeType("int8", "s8", 8, -128, 127, torch.int8)
+UINT8: Final = CodeType("uint8", "u8", 8, 0, 255, torch.uint8)
 
-KERNEL_BITS: Final = (4, 8)  # of codes that layers run with
+QDTYPES: Final = {t.name: t for t in (INT4, INT8, UINT8)}
+ONE_A_BYTE: Final = {torch.int8: INT8, torch.uint8: UINT8}  # types of codes that nothing but their memory tells
+
+# Ops that multiply activations and weights: the types of both. INT8 activations may come as UINT8 codes too.
+PRODUCTS: Final = {
+    f"gemm_{x.native_name}{w.native_name}": (x, w) for x, w in ((INT8, INT8), (INT8, INT4), (INT4, INT4))
+}
+KERNEL_BITS: Final = tuple(sorted({w.bits for _, w in PRODUCTS.values()}))
+KERNEL_BITS_TEXT: Final = " or ".join(map(str, KERNEL_BITS))
 SIMULATED_BITS: Final = (*range(2, 9), 16)  # of codes that floating-point models can simulate
 
-QDTYPES: Final[dict[str, QDtype]] = {t.name: t for t in (INT4, INT8, UINT8)}
+_SIGNED: Final = {
+    b: CodeType(f"int{b}", "", b, -(1 << b - 1), (1 << b - 1) - 1, torch.int8 if b <= 8 else torch.int16)
+    for b in SIMULATED_BITS
+} | {w.bits: w for _, w in PRODUCTS.values()}
 
 FLOATS_BY_NAME: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in names.FLOAT_DTYPES}
 FLOATS: Final = tuple(FLOATS_BY_NAME.values())
@@ -82,7 +121,12 @@ def qrange(bits: int, symmetric: bool = True, narrow_range: bool = True) -> tupl
         >>> qrange(8), qrange(4, symmetric=False), qrange(4, narrow_range=False)
         ((-127, 127), (-8, 7), (-8, 7))
     """
-    if bits not in SIMULATED_BITS:
+    t = code_type(bits)
+    return (-t.qmax if symmetric and narrow_range else t.qmin), t.qmax
+
+
+def code_type(bits: int) -> CodeType:
+    """The type of a scheme's codes, which are signed. Raises ArgumentError where there is none."""
+    if bits not in _SIGNED:
         raise ArgumentError("bits", bits, "2 to 8, or 16")
-    qmax = 2 ** (bits - 1) - 1
-    return (-qmax if symmetric and narrow_range else -qmax - 1), qmax
+    return _SIGNED[bits]

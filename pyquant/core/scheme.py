@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from pyquant.core.dtypes import KERNEL_BITS, SIMULATED_BITS, qrange
+from pyquant.core.dtypes import KERNEL_BITS, KERNEL_BITS_TEXT, PRODUCTS, SIMULATED_BITS, CodeType, code_type, qrange
 from pyquant.core.names import GRANULARITIES, HALF_DTYPES
 from pyquant.core.registry import CALIBRATORS, Registry
 from pyquant.errors import SchemeError
@@ -66,6 +66,11 @@ class TensorScheme:
             object.__setattr__(self, "narrow_range", False)
 
     @property
+    def code_type(self) -> CodeType:
+        """Memory, names and limits of the codes; of 16 bits: those of inputs, as such weights have no codes."""
+        return code_type(self.bits)
+
+    @property
     def code_range(self) -> tuple[int, int]:
         """(qmin, qmax), the smallest and largest code; of 16 bits: those of inputs, as such weights have no codes."""
         return qrange(self.bits, self.symmetric, self.narrow_range)
@@ -80,7 +85,7 @@ class TensorScheme:
         return TensorScheme(**_known_fields("TensorScheme", data, tuple(f.name for f in fields(TensorScheme))))
 
     def __str__(self) -> str:
-        words = [f"int{self.bits}", self.granularity + (f"({self.group_size})" if self.group_size else "")]
+        words = [self.code_type.name, self.granularity + (f"({self.group_size})" if self.group_size else "")]
         words += [] if self.symmetric else ["affine"]
         words += ["full range"] if self.symmetric and not self.narrow_range else []
         words += ["dynamic"] if self.dynamic else []
@@ -141,9 +146,12 @@ class QScheme:
         """
         for name, tensor in (("weights", self.weights), ("inputs", self.inputs), ("outputs", self.outputs)):
             if tensor is not None and tensor.bits not in KERNEL_BITS and not (name == "weights" and self.is_float):
-                raise SchemeError(f"{name}.bits", tensor.bits, f"4 or 8 in layers that run in integers; {_SIMULATE}")
-        if self.inputs is not None and self.inputs.bits == 4 and self.weights.bits != 4:
-            raise SchemeError("inputs.bits", 4, f"8 with {self.weights.bits}-bit weights; 4 needs 4-bit weights")
+                allowed = f"{KERNEL_BITS_TEXT} in layers that run in integers; {_SIMULATE}"
+                raise SchemeError(f"{name}.bits", tensor.bits, allowed)
+        x, w = self.inputs, self.weights
+        if x is not None and (x.code_type, w.code_type) not in PRODUCTS.values():
+            products = ", ".join(f"{x.bits} with {w.bits}-bit weights" for x, w in PRODUCTS.values())
+            raise SchemeError("inputs.bits", x.bits, f"{products}; these have {w.bits}")
 
     @property
     def is_integer(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from pyquant.core.dtypes import INT8, code_type
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import CheckpointError
 from pyquant.io.record import LayerEntry, LayerRecord, weight_scale_shape
@@ -30,7 +31,7 @@ def format_of(entry: LayerEntry) -> str | None:
     """'int-quantized', 'pack-quantized', or None for a 16-bit layer, which has no codes."""
     if entry.scheme.is_float:
         return None
-    is_plain = entry.scheme.weights.bits == 8 and (entry.scheme.inputs is not None or entry.kind == "embedding")
+    is_plain = entry.scheme.weights.code_type is INT8 and (entry.scheme.inputs is not None or entry.kind == "embedding")
     return "int-quantized" if is_plain else "pack-quantized"
 
 
@@ -176,12 +177,13 @@ def pack_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """
     rows, columns = codes.shape
     per_word = 32 // bits
-    padded = torch.zeros(rows, -(-columns // per_word) * per_word, dtype=torch.uint8)
-    padded[:, :columns] = (codes + 8 if bits == 4 else codes ^ -128).view(torch.uint8)
-    if bits == 4:
-        padded = padded[:, 0::2] | (padded[:, 1::2] << 4)
+    values = torch.zeros(rows, -(-columns // per_word) * per_word, dtype=torch.uint8)
+    values[:, :columns] = (codes - code_type(bits).qmin).view(torch.uint8)  # of 8 bits: modulo 256
+    packed = values[:, 0 :: 8 // bits]
+    for i in range(1, 8 // bits):
+        packed = packed | values[:, i :: 8 // bits] << bits * i
     # through one dimension: a view of other width refuses some strides that is_contiguous() accepts
-    return padded.reshape(-1).view(torch.int32).reshape(rows, _words(columns, bits))
+    return packed.reshape(-1).view(torch.int32).reshape(rows, _words(columns, bits))
 
 
 def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) -> torch.Tensor:
@@ -195,15 +197,15 @@ def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) 
     """
     rows, words = packed.shape
     values = packed.reshape(-1).view(torch.uint8).reshape(rows, words * 4)
-    if bits == 4:
-        wide = torch.empty(rows, words * 8, dtype=torch.uint8)
-        wide[:, 0::2] = values & 15
-        wide[:, 1::2] = values >> 4
+    if bits < 8:
+        wide = torch.empty(rows, words * (32 // bits), dtype=torch.uint8)
+        for i in range(8 // bits):
+            wide[:, i :: 8 // bits] = values >> bits * i & (1 << bits) - 1
         values = wide
     if values[:, columns:].any():
         raise CheckpointError(f"tensor '{name}': bits are set beyond column {columns}; allowed: 0 there")
     codes = values[:, :columns].contiguous().view(torch.int8)
-    return codes.sub_(8) if bits == 4 else codes.bitwise_xor_(-128)
+    return codes.add_(code_type(bits).qmin)
 
 
 def _weight_specs(entry: LayerEntry) -> dict[str, TensorSpec]:

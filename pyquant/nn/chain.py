@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyquant import ops
 from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS, KERNEL_BITS, describe, dtype_name
+from pyquant.core.dtypes import FLOATS, KERNEL_BITS, KERNEL_BITS_TEXT, describe, dtype_name
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
@@ -88,7 +88,8 @@ class Quantize(_WithRange):
         scheme = TensorScheme() if scheme is None else scheme
         granularity = "per_token" if isinstance(scheme, TensorScheme) and scheme.dynamic else "per_tensor"
         if not isinstance(scheme, TensorScheme) or scheme.bits not in KERNEL_BITS or scheme.granularity != granularity:
-            raise ArgumentError("scheme", str(scheme), "4 or 8 bits, static per_tensor or dynamic per_token")
+            allowed = f"{KERNEL_BITS_TEXT} bits, static per_tensor or dynamic per_token"
+            raise ArgumentError("scheme", str(scheme), allowed)
         self._hold(scheme, scale, zero_point)
 
     def forward(self, x: Tensor) -> QTensor:
@@ -196,7 +197,7 @@ class QResidual(_WithRange):
             or scheme.dynamic
             or scheme.granularity != "per_tensor"
         ):
-            raise ArgumentError("scheme", str(scheme), "4 or 8 bits, static per_tensor")
+            raise ArgumentError("scheme", str(scheme), f"{KERNEL_BITS_TEXT} bits, static per_tensor")
         self._hold(scheme, scale, zero_point)
 
     def forward(self, x: Tensor | QTensor) -> Tensor:
@@ -267,7 +268,7 @@ class QResidualAdd(nn.Module):
 
 def _as_they_lie(x: QTensor, scheme: TensorScheme) -> QTensor:
     """Codes one a byte, as the kernels of their device read them."""
-    if scheme.bits != 4 or x.data.dim() == 0 or not ops.packs_int4(x.data.device, x.data.shape[-1]):
+    if not scheme.code_type.is_packed or x.data.dim() == 0 or not ops.packs_int4(x.data.device, x.data.shape[-1]):
         return x
     return PackedQTensor(ops.pack_int4(x.data), x.scale, x.zero_point)
 

@@ -12,7 +12,7 @@ from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS, describe, dtype_name
+from pyquant.core.dtypes import FLOATS, INT8, describe, dtype_name
 from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
@@ -63,7 +63,7 @@ class LinearCall(LinearState):
         limits = None if scheme.is_float else scheme.weights.code_range
         dtype_of_codes = plan["weight"].dtype if scheme.is_float else torch.int8
         state.check("codes", codes, state.Slot(dtype_of_codes, (self.out_features, self.in_features), limits))
-        weight = ops.pack_int4(codes) if scheme.weights.bits == 4 else codes
+        weight = weights.stored(codes, scheme.weights.code_type)
         self._fill({self._weight_name: weight} | {n: v for n, v in given.items() if v is not None})
         return self
 
@@ -104,7 +104,7 @@ class LinearCall(LinearState):
         """Whether this layer returns codes of that scheme packed two a byte on a device. Raises ArgumentError."""
         if scheme is not None and not isinstance(scheme, TensorScheme):
             raise ArgumentError("scheme", arguments.shown(scheme), "a TensorScheme, or None")
-        if scheme is None or scheme.bits != 4 or not self._packs_results:
+        if scheme is None or not scheme.code_type.is_packed or not self._packs_results:
             return False
         return ops.packs_int4(device, self.out_features)
 
@@ -170,9 +170,9 @@ class LinearCall(LinearState):
         if data.dim() > 1 and x_scale.shape == data.shape[:-1] and (zero_point is None or is_affine):
             return _tensor(_qlinear(data, self.storage, residual, self._spec, out_dtype, x_scale, zero_point))
         w, limits = self.scheme.weights, self._output_range()
-        four_bit_inputs = inputs is not None and inputs.bits == 4
-        gemm = ops.gemm_s8s8 if w.bits == 8 else ops.gemm_s4s4 if four_bit_inputs else ops.gemm_s8s4
-        y = gemm(
+        x_type = INT8 if inputs is None else inputs.code_type
+        gemm = getattr(ops, f"gemm_{x_type.native_name}{w.code_type.native_name}")
+        y: Tensor = gemm(
             data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias_, residual, self.output_scale,
             self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
             torch.int8 if self._gives_codes else dtype,
@@ -182,11 +182,8 @@ class LinearCall(LinearState):
     def _readable(self, x: QTensor) -> QTensor:
         """Packed codes where the layer's own codes are int4 ones, else one a byte."""
         inputs = self.scheme.inputs
-        if not isinstance(x, PackedQTensor) or (
-            inputs is not None and inputs.bits == 4 and self.scheme.weights.bits == 4
-        ):
-            return x
-        return unpacked(x)
+        reads_packed = inputs is not None and inputs.code_type.is_packed
+        return x if reads_packed or not isinstance(x, PackedQTensor) else unpacked(x)
 
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
         columns = self.in_features if columns is None else columns

@@ -73,7 +73,7 @@ class LinearState(nn.Module):
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
         self.activation, self.clamp = _activation(activation, clamp)
         self.state_slots = state.slots(scheme, out_features, in_features, has_bias)
-        self._weight_name = "weight_packed" if "weight_packed" in self.state_slots else "weight"
+        self._weight_name = scheme.weights.code_type.weight_name
         self._gives_codes = scheme.outputs is not None
         self.missing: str | None = None
         self._is_direct = False

@@ -30,7 +30,7 @@ def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any
         weight = layer.codes
         return numerics.float_linear(x.to(weight.dtype), weight, layer.bias_, out_dtype=x.dtype, **fused)
     if isinstance(x, Tensor) and scheme.is_weight_only:
-        weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
+        weight = numerics.pack(layer.codes, w.code_type)
         return numerics.weight_only_linear(
             x,
             weight,
@@ -88,7 +88,7 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
         weight = layer.codes
         y = numerics.float_linear(rows.to(weight.dtype), weight, layer.bias_, out_dtype=dtype, **fused)
     elif scheme.is_weight_only:
-        weight = numerics.pack_int4(layer.codes) if w.bits == 4 else layer.codes
+        weight = numerics.pack(layer.codes, w.code_type)
         y = numerics.weight_only_linear(
             rows.to(dtype), weight, layer.weight_scale, layer.weight_zero_point, layer.bias_, w_bits=w.bits,
             group_size=w.group_size or 0, **fused,

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pyquant import ops
-from pyquant.core.dtypes import describe, dtype_name
+from pyquant.core.dtypes import CodeType, describe, dtype_name
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError
-from pyquant.nn.weights import check_group_size, scale_shape
+from pyquant.nn.weights import check_group_size, codes_of, scale_shape
 from pyquant.ops import values
 
 NUMBERS = (
@@ -32,6 +31,7 @@ class Slot:
     dtype: torch.dtype
     shape: tuple[int, ...]
     code_range: tuple[int, int] | None = None  # limits of codes or zero points
+    code_type: CodeType | None = None  # of weight codes
 
     @property
     def text(self) -> str:
@@ -61,10 +61,8 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
 
 def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) -> dict[str, Slot]:
     shape = tuple(scale_shape(weights, out_features, in_features))
-    if weights.bits == 4:
-        slots = {"weight_packed": Slot(torch.uint8, (out_features, (in_features + 1) // 2), weights.code_range)}
-    else:
-        slots = {"weight": Slot(torch.int8, (out_features, in_features), weights.code_range)}
+    t = weights.code_type
+    slots = {t.weight_name: Slot(t.storage, (out_features, t.columns(in_features)), weights.code_range, t)}
     slots["weight_scale"] = Slot(torch.float32, shape)
     if not weights.symmetric:
         slots["weight_zero_point"] = Slot(torch.int32, shape, weights.code_range)
@@ -99,7 +97,8 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
             bad = tensor.reshape(-1)[(~good).reshape(-1)][0].item()
             raise NonFiniteError(name, f"a value of {bad}", "finite values above 0")
     if slot.code_range is not None:
-        codes = ops.unpack_int4(tensor, 2 * tensor.shape[-1]) if tensor.dtype == torch.uint8 else tensor
+        t = slot.code_type
+        codes = tensor if t is None else codes_of(tensor, t.per_element * tensor.shape[-1], t)
         low, high = int(codes.min()), int(codes.max())
         if low < slot.code_range[0] or high > slot.code_range[1]:
             raise ArgumentError(name, f"values from {low} to {high}", f"{slot.code_range[0]} to {slot.code_range[1]}")

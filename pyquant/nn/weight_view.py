@@ -44,8 +44,7 @@ class Form:
     def codes(self, storage: Tensor) -> Tensor:
         """int8 codes [N, K], or the 16-bit floats."""
         canonical = self.canonical(storage)
-        is_four_bits = self.scheme is not None and self.scheme.bits == 4
-        return ops.unpack_int4(canonical, self.columns) if is_four_bits else canonical
+        return canonical if self.scheme is None else weights.codes_of(canonical, self.columns, self.scheme.code_type)
 
     def canonical(self, storage: Tensor) -> Tensor:
         """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
@@ -175,7 +174,7 @@ class QWeight(Tensor):
 
     def _has_plain_rows(self) -> bool:
         scheme = self.form.scheme
-        return not self.form.spec and self.form.patches is None and (scheme is None or scheme.bits == 8)
+        return not self.form.spec and self.form.patches is None and (scheme is None or not scheme.code_type.is_packed)
 
     def _rows(self, indices: Tensor) -> Tensor:
         """The numbers of some rows: a table is not dequantised for the few that are looked up."""

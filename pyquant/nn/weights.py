@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyquant import ops
 from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS, describe
+from pyquant.core.dtypes import FLOATS, CodeType, describe
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
@@ -32,6 +32,16 @@ def scale_shape(scheme: TensorScheme, out_features: int, in_features: int) -> li
     if scheme.group_size is None:
         return [out_features]
     return [out_features, in_features // scheme.group_size]
+
+
+def stored(codes: Tensor, t: CodeType) -> Tensor:
+    """int8 codes [..., K] as a state_dict holds them: t.storage [..., t.columns(K)]."""
+    return ops.pack_int4(codes) if t.is_packed else codes
+
+
+def codes_of(storage: Tensor, columns: int, t: CodeType) -> Tensor:
+    """The inverse of stored; columns: K."""
+    return ops.unpack_int4(storage, columns) if t.is_packed else storage
 
 
 def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -29,7 +29,7 @@ from pyquant.numerics.norm import (
     silu_mul_quantize,
     sum_in_lanes,
 )
-from pyquant.numerics.pack import pack_int4, unpack_int4
+from pyquant.numerics.pack import pack, pack_int4, unpack, unpack_int4
 from pyquant.numerics.qparams import qparams_from_range, scale_from_amax, scale_recip
 from pyquant.numerics.quantize import code_from_real, dequantize, quantize, quantize_dynamic
 
@@ -57,6 +57,7 @@ __all__ = [
     "magnitude_edges",
     "magnitude_exponent",
     "magnitude_histogram",
+    "pack",
     "pack_int4",
     "pack_mask",
     "qlinear_reference",
@@ -72,6 +73,7 @@ __all__ = [
     "store",
     "sum_in_blocks",
     "sum_in_lanes",
+    "unpack",
     "unpack_int4",
     "unpack_mask",
     "weight_only_linear",

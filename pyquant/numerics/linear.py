@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyquant.core.dtypes import code_type
 from pyquant.numerics.epilogue import finish
 from pyquant.numerics.gemm import gemm
-from pyquant.numerics.pack import unpack_int4
+from pyquant.numerics.pack import unpack
 from pyquant.numerics.quantize import dequantize, quantize, quantize_dynamic
 
 
@@ -114,7 +115,7 @@ def weight_only_linear(
         >>> weight_only_linear(torch.tensor([[2.0]]), w, torch.tensor([0.5])).tolist()
         [[3.0]]
     """
-    codes = unpack_int4(w, x.shape[-1]) if w_bits == 4 else w
+    codes = unpack(w, x.shape[-1], code_type(w_bits))
     granularity = "per_group" if group_size else "per_channel"
     real = dequantize(codes, w_scale, w_zero_point, granularity, group_size)
     return float_linear(x, real, bias, residual, activation, clamp_min, clamp_max, out_dtype)

@@ -1,9 +1,11 @@
-"""int4 codes, two per byte (docs/numerics.md 2.4)."""
+"""Codes in the memory of their type: int4 ones lie two per byte (docs/numerics.md 2.4)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from pyquant.core.dtypes import CodeType
 
 
 def pack_int4(q: Tensor) -> Tensor:
@@ -38,3 +40,13 @@ def unpack_int4(packed: Tensor, k: int) -> Tensor:
     """
     nibbles = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)[..., :k]
     return ((nibbles ^ 8).view(torch.int8) - 8).contiguous()
+
+
+def pack(codes: Tensor, t: CodeType) -> Tensor:
+    """int8 codes [..., k] in the memory of their type: t.storage [..., t.columns(k)]."""
+    return pack_int4(codes) if t.is_packed else codes
+
+
+def unpack(memory: Tensor, k: int, t: CodeType) -> Tensor:
+    """The inverse of pack."""
+    return unpack_int4(memory, k) if t.is_packed else memory

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant import numerics
+from pyquant.core.dtypes import code_type
 from pyquant.numerics.activation import ACTIVATIONS
 
 
@@ -67,7 +68,7 @@ def _weight_only_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _weight_only_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
-    codes = numerics.unpack_int4(w, x.shape[-1]) if ctx.w_bits == 4 else w
+    codes = numerics.unpack(w, x.shape[-1], code_type(ctx.w_bits))
     granularity = "per_group" if ctx.group_size else "per_channel"
     real = numerics.dequantize(codes, ctx.w_scale, ctx.w_zero_point, granularity, ctx.group_size)
     grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, real)

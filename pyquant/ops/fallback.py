@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyquant import numerics
+from pyquant.core.dtypes import INT4, INT8, ONE_A_BYTE, CodeType, code_type
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import check, layer_zero_points, plan, rows_layout, shapes, values
 
@@ -63,7 +64,7 @@ def silu_mul_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...
 def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.dequantize(q, *args, **kwargs)
     zero_point = args[1] if len(args) > 1 else kwargs.get("zero_point")
-    values.zero_points("zero_point", zero_point, *values.code_limits(q.dtype))
+    values.zero_points("zero_point", zero_point, *ONE_A_BYTE.get(q.dtype, INT8).range)
     return numerics.dequantize(q, *args, **kwargs)
 
 
@@ -140,32 +141,32 @@ def unpack_int4(packed: Tensor, k: int) -> Tensor:
 
 
 def _gemm_zero_points(
-    x: Tensor, four_bits: bool, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_type: CodeType, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
     x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
     out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
     activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
     out_qmax: int = 127, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
-    values.zero_points("x_zero_point", x_zero_point, *values.code_limits(x.dtype, four_bits))
+    values.zero_points("x_zero_point", x_zero_point, *x_type.range)
     values.zero_points("out_zero_point", out_zero_point, out_qmin, out_qmax)
 
 
 def gemm_s8s8(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s8s8(x, w, *args, **kwargs)
-    _gemm_zero_points(x, False, *args, **kwargs)
+    _gemm_zero_points(ONE_A_BYTE[x.dtype], *args, **kwargs)
     return numerics.gemm(x, w, *args, **kwargs)
 
 
 def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s8s4(x, w, *args, **kwargs)
-    _gemm_zero_points(x, False, *args, **kwargs)
+    _gemm_zero_points(ONE_A_BYTE[x.dtype], *args, **kwargs)
     return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
 
 
 def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shapes.gemm_s4s4(x, w, *args, **kwargs)
     codes = numerics.unpack_int4(x, 2 * x.shape[-1]) if x.dtype == torch.uint8 else x
-    _gemm_zero_points(codes, True, *args, **kwargs)
+    _gemm_zero_points(INT4, *args, **kwargs)
     return numerics.gemm(codes, numerics.unpack_int4(w, codes.shape[-1]), *args, **kwargs)
 
 
@@ -228,7 +229,7 @@ def qlinear(
     if shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
-        x, numerics.unpack_int4(p.codes, s.k) if s.w_bits == 4 else p.codes, p.w_scale, bias=p.bias,
+        x, numerics.unpack(p.codes, s.k, s.w_type), p.w_scale, bias=p.bias,
         x_scale=p.x_scale if s.input == "static" else x_scale,
         x_zero_point=p.x_zero_point if s.input == "static" else x_zero_point, x_per_token=x_scale is not None,
         x_qmin=s.x_qmin, x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
@@ -243,7 +244,7 @@ def weight_only_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tenso
     shapes.weight_only_linear(x, w, *args, **kwargs)
     zero_point = args[1] if len(args) > 1 else kwargs.get("w_zero_point")
     bits = args[4] if len(args) > 4 else kwargs.get("w_bits", 8)
-    values.zero_points("w_zero_point", zero_point, *values.code_limits(torch.int8, four_bits=bits == 4))
+    values.zero_points("w_zero_point", zero_point, *code_type(bits).range)
     return numerics.weight_only_linear(x, w, *args, **kwargs)
 
 

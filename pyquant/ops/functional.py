@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyquant.core import arguments
+from pyquant.core.dtypes import INT4, INT8, ONE_A_BYTE
 from pyquant.errors import ArgumentError
 from pyquant.ops import layer_zero_points, shapes, translate, values
 
@@ -39,11 +40,11 @@ def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
     if "qmin" in given:
         limits = (given["qmin"], given["qmax"])
     elif isinstance(x, Tensor) and (name != "gemm" or x.dtype == torch.int8):
-        limits = values.code_limits(x.dtype, name == "gemm_s4s4")
+        limits = INT4.range if name == "gemm_s4s4" else ONE_A_BYTE.get(x.dtype, INT8).range
     limits_of = {
         "zero_point": limits, "x_zero_point": limits,
         "out_zero_point": (given.get("out_qmin"), given.get("out_qmax")),
-        "w_zero_point": values.code_limits(torch.int8, given.get("w_bits") == 4),
+        "w_zero_point": (INT4 if given.get("w_bits") == INT4.bits else INT8).range,
     }  # fmt: skip
     for argument, (low, high) in limits_of.items():
         if isinstance(low, int) and isinstance(high, int):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyquant.core.dtypes import UINT8
 from pyquant.ops import rows_layout, shapes, values
 from pyquant.ops.spec import LinearSpec
 
@@ -25,6 +26,6 @@ def called(s: LinearSpec, x: Tensor, buffer: Tensor, given: Tensor | None) -> No
     if s.input == "static" and s.layout != "cpu_blocked" and buffer.shape == (rows_layout.sections(s).total,):
         low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
         if x.dtype == torch.uint8 and not shapes.x_is_packed(s, x):
-            low, high = values.code_limits(torch.uint8)
+            low, high = UINT8.range
         values.zero_points("x_zero_point", rows_layout.input_zero_point(s, buffer), low, high)
     values.zero_points("x_zero_point", given, s.x_qmin, s.x_qmax)

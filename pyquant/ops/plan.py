@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pyquant.core import arguments
+from pyquant.core.dtypes import INT4
 from pyquant.errors import ArgumentError, NativeLibraryError
 from pyquant.ops.rows_layout import BLOCKED, sections
 from pyquant.ops.spec import LinearSpec
@@ -166,7 +167,7 @@ def select(
     problem = problem_of(spec, m, out_dtype) | GIVEN[given] | {"k": spec.k, "ldx": spec.k}
     if given == "packed":
         problem["x_align"] = _alignment((spec.k + 1) // 2)
-    int4_range = spec.x_qmin >= -8 and spec.x_qmax <= 7
+    int4_range = INT4.holds(spec.x_qmin, spec.x_qmax)
     _, kernel, us, refused, is_measured = _native().route(
         "linear", problem, vars(device), has_residual, int4_range, only_compiled
     )
@@ -184,7 +185,7 @@ def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, An
     row_bytes = (spec.n + 1) // 2 if out_dtype == torch.uint8 else spec.n * out_dtype.itemsize
     ldo = 2 * row_bytes if out_dtype == torch.uint8 else spec.n
     return {
-        "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": "s4" if spec.w_bits == 4 else "s8",
+        "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": spec.w_type.native_name,
         "w_layout": "blocked128" if spec.layout == BLOCKED else "natural", "out": _OUT[out_dtype],
         "ldx": at.k_pad, "ldw": at.k_pad, "ldo": ldo, "out_align": _alignment(row_bytes),
         "group_size": spec.group_size, "per_token_scale": dynamic, "per_token_zero_point": dynamic,
@@ -207,7 +208,7 @@ def weight_layout(spec: LinearSpec, device: Device) -> str:
         >>> weight_layout(LinearSpec(64, 64, w_bits=8), Device(sm=90, sm_count=132, shared_bytes=0, l2_bytes=0))
         'rows'
     """
-    if spec.w_bits != 4:
+    if spec.w_type is not INT4:
         return "rows"
     try:
         _native()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyquant.numerics.pack import pack_int4, unpack_int4
+from pyquant import numerics
 from pyquant.ops.spec import LinearSpec
 
 ALIGN = 256
@@ -54,7 +54,7 @@ def sections(s: LinearSpec) -> Sections:
     """Where everything lies in the buffer of a spec."""
     n_pad, k_pad = _up(s.n, N_MULTIPLE), _up(s.k, K_MULTIPLE)
     groups = s.k // s.group_size if s.group_size else 1
-    codes = _up(s.n, BLOCK) * _up(s.k, BLOCK) // 2 if s.layout == BLOCKED else n_pad * k_pad * s.w_bits // 8
+    codes = _up(s.n, BLOCK) * _up(s.k, BLOCK) // 2 if s.layout == BLOCKED else n_pad * s.w_type.columns(k_pad)
     w_scale = _up(codes, ALIGN)
     w_sum = w_scale + _up(4 * n_pad * groups, ALIGN)
     bias = w_sum + _up(4 * n_pad * groups, ALIGN)
@@ -82,12 +82,12 @@ def pack(
     """Checked tensors -> packed buffer (uint8 [total]) on the device of `w`."""
     at = sections(s)
     buffer = torch.zeros(at.total, dtype=torch.uint8, device=w.device)
-    codes = unpack_int4(w, s.k) if s.w_bits == 4 else w
+    codes = numerics.unpack(w, s.k, s.w_type)
     if s.layout == BLOCKED:
         blocks = blocked128(codes)
         buffer[: blocks.numel()] = blocks
     else:
-        row_bytes = at.k_pad * s.w_bits // 8
+        row_bytes = s.w_type.columns(at.k_pad)
         rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
         rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
     per_group = s.k // max(at.groups, 1)  # -1 would be ambiguous where there are no rows
@@ -110,12 +110,11 @@ def unpack(s: LinearSpec, packed: Tensor) -> Tensor:
     """The codes as they were given to pack: int8 [n, k] or uint8 [n, ceil(k / 2)]."""
     at = sections(s)
     if s.layout == BLOCKED:
-        return pack_int4(from_blocked128(packed, s.n, s.k))
-    row_bytes = at.k_pad * s.w_bits // 8
+        return numerics.pack(from_blocked128(packed, s.n, s.k), s.w_type)
+    row_bytes = s.w_type.columns(at.k_pad)
     rows = packed[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
-    if s.w_bits == 4:
-        return rows[: s.n, : (s.k + 1) // 2].clone(memory_format=torch.contiguous_format)
-    return rows[: s.n, : s.k].clone(memory_format=torch.contiguous_format).view(torch.int8)
+    codes = rows[: s.n, : s.w_type.columns(s.k)]
+    return codes.clone(memory_format=torch.contiguous_format).view(s.w_type.storage)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyquant.core.dtypes import PRODUCTS
+
 _GEMM = (
     "(Tensor x, Tensor w, Tensor? w_scale=None, Tensor? x_scale=None, Tensor? x_zero_point=None, Tensor? bias=None, "
     "Tensor? residual=None, Tensor? out_scale=None, Tensor? out_zero_point=None, int group_size=0, "
@@ -49,9 +51,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "magnitude_histogram": "(Tensor x, int exponent) -> Tensor",
     "pack_int4": "(Tensor q) -> Tensor",
     "unpack_int4": "(Tensor packed, int k) -> Tensor",
-    "gemm_s8s8": _GEMM,
-    "gemm_s8s4": _GEMM,
-    "gemm_s4s4": _GEMM,
+    **dict.fromkeys(PRODUCTS, _GEMM),
     "gemm": _GEMM.replace(") -> Tensor", ", str kernel='') -> Tensor"),
     "pack_linear": "(Tensor w, Tensor w_scale, Tensor? bias, Tensor? x_scale, Tensor? x_zero_point, Tensor? out_scale, "
     "Tensor? out_zero_point, int[] spec) -> Tensor",

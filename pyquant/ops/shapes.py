@@ -12,15 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyquant.core.dtypes import FLOATS, describe, dtype_name
+from pyquant.core.bounds import k_max, k_max_affine
+from pyquant.core.dtypes import (
+    FLOATS,
+    INT4,
+    KERNEL_BITS,
+    ONE_A_BYTE,
+    PRODUCTS,
+    CodeType,
+    code_type,
+    describe,
+    dtype_name,
+)
 from pyquant.core.names import ACTIVATIONS, GRANULARITIES
 from pyquant.errors import ArgumentError
 from pyquant.numerics import histogram
 from pyquant.ops import check
 from pyquant.ops.rows_layout import BLOCKED, packed_bytes
 from pyquant.ops.spec import WIRE_FIELDS, LinearSpec
-
-_INT32_MAX = 2**31 - 1
 
 
 def _scale_shape(x: Tensor, granularity: str, group_size: int) -> list[int]:
@@ -262,20 +271,19 @@ def _gemm(
     is_float = op == "gemm" and w.dtype.is_floating_point
     check.dtype_in("x", x, (w.dtype,) if is_float else codes)
     check.min_dim("x", x, 1)
-    w_is_int4 = w.dtype == torch.uint8 if op == "gemm" else op != "gemm_s8s8"
+    x_type, w_type = PRODUCTS.get(op) or PRODUCTS["gemm_s8s4" if w.dtype == INT4.storage else "gemm_s8s8"]
     if op != "gemm":
-        check.dtype_in("w", w, (torch.uint8,) if w_is_int4 else (torch.int8,))
+        check.dtype_in("w", w, (w_type.storage,))
     check.exact_dim("w", w, 2)
     check.same_device("w", w, x)
     packed = gemm_x_is_packed(op, x, w)
     lead, k, n = list(x.shape[:-1]), x.shape[-1] * (2 if packed else 1), w.shape[0]
-    check.shape_is("w", w, [n, (k + 1) // 2 if w_is_int4 else k])
+    check.shape_is("w", w, [n, w_type.columns(k)])
     if is_float:
         _only_floats(w_scale, x_scale, x_zero_point, out_scale, out_zero_point, group_size, out_dtype)
     check.group(group_size, k)
     if not is_float:
-        x_type = "s4" if packed or op == "gemm_s4s4" else "u8" if x.dtype == torch.uint8 else "s8"
-        _k_bound(x_type, 8 if w_is_int4 else 128, x_zero_point, k)
+        _k_bound(INT4 if packed or x_type is INT4 else ONE_A_BYTE[x.dtype], w_type, x_zero_point, k)
     check.scalar_or("x_scale", x_scale, x, torch.float32, lead)
     check.scalar_or("x_zero_point", x_zero_point, x, torch.int32, lead)
     check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
@@ -338,11 +346,8 @@ def _only_floats(
         )
 
 
-def _k_bound(x_type: str, w_abs: int, x_zero_point: Tensor | None, k: int) -> None:
-    x_abs = {"s4": 8, "s8": 128, "u8": 255}[x_type]
-    if x_zero_point is not None:
-        x_abs = 15 if x_type == "s4" else 255
-    limit = _INT32_MAX // (x_abs * w_abs)
+def _k_bound(x: CodeType, w: CodeType, x_zero_point: Tensor | None, k: int) -> None:
+    limit = k_max(x.largest, w.largest) if x_zero_point is None else k_max_affine(*x.range, w.largest)
     if k > limit:
         raise ArgumentError("x", f"K = {k}", f"K <= {limit}, beyond which an int32 accumulator can overflow")
 
@@ -373,14 +378,14 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
         raise ArgumentError("spec", list(spec), "integers as LinearSpec.to_ints() gives") from None
     if not (0 <= s.n < check.MAX_SIZE and 0 <= s.k < check.MAX_SIZE):
         raise ArgumentError("spec", f"n = {s.n}, k = {s.k}", f"n and k from 0 to {check.MAX_SIZE - 1}")
-    check.one_of("spec", s.w_bits, (4, 8))
-    if s.layout == BLOCKED and s.w_bits != 4:
-        raise ArgumentError("spec", f"layout '{BLOCKED}' with 8 bits", "4-bit weights in that layout")
+    check.one_of("spec", s.w_bits, KERNEL_BITS)
+    if s.layout == BLOCKED and s.w_type is not INT4:
+        raise ArgumentError("spec", f"layout '{BLOCKED}' with {s.w_bits} bits", "4-bit weights in that layout")
     check.group(s.group_size, s.k)
     check.code_range(s.x_qmin, s.x_qmax, ("spec", "spec"))
     check.code_range(s.out_qmin, s.out_qmax, ("spec", "spec"))
     reach = max(-s.x_qmin, s.x_qmax) if s.x_symmetric else s.x_qmax - s.x_qmin
-    limit = _INT32_MAX // (max(reach, 1) * (8 if s.w_bits == 4 else 128))
+    limit = k_max(max(reach, 1), s.w_type.largest)
     if s.k > limit:
         raise ArgumentError("spec", f"k = {s.k}", f"k <= {limit}, beyond which an int32 accumulator can overflow")
     return s
@@ -391,8 +396,8 @@ def pack_linear(
     out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
 ) -> Tensor:  # fmt: skip
     s = linear_spec(spec)
-    check.dtype_in("w", w, (torch.uint8,) if s.w_bits == 4 else (torch.int8,))
-    check.shape_is("w", w, [s.n, (s.k + 1) // 2 if s.w_bits == 4 else s.k])
+    check.dtype_in("w", w, (s.w_type.storage,))
+    check.shape_is("w", w, [s.n, s.w_type.columns(s.k)])
     check.strided("w_scale", w_scale)
     check.vector("w_scale", w_scale, w, torch.float32, [s.n, s.k // s.group_size] if s.group_size else [s.n])
     _present("bias", bias, s.has_bias, f"float32 [{s.n}]")
@@ -420,9 +425,7 @@ def _present(argument: str, tensor: Tensor | None, required: bool, allowed: str)
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
     s = linear_spec(spec)
     _packed(packed, s)
-    if s.w_bits == 4:
-        return packed.new_empty([s.n, (s.k + 1) // 2], dtype=torch.uint8)
-    return packed.new_empty([s.n, s.k], dtype=torch.int8)
+    return packed.new_empty([s.n, s.w_type.columns(s.k)], dtype=s.w_type.storage)
 
 
 def _packed(packed: Tensor, s: LinearSpec) -> None:
@@ -434,26 +437,22 @@ def _packed(packed: Tensor, s: LinearSpec) -> None:
         )
 
 
-def _four_bits(qmin: int, qmax: int) -> bool:
-    return qmin >= -8 and qmax <= 7
-
-
 def _codes_bound(s: LinearSpec, x: Tensor) -> None:
     """Codes that come ready were not clamped to the spec's limits: their type bounds K, whatever the spec says."""
-    name = "s4" if x_is_packed(s, x) else "u8" if x.dtype == torch.uint8 else "s8"
-    reach = 255  # u8, its zero point included
-    if name != "u8":
-        low, high = (-8, 7) if name == "s4" else (-128, 127)
-        reach = -low if s.x_symmetric else max(-low, high - s.x_qmin, s.x_qmax - low)
-    limit = _INT32_MAX // (reach * (8 if s.w_bits == 4 else 128))
+    t = INT4 if x_is_packed(s, x) else ONE_A_BYTE[x.dtype]
+    low, high = t.range
+    reach = t.largest  # of uint8: its zero point included
+    if low < 0 and not s.x_symmetric:
+        reach = max(reach, high - s.x_qmin, s.x_qmax - low)
+    limit = k_max(reach, s.w_type.largest)
     if s.k > limit:
         allowed = f"k <= {limit}, beyond which an int32 accumulator can overflow"
-        raise ArgumentError("x", f"{name} codes with k = {s.k}", allowed)
+        raise ArgumentError("x", f"{t.native_name} codes with k = {s.k}", allowed)
 
 
 def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
     """Whether x holds two 4-bit codes a byte. One code is one byte either way, and then means a code of its own."""
-    is_candidate = x.dtype == torch.uint8 and _four_bits(s.x_qmin, s.x_qmax)
+    is_candidate = x.dtype == torch.uint8 and INT4.holds(s.x_qmin, s.x_qmax)
     return is_candidate and x.shape[-1] == (s.k + 1) // 2 != s.k
 
 
@@ -463,7 +462,7 @@ def qlinear(
 ) -> Tensor:  # fmt: skip
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
-    given = (torch.int8, torch.uint8) if _four_bits(s.x_qmin, s.x_qmax) else (torch.int8,)
+    given = (torch.int8, torch.uint8) if INT4.holds(s.x_qmin, s.x_qmax) else (torch.int8,)
     check.dtype_in("x", x, (*FLOATS, *codes) if x_scale is None else given)
     check.min_dim("x", x, 1)
     if x_scale is not None and s.input == "static":
@@ -483,10 +482,10 @@ def qlinear(
     if not x.dtype.is_floating_point:
         _codes_bound(s, x)
     if s.codes_out:
-        if out_dtype == torch.uint8 and _four_bits(s.out_qmin, s.out_qmax):
+        if out_dtype == torch.uint8 and INT4.holds(s.out_qmin, s.out_qmax):
             return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)
         if out_dtype not in (None, torch.int8):
-            allowed = "int8, or uint8 for two codes a byte" if _four_bits(s.out_qmin, s.out_qmax) else "int8"
+            allowed = "int8, or uint8 for two codes a byte" if INT4.holds(s.out_qmin, s.out_qmax) else "int8"
             raise ArgumentError("out_dtype", dtype_name(out_dtype), allowed)
         return x.new_empty([*lead, s.n], dtype=torch.int8)
     dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
@@ -501,12 +500,13 @@ def weight_only_linear(
 ) -> Tensor:  # fmt: skip
     check.dtype_in("x", x, FLOATS)
     check.min_dim("x", x, 1)
-    check.one_of("w_bits", w_bits, (4, 8))
-    check.dtype_in("w", w, (torch.uint8,) if w_bits == 4 else (torch.int8,))
+    check.one_of("w_bits", w_bits, KERNEL_BITS)
+    w_type = code_type(w_bits)
+    check.dtype_in("w", w, (w_type.storage,))
     check.exact_dim("w", w, 2)
     check.same_device("w", w, x)
     lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
-    check.shape_is("w", w, [n, (k + 1) // 2 if w_bits == 4 else k])
+    check.shape_is("w", w, [n, w_type.columns(k)])
     check.group(group_size, k)
     shape = [n, k // group_size] if group_size else [n]
     check.strided("w_scale", w_scale)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyquant.core import arguments
+from pyquant.core.dtypes import KERNEL_BITS_TEXT, CodeType, code_type
 from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 
@@ -56,6 +57,11 @@ class LinearSpec:
     out_qmax: int = 127
     layout: str = "rows"
 
+    @property
+    def w_type(self) -> CodeType:
+        """The type of the weight codes."""
+        return code_type(self.w_bits)
+
     def to_ints(self) -> tuple[int, int, int, int, int]:
         """The spec as the int[] argument of pack_linear, unpack_linear and qlinear.
 
@@ -65,7 +71,7 @@ class LinearSpec:
         modes = 0
         for value, at, count in self._fields():
             if not 0 <= value < 1 << count:
-                raise ArgumentError("spec", str(self), "code limits from -128 to 127, w_bits 4 or 8")
+                raise ArgumentError("spec", str(self), f"code limits from -128 to 127, w_bits {KERNEL_BITS_TEXT}")
             modes |= value << at
         clamp = struct.unpack("<q", struct.pack("<ff", self.clamp_min, self.clamp_max))[0]
         return (self.n, self.k, self.group_size, modes, clamp)

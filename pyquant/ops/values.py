@@ -79,16 +79,6 @@ def zero_points(argument: str, zero_point: Tensor | None, low: int, high: int) -
         raise ArgumentError(argument, f"a zero point of {int(bad[0])}", f"codes from {low} to {high}")
 
 
-def code_limits(dtype: torch.dtype, four_bits: bool = False) -> tuple[int, int]:
-    """Codes of a storage type: where the zero point of codes that come as they are must lie.
-
-    Example:
-        >>> code_limits(torch.uint8), code_limits(torch.int8, four_bits=True)
-        ((0, 255), (-8, 7))
-    """
-    return (-8, 7) if four_bits else (0, 255) if dtype == torch.uint8 else (-128, 127)
-
-
 def finite_values(argument: str, x: Tensor) -> None:
     """With set_checks(True): no NaN, no infinity."""
     if _enabled and isinstance(x, Tensor) and x.is_floating_point() and _readable(x) and not bool(x.isfinite().all()):

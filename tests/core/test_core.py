@@ -23,9 +23,9 @@ def test_code_types_hold_what_their_bits_hold():
     assert set(QDTYPES) == {"int4", "int8", "uint8"}
     for t in (INT4, INT8, UINT8):
         assert t.qmax - t.qmin == 2**t.bits - 1
-        assert t.codes_per_byte * t.bits == 8
+        assert t.per_element * t.bits == 8
         info = torch.iinfo(t.storage)
-        assert t.codes_per_byte == 2 or (info.min, info.max) == (t.qmin, t.qmax)
+        assert t.is_packed or (info.min, info.max) == (t.qmin, t.qmax)
 
 
 @pytest.mark.parametrize(
