@@ -1,1 +1,1 @@
-"""Benchmarks of `pyquant bench`: layers and kernels beside those of others, training steps, calibrators, an MLP."""
+"""Benchmarks of `pyquant bench`: layers and kernels against other libraries, training steps, calibrators, an MLP."""

@@ -68,7 +68,7 @@ def run_gemm_bench(
     """Time every candidate at every shape, interleaved, and check what each returns before timing it.
 
     ceilings  from measure_ceilings(); without them rows have no floor. Its peaks of float types are used as they are;
-              reading and int8 are measured again beside every shape.
+              reading and int8 are measured again with every shape.
     on_shape  called before each shape (progress).
     ->        GemmReport; candidates that could not run are in `unavailable` with the reason.
     Raises ArgumentError for an unknown scheme, peer or clock before anything is timed.
@@ -168,7 +168,7 @@ def _time_shape(
 
 
 def _limits(shape: Shape, built: Mapping[str, _Built], multiply: Limit, cold: bool) -> dict[str, Limit]:
-    """What is timed beside the candidates of a shape: a stream over the bytes of each, and the int8 inner loop."""
+    """What is timed along with the candidates of a shape: a stream over the bytes of each, and the int8 inner loop."""
     sets = {_moved(shape, b) for b in built.values()}
     return {_MULTIPLY: multiply} | {_read_name(size): read_limit(size, cold=cold) for size in sorted(sets)}
 

@@ -207,7 +207,7 @@ def _with_energy(
     rows: Sequence[GemmRow], candidates: Mapping[str, Rotating], timings: Timings, clock: Clock, device: torch.device,
     absent: list[Unavailable],
 ) -> list[GemmRow]:  # fmt: skip
-    """The rows with their energy; where the device does not tell it, the reason goes to `absent`."""
+    """The rows with their energy; where the device does not report it, the reason goes to `absent`."""
     where, energies = at((rows[0].m, rows[0].k, rows[0].n)), []
     try:
         meter = energy_meter(device)

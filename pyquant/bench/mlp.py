@@ -200,7 +200,7 @@ def _round(runs: Sequence[Pair], clock: Clock, seed: int) -> list[float]:
     for i in order:
         lead, run = runs[i]
         if clock.name in ("cpu", "wall"):
-            lead()  # nobody pays for what another candidate has evicted
+            lead()  # so that no candidate is charged for another's cache evictions
         seconds[i] = clock.seconds(run, 1)
     return seconds
 
@@ -243,7 +243,7 @@ def additivity_of(
 
 
 def _ready(joint: Joint) -> Joint:
-    """The joint whose input lies ready in its own format."""
+    """The joint whose input is already in its own format."""
     return Joint(joint.layer, joint.own, joint.after, joint.own == FLOAT)
 
 

@@ -2,7 +2,7 @@
 
 The weights are whole numbers from -7 to 7 times a power of two, which every format holds exactly, and the scales
 between layers are powers of two: an integer layer has one right answer, bit for bit. There is no activation function
-and no bias, as in the original experiment: a configuration is its products and what lies between them.
+and no bias, as in the original experiment: a configuration is its products and the code between them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def capacity(sizes: Sequence[int], config: Config, of: str = "output") -> int:
 
 @dataclass(frozen=True)
 class Joint:
-    """One layer in a configuration: what tells its kernel from others.
+    """One layer in a configuration: the facts that determine its kernel.
 
     layer       index from 0.
     own, after  its format and the next layer's, whose codes it gives (FLOAT at the end: floats).

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The GPU options that were given, as they are spelt."""
+    """The GPU options that were given, as spelt on the command line."""
     names = ("models", "candidates", "rows", "out", "energy", "slice", "time_budget", "merge")
     return ["--" + name.replace("_", "-") for name in names if getattr(args, name) is not None]
 

@@ -1,4 +1,4 @@
-"""Which kernel a saved scheme uses, asked without the model that it belongs to."""
+"""Which kernel a saved scheme uses, determined without the model that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyquant.nn.qlinear import QLinear
 
 @lru_cache(maxsize=64)
 def kernel_name(scheme: QScheme, device: str = "cpu") -> str:
-    """The kernel that a layer of this scheme uses on a device, asked of a small layer of that scheme."""
+    """The kernel that a layer of this scheme uses on a device, read from a small layer of that scheme."""
     k, n = scheme.weights.group_size or 32, 8
     shape = (n, 1) if scheme.weights.granularity == "per_group" else (n,)  # a scale of the tensor is held for each row
     quantised = not scheme.is_float

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
     held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out")())
     count = args.batches
-    if count is None:  # as many as there are, up to the usual number, so that the cost can be told before
+    if count is None:  # as many as there are, up to the default, so that the cost is known before
         data = list(itertools.islice(data, USUAL_BATCHES))
         count = max(len(data), 1)
     model = factory()

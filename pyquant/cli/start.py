@@ -48,7 +48,7 @@ exit codes: 0 all is well, 1 a problem was found, 2 called wrongly, 3 a benchmar
 
 
 def top_parser() -> argparse.ArgumentParser:
-    """The parser of what stands before the command."""
+    """The parser of the options before the command."""
     parser = argparse.ArgumentParser(
         prog="pyquant",
         description="Quantise PyTorch models to int8 and int4: integer products, the same bits on every device.",

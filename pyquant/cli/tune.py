@@ -23,7 +23,7 @@ examples:
   pyquant tune --shapes 4096x4096 11008x4096 --m 1 16 64 512 --schemes W8A8Dynamic "W4A8Dynamic(group_size=128)"
   pyquant tune --shapes 4096x4096 --dry-run --json
 
-The table lies in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
+The table is in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
 of kernels changes the time of a layer and never its bits.
 """
 

@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def shown(value: object) -> str:
-    """What an argument was, in one short line: its type, and its value where that is short to tell.
+    """What an argument was, in one short line: its type, and its value where that is short.
 
     Example:
         >>> shown(3), shown([0] * 100)
@@ -157,7 +157,7 @@ def mapping(argument: str, value: object, what: str) -> Mapping[Any, Any]:
 
 
 def one_of(argument: str, value: Any, allowed: Iterable[Any], also: str = "") -> Any:
-    """One of the names that are allowed; `also` tells of what else is.
+    """One of the names that are allowed; `also` describes what else is.
 
     Example:
         >>> one_of("mode", "fast", ("fast", "slow"))

@@ -21,7 +21,7 @@ FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")  # of inputs, results a
 HALF_DTYPES: Final = ("float16", "bfloat16")  # of layers whose weights have 16 bits
 
 OUTPUT_METRICS: Final = ("kl", "sqnr", "mse", "cosine")  # label-free losses of a model's outputs
-OPEN_CALIBRATOR: Final = "histogram"  # stands for the method that the calibration call, or the recipe, names
+OPEN_CALIBRATOR: Final = "histogram"  # placeholder for the method that the calibration call, or the recipe, names
 GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """What a name stands for, in the order of registration; going through it gives the names.
+    """Maps names to values in the order of registration; iteration gives the names.
 
     argument  that errors name.
     home      package whose modules register what pyquant has; it is imported when a name is first looked up, so that

@@ -22,7 +22,7 @@ _SIMULATE: Final = "others are simulated (SelectiveQuantizer, insert_fake_quanti
 class TensorScheme:
     """How the numbers of one tensor become codes: `real = scale * (code - zero_point)`.
 
-    bits          4 or 8. 2, 3, 5, 6 and 7 in simulation (FakeQuantize and what stands on it), which no kernel runs. 16:
+    bits          4 or 8. 2, 3, 5, 6 and 7 in simulation (FakeQuantize and what builds on it), which no kernel runs. 16:
                   weights stay in floating point; inputs have int16 codes, in simulation.
     symmetric     True: zero point 0. False: affine, codes cover the whole range of `bits`.
     granularity   'per_tensor', 'per_token' (one scale a row of activations), 'per_channel' (one scale an output
@@ -201,9 +201,7 @@ class QScheme:
         )
 
     def __str__(self) -> str:
-        from pyquant.core.presets import (
-            preset_name,  # the presets are made of schemes, and a scheme is told by its preset
-        )
+        from pyquant.core.presets import preset_name  # imported here, because presets import schemes
 
         name = preset_name(self)
         if name is not None:

@@ -102,7 +102,7 @@ class SaveDirectory:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Writes one file that stands for itself, whole or not at all; parent folders are made. -> the path.
+    """Writes one file on its own, whole or not at all; parent folders are made. -> the path.
 
     It survives a power loss when this returns. Several processes may write into a folder at once, and the last one to
     end wins; a SaveDirectory, which sweeps, leaves the temporary alone. A link under `path` is replaced, not followed.
@@ -122,7 +122,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
         try:
             _write_new(name, data, folder)
             os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except FileExistsError:  # of somebody else
+        except FileExistsError:  # belongs to another process
             raise
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -164,7 +164,7 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
         ...     read_file(f.name, check=lambda size: None)
         b'ab'
     """
-    # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer
+    # O_NONBLOCK: opening a FIFO placed there by an attacker must not block
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         info = os.fstat(fd)
@@ -173,7 +173,7 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
         check(info.st_size)
         try:
             data = _read_exactly(fd, info.st_size)
-        except (MemoryError, OverflowError):  # a sparse file costs its author nothing
+        except (MemoryError, OverflowError):  # a sparse file of any size is cheap to make
             problem = f"{Path(path).name}: {info.st_size} bytes, for which there is no memory"
             raise CheckpointError(f"{problem}; allowed: files that fit") from None
     finally:
@@ -185,7 +185,7 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
 
 def _write_new(name: str, data: bytes, folder: int) -> None:
     """A new file of an open folder, flushed to the disk."""
-    # O_EXCL and a name nobody can predict: a file or link planted under it is never followed or overwritten
+    # O_EXCL and an unpredictable name: a file or link placed there by an attacker is never followed or overwritten
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
     try:
         view = memoryview(data)

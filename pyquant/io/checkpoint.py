@@ -1,7 +1,7 @@
 """Saves and loads a checkpoint directory. A killed, failed or concurrent save never leaves a state that loads wrongly.
 
 Order of a save (docs/file_format.md 5): shards under names that their contents give; the manifest, in one rename, which
-is the moment the new checkpoint is in force; config.json and the index, whose names cannot change, while the manifest
+is the moment the new checkpoint takes effect; config.json and the index, whose names cannot change, while the manifest
 says what they replace; the manifest without that note; removal of shards that are no longer named.
 """
 
@@ -40,7 +40,7 @@ class Checkpoint:
     layers           the quantised layers, sorted by name.
     tensors          all other tensors, by name.
     config           contents of config.json.
-    extra            what the caller stored beside the tensors.
+    extra            what the caller stored with the tensors.
     manifest_sha256  SHA-256 of manifest.json; pins the whole checkpoint.
     """
 
@@ -68,7 +68,7 @@ def save_checkpoint(
     layers           quantised layers, names unique.
     other_tensors    everything else by name: bool, int8..int64, uint8, float16/32/64, bfloat16.
     extra            JSON-able; 'recipe' in it is digested into config.json. Tuples come back as lists.
-    model_config     keys of config.json beside quantization_config (a transformers configuration), or None.
+    model_config     keys of config.json other than quantization_config (a transformers configuration), or None.
     head_prefix      module that holds the body of a model with a head; other tools then find the layers of either.
     refusal          why other tools than pyquant must not read the layers, or '': config.json then stops them.
     max_shard_bytes  a file holds about this much at most; a layer is never split.
@@ -150,7 +150,7 @@ def _save(out: SaveDirectory, draft: Manifest, parts: Iterator[dict[str, torch.T
             tensors |= entries
         data = _commit(out, replace(draft, files=files, tensors=tensors), before)
     except BaseException:
-        with suppress(OSError, CheckpointError):  # the first error is the one to tell; the next save sweeps again
+        with suppress(OSError, CheckpointError):  # the first error is the one to report; the next save cleans up again
             manifest = _in_force(out)
             _sweep(out, keep | (set() if manifest is None else set(manifest.files)))
         raise
@@ -255,7 +255,7 @@ def _check_companions(path: Path, dir_fd: int, manifest: Manifest) -> None:
             content = read_file(name, dir_fd=dir_fd, check=lambda size, w=where, f=file: check_size(w, size, f))  # type: ignore[misc]
             check_digest(where, content, file)
             continue
-        # an interrupted save: the file may be what it was, gone, or new already; the manifest holds the truth
+        # an interrupted save: the file may be old, missing or new; the manifest is authoritative
         try:
             content = read_file(name, dir_fd=dir_fd, check=_check_small)
         except FileNotFoundError:

@@ -52,7 +52,7 @@ class Journal:
         self.path = file_path("path", path)
         self.entries: dict[str, Any] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # opening a pipe that somebody planted must not wait for a writer, nor a planted link lead to another file
+        # a FIFO placed there by an attacker must not block, nor a link lead to another file
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(self.path, flags, 0o666)

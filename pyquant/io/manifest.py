@@ -82,7 +82,7 @@ class TensorEntry:
 class Manifest:
     """Everything a checkpoint consists of.
 
-    config, extra  contents of config.json, and what the caller stored beside the tensors.
+    config, extra  contents of config.json, and what the caller stored with the tensors.
     files          the shards, by name; config.json and the index follow from `config` and `tensors`.
     tensors        by name.   layers  by name.
     pending        {} in a finished checkpoint. While a save replaces config.json and the index (their names must stay

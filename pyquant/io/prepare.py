@@ -86,7 +86,7 @@ def parts_of(
     other: Mapping[str, torch.Tensor],
     max_shard_bytes: int,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of one shard after the other; a portion is packed only when it is asked for."""
+    """The tensors of one shard after the other; a portion is packed only when it is consumed."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for unit in _units(layers, entries, other):

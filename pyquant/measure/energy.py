@@ -37,7 +37,7 @@ class EnergyMeter:
         run       makes some calls, waits until they are done, and returns how many they were; milliseconds each time.
         seconds   how long calls are made, at least.
         patience  seconds without a step of the counter after which it counts as dead.
-        Raises EnergyUnavailable for a counter that stands still or runs backwards.
+        Raises EnergyUnavailable for a counter that does not advance or runs backwards.
 
         Example:
             >>> joules = iter(range(0, 100_000, 5))  # a device that takes 5 mJ for each reading

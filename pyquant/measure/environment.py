@@ -55,7 +55,7 @@ def describe_environment(device: str | torch.device = "cpu", *, clock: str = "")
 
 
 def cpu_model_and_flags() -> tuple[str, frozenset[str]]:
-    """The processor's name and feature flags; empty flags where the system does not tell."""
+    """The processor's name and feature flags; empty flags where the system does not report them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -65,7 +65,7 @@ def cpu_model_and_flags() -> tuple[str, frozenset[str]]:
 
 
 def cpu_features() -> frozenset[str]:
-    """The instruction sets of this CPU that matter to integer products; empty where the system does not tell."""
+    """The instruction sets of this CPU that matter to integer products; empty where the system does not report them."""
     return cpu_model_and_flags()[1] & frozenset(_ISA_FLAGS)
 
 
@@ -91,7 +91,7 @@ def folder_name(environment: Environment) -> str:
 
 
 def library_digest() -> str:
-    """The first digits of a SHA-256 over pyquant's compiled libraries: two builds of one version are told apart.
+    """The first digits of a SHA-256 over pyquant's compiled libraries: distinguishes two builds of one version.
 
     Example:
         >>> library_digest() == library_digest()

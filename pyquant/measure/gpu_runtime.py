@@ -39,7 +39,7 @@ class GpuRuntime:
 
 
 def gpu_runtime() -> GpuRuntime:
-    """Asks torch, pyquant's native module and the driver; nothing runs on a GPU.
+    """Queries torch, pyquant's native module and the driver; nothing runs on a GPU.
 
     Example:
         >>> gpu_runtime().own_gpus >= 0

@@ -51,7 +51,7 @@ def held_bytes(state: Any) -> int:
         >>> held_bytes([torch.zeros(3), {"w": torch.zeros(2, dtype=torch.int8)}, None])
         14
     """
-    if hasattr(state, "__tensor_flatten__"):  # a tensor made of others: its own storage is a pretence
+    if hasattr(state, "__tensor_flatten__"):  # a wrapper subclass of other tensors: its own storage is a dummy
         names, _ = state.__tensor_flatten__()
         return sum(held_bytes(getattr(state, name)) for name in names)
     if isinstance(state, torch.Tensor):

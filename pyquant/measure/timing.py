@@ -198,7 +198,7 @@ def _calls_per_sample(clock: Clock, run: Candidate, warm_calls: int, min_sample_
 
 @contextlib.contextmanager
 def using_threads(count: int | None) -> Iterator[None]:
-    """torch with so many CPU threads, afterwards as before; None: with those that it has."""
+    """Sets the number of torch's CPU threads and restores it afterwards; None: leaves it."""
     before = torch.get_num_threads()
     if count is not None:
         arguments.whole("threads", count, 1, 2**31 - 1)

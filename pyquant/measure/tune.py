@@ -55,9 +55,9 @@ class TuneOutcome:
 def problems_for(
     layers: Iterable[tuple[int, int, str]], ms: Sequence[int], dtype: torch.dtype = torch.float16
 ) -> list[Problem]:
-    """The GEMMs of layers (out_features, in_features, scheme text) for M rows each, as the plan is asked.
+    """The GEMMs of layers (out_features, in_features, scheme text) for M rows each, in the form that the plan takes.
 
-    ms     rows; each stands for its bucket (pyquant._native.m_bucket), whose largest M is measured.
+    ms     rows; each represents its bucket (pyquant._native.m_bucket), whose largest M is measured.
     dtype  of the layers' inputs and outputs.
     ->     one problem a layer and bucket, without repetition.
     Raises ArgumentError for a scheme that is unknown or multiplies no integers and is not FP16.
@@ -119,7 +119,7 @@ def tune(
 ) -> list[TuneOutcome]:
     """Measure every problem's candidates, interleaved, and name the quickest that is right.
 
-    only_compiled  rows with machine code in this build; False asks the whole table (for a rig without a GPU).
+    only_compiled  rows with machine code in this build; False considers the whole table (for a rig without a GPU).
     on_problem     called before each problem (progress).
     ->             an TuneOutcome a problem. The model's row stays unless another is clearly quicker.
     """

@@ -1,7 +1,7 @@
-"""Which points of a front hold an accuracy limit, with few evaluations, and without believing in luck.
+"""Which points of a front hold an accuracy limit, from few evaluations, without selecting noise.
 
 Among many configurations some hold a limit by chance: a task metric over a few thousand samples is noisy, and the
-cheapest of all that passed is the one that luck chose. The label-free loss is far less noisy and orders configurations
+cheapest of all that passed is one that noise chose. The label-free loss is far less noisy and orders configurations
 well, so drops are smoothed to rise with it (isotonic regression), and a point must pass by itself and by the trend.
 """
 

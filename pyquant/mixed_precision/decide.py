@@ -1,4 +1,4 @@
-"""The choice of a search: which of the measured configurations is the plan, why, and what stands in the way of all."""
+"""The choice of a search: which of the measured configurations is the plan, why, and which limits none can meet."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Plan:
     def apply_(self, model: nn.Module, data: Any = None) -> nn.Module:
         """Quantise a model by the plan, in place; the one that was searched, or one of the same layers.
 
-        data  batches to calibrate anew; None: the ranges that the search found.
+        data  batches to calibrate again; None: the ranges of the search.
         ->    the model. Nothing changes where the plan leaves every layer in floating point.
         """
         if all(scheme is None for scheme in self.schemes.values()):

@@ -100,7 +100,7 @@ def _codes_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 
 def _codes_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """The sum of the add_ ops passes its gradient to x and residual; the other ops are never asked."""
+    """The sum of the add_ ops passes its gradient to x and residual; the other ops never get here."""
     given = (grads[3], grads[3]) if len(grads) == 4 else ()
     return (*given, *(None,) * (ctx.input_count - len(given)))
 

@@ -57,7 +57,7 @@ class _FakeDynamic(torch.autograd.Function):
 
 
 def _run(op: Any, function: Any, x: Tensor, *arguments: Any) -> Any:
-    """The op, by the cheapest way that its caller cannot tell apart; compilers and functorch get the op itself."""
+    """The op, by the cheapest equivalent way; compilers and functorch get the op itself."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not isinstance(x, Tensor):
         return _call(op, x, *arguments)
     if x.requires_grad and torch.is_grad_enabled():

@@ -13,7 +13,7 @@ from pyquant.core.dtypes import INT4, INT8, ONE_A_BYTE, CodeType, code_type
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import check, layer_zero_points, plan, rows_layout, shapes, values
 
-# Served by this file on the CPU also beside the compiled library, and on CUDA: no integer kernel is involved.
+# Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("weight_only_linear", "float_linear", "gemm")
 ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 

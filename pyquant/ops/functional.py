@@ -350,7 +350,7 @@ def gemm(
     activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
     out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Every product of the kernel table, told apart by the types of its operands, by a kernel of your choice.
+    """Every product of the kernel table, distinguished by the types of its operands, by a kernel of your choice.
 
     x, w     int8 or uint8 codes [..., K] and int8 [N, K]; the same and packed int4, uint8 [N, ceil(K / 2)]; packed int4
              both, uint8 [..., K / 2] and [N, K / 2]; float16 or bfloat16 both, [..., K] and [N, K].
@@ -358,7 +358,7 @@ def gemm(
              (float_linear has one).
     kernel   None: the plan chooses (floats: torch's product, where no measurement says otherwise). Else a name of
              ops.kernels(), with its tile, stages and schedule: it runs, or the call fails and says why not. Weights
-             that a row reads in another order than a checkpoint's are laid out anew in each such call.
+             that a row reads in another order than a checkpoint's are repacked in each such call.
     ->       out_dtype [..., N]; the bits do not depend on the kernel where codes are multiplied.
     Raises ArgumentError, also for an unknown name; UnsupportedError where the kernel does not take the problem, with
     the reason: its types, the alignment, the device. Source: docs/kernels.md.

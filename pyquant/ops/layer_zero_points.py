@@ -22,7 +22,7 @@ def packed(s: LinearSpec, x_zero_point: Tensor | None, out_zero_point: Tensor | 
 
 
 def called(s: LinearSpec, x: Tensor, buffer: Tensor, given: Tensor | None) -> None:
-    """The zero point that the codes of a call of qlinear have, in the buffer or beside them. Raises ArgumentError."""
+    """The zero point that the codes of a call of qlinear have, in the buffer or with them. Raises ArgumentError."""
     if s.input == "static" and s.layout != "cpu_blocked" and buffer.shape == (rows_layout.sections(s).total,):
         low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
         if x.dtype == torch.uint8 and not shapes.x_is_packed(s, x):

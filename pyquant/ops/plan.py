@@ -1,4 +1,4 @@
-"""Which kernel a fused layer would get on a device, asked without running it: the plan's own answer."""
+"""Which kernel a fused layer would get on a device, from the plan itself and without running it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pyquant.ops.spec import LinearSpec
 
 @dataclass(frozen=True)
 class Device:
-    """What dispatch needs to know of a GPU; made up freely, no GPU is asked.
+    """What dispatch needs to know of a GPU; values are free, no GPU is queried.
 
     sm            compute capability times ten (80, 86, 89, 90).
     sm_count      multiprocessors.
     shared_bytes  opt-in shared memory of one block.
     l2_bytes      second-level cache.
     dram_gbps     peak of the memory bus in 1e9 bytes a second; 0: what the generation usually has.
-    name          as the driver tells it: which measured choices hold; empty: none.
+    name          as reported by the driver: selects the measured choices; empty: none.
     """
 
     sm: int
@@ -152,7 +152,7 @@ def select(
     spec           layer, in any layout (CUDA buffers are padded rows).
     m              rows, >= 0.
     out_dtype      float16, bfloat16, float32, int8 for codes, or uint8 for codes two a byte.
-    only_compiled  rows with machine code in this build; False asks the whole table.
+    only_compiled  rows with machine code in this build; False considers the whole table.
     given          'floats', which the layer quantises into the form that its row reads; 'packed': int4 codes two a
                    byte, read as they come where a tensor-core row does, else laid out first.
     Raises NativeLibraryError when the compiled module is not there, ArgumentError for an unknown `given`.

@@ -51,7 +51,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def sections(s: LinearSpec) -> Sections:
-    """Where everything lies in the buffer of a spec."""
+    """Offsets of all parts of a spec's buffer."""
     n_pad, k_pad = _up(s.n, N_MULTIPLE), _up(s.k, K_MULTIPLE)
     groups = s.k // s.group_size if s.group_size else 1
     codes = _up(s.n, BLOCK) * _up(s.k, BLOCK) // 2 if s.layout == BLOCKED else n_pad * s.w_type.columns(k_pad)

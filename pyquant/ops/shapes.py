@@ -1,4 +1,4 @@
-"""Shape, dtype and refusal rule of every op: what torch.compile sees, and the first thing the fallback asks.
+"""Shape, dtype and refusal rule of every op: what torch.compile sees, and what the fallback checks first.
 
 Each rule takes the op's arguments, raises ArgumentError, and returns an empty result of the right shape, dtype and
 device.
@@ -321,7 +321,7 @@ def _only_accumulator(
 
 
 def gemm_x_is_packed(op: str, x: Tensor, w: Tensor) -> bool:
-    """Whether x holds two int4 codes a byte. For op gemm the shapes tell; one code a row is a code of its own."""
+    """Whether x holds two int4 codes a byte. For op gemm the shapes decide; a row of one code is not packed."""
     if x.dtype != torch.uint8 or op in ("gemm_s8s8", "gemm_s8s4"):
         return False
     return op == "gemm_s4s4" or (w.dtype == torch.uint8 and x.shape[-1] == w.shape[-1] != 1)

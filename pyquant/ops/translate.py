@@ -59,9 +59,9 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
 
 
 def _out_of_memory(nbytes: int, device: str) -> NoReturn:
-    """What torch raises for such an allocation, class and text: the stable ABI hands on neither, so it is asked again.
+    """What torch raises for such an allocation, class and text: the stable ABI loses both, so it is repeated.
 
-    On the CPU torch raises a bare RuntimeError, which code that looks for a batch size that fits tells by its text.
+    On the CPU torch raises a bare RuntimeError, which batch-size finders recognise by its text.
     """
     message = f"pyquant: out of memory: tried to allocate {nbytes} bytes on {device}"
     try:

@@ -117,7 +117,7 @@ def dumps(table: Table) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where the user's table lies: PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant.
+    """Path of the user's table: PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant.
 
     Raises CheckpointError where there is none of them.
     """
@@ -157,7 +157,7 @@ def activate(table: Table) -> None:
 
 
 def activate_found() -> None:
-    """load and activate, as import does: whatever lies in the cache, it can at most be left out with a remark."""
+    """load and activate, as import does: whatever the cache holds, at worst it is ignored with a warning."""
     try:
         activate(load())
     except Exception as error:  # a choice of kernels changes no result, so it is never a reason not to start

@@ -25,7 +25,7 @@ def set_checks(enabled: bool) -> None:
 
 
 def checks_enabled() -> bool:
-    """Whether set_checks(True) is in force."""
+    """Whether set_checks(True) is in effect."""
     return _enabled
 
 
@@ -40,7 +40,7 @@ def is_batch(tensor: Tensor) -> bool:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Values can be looked at without a device synchronisation (or that was asked for) and outside of tracing."""
+    """Values can be read without a device synchronisation (or with one that was requested) and outside of tracing."""
     if (
         tensor.layout != torch.strided
         or torch.compiler.is_compiling()
@@ -65,7 +65,7 @@ def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -
 
 
 def zero_points(argument: str, zero_point: Tensor | None, low: int, high: int) -> None:
-    """Every zero point lies among the codes: beyond them the bounds of docs/numerics.md 3 would not hold.
+    """Every zero point is one of the codes: beyond them the bounds of docs/numerics.md 3 would not hold.
 
     The compiled ops look at those on the CPU themselves (csrc/bind/check.h); this is for the fallback, and for other
     devices with set_checks(True).

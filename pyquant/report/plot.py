@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe-Ito: told apart by people who do not see all colours
+# Okabe-Ito: distinguishable with colour-vision deficiency
 _OURS, _PEER, _BASE, _GREY = "#0072B2", "#E69F00", "#7f7f7f", "#d0d0d0"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
 

@@ -36,7 +36,7 @@ def plot_calibration(
     title: str = "Calibration",
     caption: str = "",
 ) -> Path:
-    """Histogram of magnitudes with a line at each method's amax, beside bars of clipping and rounding; writes a PNG.
+    """Histogram of magnitudes with a line at each method's amax, next to bars of clipping and rounding; writes a PNG.
 
     edges, counts  len(counts) + 1 edges from 0 up, as calibrate.linear_histogram gives them.
     records        one a method.
@@ -118,7 +118,7 @@ def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:
 
 
 def _costs(axis: Any, records: Sequence[Any]) -> None:
-    """Bars of both errors, and the SQNR beside each."""
+    """Bars of both errors, labelled with the SQNR."""
     places = list(range(len(records)))[::-1]
     rounding, clipping = [r.rounding_error for r in records], [r.clipping_error for r in records]
     axis.barh(places, rounding, color="#56B4E9", height=0.65, label="rounding")

@@ -36,7 +36,7 @@ def to_trade_off(report: SearchReport) -> TradeOff:
 
 
 def to_markdown(report: SearchReport) -> str:
-    """For people: the verdict, the plan layer by layer, the front, what was asked for and how much work it was."""
+    """For people: the verdict, the plan layer by layer, the front, the limits, and the cost of the search."""
     base = report.points[report.reference]
     by, unit, digits = _scale(report.cost_unit)
     parts = [f"# {report.model}: a format for every layer", report.verdict, "## Plan"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_SHAPES = ("o", "s", "^", "D", "v", "P")  # told apart without colours too
+_SHAPES = ("o", "s", "^", "D", "v", "P")  # distinguishable without colours too
 _MOST = 50
 _GREY, _TEXT = "#d0d0d0", "#444444"
 

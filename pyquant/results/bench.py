@@ -20,10 +20,10 @@ class GemmRow:
     exact       True: every output bit equals the reference's; False: it does not; None: outside the exact contract.
     sqnr_db     signal to noise against the float64 product; None where the candidate returns something else.
     ours        a pyquant candidate, not a peer.
-    kernel      the kernel that ran, where the candidate can tell.
+    kernel      the kernel that ran, where the candidate reports it.
     moved_bytes that any kernel has to move for it; ops: operations, a multiply-add counting as two; peak: the ceiling
                 that binds it. 0 and '' where the run did not say.
-    energy_mj   millijoules a call, None where it was not measured: not asked for, or the reason is in `unavailable`.
+    energy_mj   millijoules a call, None where it was not measured: not requested, or the reason is in `unavailable`.
     """
 
     m: int
@@ -63,7 +63,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A candidate that was asked for and did not run, with the reason: nothing disappears silently."""
+    """A requested candidate that did not run, with the reason: nothing is omitted silently."""
 
     candidate: str
     reason: str

@@ -63,5 +63,5 @@ class ErrorReport:
         raise KeyError(f"{layer}.{tensor}; there is {names}")
 
     def worst(self, count: int = 5, tensor: str = "alone") -> list[TensorError]:
-        """The rows of one kind with the least SQNR, worst first: layers to leave in more bits, or to calibrate anew."""
+        """The rows of one kind with the least SQNR, worst first: layers to keep in more bits, or to calibrate again."""
         return sorted((row for row in self.rows if row.tensor == tensor), key=lambda row: row.sqnr_db)[:count]

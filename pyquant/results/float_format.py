@@ -35,7 +35,7 @@ def renamed(data: Mapping[str, Any], name: str = FLOAT) -> dict[str, Any]:
     """Plain data of a record of version 1, in which the first format was called fp16 whatever its dtype was.
 
     name  what it is called now.
-    ->    the same with that name wherever the format stands: in lists of formats, as a key, in configurations.
+    ->    the same with that name wherever the format occurs: in lists of formats, as a key, in configurations.
     """
     formats = data.get("formats")
     if not isinstance(formats, list) or not formats or formats[0] not in FLOAT_FORMATS:
@@ -44,7 +44,7 @@ def renamed(data: Mapping[str, Any], name: str = FLOAT) -> dict[str, Any]:
 
 
 def with_note(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data of a search of version 1: its note about the float format makes room for how bits were counted."""
+    """Plain data of a search of version 1: its note on the float format gives way to one on counting bits."""
     notes = data.get("notes", [])
     if not isinstance(notes, list):
         return dict(data)

@@ -164,7 +164,7 @@ class LatencyTable:
 
     def layer_costs(self, *, inputs: bool = False) -> dict[str, dict[int, float]]:
         """{layer: {4: us, 8: us, 16: us}}, as LearnedPrecision takes it: the bits of the weights, or with `inputs` the
-        larger of weights and inputs; 16 stands for floating point whatever its dtype. Of formats with equal bits the
+        larger of weights and inputs; 16 means floating point whatever its dtype. Of formats with equal bits the
         first counts; a layer lacks what it cannot take.
 
         Raises ArgumentError where the table has no format of 4, 8 or 16 bits.

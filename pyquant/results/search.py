@@ -66,7 +66,7 @@ class SearchReport:
 
     model        its class. formats: names, the float one first, called by its dtype.
     groups       SearchedGroup in the order of the model.
-    settings     what was asked for, as text: objective, metric, algorithm, limits, budget, seed.
+    settings     the options of the search, as text: objective, metric, algorithm, limits, budget, seed.
     cost_unit    of costs: 'us', 'bytes', 'bits'. loss_unit, quality_name: what the other axes mean.
     points       SearchedPoint in the order in which they were measured; chosen, reference: indices into it (reference:
                  everything in floating point).

@@ -101,7 +101,7 @@ class SensitivityLatency:
 class SensitivityReport:
     """The sensitivity of every group of layers to every format.
 
-    model      class of the model; metric, mode: as asked for; unit: of `loss`.
+    model      class of the model; metric, mode: as given; unit: of `loss`.
     formats    names, the float one first, called by its dtype (fp32, fp32, bf16); groups: in the order of the model.
     loss       [groups][formats]. Modes 'one_at_a_time' and 'cumulative': the loss with this group alone lowered. Mode
                'leave_one_out': the loss with everything BUT this group lowered. None where a group refuses the format.
@@ -211,11 +211,11 @@ class SensitivityReport:
         single = [self.sensitivity(at[name], format, by) or 0.0 for name in order]
         if self.mode == "leave_one_out":
             whole = self.uniform[format] if by == "loss" else self._drop(self.task.uniform[format])  # type: ignore[union-attr]
-            for skipped in range(len(order) + 1):  # the most sensitive ones leave first
+            for skipped in range(len(order) + 1):  # the most sensitive ones are skipped first
                 if (whole or 0.0) - math.fsum(single[len(order) - skipped :]) <= max_drop:
                     return set(order[: len(order) - skipped])
             return set()
-        # luck does not pay for others: what seems to gain counts as nothing
+        # apparent gains are noise and must not offset losses: they count as 0
         within = [k for k in range(len(order) + 1) if math.fsum(max(0.0, s) for s in single[:k]) <= max_drop]
         return set(order[: max(within)])
 

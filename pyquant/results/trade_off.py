@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pyquant.results.pareto import pareto_front
 from pyquant.results.record import record
 
-_SPELT, _NAMED = 8, 3  # groups whose formats are spelt in order; of the rarer formats: whose names are told
+_SPELT, _NAMED = 8, 3  # most groups whose formats are listed in order; most names listed of a rarer format
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TradeOffPoint:
 
 @dataclass(frozen=True)
 class TradeOffLine:
-    """A cost to compare with: a vertical line, 'uniform int8'. quality: where its point lies, None: nowhere."""
+    """A cost to compare with: a vertical line, 'uniform int8'. quality: that of its point; None: it has none."""
 
     name: str
     cost: float

@@ -1,6 +1,6 @@
 """What a candidate of the GPU benchmark is: a name, what it moves, and a way to build it for one layer.
 
-Everything about one rival stands in its adapter; the engine knows none of them.
+Everything about one rival is in its adapter; the engine knows none of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Run = Callable[[Any], Tensor]
 class Built:
     """A candidate for one (K, N).
 
-    state      what stands for the weights: tensors or modules; the engine makes copies of it at other addresses.
+    state      the prepared weights: tensors or modules; the engine makes copies of it at other addresses.
     bind       inputs -> a callable that takes the state (or a copy) and returns y [m, n].
     reference  inputs and row numbers -> the rows of y that the specification gives, bit for bit; None outside of the
                exact contract.
-    kernel     rows -> the name of the kernel that runs, where the candidate can tell.
+    kernel     rows -> the name of the kernel that runs, where the candidate reports it.
     """
 
     state: Any

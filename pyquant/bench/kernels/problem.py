@@ -27,7 +27,7 @@ def _gaussian(device: torch.device, seed: int, *shape: int) -> Tensor:
 
 @dataclass
 class Weights:
-    """w float32 [n, k] and bias float32 [n] on `device`; other forms are made when first asked for.
+    """w float32 [n, k] and bias float32 [n] on `device`; other forms are made on first use.
 
     Example:
         >>> codes, scale = Weights(16, 4, torch.device("cpu")).codes

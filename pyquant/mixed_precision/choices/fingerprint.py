@@ -15,7 +15,7 @@ from pyquant.mixed_precision.choices.switchable import SwitchableModel
 def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: object) -> str:
     """SHA-256 over all weights in all formats, names, groups, batches and further facts (text and numbers).
 
-    batches  tensors, numbers and text, and lists, tuples and mappings of them are told apart by their content; other
+    batches  tensors, numbers and text, and lists, tuples and mappings of them are distinguished by their content; other
              objects by their class alone.
     ->       64 hexadecimal digits.
 
@@ -27,21 +27,21 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
     """
     hasher = hashlib.sha256()
 
-    def tell(*words: object) -> None:
+    def record(*words: object) -> None:
         hasher.update((" ".join(map(str, words)) + "\n").encode())
 
-    tell(type(switchable.model).__name__, *facts)
+    record(type(switchable.model).__name__, *facts)
     for name, tensor in switchable.model.state_dict().items():
-        tell(name, _text(tensor))
+        record(name, _text(tensor))
     for i, format in enumerate(switchable.formats):
-        tell("format", format.name, format.scheme)
+        record("format", format.name, format.scheme)
         for group in switchable.groups:
             for layer in group.layers if i else ():
-                tell(group.name, layer)
+                record(group.name, layer)
                 for name, tensor in switchable.layer(layer, i).state_dict().items():
-                    tell(name, _text(tensor))
+                    record(name, _text(tensor))
     for batch in batches:
-        tell("batch", _text(batch))
+        record("batch", _text(batch))
     return hasher.hexdigest()
 
 

@@ -49,7 +49,7 @@ class Format:
 
     @property
     def needs_data(self) -> bool:
-        """Has a static range, which only data can tell."""
+        """Whether a range is static, so that calibration data is needed."""
         return self.scheme is not None and self.scheme.is_static
 
 

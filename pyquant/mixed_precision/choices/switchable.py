@@ -26,7 +26,7 @@ from pyquant.simulate.kinds import simulate
 
 Config = tuple[int, ...]
 
-USUAL_BATCHES: Final = 16  # kept where nobody says how many
+USUAL_BATCHES: Final = 16  # kept by default
 
 
 class SwitchableModel:
@@ -91,7 +91,7 @@ class SwitchableModel:
     # ---- what there is
 
     def layer(self, name: str, format_index: int) -> nn.Module:
-        """The very layer that stands for `name` in that format."""
+        """The layer object that replaces `name` in that format."""
         return self._layers[name][format_index]
 
     @property

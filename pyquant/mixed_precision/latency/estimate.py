@@ -174,7 +174,7 @@ def fit_base(points: Points) -> tuple[float, float]:
 def fit_line(points: Points) -> tuple[float, float]:
     """(base, scale) with the least squares of (base + scale * sum) / total - 1 for (sum, total); base >= 0.
 
-    Where the points do not tell, or a scale far from 1 would come out, as fit_base.
+    Where the points do not determine a scale, or it would be far from 1, the same as fit_base.
 
     Example:
         >>> fit_line([(10.0, 25.0), (30.0, 45.0)])

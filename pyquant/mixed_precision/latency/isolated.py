@@ -52,10 +52,10 @@ def isolated_samples(
             samples.isolated[name, f] = [seconds * 1e6 for seconds in timings.samples[str(f)]]
         progress(done + 1, total, name)
 
-    def tell(n: int, _: int, what: str) -> None:
+    def report(n: int, _: int, what: str) -> None:
         progress(len(calls) + n, total, what)
 
-    return samples, whole_samples(switchable, whole, args, kwargs, make_clock(), effort, seed, samples, tell)
+    return samples, whole_samples(switchable, whole, args, kwargs, make_clock(), effort, seed, samples, report)
 
 
 def layer_calls(switchable: SwitchableModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, list[Call]]:

@@ -54,7 +54,7 @@ class Samples:
     isolated: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def steadied(self) -> Samples:
-        """The same as if every round had run at the speed of the median round: what slows all of a round is taken out.
+        """The same as if every round had run at the speed of the median round: slow rounds are divided out.
 
         The speed of a round is the median over its runs of time / median time of that configuration.
         """
@@ -74,7 +74,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to go on. rounds: most; min_rounds: least, whatever the time; max_seconds: no new round after that;
+    """When to stop measuring. rounds: most; min_rounds: least, whatever the time; max_seconds: no new round after that;
     tolerance: enough when every interval's half is within this share."""
 
     rounds: int = 40
@@ -92,7 +92,7 @@ class Effort:
             arguments.number(name, getattr(self, name), 0, above=True, infinite=True)
 
     def is_enough(self, done: int, started: float, samples: Samples) -> bool:
-        """After so many rounds, begun at `started` of time.perf_counter."""
+        """After `done` rounds, begun at `started` of time.perf_counter."""
         if done < self.min_rounds:
             return False
         late = time.perf_counter() - started > self.max_seconds
@@ -116,7 +116,7 @@ def is_stable(samples: Samples, tolerance: float) -> bool:
 
 
 def design(allowed: Mask) -> list[Config]:
-    """Configurations in which every group has every format, beside every format of its neighbour, equally often.
+    """Configurations in which every group has every format, next to every format of its neighbour, equally often.
 
     Format of group g in configuration (i, j): (i + j * g) mod formats; j = 0 are the uniform ones. Refused formats
     become the first one.

@@ -63,7 +63,7 @@ class Analysis:
         return {(g, f): tuple(f if i == g else 0 for i in range(len(self.groups))) for g, f in self.scoring.cells()}
 
     def whole(self) -> dict[int, Config]:
-        """{format: the configuration with everything in it}, where the mode measures them beside the cells."""
+        """{format: the configuration with everything in it}, where the mode measures them as well as the cells."""
         return {f: self._uniform(f) for f in self.lowered} if self.mode == "leave_one_out" else {}
 
     def _uniform(self, format: int, without: int | None = None) -> Config:

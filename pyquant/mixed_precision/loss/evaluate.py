@@ -133,7 +133,7 @@ class TaskMetric:
         return self._measure(config) if any(self.switchable.check(config)) else self.baseline
 
     def __call__(self, config: Config) -> float:
-        """The loss: how much worse than the float model, in the metric's unit; luck may make it negative."""
+        """The loss: how much worse than the float model, in the metric's unit; noise may make it negative."""
         return self.loss_of(self.value(config))
 
     def loss_of(self, value: float) -> float:

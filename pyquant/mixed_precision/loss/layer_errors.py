@@ -1,4 +1,4 @@
-"""error_report: the quantised model beside the float one, layer by layer, on the user's data."""
+"""error_report: the quantised model compared with the float one, layer by layer, on the user's data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def error_report(
     """Errors of weights, inputs and results of every quantised layer, on data: where a model loses, and why.
 
     model      quantised (quantize_, convert_, load_pretrained) or simulating (SelectiveQuantizer, calibrated).
-    reference  the float model that it was made of, another object; layers are found by the same names.
+    reference  the float model that it was made of, another object; layers are matched by name.
     data       at least `num_batches` batches, as QuantizationCalibrator.calibrate_model takes them.
     ->         ErrorReport. Of each layer: 'weight' and 'input' (rounding and clipping of one tensor), 'alone' (the
                layer fed by the float model) and 'output' (fed by the quantised one); of the model the row of name ''.

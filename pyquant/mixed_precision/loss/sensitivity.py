@@ -58,9 +58,9 @@ def sensitivity(
     mode        'one_at_a_time': each group alone lowered. 'leave_one_out': all lowered but one; needs a metric of
                 outputs or 'eval'. 'cumulative': one after another is lowered, the least sensitive first, and `loss`
                 (or the metric itself, where it can) is measured after each.
-    eval_fn     eval_fn(model) -> number; with another metric than 'eval' it is measured beside it.
+    eval_fn     eval_fn(model) -> number; with a metric other than 'eval' it is measured as well.
     batches     data to score on; None: the batches of `data` that calibrated. Held-out data is better.
-    latency     a table with predict(configuration) -> microseconds (LatencyTable), reported beside the losses.
+    latency     a table with predict(configuration) -> microseconds (LatencyTable), reported with the losses.
     loss        'kl', 'mse', 'sqnr' or 'cosine': the label-free loss behind 'noise', 'fisher' (not 'cosine'), 'hessian'
                 (not 'cosine') and the steps of 'cumulative'. 'kl' is for models whose last output dimension are logits.
     loss_fn     loss_fn(model, batch) -> scalar, for 'hessian' instead of `loss`.

@@ -96,7 +96,7 @@ def _empty() -> _States:
 
 
 def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, counts: FrontCounts) -> _States:
-    """Every beginning with format f behind it, without those that others make needless."""
+    """Every partial configuration extended by format f, without the dominated ones."""
     starts = np.cumsum([0, *(len(s.cost) for s in states)])
     extended = _States(
         np.concatenate([s.cost + cost[p] for p, s in enumerate(states)]),

@@ -56,7 +56,7 @@ class SearchProblem:
     groups       names of the groups, in the order of the data through the model; neighbours are adjacent in it.
     formats      names of the formats; the first one is the floating-point one.
     loss         float64 [groups, formats]: what giving ONE group that format loses against the first format (0 there).
-                 Finite; luck may make it negative.
+                 Finite; noise may make it negative.
     cost         float64 [groups, formats]: microseconds, bytes, bits or operations; finite, not negative.
     cost_base    what the rest of the model costs.
     cost_pairs   float64 [groups - 1, formats, formats]: what conversions cost where group g has one format and group
@@ -157,7 +157,7 @@ class SearchProblem:
         return checked
 
     def violations(self, config: Config) -> list[str]:
-        """The constraints that a configuration breaks, with both numbers; empty: none."""
+        """The constraints that a configuration violates, with both numbers; empty: none."""
         totals = [(c, c.cost_of(config)) for c in self.constraints]
         return [f"{c.name} {total:g} exceeds {c.limit:g}" for c, total in totals if total > c.limit]
 

@@ -9,7 +9,7 @@ import numpy as np
 from pyquant.mixed_precision.solve.problem import Config
 from pyquant.mixed_precision.solve.solver import Search, search_algorithm
 
-LIMITS: Final = 8  # losses that are bisected for where none is asked for
+LIMITS: Final = 8  # loss limits to bisect for where the caller gives none
 
 
 @search_algorithm("bisection")
@@ -36,14 +36,14 @@ def _bisect(search: Search, max_loss: float) -> None:
     config = problem.uniform(0)
     for f in range(1, len(problem.formats)):
         able = [g for g in range(len(config)) if problem.mask[g, f] and problem.cost[g, f] < problem.cost[g, config[g]]]
-        # only what took the format before may go on to this one
+        # only groups that accepted the previous format may take this one
         able = [g for g in able if config[g] == f - 1 or not problem.mask[g, config[g] + 1 : f].any()]
         able.sort(key=lambda g: (problem.loss[g, f], g))
-        accepted, refused = 0, len(able) + 1  # so many least sensitive groups can and cannot be lowered
+        accepted, refused = 0, len(able) + 1  # numbers of least sensitive groups that can and cannot be lowered
         while refused - accepted > 1:
             middle = (accepted + refused) // 2
             lowered = _lowered(config, able[:middle], f)
-            # what breaks a constraint (too large still) has to go further
+            # a configuration that still violates a constraint (too large) has to be lowered further
             is_kept = bool(problem.violations(lowered)) or search.measure([lowered])[0] <= max_loss
             accepted, refused = (middle, refused) if is_kept else (accepted, middle)
         config = _lowered(config, able[:accepted], f)

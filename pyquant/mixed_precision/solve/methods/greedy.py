@@ -30,7 +30,7 @@ def greedy(search: Search) -> None:
     closed: set[int] = set()
     while (following := _next(problem, config, closed)) is not None:
         group = next(g for g, (a, b) in enumerate(zip(config, following, strict=True)) if a != b)
-        # what breaks a constraint (too large still) is only on the way
+        # a configuration that still violates a constraint (too large) is only an intermediate step
         if problem.violations(following) or search.measure([following])[0] <= search.max_loss:
             config = following
         else:
