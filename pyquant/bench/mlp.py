@@ -28,6 +28,7 @@ from pyquant.bench.mlp_net import (
     capacity,
     joints,
 )
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.io.journal import Journal
 from pyquant.measure.environment import library_digest
@@ -67,8 +68,7 @@ class MlpBench:
 
     def __post_init__(self) -> None:
         for name, value in (("batch", self.batch), ("runs", self.runs), ("configs", len(self.configs))):
-            if value < 1:
-                raise ArgumentError(name, value, ">= 1")
+            arguments.whole(name, value, 1)
         for config in self.configs:
             if len(config) != len(self.sizes) - 1:
                 raise ArgumentError("configs", ",".join(config), f"{len(self.sizes) - 1} formats, one a layer")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
 from pyquant.cli.progress import ProgressBar
-from pyquant.errors import ArgumentError
+from pyquant.core import arguments
 from pyquant.measure.timing import using_threads
 from pyquant.report import registry
 from pyquant.report.calibration_bench import calib_markdown
@@ -42,10 +42,8 @@ def add_parser(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """-> 0, or 1 when a bar was missed."""
-    if args.rounds < 1:
-        raise ArgumentError("--rounds", args.rounds, ">= 1")
-    if args.threads is not None and args.threads < 1:
-        raise ArgumentError("--threads", args.threads, ">= 1")
+    arguments.whole("--rounds", args.rounds, 1)
+    arguments.whole("--threads", 1 if args.threads is None else args.threads, 1)
     if args.plot:
         return _plot(args)
     with using_threads(args.threads), ProgressBar("bench calib", 5 + 2 * len(METHODS)) as shown:

@@ -12,6 +12,7 @@ from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_ben
 from pyquant.bench.mlp_net import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
 from pyquant.cli.progress import ProgressBar
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
@@ -88,8 +89,8 @@ def bench_from_args(args: argparse.Namespace) -> MlpBench:
     if not on_gpu and args.device != "cpu":
         raise ArgumentError("--device", args.device, "cpu, cuda, cuda:1 ...")
     for option, value in (("--batch-size", args.batch_size), ("--runs", args.runs), ("--threads", args.threads)):
-        if value is not None and value < 1:
-            raise ArgumentError(option, value, ">= 1")
+        if value is not None:
+            arguments.whole(option, value, 1)
     scale = args.scale if args.scale is not None else 1 if on_gpu else CPU_SCALE
     sizes = scaled(parse_sizes(args.nn_size), scale)
     layers = len(sizes) - 1

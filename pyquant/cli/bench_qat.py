@@ -13,7 +13,7 @@ import torch
 from pyquant.bench.qat import GRANULARITIES, QatBench, run_qat_bench
 from pyquant.bench.qat_steps import MODELS
 from pyquant.cli.progress import ProgressBar
-from pyquant.errors import ArgumentError
+from pyquant.core import arguments
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.qat import qat_markdown
 from pyquant.report.render import write_text
@@ -64,14 +64,12 @@ def add_parser(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark, in a child where the allocator's environment must be set. -> 0, or the child's exit code."""
     threads = torch.get_num_threads() if args.threads is None else args.threads
-    for option, values in (("--elements", args.elements or [1]), ("--threads", [threads]),
-                           ("--rounds", [args.rounds])):  # fmt: skip
-        if bad := [value for value in values if value < 1]:
-            raise ArgumentError(option, bad[0], ">= 1")
+    for option, value in (*(("--elements", n) for n in args.elements or ()), ("--threads", threads)):
+        arguments.whole(option, value, 1)
     bench = QatBench(
         elements=args.elements or QatBench.elements, granularities=args.granularity or GRANULARITIES,
         candidates=args.candidates, steps=args.step or (), clock=args.clock or default_clock(threads),
-        rounds=args.rounds, allocator=args.allocator,
+        rounds=arguments.whole("--rounds", args.rounds, 1), allocator=args.allocator,
     )  # fmt: skip
     if args.allocator == "kept" and os.environ.get(_MARK) != "1":
         command = [sys.executable, "-m", "pyquant", "bench", "qat", *_words(args)]

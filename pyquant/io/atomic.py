@@ -13,7 +13,6 @@ import secrets
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from pyquant.errors import CheckpointError
@@ -54,9 +53,7 @@ class SaveDirectory:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)  # releases the lock; a killed process releases it too
 
     def names(self) -> list[str]:

@@ -160,8 +160,7 @@ def time_interleaved(
     """
     if not candidates:
         raise ArgumentError("candidates", "none", "at least one")
-    if rounds < 1:
-        raise ArgumentError("rounds", rounds, ">= 1")
+    arguments.whole("rounds", rounds, 1)
     clock = clock or CpuClock()
     order = list(candidates)
     shuffle = random.Random(seed).shuffle

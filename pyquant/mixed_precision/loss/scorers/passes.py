@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.loss.evaluate import Evaluator, LossOfOutputs
 from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
@@ -11,16 +9,14 @@ from pyquant.mixed_precision.loss.scorers.scorer import Scorer, Scoring, sensiti
 
 
 class OutputPasses(Scorer):
-    """The distance of a configuration's outputs from the float ones; no labels."""
-
-    output: ClassVar[str]
+    """The distance of a configuration's outputs from the float ones, in the output metric of its name; no labels."""
 
     def __init__(self, scoring: Scoring) -> None:
         super().__init__(scoring)
         loss = scoring.loss
-        same = loss.metric.name == self.output
-        self._loss = loss if same else LossOfOutputs(scoring.switchable, self.output, loss.batches)
-        self.unit, self.predicts = OUTPUT_METRICS[self.output].unit, OUTPUT_METRICS[self.output].additive
+        same = loss.metric.name == self.name
+        self._loss = loss if same else LossOfOutputs(scoring.switchable, self.name, loss.batches)
+        self.unit, self.predicts = OUTPUT_METRICS[self.name].unit, OUTPUT_METRICS[self.name].additive
 
     @property
     def evaluator(self) -> Evaluator:
@@ -31,28 +27,20 @@ class OutputPasses(Scorer):
 class KlPasses(OutputPasses):
     """Kullback-Leibler divergence of the softmax of the outputs, nats a token."""
 
-    output = "kl"
-
 
 @sensitivity_metric("sqnr")
 class SqnrPasses(OutputPasses):
     """Noise to signal of the outputs."""
-
-    output = "sqnr"
 
 
 @sensitivity_metric("mse")
 class MsePasses(OutputPasses):
     """Mean squared error of the outputs."""
 
-    output = "mse"
-
 
 @sensitivity_metric("cosine")
 class CosinePasses(OutputPasses):
     """1 - cosine of the outputs."""
-
-    output = "cosine"
 
 
 @sensitivity_metric("eval")
