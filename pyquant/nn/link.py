@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import flow as flows
 from pyquant.nn import obstacles, state
@@ -66,13 +67,17 @@ def register_link(parent_class: type[nn.Module], producer: str, consumer: str) -
     return register_pair(_LINKS, parent_class, ("producer", producer), ("consumer", consumer))
 
 
-def link_(model: nn.Module, example_inputs: object = None) -> nn.Module:
+def link_(
+    model: nn.Module, example_inputs: object = None, *, pairs: Iterable[tuple[str, str]] | None = None
+) -> nn.Module:
     """Let layers whose readers are calibrated integer layers give them codes instead of real numbers, in place.
 
     model           quantised, calibrated, fused (an activation in between stops a chain), in evaluation mode.
     example_inputs  a tensor, a tuple of arguments or a mapping of keyword arguments: the model is run once to see where
                     every result goes, and once more to compare. None: nothing is run; neighbours in an nn.Sequential
                     and the pairs of register_link are linked.
+    pairs           (producer, consumer) names of layers to link, and no others, in place of both: for producers whose
+                    result nothing else reads. A pair that cannot be linked is an error that says why.
     ->              the model. A linked layer has `outputs` in its scheme: the input scheme and scale of its readers.
     Where all real numbers in between were float32 the result is the same bit for bit (checked with the example);
     16-bit results were rounded before they were quantised, and no longer are. Gradients do not flow through codes.
@@ -91,7 +96,11 @@ def link_(model: nn.Module, example_inputs: object = None) -> nn.Module:
     """
     flows.check_model(model)
     before: Any = None
-    if example_inputs is None:
+    if pairs is not None:
+        if example_inputs is not None:
+            raise ArgumentError("pairs", "pairs and example_inputs", "one of the two")
+        found = list(_paired(model, pairs))
+    elif example_inputs is None:
         found = list(_structural(model))
     else:
         traced, before = flows.trace(model, example_inputs)
@@ -221,6 +230,24 @@ def _structural(model: nn.Module) -> Iterator[Flow]:
                 continue
             if uses[id(parent._modules[first])] == 1 and uses[id(taker)] == 1:
                 yield Flow(name, layer, [Use("layer", reader)])
+
+
+def _paired(model: nn.Module, pairs: Iterable[tuple[str, str]]) -> Iterator[Flow]:
+    """The flows of named pairs, each of which can be linked."""
+    known, modules = flows.producers(model), dict(model.named_modules())
+    readers: dict[str, list[Use]] = {}
+    for producer, consumer in arguments.iterable("pairs", pairs, "pairs (producer, consumer) of names"):
+        if producer not in known or not isinstance(modules.get(consumer), (LinearCall, QResidual, QResidualAdd)):
+            wrong = consumer if producer in known else producer
+            raise ArgumentError("pairs", f"{wrong!r}, no quantised layer", ", ".join(list(known)[:8]) or "none")
+        readers.setdefault(producer, []).append(Use("layer", consumer))
+    for producer, uses in readers.items():
+        flow = Flow(producer, known[producer], uses)
+        state, reason = _judge(model, flow)
+        if state not in ("linked", "linkable"):
+            got = f"{producer!r} to {', '.join(repr(use.name) for use in uses)}: {reason}"
+            raise ArgumentError("pairs", got, "calibrated integer layers one after the other")
+        yield flow
 
 
 def _link(model: nn.Module, flows: list[Flow], undo: list[Undo]) -> None:

@@ -74,6 +74,15 @@ def calibrate_recipe_(model: nn.Module, recipe: RecipeLike, data: Iterable[Any],
     )
 
 
+def _link_pairs(model: nn.Module, pairs: Iterable[tuple[str, str]]) -> None:
+    try:
+        link_(model, pairs=pairs)
+    except ArgumentError as error:
+        if error.argument != "pairs":
+            raise
+        raise ArgumentError("recipe.chains", error.got, error.allowed) from None
+
+
 def _lookup(embedding: nn.Embedding) -> nn.Module:
     new = like(embedding, QEmbedding.from_float(embedding))
     obstacles.carry_hooks(embedding, new)
@@ -96,8 +105,8 @@ def quantize_recipe_(
     improve  names of improvers, as in quantize_; they use as many batches as the calibration.
     options  as in calibrate_recipe_.
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
-             hand over codes (link_); it must be in evaluation mode then. Transactional: on any exception it is as
-             before.
+             hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
+             exception it is as before.
     Raises ArgumentError where static tensors have neither data nor ranges.
 
     Example:
@@ -105,8 +114,6 @@ def quantize_recipe_(
         'QLinear'
     """
     recipe = recipe_of(recipe)
-    if not isinstance(recipe.chains, str):
-        raise ArgumentError("recipe.chains", "a list", "auto or off: link_ finds chains itself, or with register_link")
     if data is not None and ranges is not None:
         raise ArgumentError("ranges", "both data and ranges", "one of the two")
     names, count, to_inputs = (
@@ -139,7 +146,9 @@ def quantize_recipe_(
             convert_(model)
         lookups = [(names, _lookup(embedding)) for names, embedding in quantizer.lookups]
         swap_modules(model, lookups, undo=undo)
-        if recipe.chains == "auto" and static:
+        if not isinstance(recipe.chains, str):
+            _link_pairs(fuse_(model), recipe.chains)
+        elif recipe.chains == "auto" and static:
             link_(fuse_(model))
     except BaseException:
         for module, named in children:  # fuse_ and convert_ are steps of their own, taken back here

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,11 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.qat.learned import LearnedFakeQuantize
-from pyquant.qat.recipe import QATRecipe
+from pyquant.qat.recipe import OPTIMIZERS, QATRecipe
+from pyquant.recipe import QatParams, Recipe
+from pyquant.recipe.sections import rescales
+
+_AMP: Final = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, range_lr: float = 1.0) -> list[dict[str, Any]]:
@@ -46,23 +51,25 @@ def finetune(
     lr: float,
     steps: int | None = None,
     epochs: int = 1,
-    recipe: QATRecipe | None = None,
-    momentum: float = 0.9,
+    recipe: QATRecipe | Recipe | str | os.PathLike[str] | None = None,
+    momentum: float | None = None,
     weight_decay: float = 0.0,
     range_lr: float = 1.0,
     autocast: torch.dtype | None = None,
     on_step: Callable[[int, float], Any] | None = None,
 ) -> list[float]:
-    """Train a prepared model: momentum SGD, AdamW or Muon, warm-up and half cosine, gradient clipping, autocast.
+    """Train a prepared model: momentum SGD, Adam, AdamW or Muon, warm-up and half cosine, gradient clipping, autocast.
 
     loss_fn   fn(model, batch) -> scalar loss; moves the batch to the model's device. `distillation` makes one.
     loader    batches; iterated repeatedly until the steps are done.
     lr        peak learning rate (QATRecipe.peak_lr computes it from that of the training).
     steps     optimiser steps; None: epochs * len(loader).
     recipe    warm-up, final rate, clipping and optimiser; None: QATRecipe(). Its `optimizer` None means SGD here;
+              a Recipe or the path of its file: optimizer, momentum, grad_clip and amp of its section qat;
               'muon' is torch.optim.Muon for the weights of Linear layers and AdamW for the rest, both with rate `lr`.
-    momentum  of SGD and of Muon.
-    autocast  None, torch.bfloat16 or torch.float16 (which scales the loss); parameters and scales stay float32.
+    momentum  of SGD and of Muon; None: what the file says, or 0.9.
+    autocast  torch.bfloat16 or torch.float16 (which scales the loss); parameters and scales stay float32. None: what
+              the file says, or none.
     range_lr  learning rate of learned ranges, as a share of `lr`.
     on_step   fn(step, loss), called with unclipped gradients in place, before the update: QATMonitor is one.
     ->        the loss of every step. The model is in training mode afterwards.
@@ -80,12 +87,22 @@ def finetune(
     arguments.function("loss_fn", loss_fn, "(model, batch) -> loss", optional=False)
     arguments.function("on_step", on_step, "(step, loss)")
     arguments.iterable("loader", loader)
-    lr, momentum = arguments.number("lr", lr, 0), arguments.number("momentum", momentum, 0)
+    lr = arguments.number("lr", lr, 0)
     weight_decay = arguments.number("weight_decay", weight_decay, 0)
     range_lr = arguments.number("range_lr", range_lr, 0)
+    if isinstance(recipe, (str, os.PathLike)):
+        recipe = Recipe.load(recipe)
+    if isinstance(recipe, Recipe):
+        if recipe.ptq_only:
+            raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
+        params = recipe.qat or QatParams()
+        recipe = QATRecipe(optimizer=params.optimizer, grad_clip=params.grad_clip)
+        momentum = params.momentum if momentum is None else momentum
+        autocast = _AMP[params.amp] if autocast is None else autocast
     recipe = QATRecipe() if recipe is None else recipe
     if not isinstance(recipe, QATRecipe):
-        raise ArgumentError("recipe", arguments.shown(recipe), "a QATRecipe, or None")
+        raise ArgumentError("recipe", arguments.shown(recipe), "a QATRecipe, a Recipe, the path of its file, or None")
+    momentum = 0.9 if momentum is None else arguments.number("momentum", momentum, 0)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ArgumentError("autocast", autocast, "None, torch.bfloat16 or torch.float16")
     arguments.whole("epochs", epochs, 1)
@@ -122,7 +139,8 @@ def finetune(
             raise ArgumentError("loss_fn", f"a loss of {losses[-1]} in step {step}", "finite losses: try a smaller lr")
         if on_step is not None:
             on_step(step, losses[-1])
-        nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], recipe.grad_clip)
+        if recipe.grad_clip:
+            nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], recipe.grad_clip)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
@@ -133,8 +151,8 @@ def _optimizers(
     model: nn.Module, groups: list[dict[str, Any]], name: str | None, lr: float, momentum: float
 ) -> list[torch.optim.Optimizer]:
     """The optimisers of a recipe over all groups; an empty list of parameters gets none."""
-    if name == "adamw":
-        return [torch.optim.AdamW(groups, lr=lr)]
+    if name is not None and rescales(name):
+        return [getattr(torch.optim, OPTIMIZERS[name])(groups, lr=lr)]
     if name != "muon":
         return [torch.optim.SGD(groups, lr=lr, momentum=momentum)]
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}  # tied heads: rows are looked up

@@ -89,6 +89,9 @@ def prepare_qat_(
         if learn_amax is None and config.selective_quantizer_params.learn_amax:
             learn_amax = True
         on_indivisible = on_indivisible or config.on_indivisible
+        if simulating and config.qat is not None and config.qat.start_from == "float":
+            allowed = "the float model; or start_from: ptq, to go on from a calibrated one"
+            raise ArgumentError("recipe.qat.start_from", "float, for a model that simulates already", allowed)
         config = config.config()
     if ptq_only:
         raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")

@@ -15,17 +15,18 @@ from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.match import FqnConfig
+from pyquant.recipe import QatModification, Recipe
 from pyquant.recipe.sections import ADAM, RecipeNotice, rescales
 from pyquant.simulate.fake_quantize import FakeQuantize
 
-OPTIMIZERS: Final = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+OPTIMIZERS: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "muon": "Muon"}
 # Peak learning rates as shares of the training's, by the fewest bits. Muon's steps are bounded in every direction of a
 # matrix, so they may be larger; its share is that of AdamW's rate.
 PEAKS: Final[dict[str | None, dict[int, float]]] = {"muon": {8: 0.1, 4: 4.0}, None: {8: 0.01, 4: 0.3}}
 
 
 @dataclass(frozen=True)
-class QATRecipeModification:
+class QATRecipeModification(QatModification):
     """The rules of thumb of the PTQ and QAT guides, applied to a training recipe: what SuperGradients does, as coded.
 
     batch_size_divisor     batch sizes of training and validation are divided by it, but only where ranges are learned
@@ -50,20 +51,25 @@ class QATRecipeModification:
         (10, 0.001, 'cosine', 1)
     """
 
-    batch_size_divisor: int = 2
-    max_epochs_divisor: int = 10
-    lr_decay_factor: float = 0.01
-    warmup_epochs_divisor: int = 10
-    cosine_final_lr_ratio: float = 0.01
-    disable_phase_callbacks: bool = True
-    disable_augmentations: bool = False
-
     def __post_init__(self) -> None:
         for name in ("batch_size_divisor", "max_epochs_divisor", "warmup_epochs_divisor"):
             value = getattr(self, name)
             arguments.whole(name, value, 1)
-        for name in ("lr_decay_factor", "cosine_final_lr_ratio"):
-            arguments.number(name, getattr(self, name), 0, above=True)
+        arguments.number("lr_decay_factor", self.lr_decay_factor, 0, above=True)
+        arguments.number("cosine_final_lr_ratio", self.cosine_final_lr_ratio, 0)
+
+    @staticmethod
+    def from_recipe(recipe: Recipe) -> QATRecipeModification:
+        """The rules with the parameters in a recipe's pre_launch_callbacks_list, or the defaults.
+
+        Example:
+            >>> text = '{"pre_launch_callbacks_list": [{"QATRecipeModificationCallback": {"max_epochs_divisor": 5}}]}'
+            >>> QATRecipeModification.from_recipe(Recipe.loads(text, "json")).max_epochs_divisor
+            5
+        """
+        if not isinstance(recipe, Recipe):
+            raise ArgumentError("recipe", arguments.shown(recipe), "a Recipe")
+        return QATRecipeModification(**({} if recipe.callback is None else vars(recipe.callback)))
 
     def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
         """A changed copy of a recipe.
@@ -121,9 +127,9 @@ class QATRecipe:
                 taken below 6 bits), and 10 % or four times that of AdamW for 'muon'.
     warmup      share of the steps (or epochs) with a rising learning rate.
     final       the half cosine ends at this share of the peak.
-    grad_clip   largest norm of all gradients together.
-    optimizer   None: the training's own; 'sgd' (momentum 0.9), 'adamw' or 'muon', which with distillation recovers most
-                at 4 bits (docs/accuracy.md).
+    grad_clip   largest norm of all gradients together; 0 clips nothing.
+    optimizer   None: the training's own; 'sgd' (momentum 0.9), 'adam', 'adamw' or 'muon', which with
+                distillation recovers most at 4 bits (docs/accuracy.md).
     Raises ArgumentError. Source: docs/qat.md 6.
 
     Example:
@@ -143,8 +149,9 @@ class QATRecipe:
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in range(2, 9):
             raise ArgumentError("bits", repr(self.bits), "2 to 8")
-        for name in ("schedule", "final", "grad_clip"):
+        for name in ("schedule", "final"):
             arguments.number(name, getattr(self, name), 0, above=True)
+        arguments.number("grad_clip", self.grad_clip, 0)
         if self.peak is not None:
             arguments.number("peak", self.peak, 0, above=True)
         if not arguments.number("warmup", self.warmup, 0) < 1:
@@ -181,12 +188,12 @@ class QATRecipe:
         hyper["lr_warmup_epochs"] = max(round(hyper["max_epochs"] * self.warmup), 1) if self.warmup else 0
         hyper["lr_mode"] = "cosine"
         hyper["cosine_final_lr_ratio"] = self.final
-        hyper["clip_grad_norm"] = self.grad_clip
+        hyper["clip_grad_norm"] = self.grad_clip or None
         if self.optimizer is not None:
             hyper["optimizer"] = OPTIMIZERS[self.optimizer]
             parameters = dict(hyper.get("optimizer_params") or {})
             parameters.pop("momentum", None)
-            hyper["optimizer_params"] = parameters | ({} if self.optimizer == "adamw" else {"momentum": 0.9})
+            hyper["optimizer_params"] = parameters | ({} if rescales(self.optimizer) else {"momentum": 0.9})
         return new
 
 

@@ -130,8 +130,9 @@ class SearchParams:
 
 @dataclass(frozen=True)
 class QatParams:
-    """qat: how quantisation-aware training is to be run; grad_clip 0 clips nothing.
+    """qat: how pyquant.finetune(recipe=) trains; grad_clip 0 clips nothing, momentum is that of SGD.
 
+    start_from 'float': prepare_qat_ refuses a model that simulates already; 'ptq' takes both.
     Reading a recipe whose optimizer is 'adam' or 'adamw' gives a RecipeNotice: the guides advise SGD with momentum.
 
     Example:

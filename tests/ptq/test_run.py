@@ -132,7 +132,27 @@ def test_chains_and_residuals_of_a_recipe() -> None:
         quantize_recipe_(model, {"chains": "auto", "calib_params": {"num_calib_batches": 4}}, batches())
     assert is_unchanged(model, before)
     with pytest.raises(ArgumentError, match="chains"):
-        quantize_recipe_(Runs(), {"chains": [["a", "b"]]}, batches())
+        quantize_recipe_(Runs().eval(), {**recipe, "chains": [["a", "b"]]}, batches())
+
+
+def test_pairs_of_a_recipe_are_linked_and_no_others() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))).eval()
+
+    recipe = {"chains": [["1", "2"]], "calib_params": {"num_calib_batches": 4}}
+    model, x = quantize_recipe_(build(), recipe, batches()), batches()[0]
+    assert [layer.scheme.outputs is not None for layer in model] == [False, True, False, False]
+    assert torch.equal(model(x), quantize_recipe_(build(), {**recipe, "chains": "off"}, batches())(x))
+    model = build()
+    before = snapshot(model)
+    for wrong, told in (
+        ({"chains": [["1", "5"]]}, "'5', no quantised layer"),
+        ({"chains": [["0", "2"]], "layers": {"2": "W8A8Dynamic"}}, "'0' to '2': .*run time"),
+    ):
+        with pytest.raises(ArgumentError, match=f"recipe.chains.*{told}"):
+            quantize_recipe_(model, {**recipe, **wrong}, batches())
+        assert is_unchanged(model, before)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

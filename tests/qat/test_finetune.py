@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from qat_models import calibrate, draw, linear, mlp, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pyquant import ArgumentError, QATRecipe, convert_, finetune
+from pyquant import ArgumentError, QATRecipe, Recipe, convert_, finetune, prepare_qat_
 from pyquant.core.presets import W4A4, W8A8, W4A8Dynamic, W8A8Dynamic
 from pyquant.qat.finetune import param_groups
 
@@ -170,3 +172,34 @@ def test_what_goes_wrong_is_named() -> None:
         finetune(model, loss, batches, lr=0.1, autocast=torch.float32)
     with pytest.raises(ArgumentError, match="in step 0"):
         finetune(model, lambda m, b: m(b[0]).sum() * torch.inf, batches, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("qat", "options"),
+    [
+        ({"momentum": 0.5, "grad_clip": 0.01}, {"momentum": 0.5, "recipe": QATRecipe(grad_clip=0.01)}),
+        ({"amp": "bf16"}, {"autocast": torch.bfloat16}),
+        ({"optimizer": "adamw", "grad_clip": 0}, {"recipe": QATRecipe(optimizer="adamw", grad_clip=0)}),
+        ({"optimizer": "adam"}, {"recipe": QATRecipe(optimizer="adam")}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pyquant.RecipeNotice")
+def test_a_recipes_section_trains_as_its_arguments_do(qat: dict[str, object], options: dict, tmp_path: Path) -> None:
+    batches = data("section")
+    (tmp_path / "r.json").write_text(json.dumps({"qat": qat}))
+    plain = finetune(prepared(mlp("s"), W8A8Dynamic()), loss, batches, lr=0.05, steps=6)
+    expected = finetune(prepared(mlp("s"), W8A8Dynamic()), loss, batches, lr=0.05, steps=6, **options)
+    assert expected != plain
+    for recipe in (Recipe.from_dict({"qat": qat}), tmp_path / "r.json"):
+        model = prepared(mlp("s"), W8A8Dynamic())
+        assert finetune(model, loss, batches, lr=0.05, steps=6, recipe=recipe) == expected
+    with pytest.raises(ArgumentError, match="ptq_only"):
+        finetune(model, loss, batches, lr=0.05, steps=6, recipe=Recipe(ptq_only=True))
+
+
+def test_start_from_float_refuses_a_calibrated_model() -> None:
+    model, recipe = mlp("s"), {"default": "W8A8Dynamic", "qat": {"start_from": "float"}}
+    prepare_qat_(model, Recipe.from_dict(recipe))
+    with pytest.raises(ArgumentError, match=r"start_from.*the float model"):
+        prepare_qat_(model, Recipe.from_dict(recipe))
+    prepare_qat_(model, Recipe.from_dict({**recipe, "qat": {}}))

@@ -9,7 +9,7 @@ import math
 import pytest
 from qat_models import mlp, prepared
 
-from pyquant import ArgumentError, QATRecipe, QATRecipeModification, QATRecipeModificationCallback
+from pyquant import ArgumentError, QATRecipe, QATRecipeModification, QATRecipeModificationCallback, Recipe
 from pyquant.core.presets import FP16, W4A4, W4A8, W8A8, W8A8Dynamic
 from pyquant.qat.recipe import fewest_bits
 
@@ -145,3 +145,15 @@ def test_fewest_bits() -> None:
     assert fewest_bits(prepared(mlp(), W8A8Dynamic())) == 8
     with pytest.raises(ArgumentError, match="of"):
         fewest_bits({"a": FP16()})
+
+
+def test_the_callback_of_a_recipe_has_its_parameters() -> None:
+    saved = Recipe.from_dict(
+        {"pre_launch_callbacks_list": [{"QATRecipeModificationCallback": {"lr_decay_factor": 0.5}}]}
+    )
+    found = QATRecipeModification.from_recipe(Recipe.loads(saved.dumps("json"), "json"))
+    assert found == QATRecipeModification(lr_decay_factor=0.5)
+    assert QATRecipeModification.from_recipe(Recipe()) == QATRecipeModification()
+    assert found(recipe())["training_hyperparams"] != QATRecipeModification()(recipe())["training_hyperparams"]
+    with pytest.raises(ArgumentError, match="a Recipe"):
+        QATRecipeModification.from_recipe({})
