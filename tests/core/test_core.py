@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyquant import ops
 from pyquant.core import bounds
-from pyquant.core.dtypes import INT4, INT8, QDTYPES, UINT8, qrange
+from pyquant.core.dtypes import INT4, INT8, KERNEL_BITS, PRODUCTS, QDTYPES, SIMULATED_BITS, UINT8, code_type, qrange
 from pyquant.core.granularity import scale_shape
 from pyquant.core.names import GRANULARITIES
 from pyquant.core.qtensor import QTensor
@@ -26,6 +28,40 @@ def test_code_types_hold_what_their_bits_hold():
         assert t.per_element * t.bits == 8
         info = torch.iinfo(t.storage)
         assert t.is_packed or (info.min, info.max) == (t.qmin, t.qmax)
+
+
+def test_facts_of_code_types_agree():
+    for t in (*QDTYPES.values(), *map(code_type, SIMULATED_BITS)):
+        assert t.largest == max(map(abs, t.range))
+        assert t.holds(*t.range)
+        assert not t.holds(t.qmin - 1, t.qmax)
+        assert not t.holds(t.qmin, t.qmax + 1)
+        assert t.weight_name == ("weight_packed" if t.storage == torch.uint8 and t.qmin < 0 else "weight")
+        for k in range(5):
+            memory = torch.empty(t.columns(k), dtype=t.storage)
+            assert k * t.bits <= memory.nbytes * 8 < (k + t.per_element) * t.bits or not t.native_name
+    assert [code_type(bits) for bits in KERNEL_BITS] == [INT4, INT8]
+
+
+def test_every_product_is_an_op_that_takes_weights_as_their_type_stores_them():
+    for name, (x_type, w_type) in PRODUCTS.items():
+        x = torch.full((1, 5), x_type.qmin, dtype=torch.int8)
+        w = torch.full((1, 5), w_type.qmin, dtype=torch.int8)
+        y = getattr(ops, name)(x, ops.pack_int4(w) if w_type.is_packed else w, out_dtype=torch.int32)
+        assert y.tolist() == [[5 * x_type.qmin * w_type.qmin]]
+        with pytest.raises(ArgumentError, match="'w'"):
+            getattr(ops, name)(x, w.to(torch.int16), out_dtype=torch.int32)
+
+
+COMPARISON = re.compile(r"bits\s*(==|!=)\s*[48]\b|bits (not )?in \((4, 8|8, 4)\)")
+
+
+def test_no_code_asks_for_bits_where_the_type_of_codes_knows():
+    assert COMPARISON.search("codes if s.w_bits == 4 else w")
+    folders = (ROOT / "pyquant" / name for name in ("core", "numerics", "ops", "nn", "simulate", "io"))
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(files) > 50
+    assert [str(path) for path in files if COMPARISON.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize(
