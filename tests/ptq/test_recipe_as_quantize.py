@@ -83,7 +83,7 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("decoder", {"default": "W8A8Dynamic"}, False),
     ("decoder", {"default": "W8A8Dynamic", "embeddings": True}, False),
     ("decoder", {"default": "W8A8Dynamic", "embeddings": True, "layers": {"lm_*": "W8A16"}}, False),
-    ("decoder", {"default": "W8A8", "layers": {"fc": "W8A8Dynamic", "out": "FP16", "attn.q_proj": None}}, True),
+    ("decoder", {"default": "W8A8", "layers": {"fc": "FP16", "out": "W8A8Dynamic", "attn.q_proj": None}}, True),
     ("decoder", {"default": "W8A8", "embeddings": True, "heads": True, "layers": {"conv": None}}, True),
     ("decoder", {"layers": {"attn": "W8A8Dynamic", "rnn": "W4A8Dynamic(group_size=8)"}}, False),
 ]  # fmt: skip
