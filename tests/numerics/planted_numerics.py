@@ -323,8 +323,8 @@ EDITS = {
         ("linear", "    if x_per_token:\n", "    if x_per_token and x.is_floating_point():\n", "scales of rows taken for one"),
     ],
     float_layers: [
-        ("linear", "codes = unpack_int4(w, x.shape[-1]) if w_bits == 4 else w", "codes = w if w_bits == 8 else unpack_int4("
-         "w.flip(-1), x.shape[-1])", "int4 weights read backwards"),
+        ("linear", "unpack(w, x.shape[-1], code_type(w_bits))", "unpack(w.flip(-1) if w_bits == 4 else w, x.shape[-1], "
+         "code_type(w_bits))", "int4 weights read backwards"),
         ("linear", "dequantize(codes, w_scale, w_zero_point, granularity", "dequantize(codes, w_scale, None, granularity",
          "weight zero point ignored"),
         ("linear", "linear(x.to(torch.float32), w.to(torch.float32))", "linear(x.bfloat16(), w.bfloat16()).float()",
