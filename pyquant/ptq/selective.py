@@ -125,6 +125,8 @@ class SelectiveQuantizer:
 
         verbose  None: as calib_params says.
         """
+        if not isinstance(recipe, Recipe):
+            raise ArgumentError("recipe", arguments.shown(recipe), "a Recipe")
         params, calibration = recipe.selective_quantizer_params, recipe.calib_params
         quantizer = SelectiveQuantizer(
             params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,

@@ -16,14 +16,14 @@ from csrc import epilogue_harness as harness
 _include = harness.ROOT / "csrc"
 
 
-def edit_header(old: str, new: str) -> Plant:
-    """One edit of core/epilogue_math.h, in a copy that the sweep is compiled against."""
+def edit_header(header: str, old: str, new: str) -> Plant:
+    """One edit of a header of csrc/core, in a copy that the sweep is compiled against."""
 
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
         global _include
         with tempfile.TemporaryDirectory() as folder:
-            before, _include = _include, harness.edited_core(Path(folder), "epilogue_math.h", old, new)
+            before, _include = _include, harness.edited_core(Path(folder), header, old, new)
             try:
                 yield
             finally:
@@ -52,10 +52,13 @@ EDITS = [
     ("const float v = fround_even(fmul(low, recip));", "const float v = __builtin_floorf(fmul(low, recip));", "zero point rounded down"),
     ("low = low < 0.f ? low : (low == low ? 0.f : low);", "", "range not widened below"),
     ("fmul(static_cast<float>(q - zero_point), scale)", "fsub(fmul(static_cast<float>(q), scale), fmul(static_cast<float>(zero_point), scale))", "zero point subtracted in float"),
-    ("return t < 0.f ? 0.f : t;", "return t > 0.f ? t : 0.f;", "relu turns NaN and -0 into 0"),
-    ("return t > clamp_max ? clamp_max : t;", "return t < clamp_max ? t : clamp_max;", "clamp turns NaN into its limit"),
 ]  # fmt: skip
+ACTIVATION_EDITS = [
+    ("return t < 0.f ? 0.f : t;", "return t > 0.f ? t : 0.f;", "relu turns NaN and -0 into 0"),
+    ("return t > high ? high : t;", "return t < high ? t : high;", "clamp turns NaN into its limit"),
+]
 
 if harness.compiler() is not None:  # without one the sweep itself is skipped, with that reason
-    for _old, _new, _name in EDITS:
-        register(edit_header(_old, _new), sweep, name=_name, area="csrc/core/epilogue_math.h")
+    for _header, _edits in (("epilogue_math.h", EDITS), ("activation_math.h", ACTIVATION_EDITS)):
+        for _old, _new, _name in _edits:
+            register(edit_header(_header, _old, _new), sweep, name=_name, area=f"csrc/core/{_header}")
