@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import nn
 
@@ -21,10 +21,8 @@ from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
 from pyquant.ptq.mapping import QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Like, Outcome, Replacement
 from pyquant.ptq.rules import Rule
+from pyquant.recipe import Recipe
 from pyquant.simulate.layer import SimulatedLayer
-
-if TYPE_CHECKING:
-    from pyquant.recipe import Recipe
 
 MODES: Final = ("naive", "hybrid", "selective")
 _ALLOWED: Final = {"naive": (), "hybrid": ("skip",), "selective": ("skip", "mapping", "layer scheme")}
