@@ -19,7 +19,7 @@ from bench import scaling
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
 from pyquant.bench.peers import FBGEMM, FP32, GemmCase
 from pyquant.cli.bench import parse_kn
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
@@ -75,7 +75,7 @@ def _linear(args: argparse.Namespace) -> int:
     bench = GemmBench(
         shapes, schemes=[W8, W4], peers=[FBGEMM], clock=default_clock(threads), rounds=args.rounds, budget_s=args.budget
     )
-    with Progress("cpu_linear", len(shapes) + 2) as shown:
+    with ProgressBar("cpu_linear", len(shapes) + 2) as shown:
         shown.step("limits of the machine")
         ceilings = measure_ceilings("cpu")
         shown.step("one call")
@@ -96,7 +96,7 @@ def _linear(args: argparse.Namespace) -> int:
 
 def _scaling(args: argparse.Namespace) -> int:
     shapes = [(m, *parse_kn(kn)) for m in args.m for kn in args.kn]
-    with Progress("scaling", 2 * len(shapes)) as shown:
+    with ProgressBar("scaling", 2 * len(shapes)) as shown:
         report = scaling.measure(shapes, (W8, W4), args.rounds, args.budget, shown.step)
     markdown = scaling.markdown(report)
     print(markdown)

@@ -23,7 +23,7 @@ from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
 from pyquant.report.render import write_text
 from pyquant.results.environment import Environment
-from pyquant.results.figures import Cell, Figures, Table
+from pyquant.results.figures import Cell, Figures, FigureTable
 from pyquant.results.record import save_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -103,7 +103,7 @@ def write(
     """qat_step.json and qat_step.md in the folder."""
     header = ["tokens", "K", "N", *(f"{name}, s" for name in (PLAIN, *GOALS))]
     cells: list[list[Cell]] = [[*shape, *(row[name] for name in (PLAIN, *GOALS))] for shape, row in rows.items()]
-    figures = Figures("Training steps on a GPU", environment, [Table("seconds a step", header, cells)])
+    figures = Figures("Training steps on a GPU", environment, [FigureTable("seconds a step", header, cells)])
     save_record(folder / "qat_step.json", figures)
     write_text(folder / "qat_step.md", f"# Training steps on a GPU\n\n{text}\nCommand: `python -m bench.qat_gpu`\n")
 

@@ -15,7 +15,7 @@ from bench.accuracy.measure import QUICK, SeedResult, Size, gathered, measure
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, recovered_table, rows_table
 from bench.markers import put
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.report.render import write_text
 from pyquant.results.figures import figures_of
@@ -96,7 +96,7 @@ def put_tables(path: Path, report: AccuracyReport) -> None:
 
 
 def _run(jobs: list[tuple[str, int]], size: Size, processes: int) -> list[SeedResult]:
-    with Progress("accuracy", len(jobs)) as shown:
+    with ProgressBar("accuracy", len(jobs)) as shown:
         if processes <= 1 or len(jobs) == 1:
             found = []
             for task, seed in jobs:

@@ -24,7 +24,7 @@ from bench.minilm.measure import (
 )
 from bench.minilm.model import MODEL_NAME, Embedder, load_float, variants
 from bench.minilm.text import sentences
-from pyquant.cli.progress import Progress
+from pyquant.cli.progress import ProgressBar
 from pyquant.errors import UnsupportedError
 from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     inputs = latency_inputs(texts, device)
     models: dict[str, Embedder] = {}
     rows: list[ModelRow] = []
-    with Progress("minilm", 2 * len(chosen) + len(inputs) + 3) as shown:
+    with ProgressBar("minilm", 2 * len(chosen) + len(inputs) + 3) as shown:
         shown.step("load the model")
         loaded = load_float()
         for variant in chosen:

@@ -16,7 +16,7 @@ from pyquant.nn.keep import Kept, kept_layers, remember
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.refusals import already_quantised, is_wholly_quantised
+from pyquant.nn.refusals import already_quantised, check_not_double, is_wholly_quantised
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import PATTERNS, check_names, find_owners
 from pyquant.nn.swap import Undo, swap_modules
@@ -117,6 +117,8 @@ class Replacement:
             swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
             self._warn_of_floats(leaves)
             if not self.lookups and not any(_is_quantised(module) for module in model.modules()):
+                left = [outcome.name for outcome in self.outcomes if outcome.why in self.obstacles]
+                check_not_double(model, map(model.get_submodule, left))
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
         except BaseException:

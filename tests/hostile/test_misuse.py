@@ -130,7 +130,7 @@ def test_junk_is_refused_by_our_errors(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_junk_is_refused_by_methods(name: str, tmp_path: Path) -> None:
-    Path("recipe.yaml").write_text("{}")
+    Path("recipe.yaml").write_text("default: W8A8Dynamic")
     function, make = METHODS[name]
     function(**make(tmp_path))
     assert raw_errors(function, make, tmp_path) == set()

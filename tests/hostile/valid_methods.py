@@ -137,6 +137,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "QuantizedMetadata.build": {"module": lambda: nn.Linear(4, 4), "scheme": SCHEME, "name": "a"},
     "Recipe.from_dict": {"data": RECIPE.to_dict},
     "Recipe.load": {"path": "recipe.yaml"},
+    "Recipe.load_config": {"path": "recipe.yaml"},
+    **{f"QATRecipeModification{n}.from_recipe": {"recipe": RECIPE} for n in ("", "Callback")},
     "Recipe.loads": {"content": "{}"},
     "SelectiveQuantizer.from_recipe": {"recipe": RECIPE},
     "SelectiveQuantizer.quantize_module": {"model": net},
