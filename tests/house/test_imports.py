@@ -112,6 +112,8 @@ def test_drivers_and_tools_import_names_that_exist() -> None:
 
 def _exists(module: str, name: str) -> bool:
     spec = f"{module}.{name}"
+    if f'Extension("{spec}"' in (ROOT / "setup.py").read_text():
+        return True  # these checks come before the build: a compiled module need not be there yet
     return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(spec) is not None
 
 
