@@ -26,10 +26,10 @@ from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved, using_threads
 from pyquant.report import registry
 from pyquant.report.gemm import gemm_markdown
+from pyquant.report.records.bench import Bar, GemmRow
+from pyquant.report.records.figures import figures_of
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.bench import Bar, GemmRow
-from pyquant.results.figures import figures_of
-from pyquant.results.record import save_record
 
 KN = ("384x384", "384x1536", "1536x384", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 MS = (1, 8, 64, 512)

@@ -21,11 +21,11 @@ from torch import nn
 import pyquant
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved, using_threads
+from pyquant.report.records.bench import Bar
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.figures import figures_of
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.bench import Bar
-from pyquant.results.environment import Environment
-from pyquant.results.figures import figures_of
-from pyquant.results.record import save_record
 
 SIZES = ((1, 24), (1, 128), (8, 128))  # sentences, tokens of each
 LAYERS = 6

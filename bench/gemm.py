@@ -20,8 +20,8 @@ from pyquant.cli.main import main as pyquant
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.report import registry
 from pyquant.report.gemm import verdicts_table
-from pyquant.results.bench import GemmReport
-from pyquant.results.record import load_record
+from pyquant.report.records.bench import GemmReport
+from pyquant.report.records.record import load_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from pyquant.bench.model_shapes import MODELS
 from pyquant.measure.timing import geometric_mean
-from pyquant.results.bench import Bar, GemmRow, Verdict
-from pyquant.results.trade_off import TradeOff
+from pyquant.report.records.bench import Bar, GemmRow, Verdict
+from pyquant.report.records.trade_off import TradeOff
 
 STATED: Final[dict[str, list[dict[str, Any]]]] = json.loads(Path(__file__).with_name("gpu_goals.json").read_text())
 

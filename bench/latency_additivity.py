@@ -24,12 +24,12 @@ from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.latency.measure import measure_latency
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.figures import figures_of
+from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.record import save_record
 from pyquant.report.render import table as markdown_table
 from pyquant.report.render import write_text
-from pyquant.results.environment import Environment
-from pyquant.results.figures import figures_of
-from pyquant.results.latency import LatencyTable
-from pyquant.results.record import save_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BAR: Final = 0.10

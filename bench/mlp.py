@@ -16,8 +16,8 @@ from bench.goals import mlp_bars
 from pyquant.cli.main import main as pyquant
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.report import registry
-from pyquant.results.record import load_record
-from pyquant.results.trade_off import TradeOff
+from pyquant.report.records.record import load_record
+from pyquant.report.records.trade_off import TradeOff
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -21,10 +21,10 @@ from bench.goals import STATED
 from pyquant.measure.environment import describe_environment, folder_name
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.figures import Cell, Figures, FigureTable
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.environment import Environment
-from pyquant.results.figures import Cell, Figures, FigureTable
-from pyquant.results.record import save_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N

@@ -18,8 +18,8 @@ from pyquant.bench.peers import GemmCase
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import describe_environment
 from pyquant.nn.qlinear import QLinear
-from pyquant.results.bench import Bar
-from pyquant.results.environment import Environment
+from pyquant.report.records.bench import Bar
+from pyquant.report.records.environment import Environment
 
 MANY_ROWS, SHARE_OF_CORES = 64, 0.85
 NEVER_SLOWER = 0.97  # the same code twice, timed by the wall, differs by so much

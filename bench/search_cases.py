@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from pyquant.mixed_precision.solve import Config, Measured, SearchProblem
-from pyquant.results.pareto import Point, hypervolume
+from pyquant.report.records.pareto import Point, hypervolume
 
 TABLES: Final = (
     Path(__file__).resolve().parents[1] / "tests/mixed_precision/solve/fixtures/tables.npz"
@@ -150,7 +150,7 @@ def polished(case_problem: SearchProblem, evaluate: Callable[[Config], float], c
     """The front of configurations after a local search: every change of one layer of every front point, until nothing
     new is found. An opponent that knows nothing of models."""
     from pyquant.mixed_precision.solve.acquire import neighbours
-    from pyquant.results.pareto import pareto_front
+    from pyquant.report.records.pareto import pareto_front
 
     known = {c: (case_problem.cost_of(c), evaluate(c)) for c in configs}
     while True:

@@ -24,7 +24,7 @@ from pyquant.io.atomic import write_file
 from pyquant.mixed_precision.solve import Config, exact_front, search_front
 from pyquant.mixed_precision.solve.acquire import Stairs
 from pyquant.mixed_precision.solve.problem import SearchProblem
-from pyquant.results.pareto import hypervolume
+from pyquant.report.records.pareto import hypervolume
 
 COUNTS: Final = (12, 20, 30, 40)
 BUDGET: Final = COUNTS[-1]

@@ -34,6 +34,7 @@ from pyquant.errors import (
     UnsupportedError,
 )
 from pyquant.float_matrices import FloatMatrix, trace_floats
+from pyquant.io.pretrained import load_pretrained, save_pretrained
 from pyquant.mixed_precision.latency.measure import load_latency, measure_latency
 from pyquant.mixed_precision.loss.layer_errors import error_report
 from pyquant.mixed_precision.loss.sensitivity import sensitivity
@@ -55,7 +56,6 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import LayerReport, quantization_report
 from pyquant.nn.speed import LayerSpeed, compare_speed
 from pyquant.ops import set_checks, set_strict
-from pyquant.pretrained import load_pretrained, save_pretrained
 from pyquant.ptq import (
     QuantizationCalibrator,
     QuantizedMapping,
@@ -81,7 +81,7 @@ from pyquant.qat.precision import LearnedPrecision
 from pyquant.qat.prepare import prepare_qat_
 from pyquant.qat.recipe import QATRecipe, QATRecipeModification, QATRecipeModificationCallback
 from pyquant.recipe import Recipe, RecipeNotice
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 from pyquant.simulate.torch_operators import torch_fake_quantize
 

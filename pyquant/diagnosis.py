@@ -14,7 +14,7 @@ from pyquant.core.presets import PRESETS
 from pyquant.errors import PyquantError
 from pyquant.measure.environment import cpu_features, describe_environment, package_version
 from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
-from pyquant.results.environment import Environment
+from pyquant.report.records.environment import Environment
 
 _OPTIONAL = {
     "tqdm": "progress bars",

@@ -205,8 +205,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_a_failure_while_loading_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyquant.io.pretrained import load as pretrained
     from pyquant.nn import swap
-    from pyquant.pretrained import load as pretrained
 
     pyquant.save_pretrained(quantised(), tmp_path)
     for owner, name in ((swap, "_set_child"), (pretrained, "_check_no_meta"), (pretrained, "_module")):

@@ -17,9 +17,9 @@ from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, mar
 from bench.markers import put
 from pyquant.cli.progress import ProgressBar
 from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.report.records.figures import figures_of
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.figures import figures_of
-from pyquant.results.record import save_record
 
 _SEEDS = {"digits": 5, "bytemlp": 3, "gpt3": 3}
 _NOTES = [

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pyquant.report.records.environment import Environment
 from pyquant.report.render import table
-from pyquant.results.environment import Environment
 
 # Student's t, two-sided 95 %, by degrees of freedom.
 _T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

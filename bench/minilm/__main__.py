@@ -32,9 +32,9 @@ from pyquant.measure.memory import keep_freed_memory
 from pyquant.measure.timing import default_clock, make_clock
 from pyquant.report.model import model_markdown
 from pyquant.report.plot import model_png
+from pyquant.report.records.bench import Bar, ModelReport, ModelRow
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.bench import Bar, ModelReport, ModelRow
-from pyquant.results.record import save_record
 
 _BASE, _MAIN, _FUSED = "fp32", "W8A8Dynamic", "W8A8Dynamic, GELU in the kernel"
 _RIVALS = ("bf16", "torch.ao dynamic int8")

@@ -16,7 +16,7 @@ from torch import Tensor
 import pyquant
 from bench.minilm.model import Embedder, Variant, tokenise
 from pyquant.measure.timing import Clock, Timings, time_interleaved
-from pyquant.results.bench import ModelRow
+from pyquant.report.records.bench import ModelRow
 
 Inputs = Mapping[str, tuple[Tensor, Tensor]]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pyquant.errors import ArgumentError
 from pyquant.report.model import model_table
+from pyquant.report.records.bench import ModelReport
 from pyquant.report.render import write_text
-from pyquant.results.bench import ModelReport
 
 BEGIN, END = "<!-- bench.minilm: begin -->", "<!-- bench.minilm: end -->"
 PICTURE = Path("docs/minilm.png")

@@ -22,7 +22,7 @@ from pyquant.core.scheme import TensorScheme
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.exact import sqnr_db
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved
-from pyquant.results.bench import CALIBRATION_DATA, AmaxRow, Bar, CalibReport, CollectRow, SearchRow, Unavailable
+from pyquant.report.records.bench import CALIBRATION_DATA, AmaxRow, Bar, CalibReport, CollectRow, SearchRow, Unavailable
 
 DATA: Final = CALIBRATION_DATA
 METHODS: Final = (

@@ -16,7 +16,7 @@ from pyquant.measure.environment import describe_environment
 from pyquant.measure.exact import is_exact
 from pyquant.measure.floors import Floor, Limit, ceiling_value, gemm_bytes, gemm_floor, multiply_limit, read_limit
 from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
-from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
+from pyquant.report.records.bench import Ceiling, GemmReport, GemmRow, Unavailable
 
 Shape = tuple[int, int, int]
 _MULTIPLY = "limit: multiply int8"

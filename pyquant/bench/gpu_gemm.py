@@ -23,7 +23,7 @@ from pyquant.measure.energy import EnergyUnavailable, energy_meter
 from pyquant.measure.floors import COPY, ceiling_value, gemm_bytes, gemm_floor
 from pyquant.measure.gpu_timing import ROTATE_BYTES, Rotating, copies_beyond_cache, copies_of, held_bytes
 from pyquant.measure.timing import Clock, Timings, make_clock, time_interleaved
-from pyquant.results.bench import Ceiling, GemmRow, Unavailable
+from pyquant.report.records.bench import Ceiling, GemmRow, Unavailable
 
 # What a foreign package may raise while it builds, compiles, runs or is captured. A candidate that fails is reported.
 _FAILURES = (PyquantError, PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError,

@@ -33,8 +33,8 @@ from pyquant.errors import ArgumentError
 from pyquant.io.journal import Journal
 from pyquant.measure.environment import library_digest
 from pyquant.measure.timing import Clock
-from pyquant.results.environment import Environment
-from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 KERNEL, END_TO_END = "kernel", "end to end"
 COLUMNS: Final = (KERNEL, END_TO_END)

@@ -12,9 +12,9 @@ from typing import Any
 
 from pyquant.errors import ArgumentError
 from pyquant.io.journal import Journal
-from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
-from pyquant.results.environment import Environment
-from pyquant.results.record import from_plain, load_record, to_plain
+from pyquant.report.records.bench import Ceiling, GemmReport, GemmRow, Unavailable
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.record import from_plain, load_record, to_plain
 
 Shape = tuple[int, int, int]
 _LIMITS, _CRASH = "limits", "crash"

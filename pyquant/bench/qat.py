@@ -14,7 +14,7 @@ from pyquant.bench import fake_quantize, qat_steps
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import Timings, make_clock, time_interleaved
-from pyquant.results.bench import QatReport, QatRow, Unavailable
+from pyquant.report.records.bench import QatReport, QatRow, Unavailable
 
 GRANULARITIES = ("per_tensor", "per_channel")
 

@@ -20,9 +20,9 @@ from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.gemm import gemm_markdown, to_csv
 from pyquant.report.plot import gemm_png
+from pyquant.report.records.bench import GemmReport
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.bench import GemmReport
-from pyquant.results.record import save_record
 
 _EXAMPLES = """\
 examples:

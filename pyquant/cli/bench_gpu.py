@@ -27,8 +27,8 @@ from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gpu_timing import ROTATE_BYTES
 from pyquant.report.gemm import gemm_markdown, to_csv
 from pyquant.report.plot import roofline_png
+from pyquant.report.records.bench import GemmReport
 from pyquant.report.registry import render
-from pyquant.results.bench import GemmReport
 
 UNFINISHED = 3
 _NOTES = [

@@ -16,8 +16,8 @@ from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.qat import qat_markdown
+from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
-from pyquant.results.record import save_record
 
 # With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
 # These keep the heap's pages, as training with kept buffers or another allocator does.

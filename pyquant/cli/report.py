@@ -8,7 +8,7 @@ from typing import Any
 
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
-from pyquant.results.record import load_record
+from pyquant.report.records.record import load_record
 
 _EXAMPLES = """\
 examples:

@@ -13,7 +13,7 @@ from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.registry import SCORERS
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
-from pyquant.results.sensitivity import SensitivityReport
+from pyquant.report.records.sensitivity import SensitivityReport
 
 _FILES = "sensitivity"
 _MODES = {"one-at-a-time": "one_at_a_time", "leave-one-out": "leave_one_out", "cumulative": "cumulative"}

@@ -17,6 +17,7 @@ from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.float_matrices import FloatMatrix, trace_floats
 from pyquant.io.checkpoint import Checkpoint, load_checkpoint
+from pyquant.io.pretrained import layer_of, load_pretrained
 from pyquant.io.record import LayerRecord
 from pyquant.nn.flow import call, first_tensor
 from pyquant.nn.forms import expose_linears_
@@ -25,7 +26,6 @@ from pyquant.nn.matrices import is_matrix
 from pyquant.nn.products import MULTIPLIED
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-from pyquant.pretrained import layer_of, load_pretrained
 from pyquant.report.render import table
 
 _ROWS = (1, 5)  # batch sizes that each layer is tried with

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pyquant.results.environment import Environment
+from pyquant.report.records.environment import Environment
 
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 _PACKAGES = (

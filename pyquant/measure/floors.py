@@ -15,7 +15,7 @@ from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.measure.gpu_timing import CudaEventClock
 from pyquant.measure.timing import Clock, default_clock, make_clock, time_interleaved
 from pyquant.ops.load import native_available, why_not_native
-from pyquant.results.bench import Ceiling
+from pyquant.report.records.bench import Ceiling
 
 COPY = "copy"  # a GPU's memory
 READ = "read"  # a CPU's main memory

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pyquant.core.registry import OBJECTIVES
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
-from pyquant.results.float_format import alike
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.float_format import alike
+from pyquant.report.records.latency import LatencyTable
 
 Rows = list[list[float]]
 

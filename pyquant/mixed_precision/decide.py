@@ -14,7 +14,7 @@ from pyquant.mixed_precision.options import SearchOptions
 from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import Dropped
 from pyquant.mixed_precision.tables import Interval
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 
 _UNITS: Final = {"us": "us", "bytes": "bytes", "bits": "bits a weight"}
 _SCATTER: Final = 0.25  # an interval wider than this share of its median says little

@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.groups import Grouping
 from pyquant.mixed_precision.loss.metrics import find_metric
 from pyquant.nn.sites import Filter
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 
 LIMITS: Final = ("max_loss", "max_latency_us", "max_size_bytes", "max_effective_bits")
 

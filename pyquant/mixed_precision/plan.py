@@ -18,8 +18,8 @@ from pyquant.ptq.calibrator import Ranges
 from pyquant.ptq.ranges_file import save_ranges
 from pyquant.recipe import LayerRule, Recipe
 from pyquant.recipe.documents import format_of
-from pyquant.results.record import save_record
-from pyquant.results.search import SearchReport
+from pyquant.report.records.record import save_record
+from pyquant.report.records.search import SearchReport
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from pyquant.mixed_precision.costs import bits_cost, size_cost
 from pyquant.mixed_precision.decide import Findings, choose
 from pyquant.mixed_precision.plan import Plan, recipe_of_layers
 from pyquant.recipe import Provenance, SearchParams
-from pyquant.results.float_format import FLOAT
-from pyquant.results.pareto import pareto_front
-from pyquant.results.record import to_plain
-from pyquant.results.search import SearchedGroup, SearchedPoint, SearchReport
+from pyquant.report.records.float_format import FLOAT
+from pyquant.report.records.pareto import pareto_front
+from pyquant.report.records.record import to_plain
+from pyquant.report.records.search import SearchedGroup, SearchedPoint, SearchReport
 
 
 def plan_of(findings: Findings) -> Plan:

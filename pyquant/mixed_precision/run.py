@@ -26,8 +26,8 @@ from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import drop_slower
 from pyquant.mixed_precision.solve.solver import search_front
 from pyquant.mixed_precision.tables import first_tables, latency_table, single, timed
-from pyquant.results.latency import LatencyTable
-from pyquant.results.pareto import pareto_front
+from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.pareto import pareto_front
 
 
 def run_search(

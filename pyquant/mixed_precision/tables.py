@@ -14,8 +14,8 @@ from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.loss.scorers import Scoring
 from pyquant.mixed_precision.options import SearchOptions
-from pyquant.results.latency import LatencyTable
-from pyquant.results.record import from_plain, to_plain
+from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.record import from_plain, to_plain
 
 Interval = tuple[float, float, float]  # median, low, high
 

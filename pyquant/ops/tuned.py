@@ -25,7 +25,7 @@ from pyquant.io.atomic import read_file
 SCHEMA: Final = 1
 MAX_BYTES: Final = 4 * 2**20  # 12 000 choices; it is read at import
 FILE: Final = "tuned.json"
-PACKAGED: Final = Path(__file__).resolve().parent.parent / "data" / FILE
+PACKAGED: Final = Path(__file__).resolve().parent / FILE
 _TYPES: Final = ("s4", "s8", "u8", "s32", "f16", "bf16", "f32")
 _LAYOUTS: Final = ("natural", "blocked128")
 _log = logging.getLogger("pyquant.tuned")

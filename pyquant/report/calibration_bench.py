@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyquant.report.records.bench import CALIBRATION_DATA, CalibReport
 from pyquant.report.render import bars_table, environment_lines, table
-from pyquant.results.bench import CALIBRATION_DATA, CalibReport
 
 
 def calib_markdown(report: CalibReport) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from pyquant.errors import ArgumentError
+from pyquant.report.records.errors import ErrorReport, TensorError
+from pyquant.report.records.record import save_record
 from pyquant.report.render import table, write_text
-from pyquant.results.errors import ErrorReport, TensorError
-from pyquant.results.record import save_record
 
 _HEADS = ("layer", "tensor", "scheme", "SQNR dB", "cosine", "MAE", "MSE", "largest", "clipped", "KL nats")
 

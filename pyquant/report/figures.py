@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyquant.report.records.figures import Cell, Figures
 from pyquant.report.render import bars_table, environment_lines, table
-from pyquant.results.figures import Cell, Figures
 
 
 def figures_markdown(figures: Figures) -> str:

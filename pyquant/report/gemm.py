@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pyquant.report.plot import gemm_png, roofline_png
+from pyquant.report.records.bench import GemmReport, GemmRow, Verdict
 from pyquant.report.render import bars_table, environment_lines, table
-from pyquant.results.bench import GemmReport, GemmRow, Verdict
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pyquant.report.plot import _figure
+from pyquant.report.records.latency import LatencyTable, MeasuredConfig
 from pyquant.report.render import table
-from pyquant.results.latency import LatencyTable, MeasuredConfig
 
 _MACHINE = ("cpu", "gpu", "driver", "cuda", "threads", "torch", "pyquant")
 _DARK = 0.6  # how far from 1 a ratio is whose colour wants white digits

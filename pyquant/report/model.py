@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from pyquant.report.plot import model_png
+from pyquant.report.records.bench import ModelReport
 from pyquant.report.render import bars_table, environment_lines, table
-from pyquant.results.bench import ModelReport
 
 
 def model_markdown(report: ModelReport, title: str | None = None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
-from pyquant.results.bench import GemmReport, GemmRow, ModelReport, QatReport
+from pyquant.report.records.bench import GemmReport, GemmRow, ModelReport, QatReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pyquant.report.plot import qat_png
-from pyquant.results.bench import QatReport
+from pyquant.report.records.bench import QatReport
 
 
 def qat_markdown(report: QatReport) -> str:

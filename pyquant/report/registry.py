@@ -11,9 +11,9 @@ from typing import Any, Final
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
-from pyquant.results.record import KINDS, to_plain
+from pyquant.report.records.record import KINDS, to_plain
 
-# Kind of record -> the module that draws it. A new kind is a dataclass in pyquant.results and a line here; the
+# Kind of record -> the module that draws it. A new kind is a dataclass in pyquant.report.records and a line here; the
 # module has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
 MODULES: Final[dict[str, str]] = {
     "calibration-bench": "pyquant.report.calibration_bench",
@@ -42,7 +42,7 @@ def render(record: Any, form: str) -> bytes:
     Raises ArgumentError for a format that this kind has not; UnsupportedError where pictures need matplotlib.
 
     Example:
-        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
+        >>> from pyquant.report.records.trade_off import TradeOffAxis, TradeOffPoint, trade_off
         >>> record = trade_off([TradeOffPoint({"a": "fp32"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
         ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp32",))
         >>> render(record, "md").decode().splitlines()[0]

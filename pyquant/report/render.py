@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyquant.io.atomic import write_file
-from pyquant.results.bench import Bar
-from pyquant.results.environment import Environment
+from pyquant.report.records.bench import Bar
+from pyquant.report.records.environment import Environment
 
 
 def bars_table(bars: Sequence[Bar]) -> str:

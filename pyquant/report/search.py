@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from pyquant.report.records.search import SearchedPoint, SearchReport
+from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 from pyquant.report.render import table
 from pyquant.report.trade_off import to_csv
 from pyquant.report.trade_off_html import to_html
 from pyquant.report.trade_off_plot import to_png, to_svg
-from pyquant.results.search import SearchedPoint, SearchReport
-from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 _AXES: Final = {
     "us": TradeOffAxis("latency", "us", "sum of measured layers"),

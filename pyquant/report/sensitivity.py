@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.sensitivity import SensitivityReport
 from pyquant.report.render import table
 from pyquant.report.sensitivity_plot import to_png, to_svg
-from pyquant.results.environment import Environment
-from pyquant.results.sensitivity import SensitivityReport
 
 _ROWS = 40
 MODES: Final = {

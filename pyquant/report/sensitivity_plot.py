@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from pyquant.report.plot import _figure
-from pyquant.results.sensitivity import SensitivityReport
+from pyquant.report.records.sensitivity import SensitivityReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

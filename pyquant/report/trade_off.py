@@ -7,10 +7,10 @@ import io
 from collections.abc import Callable
 from typing import Final
 
+from pyquant.report.records.trade_off import TradeOff, TradeOffPoint
 from pyquant.report.render import table
 from pyquant.report.trade_off_html import to_html
 from pyquant.report.trade_off_plot import to_png, to_svg
-from pyquant.results.trade_off import TradeOff, TradeOffPoint
 
 _FRONT_ROWS, _FIGURES = 25, 4  # at most, in Markdown; CSV has all
 

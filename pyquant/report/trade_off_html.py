@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from pyquant.report.records.trade_off import TradeOff
 from pyquant.report.trade_off_plot import scale_of
-from pyquant.results.trade_off import TradeOff
 
 _TEMPLATE: Final = Path(__file__).with_name("trade_off.html")
 

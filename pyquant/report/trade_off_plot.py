@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pyquant.report.plot import _figure
-from pyquant.results.trade_off import TradeOff
+from pyquant.report.records.trade_off import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def scale_of(record: TradeOff) -> tuple[float, str]:
     """By what costs are divided so that the largest reads well, and the unit's name then.
 
     Example:
-        >>> from pyquant.results.trade_off import TradeOffAxis, TradeOffPoint, trade_off
+        >>> from pyquant.report.records.trade_off import TradeOffAxis, TradeOffPoint, trade_off
         >>> scale_of(trade_off([TradeOffPoint({"a": "x"}, 2e4, 1.0)], "", TradeOffAxis("t", "us"), TradeOffAxis("q"),
         ...                    higher_is_better=True, formats=("x",)))
         (1000.0, 'ms')

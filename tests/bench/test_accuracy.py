@@ -22,7 +22,7 @@ from bench.accuracy.records import goals_table, judge, recovered_table, rows_tab
 from bench.accuracy.train import Schedule  # noqa: E402
 from bench.markers import put  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
-from pyquant.results.record import load_record  # noqa: E402
+from pyquant.report.records.record import load_record  # noqa: E402
 
 has_sklearn = importlib.util.find_spec("sklearn") is not None
 TINY = Size(share=0.01, test=0.1, qat=0.004)

@@ -23,9 +23,9 @@ from pyquant.bench.peers import FBGEMM, FP32  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.timing import default_clock  # noqa: E402
-from pyquant.results.bench import GemmRow, ModelReport, ModelRow  # noqa: E402
-from pyquant.results.figures import Figures  # noqa: E402
-from pyquant.results.record import load_record  # noqa: E402
+from pyquant.report.records.bench import GemmRow, ModelReport, ModelRow  # noqa: E402
+from pyquant.report.records.figures import Figures  # noqa: E402
+from pyquant.report.records.record import load_record  # noqa: E402
 
 
 def row(m: int, kn: tuple[int, int], name: str, us: float, ratio: float, exact: bool | None = None) -> GemmRow:

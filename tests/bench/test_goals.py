@@ -18,9 +18,9 @@ from pyquant.bench.kernels.layers import codes_name, layer_name
 from pyquant.bench.kernels.rows import CHOSEN, VLLM
 from pyquant.bench.kernels.torch_own import LINEAR_BF16, MM_BF16
 from pyquant.bench.model_shapes import MODELS, MS, shapes_of
-from pyquant.results.bench import GemmReport, GemmRow, Verdict
-from pyquant.results.environment import Environment
-from pyquant.results.record import load_record, save_record
+from pyquant.report.records.bench import GemmReport, GemmRow, Verdict
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.record import load_record, save_record
 
 LLAMA = (8192, 8192)
 W8A8_CODES, W4A8_CODES = codes_name("W8A8"), codes_name("W4A8(group_size=None)")

@@ -20,7 +20,7 @@ from pyquant.bench.peers import PeerUnavailable
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import copies_of
-from pyquant.results.bench import Ceiling, GemmRow
+from pyquant.report.records.bench import Ceiling, GemmRow
 
 ENVIRONMENT = describe_environment("cpu")
 ON_CPU = [

@@ -21,7 +21,7 @@ from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.environment import describe_environment
 from pyquant.nn.qlinear import QLinear
 from pyquant.ops import LinearSpec
-from pyquant.results.bench import Bar
+from pyquant.report.records.bench import Bar
 
 BENCH = MlpBench((32, 16, 24), 3, tuple(all_configs(2)), runs=4, float_type=torch.bfloat16)
 CPU = describe_environment()

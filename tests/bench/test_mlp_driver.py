@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no part of the installed package
 
 from bench import mlp
-from pyquant.results.record import load_record, save_record
-from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
+from pyquant.report.records.record import load_record, save_record
+from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 
 def test_without_a_gpu_it_names_the_command_for_a_cpu(

@@ -11,8 +11,8 @@ import pytest
 from pyquant.bench.partial import Partial, merge
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.measure.environment import describe_environment
-from pyquant.results.bench import Ceiling, GemmReport, GemmRow, Unavailable
-from pyquant.results.record import save_record
+from pyquant.report.records.bench import Ceiling, GemmReport, GemmRow, Unavailable
+from pyquant.report.records.record import save_record
 
 ENVIRONMENT = describe_environment("cpu")
 KEY = {"gpu": "some GPU", "candidates": ["a", "b"]}

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is no par
 from bench import qat_gpu
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import CpuClock
-from pyquant.results.figures import Figures
-from pyquant.results.record import load_record
+from pyquant.report.records.figures import Figures
+from pyquant.report.records.record import load_record
 
 SHAPE = (16, 32, 24)
 

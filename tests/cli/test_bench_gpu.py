@@ -10,7 +10,7 @@ import torch
 
 from pyquant.cli import bench_gpu
 from pyquant.cli.main import main
-from pyquant.results.bench import Ceiling
+from pyquant.report.records.bench import Ceiling
 
 BASE = ["bench", "gemm", "--device", "cuda"]
 SMALL = [*BASE, "--kn", "64x32", "32x64", "--m", "1", "3", "--rounds", "1", "--clock", "cpu"]

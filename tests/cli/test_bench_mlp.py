@@ -10,8 +10,8 @@ from pyquant.bench.mlp_net import SIZES, scaled
 from pyquant.cli import bench_mlp
 from pyquant.cli.main import build_parser, main
 from pyquant.measure.gpu_timing import CudaGraphClock
-from pyquant.results.record import load_record
-from pyquant.results.trade_off import TradeOff
+from pyquant.report.records.record import load_record
+from pyquant.report.records.trade_off import TradeOff
 
 SMALL = ["bench", "mlp", "--nn-size", "64,32,48", "--scale", "1", "--batch-size", "4", "--runs", "2"]
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import toy
 
 from pyquant.cli.main import main
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 
 MODEL = "toy_latency:build"
 DATA = """

@@ -9,7 +9,7 @@ import pytest
 from trade_offs import seed_trade_off, small_trade_off
 
 from pyquant.cli.main import main
-from pyquant.results.record import save_record
+from pyquant.report.records.record import save_record
 
 
 def test_named_formats_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_named_formats_of_several_files(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_benchmarks_of_now_and_before_are_rendered(tmp_path: Path) -> None:
-    fixtures = Path(__file__).resolve().parents[1] / "results/fixtures"
+    fixtures = Path(__file__).resolve().parents[1] / "report/records/fixtures"
     before = [str(fixtures / f"{name}_before_kinds.json") for name in ("gemm", "model")]
     assert main(["report", *before, "--out", str(tmp_path / "a")]) == 0
     assert main(["report", str(tmp_path / "a/gemm_before_kinds.json"), "--out", str(tmp_path / "b")]) == 0

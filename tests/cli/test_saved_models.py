@@ -15,7 +15,7 @@ import pyquant
 from pyquant import QScheme, TensorScheme
 from pyquant.cli.main import main
 from pyquant.cli.verify import verify_layer
-from pyquant.pretrained.save import _record
+from pyquant.io.pretrained.save import _record
 
 
 def per_tensor() -> nn.Module:

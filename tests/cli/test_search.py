@@ -11,8 +11,8 @@ import torch
 
 import pyquant
 from pyquant.cli.main import main
-from pyquant.results.record import load_record
-from pyquant.results.search import SearchReport
+from pyquant.report.records.record import load_record
+from pyquant.report.records.search import SearchReport
 
 SOURCE = """
 import torch

@@ -9,8 +9,8 @@ import pytest
 
 import pyquant
 from pyquant.cli.main import main
-from pyquant.results.record import load_record
-from pyquant.results.sensitivity import SensitivityReport
+from pyquant.report.records.record import load_record
+from pyquant.report.records.sensitivity import SensitivityReport
 
 SOURCE = """
 import torch

@@ -17,8 +17,8 @@ from pyquant.bench.partial import Partial
 from pyquant.measure.energy import EnergyMeter, EnergyUnavailable, energy_meter
 from pyquant.measure.environment import describe_environment
 from pyquant.report.gemm import gemm_markdown, to_csv
+from pyquant.report.records.bench import GemmReport
 from pyquant.report.registry import render
-from pyquant.results.bench import GemmReport
 
 ENVIRONMENT = describe_environment("cpu")
 

@@ -27,7 +27,7 @@ def test_every_report_calls_floating_point_by_its_dtype(name: str, tmp_path: Pat
         losses = pyquant.sensitivity(model, data, formats, num_batches=2)
         table = pyquant.measure_latency(model, data[0], formats, rounds=2, min_rounds=1, held_out=1)
     from pyquant.report import registry
-    from pyquant.results.record import save_record
+    from pyquant.report.records.record import save_record
 
     for stem, record in (("search", plan.record), ("sensitivity", losses), ("latency", table)):
         save_record(tmp_path / f"{stem}.json", record)

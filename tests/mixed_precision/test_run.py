@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError, InfeasibleError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 from pyquant.ptq.calibrator import apply_ranges_
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 
 
 def fixed_latency(model: nn.Module, us: dict[str, float], bases: float = 10.0) -> LatencyTable:

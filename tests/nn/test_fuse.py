@@ -393,7 +393,7 @@ def test_unfused_checkpoint_on_a_fused_model_is_refused(tmp_path: Path) -> None:
      ({"fused": {"head.3": "head.4"}}, "saved as none"), ({"newer": {}}, "keys"), ([], "mapping")],
 )  # fmt: skip
 def test_a_wrong_map_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Any, what: str) -> None:
-    from pyquant.pretrained import save as pretrained
+    from pyquant.io.pretrained import save as pretrained
 
     real = pretrained.save_checkpoint
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pyquant.compat.super_gradients import QuantResidual
+from pyquant.integrations.super_gradients import QuantResidual
 
 
 class Block(nn.Module):

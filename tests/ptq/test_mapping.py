@@ -23,8 +23,8 @@ from pyquant import (
     TensorScheme,
     register_quantized_module,
 )
-from pyquant.compat.pytorch_quantization import QuantDescriptor
 from pyquant.errors import ArgumentError
+from pyquant.integrations.pytorch_quantization import QuantDescriptor
 from pyquant.ptq.mapping import REGISTERED
 from pyquant.simulate.linear import FakeQuantLinear
 

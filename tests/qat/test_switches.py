@@ -13,8 +13,8 @@ from torch import nn
 
 import pyquant
 from pyquant.compat import super_gradients as sg
-from pyquant.compat.pytorch_quantization import QuantDescriptor, TensorQuantizer
 from pyquant.errors import ArgumentError
+from pyquant.integrations.pytorch_quantization import QuantDescriptor, TensorQuantizer
 from pyquant.ptq import QuantizationCalibrator, QuantizedMapping, SelectiveQuantizer
 from pyquant.ptq.run import calibrate_recipe_, prepare_
 from pyquant.qat.learned import LearnedFakeQuantize

@@ -11,8 +11,8 @@ import pytest
 
 from pyquant.report import registry
 from pyquant.report.latency import to_csv, to_markdown, to_png, to_svg
-from pyquant.results.latency import LatencyTable, MeasuredConfig
-from pyquant.results.record import load_record
+from pyquant.report.records.latency import LatencyTable, MeasuredConfig
+from pyquant.report.records.record import load_record
 
 
 def _table(groups: int = 2) -> LatencyTable:

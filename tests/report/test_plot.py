@@ -14,7 +14,7 @@ from test_render import gemm_report, gpu_report, model_report
 
 from pyquant.errors import UnsupportedError
 from pyquant.report import gemm, plot
-from pyquant.results.bench import QatReport, QatRow
+from pyquant.report.records.bench import QatReport, QatRow
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"

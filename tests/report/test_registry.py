@@ -10,7 +10,7 @@ from trade_offs import small_trade_off
 
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.report import registry
-from pyquant.results.record import load_record, save_record
+from pyquant.report.records.record import load_record, save_record
 
 
 def test_a_saved_record_is_rendered_in_every_format_that_it_has(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", ["gemm", "model"])
 def test_files_from_before_kinds_are_read(name: str, tmp_path: Path) -> None:
-    found = load_record(ROOT / f"tests/results/fixtures/{name}_before_kinds.json")
+    found = load_record(ROOT / f"tests/report/records/fixtures/{name}_before_kinds.json")
     assert type(found).__name__ == f"{name.capitalize()}Report"
     assert load_record(save_record(tmp_path / "new.json", found)) == found
     assert [path.suffix for path in registry.write(found, tmp_path, "x", ("json", "md"))] == [".json", ".md"]

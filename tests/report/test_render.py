@@ -11,11 +11,11 @@ import pytest
 
 from pyquant.report.gemm import gemm_markdown, to_csv
 from pyquant.report.model import model_markdown
+from pyquant.report.records.bench import Bar, Ceiling, GemmReport, GemmRow, ModelReport, ModelRow, Unavailable, Verdict
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.record import from_plain, to_plain
 from pyquant.report.registry import render
 from pyquant.report.render import bars_table, table, write_text
-from pyquant.results.bench import Bar, Ceiling, GemmReport, GemmRow, ModelReport, ModelRow, Unavailable, Verdict
-from pyquant.results.environment import Environment
-from pyquant.results.record import from_plain, to_plain
 
 MACHINE = Environment(
     "cpu", "Some CPU", ["avx2"], 2, 1, "2.13.0", "3.11", "Linux x86_64", "0.1.0", command="python -m x"

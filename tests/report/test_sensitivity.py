@@ -10,7 +10,7 @@ import pytest
 
 from pyquant.errors import ArgumentError
 from pyquant.report import registry
-from pyquant.results.sensitivity import (
+from pyquant.report.records.sensitivity import (
     SensitivityCost,
     SensitivityGroup,
     SensitivityLatency,

@@ -134,7 +134,7 @@ def test_texts_of_the_record_are_never_executed(tab: Page, tmp_path: Path) -> No
 def test_a_search_over_many_groups_is_drawn_too(tab: Page, tmp_path: Path) -> None:
     from trade_offs import CAPACITY, LATENCY
 
-    from pyquant.results.trade_off import TradeOffPoint, trade_off
+    from pyquant.report.records.trade_off import TradeOffPoint, trade_off
 
     groups = [f"encoder.layer.{i}" for i in range(36)]
     points = [

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import pyquant
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io.pretrained import save as pretrained
 from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.qconv import QConv2d
-from pyquant.pretrained import save as pretrained
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.conv import FakeQuantConv2d
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_

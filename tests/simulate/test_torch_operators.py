@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant import W4A4, W4A8, W8A8, QScheme, QuantizationCalibrator, SelectiveQuantizer, W8A8Dynamic
-from pyquant.compat.pytorch_quantization import TensorQuantizer
+from pyquant.integrations.pytorch_quantization import TensorQuantizer
 from pyquant.simulate import torch_operators
 
 

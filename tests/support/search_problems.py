@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyquant.mixed_precision.solve import Config, SearchProblem
-from pyquant.results.pareto import pareto_front
+from pyquant.report.records.pareto import pareto_front
 
 FORMATS = ("fp32", "int8", "int4")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import pyquant
 from pyquant.io import strict_json
-from pyquant.results.record import to_plain
+from pyquant.report.records.record import to_plain
 
 FORMATS = ("fp32", "int8", "int4")
 

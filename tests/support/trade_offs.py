@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from pyquant.results.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
+from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
 
 SIZES = (32768, 16384, 8192, 4096, 2048, 1024, 32768)
 BITS = {"fp32": 16, "int8": 8, "int4": 4}

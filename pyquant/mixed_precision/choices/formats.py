@@ -14,7 +14,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.recipe.layer_rule import FLOAT, LayerRule
 from pyquant.recipe.sections import CalibrationParams, SelectiveParams
-from pyquant.results import float_format
+from pyquant.report.records import float_format
 
 _BY_ERROR: Final = {"calibrator": "mse"}
 # 8-bit weights are best kept whole, 4-bit ones clipped; a zero point matters most to 4-bit inputs.

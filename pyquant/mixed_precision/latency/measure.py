@@ -26,7 +26,7 @@ from pyquant.mixed_precision.latency.isolated import GRAPH_CLOCKS, isolated_samp
 from pyquant.mixed_precision.latency.samples import Config, Effort, ProgressCall, Samples, median_interval
 from pyquant.mixed_precision.latency.timers import STAMPS, StampClock, make_stamps
 from pyquant.nn.sites import Filter
-from pyquant.results.latency import LatencyTable, MeasuredConfig
+from pyquant.report.records.latency import LatencyTable, MeasuredConfig
 
 
 def measure_latency(

@@ -15,8 +15,8 @@ from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import Evaluator, TaskMetric
 from pyquant.mixed_precision.loss.scorers import Scorer, Scoring
 from pyquant.mixed_precision.loss.suspects import usual_suspects
-from pyquant.results.float_format import alike
-from pyquant.results.sensitivity import (
+from pyquant.report.records.float_format import alike
+from pyquant.report.records.sensitivity import (
     Cells,
     SensitivityCost,
     SensitivityGroup,
@@ -30,7 +30,7 @@ MODES: Final = ("one_at_a_time", "leave_one_out", "cumulative")
 
 
 class Latency(Protocol):
-    """A latency table, as far as it is needed here (pyquant.results.latency.LatencyTable)."""
+    """A latency table, as far as it is needed here (pyquant.report.records.latency.LatencyTable)."""
 
     def predict(self, config: Config) -> float:
         """Microseconds of the model in a configuration."""

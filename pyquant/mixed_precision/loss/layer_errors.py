@@ -19,7 +19,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.patches import Patches
-from pyquant.results.errors import ErrorReport, TensorError
+from pyquant.report.records.errors import ErrorReport, TensorError
 from pyquant.simulate.layer import SimulatedLayer
 
 BINS: Final = 128

@@ -21,7 +21,7 @@ from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
 from pyquant.mixed_precision.loss.scorers import Scoring
 from pyquant.nn.sites import Filter
-from pyquant.results.sensitivity import SensitivityCost, SensitivityReport
+from pyquant.report.records.sensitivity import SensitivityCost, SensitivityReport
 
 
 def sensitivity(

@@ -11,7 +11,7 @@ import numpy as np
 from pyquant.mixed_precision.solve.front import exact_front
 from pyquant.mixed_precision.solve.predict import Model
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem, Table
-from pyquant.results.pareto import Point, pareto_front
+from pyquant.report.records.pareto import Point, pareto_front
 
 SAMPLES: Final = 8  # fronts drawn from what is possible, besides the likeliest one
 # Gauss-Hermite nodes and weights of a normal distribution, exact for polynomials of degree 5.

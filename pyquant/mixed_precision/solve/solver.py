@@ -22,7 +22,7 @@ from pyquant.mixed_precision.solve.measurements import (
 )
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem
 from pyquant.mixed_precision.solve.prune import drop_slower
-from pyquant.results.pareto import Point
+from pyquant.report.records.pareto import Point
 
 CORNER_SHARE: Final = 0.3  # of the loss of the lowest uniform configuration: worse is not worth looking at
 EXACT_GROUPS: Final = 24  # up to here the front of the model is exact; above, costs are compared on a grid

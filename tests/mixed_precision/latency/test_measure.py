@@ -21,7 +21,7 @@ from pyquant.mixed_precision.latency.isolated import layer_calls, rotating
 from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
 from pyquant.mixed_precision.latency.samples import design, held_out, median_interval
 from pyquant.mixed_precision.latency.timers import LayerTimers
-from pyquant.results.latency import LatencyTable
+from pyquant.report.records.latency import LatencyTable
 
 FORMATS = ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=8)")
 # Microseconds of each group in each format.

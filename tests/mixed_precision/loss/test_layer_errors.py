@@ -15,7 +15,7 @@ import pyquant
 from pyquant import error_report
 from pyquant.errors import ArgumentError, CalibrationError
 from pyquant.report.error import error_table, write_errors
-from pyquant.results.record import load_record
+from pyquant.report.records.record import load_record
 
 
 def net() -> nn.Sequential:

@@ -25,8 +25,8 @@ from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
 from pyquant.mixed_precision.spread import spread_rows
 from pyquant.nn.qlinear import QLinear
-from pyquant.results.record import load_record, save_record, to_plain
-from pyquant.results.sensitivity import SensitivityReport
+from pyquant.report.records.record import load_record, save_record, to_plain
+from pyquant.report.records.sensitivity import SensitivityReport
 
 FORMATS = ("fp32", "int8", "int4")
 

@@ -9,7 +9,7 @@ from search_problems import decreasing
 from pyquant.mixed_precision.solve import Constraint
 from pyquant.mixed_precision.solve.acquire import Stairs, candidates, expected_gains, likely_savings, neighbours
 from pyquant.mixed_precision.solve.predict import Model
-from pyquant.results.pareto import hypervolume
+from pyquant.report.records.pareto import hypervolume
 
 
 @pytest.mark.parametrize("seed", range(10))

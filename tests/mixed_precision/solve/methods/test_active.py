@@ -10,7 +10,7 @@ import pytest
 from search_problems import decreasing
 
 from pyquant.mixed_precision.solve import Constraint, exact_front, search_front
-from pyquant.results.pareto import hypervolume
+from pyquant.report.records.pareto import hypervolume
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from bench.search_cases import Case, TwelveLayers, interacting, polished, table_cases

@@ -9,7 +9,7 @@ from search_problems import decreasing
 
 from pyquant.errors import UnsupportedError
 from pyquant.mixed_precision.solve import search_front
-from pyquant.results.pareto import hypervolume
+from pyquant.report.records.pareto import hypervolume
 
 PROBLEM = decreasing(6)
 

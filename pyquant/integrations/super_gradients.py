@@ -1,6 +1,6 @@
 """SuperGradients' names for quantisation, without the training framework and without pytorch_quantization.
 
-from pyquant.compat.super_gradients import SelectiveQuantizer, QuantizationCalibrator
+from pyquant.integrations.super_gradients import SelectiveQuantizer, QuantizationCalibrator
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import itertools
 import math
 import random
 
-from pyquant.results.record import from_plain, to_plain
-from pyquant.results.sensitivity import (
+from pyquant.report.records.record import from_plain, to_plain
+from pyquant.report.records.sensitivity import (
     Cells,
     SensitivityCost,
     SensitivityGroup,

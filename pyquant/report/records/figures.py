@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from pyquant.results.bench import Bar
-from pyquant.results.environment import Environment
-from pyquant.results.record import from_plain, plain_of, record
+from pyquant.report.records.bench import Bar
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.record import from_plain, plain_of, record
 
 Cell = bool | int | float | str | list[float] | None
 _FORMER: Final = ("AccuracyReport", "EncoderReport", "LatencyAdditivity", "ScalingReport")

@@ -16,6 +16,7 @@ from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import LayerRecord, load_checkpoint
 from pyquant.io.checkpoint import Checkpoint
+from pyquant.io.pretrained.save import OWN_EXTRA, is_inside, modules_by_name
 from pyquant.nn import origin
 from pyquant.nn.chain import QResidual, Residual
 from pyquant.nn.forms import expose_reversibly, exposed
@@ -28,7 +29,6 @@ from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules
-from pyquant.pretrained.save import OWN_EXTRA, is_inside, modules_by_name
 
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pyquant.results.pareto import pareto_front
-from pyquant.results.record import record
+from pyquant.report.records.pareto import pareto_front
+from pyquant.report.records.record import record
 
 _SPELT, _NAMED = 8, 3  # most groups whose formats are listed in order; most names listed of a rarer format
 

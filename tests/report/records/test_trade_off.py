@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from trade_offs import CAPACITY, LATENCY, seed_points, seed_trade_off, small_trade_off
 
-from pyquant.results.record import load_record, save_record
-from pyquant.results.trade_off import (
+from pyquant.report.records.record import load_record, save_record
+from pyquant.report.records.trade_off import (
     TradeOff,
     TradeOffAxis,
     TradeOffPoint,

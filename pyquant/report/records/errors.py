@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyquant.results.record import record
+from pyquant.report.records.record import record
 
 TENSORS = ("weight", "input", "alone", "output")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from pyquant.results.environment import Environment
-from pyquant.results.record import record
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.record import record
 
 CALIBRATION_DATA: Final = ("gaussian", "laplace", "student_t3", "outliers", "relu_gaussian")
 

@@ -98,7 +98,7 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
 @functools.cache
 def import_kinds() -> None:
     """Import every module of this package, so that every kind of record is known; none of them needs torch."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)], "pyquant.results."):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], "pyquant.report.records."):
         importlib.import_module(module.name)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyquant.results.float_format import renamed, with_note
-from pyquant.results.record import record
+from pyquant.report.records.float_format import renamed, with_note
+from pyquant.report.records.record import record
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyquant.errors import CheckpointError
-from pyquant.results.record import from_plain, load_record, record, save_record, to_plain
+from pyquant.report.records.record import from_plain, load_record, record, save_record, to_plain
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import pytest
 
 from pyquant.cli.main import main
 from pyquant.report import registry
-from pyquant.results.environment import Environment
-from pyquant.results.figures import figures_of
-from pyquant.results.record import KINDS, import_kinds, load_record, save_record
+from pyquant.report.records.environment import Environment
+from pyquant.report.records.figures import figures_of
+from pyquant.report.records.record import KINDS, import_kinds, load_record, save_record
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 import_kinds()
 OURS = sorted(kind for kind, (cls, _) in KINDS.items() if cls.__module__.startswith("pyquant."))
 MACHINE = Environment("cpu", "a CPU", ["avx2"], 2, 2, "2.13", "3.11", "Linux", "1.0")
@@ -44,7 +44,7 @@ OTHER_WRITERS = {
     "pyquant/recipe/documents.py": "itself; recipes",
     "pyquant/report/registry.py": "load_record",
     "pyquant/report/trade_off_html.py": "the page that it is written into",
-    "pyquant/results/record.py": "load_record",
+    "pyquant/report/records/record.py": "load_record",
     "bench/gpu.py": "itself; which steps are done",
     "bench/minilm/reload.py": "bench/minilm/__main__.py, its parent process",
     "tools/sanitize.py": "itself, of a run that goes on",
@@ -81,8 +81,8 @@ def test_there_are_as_many_kinds_as_are_drawn() -> None:
 
 
 def test_records_are_read_by_a_process_that_has_imported_nothing_else() -> None:
-    file = ROOT / "tests/results/fixtures/gemm_before_kinds.json"
-    code = f"from pyquant.results.record import load_record; print(type(load_record({str(file)!r})).__name__)"
+    file = ROOT / "tests/report/records/fixtures/gemm_before_kinds.json"
+    code = f"from pyquant.report.records.record import load_record; print(type(load_record({str(file)!r})).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.stdout.strip() == "GemmReport", done.stderr
 

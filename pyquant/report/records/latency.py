@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.results.float_format import FLOAT, is_float, renamed
-from pyquant.results.record import load_record, record, save_record
+from pyquant.report.records.float_format import FLOAT, is_float, renamed
+from pyquant.report.records.record import load_record, record, save_record
 
 Row = tuple[float | None, ...]  # an entry for each format; None: the group cannot take it
 _DTYPES: Final = {" float32,": ("fp32", 32), " float16,": ("fp16", 16), " bfloat16,": ("bf16", 16)}

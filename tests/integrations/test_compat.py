@@ -11,8 +11,8 @@ from torch import nn
 import pyquant
 from pyquant.compat import pytorch_quantization as quant_nn
 from pyquant.compat import super_gradients as sg
-from pyquant.compat.pytorch_quantization import QuantDescriptor, TensorQuantizer
 from pyquant.errors import ArgumentError, PyquantError
+from pyquant.integrations.pytorch_quantization import QuantDescriptor, TensorQuantizer
 
 
 def test_names_are_those_of_the_package() -> None:

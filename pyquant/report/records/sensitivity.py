@@ -9,8 +9,8 @@ from typing import Any
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.results.float_format import renamed
-from pyquant.results.record import record
+from pyquant.report.records.float_format import renamed
+from pyquant.report.records.record import record
 
 Cells = tuple[tuple[float | None, ...], ...]
 
@@ -177,7 +177,7 @@ class SensitivityReport:
         Raises ArgumentError for a metric whose values are no losses ('error', 'cosine'), outside of 'cumulative'.
 
         Example:
-            >>> from pyquant.results.sensitivity import SensitivityCost
+            >>> from pyquant.report.records.sensitivity import SensitivityCost
             >>> groups = tuple(SensitivityGroup(name, (name,), 1) for name in ("a", "b", "c"))
             >>> loss = ((0.0, 0.25), (0.0, 3.0), (0.0, 0.5))
             >>> report = SensitivityReport("Net", "kl", "nats", "one_at_a_time", ("fp32", "int4"), groups, loss, True,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.results.latency import LatencyTable, MeasuredConfig
-from pyquant.results.record import from_plain, to_plain
+from pyquant.report.records.latency import LatencyTable, MeasuredConfig
+from pyquant.report.records.record import from_plain, to_plain
 
 
 def _table(**changes: object) -> LatencyTable:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pyquant.results.pareto import hypervolume, pareto_front
+from pyquant.report.records.pareto import hypervolume, pareto_front
 
 
 def _dominated(p: tuple[float, float], points: list[tuple[float, float]]) -> bool:

@@ -10,10 +10,10 @@ import pytest
 from searched import search
 
 from pyquant.errors import CheckpointError
-from pyquant.results.latency import LatencyTable
-from pyquant.results.record import from_plain, load_record, to_plain
-from pyquant.results.search import SearchReport
-from pyquant.results.sensitivity import SensitivityCost, SensitivityGroup, SensitivityReport
+from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.record import from_plain, load_record, to_plain
+from pyquant.report.records.search import SearchReport
+from pyquant.report.records.sensitivity import SensitivityCost, SensitivityGroup, SensitivityReport
 
 
 def _table(dtypes: tuple[str, str] = ("float32", "float32")) -> LatencyTable:
