@@ -209,7 +209,7 @@ def test_a_failure_while_loading_is_taken_back(tmp_path: Path, monkeypatch: pyte
     from pyquant.nn import swap
 
     pyquant.save_pretrained(quantised(), tmp_path)
-    for owner, name in ((swap, "_set_child"), (pretrained, "_check_no_meta"), (pretrained, "_module")):
+    for owner, name in ((swap, "put"), (pretrained, "_check_no_meta"), (pretrained, "_module")):
         whole, calls = getattr(owner, name), 0
 
         def fails(*args: Any, whole: Any = whole) -> Any:

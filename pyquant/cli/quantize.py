@@ -193,11 +193,11 @@ def _print_summary(model: nn.Module, before: int, out: str) -> None:
 
 
 def _kind(module: nn.Module) -> str | None:
-    from pyquant.nn.linear_state import LinearState
+    from pyquant.nn.linear_call import LinearCall
     from pyquant.nn.qconv import QConv2d
     from pyquant.nn.qembedding import QEmbedding
 
-    if isinstance(module, LinearState):
+    if isinstance(module, LinearCall):
         return f"convolution, {module.scheme}" if isinstance(module, QConv2d) else str(module.scheme)
     if isinstance(module, QEmbedding):
         return "embedding, int8 rows"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,11 +12,11 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
 from pyquant.nn.forms import restored
-from pyquant.nn.fuse import fused_activations, held
+from pyquant.nn.fuse import fused_activations, holder_of
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.origin import has_origin
 from pyquant.nn.qembedding import QEmbedding
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import distinct, put, swap_modules, undone_on_error
 from pyquant.numerics.activation import ACTIVATIONS
 
 # Markers of a chain of codes and what stands there in a float model.
@@ -50,51 +49,41 @@ def dequantize_(model: nn.Module) -> nn.Module:
     arguments.module("model", model)
     if _is_quantised(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers; use to_float")
-    names: dict[int, list[str]] = {}
-    layers: dict[int, nn.Module] = {}
-    inside = ""
-    for name, module in model.named_modules(remove_duplicate=False):
-        if inside and name.startswith(inside):
-            continue
-        inside = ""
-        if _is_quantised(module) or type(module) in _MARKERS:
-            names.setdefault(id(module), []).append(name)
-            layers[id(module)] = module
-            inside = f"{name}."
-    if not any(_is_quantised(layer) for layer in layers.values()):
+    layers = _layers(model)
+    if not any(_is_quantised(layer) for _, layer in layers):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
     fused = fused_activations(model)
-    new = [(names[key], _float(layer, names[key], fused)) for key, layer in layers.items()]
+    new = [(names, _float(layer, names, fused)) for names, layer in layers]
     _tie([module for _, module in new])
-    undo: list[Undo] = []
-    try:
+    moved = [(path, layer) for names, layer in layers for name, path in fused.items() if name in names]
+    with undone_on_error() as undo:
         swap_modules(model, new, undo=undo)
-        swap_modules(model, _rewritten(model), undo=undo)
-        for name, path in fused.items():
+        rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not _is_quantised(m))
+        swap_modules(model, [(names, restored(module, module)) for names, module in rewritten], undo=undo)
+        for path, layer in moved:
             parent_name, _, child = path.rpartition(".")
-            _put(model.get_submodule(parent_name), child, _activation(_layer_of(layers, names, name)), undo)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+            parent = model.get_submodule(parent_name)
+            put(holder_of(parent, child), child, _activation(layer), undo)
     return model
+
+
+def _layers(model: nn.Module) -> list[tuple[list[str], Any]]:
+    """Quantised layers and markers with their names, but for those inside of others."""
+    inside = ""
+
+    def is_outermost(name: str, module: nn.Module) -> bool:
+        nonlocal inside
+        if inside and name.startswith(inside):
+            return False
+        is_one = _is_quantised(module) or type(module) in _MARKERS
+        inside = f"{name}." if is_one else ""
+        return is_one
+
+    return distinct(model, is_outermost)
 
 
 def _is_quantised(module: nn.Module) -> bool:
     return isinstance(module, (LinearCall, QEmbedding))
-
-
-def _rewritten(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
-    """Modules that quantize_ had rewritten as Linears, with all their names, and what stands there now."""
-    layers: dict[int, tuple[list[str], nn.Module]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if name and has_origin(module) and not _is_quantised(module):
-            layers.setdefault(id(module), ([], module))[0].append(name)
-    return [(names, restored(module, module)) for names, module in layers.values()]
-
-
-def _layer_of(layers: dict[int, nn.Module], names: dict[int, list[str]], name: str) -> Any:
-    return next(layers[key] for key, found in names.items() if name in found)
 
 
 def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Module:
@@ -121,9 +110,3 @@ def _tie(modules: list[nn.Module]) -> None:
             same = (embedding.weight.shape, embedding.weight.dtype) == (linear.weight.shape, linear.weight.dtype)
             if same and bool(embedding.weight.any()) and torch.equal(embedding.weight, linear.weight):
                 linear.weight = embedding.weight
-
-
-def _put(parent: nn.Module, name: str, module: nn.Module, undo: list[Undo]) -> None:
-    holder: dict[str, Any] = parent._modules if name in parent._modules else parent.__dict__
-    undo.append(partial(holder.__setitem__, name, held(parent, name)))
-    holder[name] = module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import batch_norms_of, neighbours
-from pyquant.nn.swap import Undo
+from pyquant.nn.swap import put, undone_on_error, uses_of
 
 _FITS = {nn.Linear: (nn.BatchNorm1d,), nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm)}
 
@@ -41,25 +40,18 @@ def fold_batch_norm_(model: nn.Module) -> nn.Module:
     """
     arguments.module("model", model)
     folds = [(*pair, *_folded(*pair)) for pair in _pairs(model)]
-    undo: list[Undo] = []
-    try:
+    with undone_on_error() as undo:
         for layer, parent, name, _, weight, bias in folds:
-            held = layer._parameters
-            undo.append(partial(held.update, {"weight": held["weight"], "bias": held.get("bias")}))
-            held["weight"] = nn.Parameter(weight, held["weight"].requires_grad)  # type: ignore[union-attr]
-            held["bias"] = nn.Parameter(bias, held["weight"].requires_grad)  # type: ignore[union-attr]
-            undo.append(partial(parent._modules.__setitem__, name, parent._modules[name]))
-            parent._modules[name] = nn.Identity().train(parent._modules[name].training)  # type: ignore[union-attr]
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+            is_trained = layer._parameters["weight"].requires_grad  # type: ignore[union-attr]
+            put(layer._parameters, "weight", nn.Parameter(weight, is_trained), undo)
+            put(layer._parameters, "bias", nn.Parameter(bias, is_trained), undo)
+            put(parent._modules, name, nn.Identity().train(parent._modules[name].training), undo)  # type: ignore[union-attr]
     return model
 
 
 def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
     """(layer, parent of the BatchNorm, its name there, its full name)."""
-    uses = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
+    uses = uses_of(model)
     tied = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for path, parent in model.named_modules():
         for first, second in (*neighbours(parent), *batch_norms_of(parent)):

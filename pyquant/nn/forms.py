@@ -18,7 +18,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin
 from pyquant.nn.attention import Attention, linear_of
 from pyquant.nn.recurrent import Recurrent
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, distinct, swap_modules
 
 Form = Callable[[Any], nn.Module]
 Back = Callable[[Any, Any], Any]
@@ -145,11 +145,11 @@ def expose_reversibly(
     undo       receives the steps that take it back.
     remembers  whether dequantize_ is to bring the modules back.
     """
-    modules: dict[int, tuple[list[str], nn.Module]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if name and has_form(module) and (filter_fn is None or filter_fn(module, name)):
-            modules.setdefault(id(module), ([], module))[0].append(name)
-    new = [(names, form_of(module), module) for names, module in modules.values()]
+
+    def is_meant(name: str, module: nn.Module) -> bool:
+        return bool(name) and has_form(module) and (filter_fn is None or filter_fn(module, name))
+
+    new = [(names, form_of(module), module) for names, module in distinct(model, is_meant)]
     for _, form, module in new if remembers else ():
         origin.remember(form, module)
     swap_modules(model, [(names, form) for names, form, _ in new], undo=undo)

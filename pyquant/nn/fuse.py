@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,7 +14,7 @@ from pyquant.nn.fuse_rules import activation_of, pairs_of
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, put, swap_modules, undone_on_error, uses_of
 
 
 def fuse_(model: nn.Module) -> nn.Module:
@@ -50,7 +49,7 @@ def fuse_(model: nn.Module) -> nn.Module:
             f"a {type(model).__name__} without QLinear or QConv2d",
             "a model with quantised layers: call quantize_ first",
         )
-    uses = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
+    uses = uses_of(model)
     layers: list[tuple[list[str], nn.Module]] = []
     places: list[tuple[nn.Module, str]] = []
     for name, parent in model.named_modules():
@@ -60,15 +59,10 @@ def fuse_(model: nn.Module) -> nn.Module:
                 fused.fused_activation = activation
                 layers.append(([f"{name}.{linear}" if name else linear], fused))
                 places.append((parent, activation))
-    undo: list[Undo] = []
-    try:
+    with undone_on_error() as undo:
         swap_modules(model, layers, undo=undo)
         for parent, activation in places:
             put_identity(parent, activation, undo)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
     return model
 
 
@@ -88,15 +82,19 @@ def _fused(layer: nn.Module | None, activation: object, uses: Counter[int]) -> L
 
 def held(parent: nn.Module, name: str) -> object:
     """A module or function that the parent itself holds under a name (what its class holds does not count)."""
-    return parent._modules[name] if name in parent._modules else parent.__dict__.get(name)
+    return holder_of(parent, name).get(name)
+
+
+def holder_of(parent: nn.Module, name: str) -> dict[str, Any]:
+    """The dict of a parent where an activation is, or belongs. A function is no registered child, and what takes its
+    place is none either: nn.TransformerDecoderLayer, copied, makes any activation that is not among its attributes a
+    ReLU."""
+    return parent._modules if name in parent._modules else parent.__dict__
 
 
 def put_identity(parent: nn.Module, name: str, undo: list[Undo]) -> None:
-    """nn.Identity in the place of an activation. A function is no registered child, and what takes its place is none
-    either: nn.TransformerDecoderLayer, copied, makes any activation that is not among its attributes a ReLU."""
-    holder: dict[str, Any] = parent._modules if name in parent._modules else parent.__dict__
-    undo.append(partial(holder.__setitem__, name, holder[name]))
-    holder[name] = nn.Identity()
+    """nn.Identity in the place of an activation."""
+    put(holder_of(parent, name), name, nn.Identity(), undo)
 
 
 def fused_activations(model: nn.Module) -> dict[str, str]:

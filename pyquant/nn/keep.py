@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from torch import Tensor, nn
 
 from pyquant.nn.matrices import is_matrix
+from pyquant.nn.swap import put
 
 HEAD_NAMES: Final = ("lm_head", "embed_out")
 ADAPTER: Final = "an adapter of a layer that wraps another (LoRA and the like)"
@@ -51,18 +51,12 @@ def remember(module: nn.Module, reason: str, undo: list[Callable[[], Any]]) -> N
 
     undo  receives the step that takes it back.
     """
-    before = module.__dict__.get(_LEFT)
-    undo.append(partial(module.__dict__.pop, _LEFT, None) if before is None else partial(_write, module, before))
-    _write(module, reason)
+    put(module.__dict__, _LEFT, reason, undo)
 
 
 def remembered(module: nn.Module) -> str:
     """The reason that remember() kept with a layer, or ''."""
     return str(module.__dict__.get(_LEFT, ""))
-
-
-def _write(module: nn.Module, reason: str) -> None:
-    module.__dict__[_LEFT] = reason
 
 
 def output_heads(model: nn.Module) -> Iterator[nn.Module]:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
-from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
 from pyquant.nn import foreign_saves, state
-from pyquant.nn.patches import Patches
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import values
 
@@ -71,7 +70,7 @@ class LinearState(nn.Module):
         if dtype not in FLOATS:
             raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
-        self.activation, self.clamp = _activation(activation, clamp)
+        self.activation, self.clamp = activation_and_limits(activation, clamp)
         self.state_slots = state.slots(scheme, out_features, in_features, has_bias)
         self._weight_name = scheme.weights.code_type.weight_name
         self._gives_codes = scheme.outputs is not None
@@ -119,11 +118,7 @@ class LinearState(nn.Module):
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
         self._parameters["stand_in"] = state.stand_in(self.dtype, storage.device)
-        self._form = Form(self.in_features, codes_of, spec if is_packed else (), self._weight_patches())
-
-    def _weight_patches(self) -> Patches | None:
-        """The geometry of a weight that is no matrix."""
-        return None
+        self._form = Form(self.in_features, codes_of, spec if is_packed else (), getattr(self, "patches", None))
 
     @property
     def _waits(self) -> bool:
@@ -133,56 +128,6 @@ class LinearState(nn.Module):
     def _packs(self) -> bool:
         """Whether the product runs through the packed buffer of the fused op."""
         return self.scheme.is_integer
-
-    def with_activation(self: Self, activation: str | None, clamp: tuple[float, float] | None = None) -> Self:
-        """The same layer with another activation; hooks, attributes and (where the layout allows) memory are shared.
-
-        activation, clamp  as in QLinear.
-        Raises ArgumentError for an unknown activation or wrong limits.
-
-        Example:
-            >>> from pyquant import QLinear
-            >>> QLinear(8, 4).with_activation("gelu").activation
-            'gelu'
-        """
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.__dict__["_buffers"], twin.__dict__["_parameters"] = dict(self._buffers), dict(self._parameters)
-        twin.activation, twin.clamp = _activation(activation, clamp)
-        twin._fill(self._state(), waits=self._waits)
-        return twin
-
-    def with_outputs(
-        self: Self, outputs: TensorScheme | None, scale: Tensor | None = None, zero_point: Tensor | None = None
-    ) -> Self:
-        """The same layer that gives codes (a QTensor), or with None real numbers; hooks and attributes are shared.
-
-        outputs     static per-tensor scheme of the codes.
-        scale       float32 [1], finite and > 0; its memory is shared, so that a layer that holds the same tensor as its
-                    input scale knows at once that the codes are meant for it.
-        zero_point  int32 [1] where the scheme is affine, else None.
-        Raises SchemeError for another scheme or a layer that does not run in integers, ArgumentError for the numbers.
-
-        Example:
-            >>> from pyquant import QLinear, TensorScheme
-            >>> QLinear(8, 4).with_outputs(TensorScheme(), torch.tensor([0.5]))(torch.zeros(1, 8)).data.dtype
-            torch.int8
-        """
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.__dict__["_buffers"], twin.__dict__["_parameters"] = dict(self._buffers), dict(self._parameters)
-        numbers = {"output_scale": scale, "output_zero_point": zero_point}
-        twin.scheme = replace(self.scheme, outputs=outputs)
-        twin._gives_codes = outputs is not None
-        twin.state_slots = state.slots(twin.scheme, self.out_features, self.in_features, "bias" in self.state_slots)
-        for name, tensor in numbers.items():
-            if (tensor is None) == (name in twin.state_slots):
-                allowed = twin.state_slots[name].text if tensor is None else f"None with scheme {twin.scheme}"
-                raise ArgumentError(name, "None" if tensor is None else "a tensor", allowed)
-        held = {name: tensor for name, tensor in self._state().items() if name not in numbers}
-        given = {name: tensor for name, tensor in numbers.items() if tensor is not None}
-        twin._fill(held | given, waits=self._waits)
-        return twin
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
         scheme = self.scheme
@@ -230,6 +175,10 @@ class LinearState(nn.Module):
         if isinstance(shown, QWeight):
             shown.home = weakref.ref(self)
         return shown
+
+    def _real(self, dtype: torch.dtype) -> Tensor:
+        """The weights in the shape of the float layer's."""
+        return self._form.real(self.storage, self.weight_scale, self.weight_zero_point, dtype)
 
     @property
     def codes(self) -> Tensor:
@@ -407,7 +356,7 @@ def _has_tangent(tensor: Tensor) -> bool:
     return is_forward and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def _activation(name: str | None, clamp: tuple[float, float] | None) -> tuple[str, tuple[float, float]]:
+def activation_and_limits(name: str | None, clamp: tuple[float, float] | None) -> tuple[str, tuple[float, float]]:
     if name is None:
         name = "none" if clamp is None else "clamp"
     if name not in ops.ACTIVATIONS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from pyquant.nn.chain import ExpectedRange, QResidual, QResidualAdd, expected_ra
 from pyquant.nn.flow import Flow, Use
 from pyquant.nn.fuse_rules import Pair, neighbours, register_pair
 from pyquant.nn.linear_call import LinearCall
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, put, swap_modules, undone_on_error, uses_of
 
 _LINKS: dict[type[nn.Module], list[Pair]] = {}
 
@@ -105,16 +104,11 @@ def link_(
     else:
         traced, before = flows.trace(model, example_inputs)
         found = list(traced.values())
-    undo: list[Undo] = []
-    try:
+    with undone_on_error() as undo:
         _link(model, [one for one in found if _judge(model, one)[0] in ("linked", "linkable")], undo)
         if before is not None:
             exact = all(one.dtype in (torch.float32, torch.int8, torch.uint8) for one in found)
             _compare(model, example_inputs, before, exact)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
     return model
 
 
@@ -216,10 +210,7 @@ def _range_of(reader: nn.Module) -> ExpectedRange:
 
 def _structural(model: nn.Module) -> Iterator[Flow]:
     """Flows that the structure alone proves: neighbours in an nn.Sequential and registered pairs, used in one place."""
-    uses: dict[int, int] = {}
-    for parent in model.modules():
-        for child in parent._modules.values():
-            uses[id(child)] = uses.get(id(child), 0) + 1
+    uses = uses_of(model)
     known = flows.producers(model)
     for path, parent in model.named_modules():
         registered = [] if "forward" in parent.__dict__ else _LINKS.get(type(parent), [])
@@ -264,8 +255,8 @@ def _link(model: nn.Module, flows: list[Flow], undo: list[Undo]) -> None:
         owner = _module(model, one.name)
         name = f"{one.name}.layer" if isinstance(owner, QResidualAdd) else one.name
         if isinstance(owner, QResidualAdd):
-            undo.append(partial(setattr, owner, "relu_is_free", owner.relu_is_free))
-            owner.relu_is_free = zero_point is not None and int(zero_point) == scheme.code_range[0]
+            is_free = zero_point is not None and int(zero_point) == scheme.code_range[0]
+            put(owner.__dict__, "relu_is_free", is_free, undo)
         names = [n.lstrip(".") for n, m in model.named_modules(remove_duplicate=False) if m is one.layer] or [name]
         new.append((names, one.layer.with_outputs(scheme, scale, zero_point)))
     if any("" in names for names, _ in new):
@@ -279,8 +270,7 @@ def _share(first: nn.Module, other: nn.Module, undo: list[Undo]) -> None:
         name = state.held(name) if isinstance(other, LinearCall) else name
         held = other._buffers[name]
         if held is not None and tensor is not None and held.device == tensor.device:
-            undo.append(partial(other._buffers.__setitem__, name, held))
-            other._buffers[name] = tensor
+            put(other._buffers, name, tensor, undo)
 
 
 def _compare(model: nn.Module, example_inputs: object, before: Any, exact: bool) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyquant.nn.qembedding import QEmbedding
 
-_OF_TWINS_ONLY: Final = ("state_slots", "dtype")
+_OF_TWINS_ONLY: Final = vars(QEmbedding(0, 0)).keys() - vars(nn.Embedding(0, 0)).keys()
 
 
 class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
@@ -31,9 +31,7 @@ class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _OwnRows:
         super()._apply(fn, recurse)
-        for name, tensor in self._buffers.items():
-            if name not in self.state_slots and tensor is not None:
-                self._buffers[name] = fn(tensor)
+        self._buffers.update({name: fn(tensor) for name, tensor in _unsaved(self).items() if tensor is not None})
         return self
 
     def __reduce__(self) -> Any:
@@ -66,10 +64,15 @@ def _own(old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """The attributes of `new`, and those of `old` that it lacks: own ones, and buffers that are not saved."""
     own = {name: value for name, value in old.__dict__.items() if name not in _OF_TWINS_ONLY}
     attributes = {**own, **new.__dict__}
-    unsaved = {name: old._buffers[name] for name in old._non_persistent_buffers_set if name in old._buffers}
+    unsaved = _unsaved(old)
     attributes["_buffers"] = {**new._buffers, **unsaved}
     attributes["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
     return attributes
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers that are in no state_dict, but for the one that holds codes."""
+    return {n: t for n, t in module._buffers.items() if n in module._non_persistent_buffers_set and n != "storage"}
 
 
 def _blank(kind: type[nn.Embedding]) -> QEmbedding:

@@ -6,17 +6,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import reference, state, straight_through, traced, weights
-from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights, needs_derivative, signed, unpacked
-from pyquant.nn.linear_state import check_scheme
+from pyquant.errors import ArgumentError
+from pyquant.nn import state, weights
+from pyquant.nn.linear_call import LinearCall, check_matrix, signed, unpacked
 from pyquant.nn.patches import Patches, is_channels_last, unsupported
 from pyquant.ops.transforms import autocast
 
@@ -68,15 +66,9 @@ class QConv2d(LinearCall):
         patches = Patches.make(kernel_size, stride, padding, dilation)
         features = arguments.whole("in_channels", in_channels, 0, 2**31 - 1) * patches.pixels
         scheme = W8A8Dynamic() if scheme is None else scheme
+        self.in_channels, self.out_channels, self.patches = in_channels, out_channels, patches
         self._describe(features, out_channels, arguments.flag("bias", bias), scheme, activation, clamp, dtype)
-        self._shape(in_channels, patches)
         self._fill(state.fresh(self.state_slots, state.device_of(device)))
-
-    def _shape(self, in_channels: int, patches: Patches) -> None:
-        self.in_channels, self.out_channels, self.patches = in_channels, self.out_features, patches
-
-    def _weight_patches(self) -> Patches:
-        return self.patches
 
     @classmethod
     def from_float(
@@ -106,66 +98,28 @@ class QConv2d(LinearCall):
         why_not = unsupported(conv)
         if why_not is not None:
             raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
-        check_scheme(scheme)
-        patches = Patches.of(conv)
-        codes, scale, zero_point = float_weights(patches.matrix(conv.weight.detach()), scheme)
-        bias = None if conv.bias is None else conv.bias.detach().to(torch.float32, copy=True)
-        return cls.from_codes(
-            codes, scale, patches=patches, scheme=scheme, bias=bias, weight_zero_point=zero_point,
-            input_scale=input_scale, input_zero_point=input_zero_point, output_scale=output_scale,
-            output_zero_point=output_zero_point, activation=activation, clamp=clamp, dtype=conv.weight.dtype,
+        layout = Patches.of(conv)
+        return cls._from_matrix(
+            layout.matrix(conv.weight.detach()), conv, scheme, patches=layout, input_scale=input_scale,
+            input_zero_point=input_zero_point, output_scale=output_scale, output_zero_point=output_zero_point,
+            activation=activation, clamp=clamp,
         )  # fmt: skip
 
-    @classmethod
-    def from_codes(
-        cls,
-        codes: Tensor,
-        weight_scale: Tensor | None,
-        *,
-        patches: Patches,
-        scheme: QScheme,
-        bias: Tensor | None = None,
-        weight_zero_point: Tensor | None = None,
-        input_scale: float | Tensor | None = None,
-        input_zero_point: int | Tensor | None = None,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        activation: str | None = None,
-        clamp: tuple[float, float] | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> QConv2d:
-        """A QConv2d from ready codes [out_channels, K], K in the order (kernel row, kernel column, channel).
-
-        patches   the geometry; it divides K into channels.   Others as in QLinear.from_codes.
-        Raises ArgumentError, NonFiniteError or SchemeError naming what is wrong.
-        """
-        check_scheme(scheme)
+    def _lay_out(self, codes: Tensor, patches: Patches | None = None) -> None:  # type: ignore[override]
         if not isinstance(patches, Patches):
             raise ArgumentError("patches", arguments.shown(patches), "a Patches, such as Patches.of(conv)")
-        if not isinstance(codes, Tensor) or codes.dim() != 2 or codes.shape[1] % patches.pixels:
-            got = f"{type(codes).__name__} {list(codes.shape) if isinstance(codes, Tensor) else repr(codes)}"
-            raise ArgumentError("codes", got[:120], f"a tensor [out_channels, {patches.pixels} * in_channels]")
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer._describe(codes.shape[1], codes.shape[0], bias is not None, scheme, activation, clamp, dtype)
-        layer._shape(codes.shape[1] // patches.pixels, patches)
-        return layer._take(codes, {
-            "weight_scale": weight_scale, "weight_zero_point": weight_zero_point, "bias": bias,
-            "input_scale": input_scale, "input_zero_point": input_zero_point,
-            "output_scale": output_scale, "output_zero_point": output_zero_point,
-        })  # fmt: skip
+        check_matrix(codes, f"a tensor [out_channels, {patches.pixels} * in_channels]", patches.pixels)
+        self.in_channels, self.out_channels = codes.shape[1] // patches.pixels, codes.shape[0]
+        self.patches = patches
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Conv2d:
         """A torch.nn.Conv2d with the dequantised weights and the bias; the activation is not part of it."""
-        dtype, p = weights.float_type(dtype, self.dtype), self.patches
+        p = self.patches
         conv = nn.Conv2d(
             self.in_channels, self.out_channels, p.kernel_size, p.stride, p.float_padding(), p.dilation,
             bias=self.bias_ is not None, device="meta",
         )  # fmt: skip
-        conv.weight = nn.Parameter(p.image(self.dequantised_weight(), self.in_channels).to(dtype))
-        if self.bias_ is not None:
-            conv.bias = nn.Parameter(self.bias_.to(dtype, copy=True))
-        return conv.train(self.training)
+        return self._filled(conv, weights.float_type(dtype, self.dtype))
 
     # ---- running
 
@@ -179,17 +133,9 @@ class QConv2d(LinearCall):
                   channels_last where x is, which spares two transpositions.
         Gradients flow to float x and residual as in QLinear. Raises ArgumentError, UnsupportedError.
         """
-        if isinstance(x, Proxy):
-            return traced.node(self, x, residual)
-        if isinstance(x, Tensor):
-            x = autocast(x)
-        is_integer_float = isinstance(x, Tensor) and self.scheme.is_integer and not self._gives_codes
-        self._check_ready(x, residual)
-        if is_integer_float and needs_derivative(x, residual):  # type: ignore[arg-type]
-            return straight_through.apply_convolution(self, x, residual)  # type: ignore[arg-type]
-        return self._convolve(x, residual)
+        return self._forward_general(autocast(x) if isinstance(x, Tensor) else x, residual)
 
-    def _convolve(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
+    def _run(self, x: Tensor | QTensor, residual: Tensor | None, storage: Tensor) -> Tensor:
         if isinstance(x, QTensor):
             x = unpacked(x)
             if not self.scheme.is_integer:
@@ -203,22 +149,17 @@ class QConv2d(LinearCall):
         images = data if data.dim() == 4 else data.unsqueeze(0)
         size = (images.shape[0], *self.patches.out_size(images.shape[2], images.shape[3]))
         rows = self._residual_rows(residual, size, data.dim() == 4)
-        try:
-            y = self._integer(x, images, size, rows) if self.scheme.is_integer else self._float(images, rows)
-        except PyquantError:
-            raise
-        except OP_ERRORS as error:
-            self._explain(error, x)
+        if self.scheme.is_integer:
+            y = self._integer(x, images, size, rows, storage)
+        else:
+            y = self._forward_float(self.patches.gather(images.permute(0, 2, 3, 1)), rows)
         y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
         if not is_channels_last(data):
             y = y.contiguous()
-        return self._result(y if data.dim() == 4 else y.squeeze(0))
-
-    def _float(self, images: Tensor, residual: Tensor | None) -> Tensor:
-        return self._forward_float(self.patches.gather(images.permute(0, 2, 3, 1)), residual)
+        return y if data.dim() == 4 else y.squeeze(0)
 
     def _integer(
-        self, x: Tensor | QTensor, images: Tensor, size: tuple[int, int, int], residual: Tensor | None
+        self, x: Tensor | QTensor, images: Tensor, size: tuple[int, int, int], residual: Tensor | None, storage: Tensor
     ) -> Tensor:
         codes, scale, zero_point = self._codes(x, images)
         rows = self.patches.gather(codes, zero_point)
@@ -226,7 +167,7 @@ class QConv2d(LinearCall):
             scale = _per_row(scale, size)
             zero_point = None if zero_point is None else _per_row(zero_point, size)
         dtype = x.dtype if isinstance(x, Tensor) else self.dtype
-        return self._product(rows, scale, zero_point, residual, dtype)
+        return self._product(rows, scale, zero_point, residual, dtype, storage)
 
     def _codes(self, x: Tensor | QTensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """int8 codes [B, H, W, C] with their scale and zero point, [1] or [B].
@@ -280,27 +221,11 @@ class QConv2d(LinearCall):
         rows = residual if is_batch else residual.unsqueeze(0)
         return rows.permute(0, 2, 3, 1).reshape(size[0] * size[1] * size[2], self.out_channels)
 
-    def reference(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
-        """What forward must give, from pyquant.numerics alone: equal bits for integer schemes. Slow.
-
-        Example:
-            >>> layer, x = QConv2d.from_float(nn.Conv2d(2, 3, 2), W8A8Dynamic()), torch.randn(1, 2, 4, 4)
-            >>> torch.equal(layer(x), layer.reference(x))
-            True
-        """
-        self._check_call(x, residual)
-        return reference.convolution(self, x, residual)
-
-    def extra_repr(self) -> str:
-        """The layer in one line, as print(model) shows it."""
+    def _sizes(self) -> list[str]:
         p = self.patches
         words = [f"{self.in_channels}, {self.out_channels}, kernel_size={p.kernel_size}, stride={p.stride}"]
         words += [f"padding={p.padding}"] if any(p.padding) else []
-        words += [f"dilation={p.dilation}"] if p.dilation != (1, 1) else []
-        words += [f"bias={'bias' in self.state_slots}", f"scheme={self.scheme}"]
-        if self.activation != "none":
-            words.append(f"activation={self.activation}{self.clamp if self.activation == 'clamp' else ''}")
-        return ", ".join(words) + (f", without {self.missing}" if self.missing else "")
+        return words + ([f"dilation={p.dilation}"] if p.dilation != (1, 1) else [])
 
 
 def _per_row(qparam: Tensor, size: tuple[int, int, int]) -> Tensor:

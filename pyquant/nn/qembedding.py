@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from pyquant import ops
 from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS, describe
-from pyquant.core.scheme import TensorScheme
-from pyquant.errors import ArgumentError, NonFiniteError
-from pyquant.nn import foreign_saves, state, traced, weights
-from pyquant.nn.weight_view import Form, QWeight, weight_of
+from pyquant.core.dtypes import describe
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn import state, traced, weights
+from pyquant.nn.linear_state import LinearState
 
-ROWS = TensorScheme(bits=8, granularity="per_channel")
+ROWS: Final = TensorScheme(bits=8, granularity="per_channel")
 
 
-class QEmbedding(nn.Module):
+class QEmbedding(LinearState):
     """y[..., :] = scale[i] * weight[i, :] for the indices i in x.
 
     num_embeddings, embedding_dim, padding_idx, device   as in torch.nn.Embedding.
@@ -35,8 +33,6 @@ class QEmbedding(nn.Module):
         torch.Size([2, 4])
     """
 
-    weight_scale: Tensor
-
     def __init__(
         self,
         num_embeddings: int,
@@ -48,20 +44,13 @@ class QEmbedding(nn.Module):
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
             arguments.whole(name, value, 0, 2**31 - 1)
-        if dtype not in FLOATS:
-            raise ArgumentError("dtype", dtype, "torch.float32, torch.float16 or torch.bfloat16")
         where = state.device_of(device)
-        self.num_embeddings, self.embedding_dim, self.padding_idx, self.dtype = (
-            num_embeddings, embedding_dim, padding_idx, dtype,
-        )  # fmt: skip
-        self.state_slots = {
-            "weight": state.Slot(torch.int8, (num_embeddings, embedding_dim), ROWS.code_range),
-            "weight_scale": state.Slot(torch.float32, (num_embeddings,)),
-        }
-        # the buffer that state_dict calls `weight`; the attribute of that name shows the numbers it stands for
-        self._buffers["weight"] = torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8, device=where)
-        self.register_buffer("weight_scale", torch.ones(num_embeddings, device=where, dtype=torch.float32))
-        self._parameters["stand_in"] = state.stand_in(dtype, where)
+        self._hold(num_embeddings, embedding_dim, padding_idx, dtype)
+        self._fill(state.fresh(self.state_slots, where))
+
+    def _hold(self, rows: int, columns: int, padding_idx: int | None, dtype: torch.dtype) -> None:
+        self.num_embeddings, self.embedding_dim, self.padding_idx = rows, columns, padding_idx
+        self._describe(columns, rows, False, QScheme(ROWS), None, None, dtype)
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding) -> QEmbedding:
@@ -88,41 +77,17 @@ class QEmbedding(nn.Module):
         """
         if not isinstance(codes, Tensor) or codes.dim() != 2:
             raise ArgumentError("codes", type(codes).__name__, "int8 [num_embeddings, embedding_dim]")
-        layer = cls(codes.shape[0], codes.shape[1], padding_idx, device="meta", dtype=dtype)
-        for name, tensor in (("weight", codes), ("weight_scale", weight_scale)):
-            argument = "codes" if name == "weight" else name
-            layer._buffers[name] = state.check(argument, tensor, layer.state_slots[name]).detach().contiguous()
-        layer._parameters["stand_in"] = state.stand_in(dtype, codes.device)
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._hold(codes.shape[0], codes.shape[1], padding_idx, dtype)
+        state.check("codes", codes, layer.state_slots["weight"])
+        layer._fill({"weight": codes, "weight_scale": weight_scale})
         return layer
-
-    @property
-    def codes(self) -> Tensor:
-        """The codes, int8 [num_embeddings, embedding_dim]."""
-        return cast(Tensor, self._buffers["weight"])
-
-    @property
-    def weight(self) -> Tensor:
-        """The table as nn.Embedding would show it: `dtype`, shape and device; dequantised when computed with."""
-        foreign_saves.refuse_resizing()
-        return weight_of(self.codes, self.weight_scale, None, self._form, self.num_embeddings, self.dtype)
-
-    @property
-    def _form(self) -> Form:
-        return Form(self.embedding_dim, ROWS)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":
-            if isinstance(value, QWeight) and value.form == self._form:
-                self._buffers["weight_scale"], value = value.scale_, value.storage_
-            self._buffers[name] = state.check(name, value, self.state_slots[name]).detach()
-            return
-        super().__setattr__(name, value)
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
         """A torch.nn.Embedding with the dequantised rows, in `dtype` (None: the layer's own)."""
-        real = ops.dequantize(self.codes, self.weight_scale, None, "per_channel", 0, torch.float32)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta")
-        embedding.weight = nn.Parameter(real.to(weights.float_type(dtype, self.dtype)))
+        embedding.weight = nn.Parameter(self._real(weights.float_type(dtype, self.dtype)))
         return embedding.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,39 +110,6 @@ class QEmbedding(nn.Module):
             raise ArgumentError("x", str(error).splitlines()[0], f"indices in [0, {self.num_embeddings - 1}]") from None
         real: Tensor = torch.ops.pyquant.dequantize(rows, scale, None, "per_token", 0, self.dtype)
         return real
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        foreign_saves.refuse(prefix)
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
-        del destination[prefix + "stand_in"]
-        if not keep_vars:
-            destination[prefix + "weight"] = foreign_saves.as_codes(destination[prefix + "weight"])
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        for name, slot in self.state_slots.items():
-            if prefix + name in state_dict:
-                try:
-                    state.check(name, state_dict[prefix + name], slot)
-                except (ArgumentError, NonFiniteError) as error:
-                    error_msgs.append(f"{prefix or 'QEmbedding'}: {error}")
-                    return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )  # type: ignore[no-untyped-call]
-        if prefix + "stand_in" in missing_keys:
-            missing_keys.remove(prefix + "stand_in")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QEmbedding:
-        probe = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device))
-        for name in self.state_slots:
-            self._buffers[name] = state.same_type(fn, cast(Tensor, self._buffers[name]))
-        if probe.dtype in FLOATS:
-            self.dtype = probe.dtype
-        self._parameters["stand_in"] = state.stand_in(self.dtype, self.codes.device)
-        return self
 
     def extra_repr(self) -> str:
         """The layer in one line, as print(model) shows it."""

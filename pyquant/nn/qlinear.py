@@ -13,9 +13,8 @@ from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import reference, state, weights
-from pyquant.nn.linear_call import OP_ERRORS, LinearCall, float_weights
-from pyquant.nn.linear_state import check_scheme
+from pyquant.nn import state, weights
+from pyquant.nn.linear_call import OP_ERRORS, LinearCall
 
 _qlinear = torch.ops.pyquant.qlinear.default
 
@@ -90,55 +89,10 @@ class QLinear(LinearCall):
         """
         if not isinstance(linear, nn.Linear):
             raise ArgumentError("linear", type(linear).__name__, "a torch.nn.Linear")
-        check_scheme(scheme)
-        codes, scale, zero_point = float_weights(linear.weight.detach(), scheme)
-        bias = None if linear.bias is None else linear.bias.detach().to(torch.float32, copy=True)
-        return cls.from_codes(
-            codes, scale, scheme=scheme, bias=bias, weight_zero_point=zero_point, input_scale=input_scale,
-            input_zero_point=input_zero_point, output_scale=output_scale, output_zero_point=output_zero_point,
-            activation=activation, clamp=clamp, dtype=linear.weight.dtype,
+        return cls._from_matrix(
+            linear.weight.detach(), linear, scheme, input_scale=input_scale, input_zero_point=input_zero_point,
+            output_scale=output_scale, output_zero_point=output_zero_point, activation=activation, clamp=clamp,
         )  # fmt: skip
-
-    @classmethod
-    def from_codes(
-        cls,
-        codes: Tensor,
-        weight_scale: Tensor | None,
-        *,
-        scheme: QScheme,
-        bias: Tensor | None = None,
-        weight_zero_point: Tensor | None = None,
-        input_scale: float | Tensor | None = None,
-        input_zero_point: int | Tensor | None = None,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        activation: str | None = None,
-        clamp: tuple[float, float] | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> QLinear:
-        """A QLinear from ready codes; lives on the device of `codes`.
-
-        codes         int8 [N, K] within the scheme's code range (16-bit schemes: the weights, in float_dtype).
-        weight_scale  float32 [N] or [N, K / group_size], finite and > 0 (16-bit schemes: None).
-        Others as in from_float; bias float32 [N].
-        Raises ArgumentError, NonFiniteError or SchemeError naming what is wrong.
-
-        Example:
-            >>> QLinear.from_codes(torch.ones(2, 3, dtype=torch.int8), torch.ones(2), scheme=W8A8Dynamic()).out_features
-            2
-        """
-        check_scheme(scheme)
-        if not isinstance(codes, Tensor) or codes.dim() != 2:
-            got = f"{type(codes).__name__} {list(codes.shape) if isinstance(codes, Tensor) else repr(codes)}"
-            raise ArgumentError("codes", got[:120], "a tensor [out_features, in_features]")
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer._describe(codes.shape[1], codes.shape[0], bias is not None, scheme, activation, clamp, dtype)
-        return layer._take(codes, {
-            "weight_scale": weight_scale, "weight_zero_point": weight_zero_point, "bias": bias,
-            "input_scale": input_scale, "input_zero_point": input_zero_point,
-            "output_scale": output_scale, "output_zero_point": output_zero_point,
-        })  # fmt: skip
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """A torch.nn.Linear with the dequantised weights and the bias; the activation is not part of it.
@@ -149,14 +103,8 @@ class QLinear(LinearCall):
             >>> QLinear.from_float(nn.Linear(8, 4), W8A8Dynamic()).to_float().weight.shape
             torch.Size([4, 8])
         """
-        dtype = weights.float_type(dtype, self.dtype)
-        real = self.dequantised_weight()
-        has_bias = self.bias_ is not None
-        linear = nn.Linear(self.in_features, self.out_features, has_bias, device="meta")
-        linear.weight = nn.Parameter(real.to(dtype))
-        if self.bias_ is not None:
-            linear.bias = nn.Parameter(self.bias_.to(dtype, copy=True))
-        return linear.train(self.training)
+        linear = nn.Linear(self.in_features, self.out_features, self.bias_ is not None, device="meta")
+        return self._filled(linear, weights.float_type(dtype, self.dtype))
 
     # ---- running
 
@@ -180,28 +128,3 @@ class QLinear(LinearCall):
             except OP_ERRORS as error:
                 self._explain(error, x)
         return self._forward_general(x, residual)
-
-    def reference(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
-        """What forward must give, from pyquant.numerics alone: equal bits for integer schemes.
-
-        Arguments and result as in forward. Slow.
-
-        Example:
-            >>> layer, x = QLinear.from_float(nn.Linear(8, 4), W8A8Dynamic()), torch.randn(3, 8)
-            >>> torch.equal(layer(x), layer.reference(x))
-            True
-        """
-        self._check_call(x, residual)
-        return reference.forward(self, x, residual)
-
-    def extra_repr(self) -> str:
-        """The layer in one line, as print(model) shows it."""
-        words = [
-            f"in_features={self.in_features}",
-            f"out_features={self.out_features}",
-            f"bias={'bias' in self.state_slots}",
-        ]
-        words.append(f"scheme={self.scheme}")
-        if self.activation != "none":
-            words.append(f"activation={self.activation}{self.clamp if self.activation == 'clamp' else ''}")
-        return ", ".join(words) + (f", without {self.missing}" if self.missing else "")

@@ -1,4 +1,4 @@
-"""What a QLinear must give, from the executable specification alone: no op, no packed buffer."""
+"""What a quantised layer must give, from the executable specification alone: no op, no packed buffer."""
 
 from __future__ import annotations
 
@@ -13,117 +13,102 @@ from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 
 if TYPE_CHECKING:
+    from pyquant.nn.linear_call import LinearCall
     from pyquant.nn.qconv import QConv2d
-    from pyquant.nn.qlinear import QLinear
 
 
-def forward(layer: QLinear, x: Tensor | QTensor, residual: Tensor | None) -> Any:
-    """The result of layer(x, residual), by pyquant.numerics; codes one a byte."""
+def result(layer: Any, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
+    """What layer(x, residual) must give; codes one a byte."""
+    return (forward if layer._form.patches is None else convolution)(layer, x, residual)
+
+
+def forward(layer: LinearCall, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
+    """A QLinear's rows."""
     if isinstance(x, PackedQTensor):
         x = QTensor(numerics.unpack_int4(x.data, 2 * x.data.shape[-1]), x.scale, x.zero_point)
-    scheme, w = layer.scheme, layer.scheme.weights
-    group_size = w.group_size or 0
-    fused: dict[str, Any] = {
-        "activation": layer.activation, "clamp_min": layer.clamp[0], "clamp_max": layer.clamp[1], "residual": residual,
-    }  # fmt: skip
-    if isinstance(x, Tensor) and scheme.is_float:
-        weight = layer.codes
-        return numerics.float_linear(x.to(weight.dtype), weight, layer.bias_, out_dtype=x.dtype, **fused)
-    if isinstance(x, Tensor) and scheme.is_weight_only:
-        weight = numerics.pack(layer.codes, w.code_type)
-        return numerics.weight_only_linear(
-            x,
-            weight,
-            layer.weight_scale,
-            layer.weight_zero_point,
-            layer.bias_,
-            w_bits=w.bits,
-            group_size=group_size,
-            **fused,
-        )
-    qmin, qmax = (-127, 127) if scheme.outputs is None else scheme.outputs.code_range
-    outputs: dict[str, Any] = {
-        "out_scale": layer.output_scale, "out_zero_point": layer.output_zero_point, "out_qmin": qmin, "out_qmax": qmax,
-    }  # fmt: skip
     if isinstance(x, QTensor):
-        y = numerics.gemm(
-            x.data, layer.codes, layer.weight_scale, x.scale, x.zero_point, layer.bias_, group_size=group_size,
-            out_dtype=torch.int8 if scheme.outputs is not None else layer.dtype, **outputs, **fused,
-        )  # fmt: skip
-    else:
-        inputs = scheme.inputs
-        x_qmin, x_qmax = (-127, 127) if inputs is None else inputs.code_range
-        y = numerics.qlinear_reference(
-            x, layer.codes, layer.weight_scale, bias=layer.bias_, x_scale=layer.input_scale,
-            x_zero_point=layer.input_zero_point, x_qmin=x_qmin, x_qmax=x_qmax,
-            x_symmetric=inputs is None or inputs.symmetric, group_size=group_size, **outputs, **fused,
-        )  # fmt: skip
-    return y if layer.output_scale is None else QTensor(y, layer.output_scale, layer.output_zero_point)
+        return _product(layer, x.data, x.scale, x.zero_point, residual, layer.dtype)
+    if not layer.scheme.is_integer:
+        return _product(layer, x, None, None, residual, x.dtype)
+    lead = x.shape[:-1]
+    codes, scale, zero_point = _codes(layer, x.reshape(lead.numel(), layer.in_features))
+    added = None if residual is None else residual.reshape(lead.numel(), layer.out_features)
+    return _product(layer, codes, scale, zero_point, added, x.dtype).reshape(*lead, layer.out_features)
 
 
-def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) -> Any:
-    """The result of layer(x, residual): torch's unfold in float64 instead of our gather, then pyquant.numerics."""
-    scheme, w, p, dtype = layer.scheme, layer.scheme.weights, layer.patches, layer.dtype
+def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) -> Tensor:
+    """A QConv2d's image: torch's unfold in float64 instead of our gather."""
+    scheme, p = layer.scheme, layer.patches
     image = (x if isinstance(x, Tensor) else x.data).double()
     is_batch = image.dim() == 4
     image = image if is_batch else image.unsqueeze(0)
-    scale, zero_point = torch.ones(1), None
-    if isinstance(x, Tensor):
-        dtype = x.dtype
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+    dtype = x.dtype if isinstance(x, Tensor) else layer.dtype
     if scheme.inputs is not None:
         image, scale, zero_point = _image_codes(layer, x, image)
     pad = (p.padding[2], p.padding[3], p.padding[0], p.padding[1])
     zeros = 0.0 if zero_point is None else zero_point.double().reshape(-1, 1, 1, 1)
     image = F.pad(image - zeros, pad) + zeros  # the padding is real zero
-    size = (image.shape[0], *p.out_size(image.shape[2] - pad[2] - pad[3], image.shape[3] - pad[0] - pad[1]))
+    batch, pixels = image.shape[0], p.out_size(image.shape[2] - pad[2] - pad[3], image.shape[3] - pad[0] - pad[1])
+    count = pixels[0] * pixels[1]
     columns = F.unfold(image, p.kernel_size, p.dilation, 0, p.stride)  # [B, C * pixels, L], channels first
-    columns = columns.reshape(size[0], layer.in_channels, p.pixels, size[1] * size[2])
-    rows = columns.permute(0, 3, 2, 1).reshape(size[0] * size[1] * size[2], layer.in_features)
+    columns = columns.reshape(batch, layer.in_channels, p.pixels, count)
+    rows = columns.permute(0, 3, 2, 1).reshape(batch * count, layer.in_features)
+    if residual is not None:
+        residual = residual.reshape(batch, layer.out_channels, count).transpose(1, 2).reshape(-1, layer.out_channels)
+    if scheme.is_integer:
+        rows = rows.to(torch.int64)
+        if not scheme.is_static:
+            scale, zero_point = (
+                None if one is None else one.expand(batch).repeat_interleave(count) for one in (scale, zero_point)
+            )
+    y = _product(layer, rows, scale, zero_point, residual, dtype)
+    y = y.reshape(batch, *pixels, layer.out_channels).permute(0, 3, 1, 2).contiguous()
+    return y if is_batch else y.squeeze(0)
+
+
+def _product(
+    layer: LinearCall, rows: Tensor, scale: Tensor | None, zero_point: Tensor | None, residual: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Rows of codes, or of real numbers where the layer multiplies those, through the layer."""
+    scheme, w, codes = layer.scheme, layer.scheme.weights, layer.codes
     fused: dict[str, Any] = {
-        "activation": layer.activation, "clamp_min": layer.clamp[0], "clamp_max": layer.clamp[1],
-        "residual": None if residual is None else residual.reshape(-1, layer.out_channels, size[1] * size[2])
-        .transpose(1, 2).reshape(-1, layer.out_channels),
+        "activation": layer.activation, "clamp_min": layer.clamp[0], "clamp_max": layer.clamp[1], "residual": residual,
     }  # fmt: skip
     if scheme.is_float:
-        weight = layer.codes
-        y = numerics.float_linear(rows.to(weight.dtype), weight, layer.bias_, out_dtype=dtype, **fused)
-    elif scheme.is_weight_only:
-        weight = numerics.pack(layer.codes, w.code_type)
-        y = numerics.weight_only_linear(
-            rows.to(dtype), weight, layer.weight_scale, layer.weight_zero_point, layer.bias_, w_bits=w.bits,
-            group_size=w.group_size or 0, **fused,
-        )  # fmt: skip
-    else:
-        qmin, qmax = (-127, 127) if scheme.outputs is None else scheme.outputs.code_range
-        if scheme.is_static:
-            scale, zero_point = scale.reshape(()), None if zero_point is None else zero_point.reshape(())
-        else:
-            scale = scale.expand(size[0]).repeat_interleave(size[1] * size[2])
-            if zero_point is not None:
-                zero_point = zero_point.expand(size[0]).repeat_interleave(size[1] * size[2])
-        y = numerics.gemm(
-            rows.to(torch.int64), layer.codes, layer.weight_scale, scale, zero_point, layer.bias_,
-            group_size=w.group_size or 0, out_dtype=torch.int8 if scheme.outputs is not None else dtype,
-            out_scale=layer.output_scale, out_zero_point=layer.output_zero_point, out_qmin=qmin, out_qmax=qmax, **fused,
-        )  # fmt: skip
-    y = y.reshape(size[0], size[1], size[2], layer.out_channels).permute(0, 3, 1, 2).contiguous()
-    y = y if is_batch else y.squeeze(0)
-    return y if layer.output_scale is None else QTensor(y, layer.output_scale, layer.output_zero_point)
+        return numerics.float_linear(rows.to(codes.dtype), codes, layer.bias_, out_dtype=dtype, **fused)
+    fused["group_size"] = w.group_size or 0
+    if scheme.is_weight_only:
+        weight = (numerics.pack(codes, w.code_type), layer.weight_scale, layer.weight_zero_point)
+        return numerics.weight_only_linear(rows.to(dtype), *weight, layer.bias_, w_bits=w.bits, **fused)
+    if scheme.is_static:
+        scale, zero_point = (None if one is None else one.reshape(()) for one in (scale, zero_point))
+    qmin, qmax = layer._output_range()
+    return numerics.gemm(
+        rows, codes, layer.weight_scale, cast(Tensor, scale), zero_point, layer.bias_, out_scale=layer.output_scale,
+        out_zero_point=layer.output_zero_point, out_qmin=qmin, out_qmax=qmax,
+        out_dtype=dtype if scheme.outputs is None else torch.int8, **fused,
+    )  # fmt: skip
+
+
+def _codes(layer: LinearCall, real: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes of real numbers, with scale and zero point: the layer's own, or those of each row."""
+    inputs = cast(TensorScheme, layer.scheme.inputs)
+    if not inputs.dynamic:
+        scale, one = cast(Tensor, layer.input_scale), layer.input_zero_point
+        return numerics.quantize(real, scale, one, "per_tensor", 0, *inputs.code_range), scale, one
+    codes, scales, zeros = numerics.quantize_dynamic(real, "per_token", 0, inputs.symmetric, *inputs.code_range)
+    return codes, scales, None if inputs.symmetric else zeros
 
 
 def _image_codes(layer: QConv2d, x: Tensor | QTensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """float64 codes [B, C, H, W] with scale and zero point, as signed 8-bit codes count them."""
-    inputs = cast(TensorScheme, layer.scheme.inputs)
     if isinstance(x, QTensor):
         if x.data.dtype != torch.uint8:
             return image, x.scale, x.zero_point
         zero_point = torch.zeros_like(x.scale, dtype=torch.int32) if x.zero_point is None else x.zero_point
         return image - 128, x.scale, zero_point - 128
-    real = x.reshape(image.shape)
-    if not inputs.dynamic:
-        scale, one = cast(Tensor, layer.input_scale), layer.input_zero_point
-        codes = numerics.quantize(real, scale, one, "per_tensor", 0, *inputs.code_range)
-        return codes.double(), scale, one
-    flat = real.reshape(real.shape[0], layer.in_channels * real.shape[2] * real.shape[3])
-    codes, scales, zeros = numerics.quantize_dynamic(flat, "per_token", 0, inputs.symmetric, *inputs.code_range)
-    return codes.reshape(image.shape).double(), scales, None if inputs.symmetric else zeros
+    codes, scale, one = _codes(layer, x.reshape(image.shape[0], image.shape[1:].numel()))
+    return codes.reshape(image.shape).double(), scale, one

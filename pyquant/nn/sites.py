@@ -17,6 +17,7 @@ from pyquant.nn.forms import form_of, has_form, linears_of
 from pyquant.nn.keep import Kept, output_heads
 from pyquant.nn.match import Decision, FqnConfig, Key
 from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.swap import distinct
 
 Filter = Callable[[nn.Module, str], bool]
 Config = QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[Key, QScheme | None]
@@ -70,14 +71,9 @@ def sites_within(owners: Iterable[Owner]) -> Iterator[Site]:
 
 def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[Site]:
     """Distinct modules of the wanted kinds in the order of named_modules, each with all its names."""
-    sites: dict[int, Site] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        if isinstance(module, kinds) and not isinstance(module, QEmbedding):
-            site = sites.setdefault(id(module), Site(module))
-            site.names.append(name)
-            site.parents.append(modules[name.rpartition(".")[0]])
-    return iter(sites.values())
+    found = distinct(model, lambda _, module: isinstance(module, kinds) and not isinstance(module, QEmbedding))
+    for names, module in found:
+        yield Site(module, names, [model.get_submodule(name.rpartition(".")[0]) for name in names])
 
 
 @dataclass(frozen=True)

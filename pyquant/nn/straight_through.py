@@ -19,9 +19,7 @@ from pyquant.ops.autograd import activation_gradient
 
 if TYPE_CHECKING:
     from pyquant.nn.linear_call import LinearCall
-    from pyquant.nn.qconv import QConv2d
-
-_qlinear = torch.ops.pyquant.qlinear.default
+    from pyquant.nn.patches import Patches
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -29,29 +27,27 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, residual: Tensor | None, storage: Tensor, spec: tuple[int, ...], weight: Tensor,
-        bias: Tensor | None, low: Tensor | None, high: Tensor | None, fused: tuple[str, float, float],
+        x: Tensor, residual: Tensor | None, storage: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor | None,
+        high: Tensor | None, layer: LinearCall,
     ) -> Tensor:  # fmt: skip
-        y: Tensor = _qlinear(x, storage, residual, spec)
-        return y
+        return layer._run(x, residual, storage)  # an operand: vmap may have made a batch of it
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, residual, _, _, weight, bias, low, high, ctx.fused = inputs
+        x, residual, _, weight, bias, low, high, layer = inputs
         ctx.save_for_backward(x, weight, bias, low, high)
         ctx.save_for_forward(x, weight, bias, low, high)
-        ctx.residual_dtype = None if residual is None else residual.dtype
-        ctx.out_dtype = output.dtype
+        ctx.patches, ctx.fused = layer._form.patches, (layer.activation, *layer.clamp)
+        ctx.residual_dtype, ctx.out_dtype = None if residual is None else residual.dtype, output.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, low, high = ctx.saved_tensors
-        g = grad.float()
-        if ctx.fused[0] != "none":
-            g = activation_gradient(F.linear(x.float(), weight, bias), g, *ctx.fused)
-        grad_x = _inside(g @ weight, x, low, high)
+        g, patches = _through_activation(ctx, grad.float(), x, weight, bias), ctx.patches
+        back = g @ weight if patches is None else patches.convolve_backward(g, weight, x.shape)
+        grad_x = _inside(back, x, low, high)
         grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None, None
+        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None, None
 
 
 class _WithTangents(_StraightThrough):
@@ -61,55 +57,19 @@ class _WithTangents(_StraightThrough):
     def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:
         x, weight, bias, low, high = ctx.saved_tensors
         moved = torch.zeros_like(x, dtype=torch.float32) if tangent is None else tangent.float()
-        t = F.linear(_inside(moved, x, low, high), weight)
-        if ctx.fused[0] != "none":
-            t = activation_gradient(F.linear(x.float(), weight, bias), t, *ctx.fused)
+        t = _product(_inside(moved, x, low, high), weight, None, ctx.patches)
+        t = _through_activation(ctx, t, x, weight, bias)
         return (t if residual is None else t + residual.float()).to(ctx.out_dtype)
 
 
-class _Convolution(torch.autograd.Function):
-    """The same for a convolution."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, low: Tensor | None,
-        high: Tensor | None, layer: QConv2d,
-    ) -> Tensor:  # fmt: skip
-        y: Tensor = layer._convolve(x, residual)
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, residual, weight, bias, low, high, layer = inputs
-        ctx.save_for_backward(x, weight, bias, low, high)
-        ctx.save_for_forward(x, weight, bias, low, high)
-        ctx.patches, ctx.fused = layer.patches, (layer.activation, *layer.clamp)
-        ctx.residual_dtype, ctx.out_dtype = None if residual is None else residual.dtype, output.dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, low, high = ctx.saved_tensors
-        g, patches = grad.float(), ctx.patches
-        if ctx.fused[0] != "none":
-            g = activation_gradient(patches.convolve(x.float(), weight, bias), g, *ctx.fused)
-        grad_x = _inside(patches.convolve_backward(g, weight, x.shape), x, low, high)
-        grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-        return grad_x.to(x.dtype), grad_residual, None, None, None, None, None
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, patches: Patches | None) -> Tensor:
+    return F.linear(x, weight, bias) if patches is None else patches.convolve(x, weight, bias)
 
 
-class _ConvolutionWithTangents(_Convolution):
-    """Forwards too."""
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, residual: Tensor | None, *others: Any) -> Tensor:
-        x, weight, bias, low, high = ctx.saved_tensors
-        moved = torch.zeros_like(x, dtype=torch.float32) if tangent is None else tangent.float()
-        t = ctx.patches.convolve(_inside(moved, x, low, high), weight, None)
-        if ctx.fused[0] != "none":
-            t = activation_gradient(ctx.patches.convolve(x.float(), weight, bias), t, *ctx.fused)
-        return (t if residual is None else t + residual.float()).to(ctx.out_dtype)
+def _through_activation(ctx: Any, change: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if ctx.fused[0] == "none":
+        return change
+    return activation_gradient(_product(x.float(), weight, bias, ctx.patches), change, *ctx.fused)
 
 
 def _inside(change: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
@@ -119,20 +79,10 @@ def _inside(change: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None) 
 
 def apply(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """layer(x, residual) with gradients for x and residual."""
-    low, high = _limits(layer)
-    storage = layer.storage
-    fused = (layer.activation, *layer.clamp)
-    weight = layer.dequantised_weight()
+    weight = layer._real(torch.float32)
     function = _StraightThrough if forward_ad._current_level < 0 else _WithTangents
-    y: Tensor = function.apply(x, residual, storage, layer._spec, weight, layer.bias_, low, high, fused)  # type: ignore[no-untyped-call]
-    return y
-
-
-def apply_convolution(layer: QConv2d, x: Tensor, residual: Tensor | None) -> Tensor:
-    """layer(x, residual) of a convolution, with gradients for x and residual."""
-    weight = layer.patches.image(layer.dequantised_weight(), layer.in_channels)
-    function = _Convolution if forward_ad._current_level < 0 else _ConvolutionWithTangents
-    y: Tensor = function.apply(x, residual, weight, layer.bias_, *_limits(layer), layer)  # type: ignore[no-untyped-call]
+    numbers = (layer.storage, weight, layer.bias_, *_limits(layer))
+    y: Tensor = function.apply(x, residual, *numbers, layer)  # type: ignore[no-untyped-call]
     return y
 
 

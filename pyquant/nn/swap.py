@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,39 +33,50 @@ def swap_modules(
     undo  receives the steps that take the changes back, for a caller that may still fail; run them in reverse.
     On any exception, KeyboardInterrupt included, every change is taken back and the exception goes on.
     """
-    steps: list[Undo] = []
-    try:
+    with undone_on_error() as steps:
         for names, module in new:
             for name in names:
                 parent_name, _, child = name.rpartition(".")
-                _set_child(model.get_submodule(parent_name), child, module, steps)
+                put(model.get_submodule(parent_name)._modules, child, module, steps)
         for layer in model.modules():
             _leave_fused_path(layer, steps)
         if device is not None:
             _move(model, device, steps)
-    except BaseException:
-        for step in reversed(steps):
-            step()
-        raise
     if undo is not None:
         undo.extend(steps)
 
 
 @contextmanager
-def undone_on_error(undo: list[Undo]) -> Iterator[None]:
-    """Run the steps of `undo` in reverse where the body raises (a warning that the caller made an error, too)."""
+def undone_on_error(undo: list[Undo] | None = None) -> Iterator[list[Undo]]:
+    """Run the steps of `undo` (None: a new list, for the body to fill) in reverse where the body raises."""
+    steps = [] if undo is None else undo
     try:
-        yield
+        yield steps
     except BaseException:
-        for step in reversed(undo):
+        for step in reversed(steps):
             step()
         raise
 
 
-def _set_child(parent: nn.Module, child: str, module: nn.Module, undo: list[Undo]) -> None:
-    old = parent._modules[child]
-    undo.append(partial(parent._modules.__setitem__, child, old))
-    parent._modules[child] = module
+def put(holder: dict[str, Any], name: str, value: Any, undo: list[Undo]) -> None:
+    """holder[name] = value, with the step that takes it back."""
+    former = partial(holder.__setitem__, name, holder[name]) if name in holder else partial(holder.pop, name)
+    undo.append(former)
+    holder[name] = value
+
+
+def distinct(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list[tuple[list[str], nn.Module]]:
+    """Every module with the names under which it is wanted, in the order of named_modules."""
+    found: dict[int, tuple[list[str], nn.Module]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if wanted(name, module):
+            found.setdefault(id(module), ([], module))[0].append(name)
+    return list(found.values())
+
+
+def uses_of(model: nn.Module) -> Counter[int]:
+    """{id of a module: in how many places it stands}."""
+    return Counter(id(child) for parent in model.modules() for child in parent._modules.values())
 
 
 def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
@@ -74,23 +86,15 @@ def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
         if isinstance(layer, kind) and name in layer.__dict__:
             former = f"pyquant_former_{name}"
             if _has_quantised(layer):
-                _set_flag(layer, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
-                _set_flag(layer, name, off, undo)
+                put(layer.__dict__, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
+                put(layer.__dict__, name, off, undo)
             elif former in layer.__dict__:
-                _set_flag(layer, name, layer.__dict__[former], undo)
+                put(layer.__dict__, name, layer.__dict__[former], undo)
                 undo.append(partial(layer.__dict__.__setitem__, former, layer.__dict__.pop(former)))
 
 
 def _has_quantised(layer: nn.Module) -> bool:
     return any(isinstance(module, LinearState) or hasattr(module, "fake_quantizers") for module in layer.modules())
-
-
-def _set_flag(layer: nn.Module, name: str, value: Any, undo: list[Undo]) -> None:
-    if name in layer.__dict__:
-        undo.append(partial(layer.__dict__.__setitem__, name, layer.__dict__[name]))
-    else:
-        undo.append(partial(layer.__dict__.pop, name))
-    layer.__dict__[name] = value
 
 
 def _move(model: nn.Module, device: torch.device, undo: list[Undo]) -> None:

@@ -403,9 +403,8 @@ SEAMS: list[tuple[Any, str]] = [
     (convert.QEmbedding, "from_float"),
     (convert.obstacles, "why_not"),
     (convert.obstacles, "carry_hooks"),
-    (swap, "_set_child"),
+    (swap, "put"),
     (swap, "_leave_fused_path"),
-    (swap, "_set_flag"),
 ]
 
 
