@@ -41,6 +41,9 @@ class MaxCalibrator:
 class HistogramCollector(MaxCalibrator):
     """A histogram that every method can be asked about.
 
+    method, bits, percentile  what compute_amax takes where it is told nothing: 'max', 8 and 99.99 here; the
+                              calibrators below have a method of their own, and the bits or percentile of their start.
+
     Example:
         >>> collector = HistogramCollector()
         >>> collector.collect(torch.linspace(-1, 1, 10001))
@@ -48,16 +51,23 @@ class HistogramCollector(MaxCalibrator):
         0.5
     """
 
+    method, bits, percentile = "max", 8, 99.99
+
     def __init__(self, channel_axis: int | None = None) -> None:
         super().__init__(channel_axis)
         self.statistics: RangeStatistics = HistogramStatistics(channel_axis)
 
-    def compute_amax(self, method: str = "max", *, bits: int = 8, percentile: float = 99.99) -> torch.Tensor:
+    def compute_amax(
+        self, method: str | None = None, *, bits: int | None = None, percentile: float | None = None
+    ) -> torch.Tensor:
         """What a method makes of the data, float32 [] (or [C]).
 
         method  'max', 'percentile', 'entropy' or 'mse'; bits (8 or 4) matters to the last two.
         """
-        return compute_range(self.statistics, TensorScheme(bits=bits, calibrator=method, percentile=percentile)).amax
+        bits = self.bits if bits is None else bits
+        percentile = self.percentile if percentile is None else percentile
+        scheme = TensorScheme(bits=bits, calibrator=method or self.method, percentile=percentile)
+        return compute_range(self.statistics, scheme).amax
 
 
 class PercentileCalibrator(HistogramCollector):
@@ -70,15 +80,11 @@ class PercentileCalibrator(HistogramCollector):
         0.9
     """
 
+    method = "percentile"
+
     def __init__(self, percentile: float = 99.99, channel_axis: int | None = None) -> None:
         super().__init__(channel_axis)
         self.percentile = percentile
-
-    def compute_amax(
-        self, method: str = "percentile", *, bits: int = 8, percentile: float | None = None
-    ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the percentile of the constructor by default."""
-        return super().compute_amax(method, bits=bits, percentile=self.percentile if percentile is None else percentile)
 
 
 class MSECalibrator(HistogramCollector):
@@ -91,13 +97,11 @@ class MSECalibrator(HistogramCollector):
         True
     """
 
+    method = "mse"
+
     def __init__(self, bits: int = 8, channel_axis: int | None = None) -> None:
         super().__init__(channel_axis)
         self.bits = bits
-
-    def compute_amax(self, method: str = "mse", *, bits: int | None = None, percentile: float = 99.99) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the bits given at the start by default."""
-        return super().compute_amax(method, bits=self.bits if bits is None else bits, percentile=percentile)
 
 
 class EntropyCalibrator(HistogramCollector):
@@ -116,6 +120,8 @@ class EntropyCalibrator(HistogramCollector):
         >>> 0.5 < calibrator.compute_amax().item() <= 1
         True
     """
+
+    method = "entropy"
 
     def __init__(
         self, bits: int = 8, channel_axis: int | None = None, grid: Literal["first_batch", "data"] = "first_batch"
@@ -141,11 +147,11 @@ class EntropyCalibrator(HistogramCollector):
             histogram.observe(row)
 
     def compute_amax(
-        self, method: str = "entropy", *, bits: int | None = None, percentile: float = 99.99
+        self, method: str | None = None, *, bits: int | None = None, percentile: float | None = None
     ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax, with the bits given at the start by default."""
+        """As HistogramCollector.compute_amax."""
         bits = self.bits if bits is None else bits
-        if method != "entropy" or not self._histograms:
+        if method not in (None, "entropy") or not self._histograms:
             return super().compute_amax(method, bits=bits, percentile=percentile)
         TensorScheme(bits=bits)  # says which bits there are
         amax = torch.stack([histogram.entropy_amax(bits) for histogram in self._histograms])

@@ -163,30 +163,35 @@ def _named(
 
 
 @contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and every module's own mode again afterwards."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+@contextlib.contextmanager
 def _as_before(model: nn.Module, targets: Mapping[str, object]) -> Iterator[list[str]]:
     """Eval mode, no gradients, and a list of the targets whose forward is running; all undone at the end."""
     running: list[str] = []
-    training = {module: module.training for module in model.modules()}
     device = _device_of(model)
-    hooks: list[Any] = []
-    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-        try:
-            for name, target in targets.items():
-                if isinstance(target, nn.Module):
-                    hooks.append(target.register_forward_pre_hook(lambda m, a, name=name: running.append(name)))
-                    hooks.append(target.register_forward_hook(lambda m, a, y: _leave(running)))
-            model.eval()
-            with torch.no_grad():
-                yield running
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for module, flag in training.items():
-                module.training = flag
 
+    def leave(*_: object) -> None:
+        running.pop()
 
-def _leave(running: list[str]) -> None:
-    running.pop()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []))
+        for name, target in targets.items():
+            if isinstance(target, nn.Module):
+                undo.callback(target.register_forward_pre_hook(lambda *_, name=name: running.append(name)).remove)
+                undo.callback(target.register_forward_hook(leave).remove)
+        undo.enter_context(evaluating(model))
+        with torch.no_grad():
+            yield running
 
 
 def _device_of(model: nn.Module) -> torch.device | None:

@@ -87,17 +87,18 @@ def run(args: argparse.Namespace) -> int:
         model = factory()
         before = _state_bytes(model)
         shown.step("quantising")
-        model = quantise(model)
+        model, recipe = quantise(model)
         shown.step("saving")
-        pyquant.save_pretrained(model, args.out, recipe=Recipe.load(args.recipe) if args.recipe else None)
+        pyquant.save_pretrained(model, args.out, recipe=recipe)
         if Path(args.model).is_dir():
             copy_companions(args.model, args.out)
     _print_summary(model, before, args.out)
     return 0
 
 
-def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
-    """What is to be done to the model; all that can be wrong in the arguments is found here, before it is built."""
+def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Module, Recipe | None]]:
+    """What is to be done to the model, giving the recipe too that it was done by, if there is one; all that can be
+    wrong in the arguments is found here, before it is built."""
     from pyquant.ptq.improve.steps import check_names
 
     data = load_called(args.data, "--data") if args.data else None
@@ -117,20 +118,16 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], nn.Module]:
         recipe = Recipe.load(args.recipe) if args.recipe else _with_options(Recipe.load_config(args.config), args)
         ranges = _ranges(args, recipe) if args.calibration else None
 
-    def quantise(model: nn.Module) -> nn.Module:
-        from pyquant.nn.speed import warn_of_short_convolutions
+    def quantise(model: nn.Module) -> tuple[nn.Module, Recipe | None]:
         from pyquant.ptq import quantize_recipe_
         from pyquant.ptq.quantize import quantize_
 
         batches = _batches(data, args)
         try:
             if not given_recipe:
-                return quantize_(model, config, data=batches, **options)
+                return quantize_(model, config, data=batches, **options), None
             counted = _with_batches(recipe, batches, args)
-            model = quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve)
-            if args.config:
-                warn_of_short_convolutions(model, stacklevel=3)
-            return model
+            return quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve), counted
         except ArgumentError as error:
             if args.recipe or error.argument not in ("config", "recipe.layers"):
                 raise

@@ -37,7 +37,7 @@ from pyquant.nn.sites import (
     sites_within,
     wished_floats,
 )
-from pyquant.nn.speed import compare_speed, warn_of_short_convolutions, warn_of_slow_layers
+from pyquant.nn.speed import warn_of_speed
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
 
@@ -75,8 +75,6 @@ def quantize_layers_(
     arguments.flag("embeddings", embeddings)
     if heads is not None and not isinstance(heads, bool):
         raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
-    if check_speed is True:
-        raise ArgumentError("check_speed", "True", "example inputs; None for a short look, False for none")
     check_choice(on_indivisible)
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
@@ -123,10 +121,7 @@ def quantize_layers_(
                 wished.add(name)
         wished |= wished_floats(model, rules, filter_fn, embeddings, heads)
         warn_of_floats(quantization_report(model), wished, stacklevel=4)
-        if check_speed is None:
-            warn_of_short_convolutions(model, stacklevel=4)
-        elif check_speed is not False:
-            warn_of_slow_layers(compare_speed(model, check_speed), stacklevel=4)
+        warn_of_speed(model, check_speed)
     return model
 
 

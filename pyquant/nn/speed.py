@@ -107,6 +107,14 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
     return sorted(speeds, key=lambda one: one.ratio)
 
 
+def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) -> None:
+    """The argument check_speed of quantize_: example inputs to time the model with, None for a short look, or False."""
+    if check_speed is None:
+        warn_of_short_convolutions(model, stacklevel + 1)
+    elif check_speed is not False:
+        warn_of_slow_layers(compare_speed(model, check_speed), stacklevel + 1)
+
+
 def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
     """What quantize_ says without being given an example: the figures of convolutions that are clearly slower."""
     slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+import torch  # noqa: F401  (the example)
 from torch import nn
 
 from pyquant.calibrate import Comparison, Range, compare, histogram_methods, run_calibration, signed_histogram
+from pyquant.calibrate.weights import weight_range
 from pyquant.core import arguments
 from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
-from pyquant.ptq.targets import calibrate_weight, restored, targets_of, unchanged_on_error
 from pyquant.simulate.calibrate import set_ranges_from_data
 from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
+from pyquant.simulate.targets import targets_of, unchanged
 
 log = logging.getLogger("pyquant.ptq")
 
@@ -94,18 +95,18 @@ class QuantizationCalibrator:
         _check(method, percentile)
         arguments.flag("verbose", verbose)
         targets = targets_of(model)
-        with unchanged_on_error(targets):
-            for target in targets:
-                if target.fake.method_is_open:
-                    target.set_method(method, percentile if method == "percentile" else 99.99)
+        open_targets = [target for target in targets if target.fake.method_is_open]
+        with unchanged(targets, only_on_error=True):
+            for target in open_targets:
+                target.set_method(method, percentile if method == "percentile" else 99.99)
             static = {t.name: t.fake for t in targets if t.tensor != "weight"}
             ranges = set_ranges_from_data(
                 static, model, calib_data_loader, num_calib_batches,
                 batch_to_inputs=batch_to_inputs, save_every=save_every, save_to=save_to, reduce=reduce,
             )  # fmt: skip
-            for target in targets:
-                if target.tensor == "weight" and target.fake.method_is_open:
-                    calibrate_weight(target)
+            for fake, layer in ((t.fake, t.layer) for t in open_targets if t.tensor == "weight"):
+                matrix = layer.weight.detach().flatten(1)  # type: ignore[union-attr,operator]
+                fake.set_range(weight_range(matrix, fake.scheme))
         if verbose or self.verbose:
             for name, range_ in ranges.items():
                 log.info("%s: [%g, %g]", name, range_.low.min().item(), range_.high.max().item())
@@ -163,25 +164,21 @@ class QuantizationCalibrator:
         names = _names(methods)
         for method in names:
             _check(method, percentile)
-        targets = [t for t in targets_of(model) if t.tensor != "weight"]
+        targets = targets_of(model, weights=False)
+        fakes = {target.name: target.fake for target in targets}
         if not targets:
             return {}
-        with restored(targets), floating_point(model):
+        with unchanged(targets), floating_point(model):
             for target in targets:
                 target.set_method("percentile", percentile)  # a histogram serves every method
-            statistics_by_target = run_calibration(
-                model, {t.name: t.fake for t in targets}, calib_data_loader, num_calib_batches,
-                batch_to_inputs=batch_to_inputs,
-            )  # fmt: skip
+            data, count = calib_data_loader, num_calib_batches
+            collected = run_calibration(model, fakes, data, count, batch_to_inputs=batch_to_inputs)
         result = {}
-        for target in targets:
-            (statistics,) = statistics_by_target[target.name].values()
-            scheme = replace(target.fake.scheme, percentile=percentile)
-            records = compare(statistics, scheme, names)  # type: ignore[arg-type]
-            edges, counts = signed_histogram(statistics, bins)  # type: ignore[arg-type]
-            result[target.name] = TensorHistogram(
-                str(target.fake.scheme), edges, counts, tuple(records), _range_of(target.fake)
-            )
+        for name, fake in fakes.items():
+            statistics: Any = collected[name]["x"]
+            records = compare(statistics, replace(fake.scheme, percentile=percentile), names)
+            edges, counts = signed_histogram(statistics, bins)
+            result[name] = TensorHistogram(str(fake.scheme), edges, counts, tuple(records), _range_of(fake))
         return result
 
 
@@ -209,13 +206,14 @@ def apply_ranges_(model: nn.Module, ranges: Mapping[str, Range]) -> nn.Module:
     ranges  {'layer.input': Range}, one for every static tensor of the model, none for anything else.
     Raises ArgumentError naming missing and unknown tensors; then nothing is changed.
     """
-    targets = {t.name: t for t in targets_of(model) if t.tensor != "weight"}
-    missing, unknown = sorted(set(targets) - set(ranges)), sorted(set(ranges) - set(targets))
+    targets = targets_of(model, weights=False)
+    names = {target.name for target in targets}
+    missing, unknown = sorted(names - set(ranges)), sorted(set(ranges) - names)
     if missing or unknown:
         problems = [f"no range for {', '.join(missing[:6])}"] if missing else []
         problems += [f"ranges of {', '.join(unknown[:6])}, which the model does not have"] if unknown else []
         raise ArgumentError("ranges", "; ".join(problems), "one range for every static tensor of the model")
-    with unchanged_on_error(list(targets.values())), torch.no_grad():
-        for name, target in targets.items():
-            target.fake.set_range(ranges[name])
+    with unchanged(targets, only_on_error=True):
+        for target in targets:
+            target.fake.set_range(ranges[target.name])
     return model

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from pyquant.core import arguments
 from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-
-FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}
+from pyquant.simulate.targets import FIELDS
 
 
 @dataclass(frozen=True)

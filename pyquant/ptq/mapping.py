@@ -87,9 +87,8 @@ class QuantizedMetadata:
                 "a class with from_float(module), or a constructor that takes the float module",
             ) from error
         if not isinstance(block, nn.Module):
-            raise ArgumentError(
-                f"{name}: quantized_target_class", f"from_float gave a {type(block).__name__}", "an nn.Module"
-            )
+            got = f"from_float gave a {type(block).__name__}"
+            raise ArgumentError(f"{name}: quantized_target_class", got, "an nn.Module")
         return block.train(module.training)
 
 
@@ -136,7 +135,19 @@ def register_quantized_module(
     return register
 
 
-class SkipQuantization(nn.Module):
+class Wrapper(nn.Module):
+    """A word about a module in the model itself; forward passes through. quantize_module takes the wrapper off."""
+
+    def __init__(self, argument: str, module: nn.Module) -> None:
+        super().__init__()
+        self.float_module = arguments.module(argument, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module inside."""
+        return self.float_module(*args, **kwargs)
+
+
+class SkipQuantization(Wrapper):
     """A wrapper that says in the model itself: this module stays in floating point.
 
     module  any nn.Module; forward passes through. SelectiveQuantizer.quantize_module takes the wrapper off.
@@ -147,16 +158,10 @@ class SkipQuantization(nn.Module):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        arguments.module("module", module)
-        self.float_module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module inside."""
-        return self.float_module(*args, **kwargs)
+        super().__init__("module", module)
 
 
-class QuantizedMapping(nn.Module):
+class QuantizedMapping(Wrapper):
     """A wrapper that says in the model itself what takes a module's place; forward passes through until then.
 
     float_module            any nn.Module.
@@ -176,16 +181,9 @@ class QuantizedMapping(nn.Module):
         input_quant_descriptor: Any = None,
         weights_quant_descriptor: Any = None,
     ) -> None:
-        super().__init__()
-        arguments.module("float_module", float_module)
-        self.float_module = float_module
-        self.mapping = QuantizedMetadata(
-            None, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor
-        )
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module inside."""
-        return self.float_module(*args, **kwargs)
+        super().__init__("float_module", float_module)
+        descriptors = (input_quant_descriptor, weights_quant_descriptor)
+        self.mapping = QuantizedMetadata(None, quantized_target_class, action, *descriptors)
 
 
 def _check_class(argument: str, value: object, *, may_be_none: bool = False) -> None:

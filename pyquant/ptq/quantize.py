@@ -17,7 +17,6 @@ from pyquant.nn.convert import Chosen, Swap, quantize_layers_
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
-from pyquant.ptq.calibrator import QuantizationCalibrator
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
 from pyquant.ptq.layer_scheme import LayerScheme
@@ -25,12 +24,13 @@ from pyquant.ptq.replace import simulated
 from pyquant.ptq.run import quantize_recipe_
 from pyquant.recipe import Recipe
 from pyquant.recipe.documents import FORMATS
+from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated
 
 _DEFAULTS: Final[dict[str, object]] = {
     "filter_fn": None, "embeddings": False, "heads": None, "on_indivisible": "per_channel", "input_scales": None,
-    "check_speed": None, "num_batches": None,
+    "num_batches": None,
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def quantize_(
     config        a QScheme for all, its name ('W8A8Dynamic', 'W4A16(group_size=64)') or its preset (W8A8Dynamic);
                   FqnConfig (or its mapping): names, globs, 're:' patterns, types -> scheme; or a Recipe or the path of
                   its file (.yaml, .yml, .toml, .json), which says itself what the arguments below filter_fn,
-                  embeddings, heads, on_indivisible, num_batches and check_speed would (they are refused then).
+                  embeddings, heads, on_indivisible and num_batches would (they are refused then).
     filter_fn     filter_fn(module, name) -> bool: layers for which it is false are left alone; None: all.
     device        where the new layers are made and, at the end, the whole model is moved; None: stay.
     data          batches to calibrate static inputs (W8A8, W4A8, W4A4) with: each a tensor, a tuple (its first item is
@@ -107,18 +107,22 @@ def quantize_(
         True
     """
     names = check_names(improve, data)
+    if check_speed is True:
+        raise ArgumentError("check_speed", "True", "example inputs; None for a short look, False for none")
     layers: dict[str, Any] = {
         "filter_fn": filter_fn, "embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible,
-        "input_scales": input_scales, "check_speed": check_speed,
+        "input_scales": input_scales,
     }  # fmt: skip
     if is_recipe(config):
         for name, given in {**layers, "num_batches": num_batches}.items():
             if given is not _DEFAULTS[name] and given != _DEFAULTS[name]:
                 raise ArgumentError(name, arguments.shown(given), "nothing beside a recipe, which says it")
-        quantize_recipe_(model, config, data, improve=names, batch_to_inputs=batch_to_inputs)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"check_speed": check_speed, "batch_to_inputs": batch_to_inputs}
+        quantize_recipe_(model, config, data, improve=names, **how)  # type: ignore[arg-type]
         return model if device is None else model.to(device)
+    layers |= {"device": device, "check_speed": check_speed}
     if data is None:
-        return quantize_layers_(model, config, device=device, **layers)  # type: ignore[arg-type]
+        return quantize_layers_(model, config, **layers)  # type: ignore[arg-type]
     if input_scales is not None:
         raise ArgumentError("input_scales", "a mapping, together with data", "one of the two")
     arguments.module("model", model)
@@ -127,7 +131,7 @@ def quantize_(
     with undone_on_error(undo):
         improve_before(model, names, data, count, undo, batch_to_inputs)
         prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
-        return quantize_layers_(model, config, device=device, prepare=prepare, **layers)  # type: ignore[arg-type]
+        return quantize_layers_(model, config, prepare=prepare, **layers)  # type: ignore[arg-type]
 
 
 def is_recipe(config: object) -> bool:
@@ -167,11 +171,9 @@ def _twins_from_data(
     swap_modules(model, [*forms, *((site.names, twin) for site, twin in twins.values())], undo=undo)
     try:
         if any(scheme.is_static for _, scheme in chosen):
-            QuantizationCalibrator().calibrate_model(
-                model, data, num_calib_batches=count, batch_to_inputs=batch_to_inputs
-            )
+            calibrate_(model, data, count, batch_to_inputs=batch_to_inputs)
         improve_after(model, improve, data, count, batch_to_inputs)
-        return {key: twin.to_quantized() for key, (_, twin) in twins.items() if is_simulated(twin)}  # type: ignore[operator]
+        return {key: twin.to_quantized() for key, (_, twin) in twins.items() if is_simulated(twin)}
     finally:
         for step in reversed(undo):
             step()

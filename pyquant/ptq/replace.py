@@ -22,20 +22,13 @@ from pyquant.nn.sites import PATTERNS, check_names, find_owners
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.nn.tell import warn_of_floats
 from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
-from pyquant.ptq.mapping import (
-    REGISTERED,
-    QuantizedMapping,
-    QuantizedMetadata,
-    ReplacementAction,
-    SkipQuantization,
-)
+from pyquant.ptq.mapping import REGISTERED, QuantizedMapping, QuantizedMetadata, ReplacementAction, Wrapper
 from pyquant.ptq.rules import Chain, LayerDecision, Rule, chains_of, check_used, strongest
 from pyquant.recipe.recipe import EVERYTHING
 from pyquant.simulate.insert import noted, twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 _NOT_KEPT: Final = Kept("")
-_WRAPPERS: Final = (SkipQuantization, QuantizedMapping)
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,7 @@ class Replacement:
         name, what = chain[-1][0], decision.what
         if isinstance(what, QuantizedMetadata) and id(module) not in self.mapped:
             return self._mapped(module, chain, what, default)
-        if isinstance(module, _WRAPPERS):  # a skip by name, or SkipQuantization itself
+        if isinstance(module, Wrapper):  # a skip by name, or SkipQuantization itself
             self._tell(name, module.float_module, "floating point", "unwrapped")
             return module.float_module
         is_lookup = isinstance(module, nn.Embedding) and not isinstance(module, QEmbedding)
@@ -194,7 +187,7 @@ class Replacement:
         self, module: nn.Module, chain: Chain, mapping: QuantizedMetadata, default: LayerScheme | None
     ) -> nn.Module:
         name, action = chain[-1][0], mapping.action
-        inner = module.float_module if isinstance(module, _WRAPPERS) else module
+        inner = module.float_module if isinstance(module, Wrapper) else module
         if action is ReplacementAction.SKIP:
             self._tell(name, inner, "floating point", "action SKIP")
             return inner
@@ -274,7 +267,7 @@ class Replacement:
         own: QuantizedMetadata | None = None
         if isinstance(module, QuantizedMapping):
             own = module.mapping
-        elif not isinstance(module, SkipQuantization):
+        elif not isinstance(module, Wrapper):
             own = self.mappings.get(type(module))
         if best is not None and (own is None or best[1] != "type" or best[0].kind_at(*chain[-1]) is not None):
             rule, kind = best

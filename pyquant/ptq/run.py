@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,15 +16,16 @@ from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
 from pyquant.nn.own_embedding import like
 from pyquant.nn.qembedding import QEmbedding
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.speed import warn_of_speed
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
 from pyquant.ptq.replace import Like
 from pyquant.ptq.selective import SelectiveQuantizer
-from pyquant.ptq.targets import targets_of
 from pyquant.recipe import Recipe
 from pyquant.simulate.insert import convert_
 from pyquant.simulate.kinds import is_simulated
+from pyquant.simulate.targets import targets_of
 
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 
@@ -96,13 +98,14 @@ def quantize_recipe_(
     *,
     ranges: Ranges | None = None,
     improve: Sequence[str] = (),
+    check_speed: object = None,
     **options: Any,
 ) -> nn.Module:
     """From a float model to an integer one by a recipe, in place: prepare, calibrate, improve, convert, link.
 
     data     batches for calibration; None where nothing is static, or with
     ranges   that calibrate_recipe_ found before.
-    improve  names of improvers, as in quantize_; they use as many batches as the calibration.
+    improve, check_speed   as in quantize_; improvers use as many batches as the calibration.
     options  as in calibrate_recipe_.
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
              hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
@@ -116,23 +119,20 @@ def quantize_recipe_(
     recipe = recipe_of(recipe)
     if data is not None and ranges is not None:
         raise ArgumentError("ranges", "both data and ranges", "one of the two")
-    names, count, to_inputs = (
-        check_names(improve, data),
-        recipe.calib_params.num_calib_batches,
-        options.get("batch_to_inputs"),
-    )
+    names, count = check_names(improve, data), recipe.calib_params.num_calib_batches
+    to_inputs = options.get("batch_to_inputs")
     arguments.module("model", model)
-    children = [(module, dict(module._modules)) for module in model.modules()]
-    undo: list[Undo] = []
-    try:
-        if names and data is not None:
+    # fuse_ and convert_ are steps of their own, taken back here
+    undo: list[Undo] = [partial(module._modules.update, dict(module._modules)) for module in model.modules()]
+    with undone_on_error(undo):
+        if data is not None:
             improve_before(model, names, data, count, undo, to_inputs)
         quantizer = SelectiveQuantizer.from_recipe(recipe)
         if ranges is not None:
             quantizer.like = Like(recipe.embeddings, recipe.heads, frozenset(ranges))
         undo += quantizer.quantize_reversibly(model)
         simulated = any(is_simulated(module) for module in model.modules())
-        static = [t.name for t in targets_of(model) if t.tensor != "weight"] if simulated else []
+        static = [target.name for target in targets_of(model, weights=False)] if simulated else []
         if ranges is not None:
             apply_ranges_(model, ranges)
         elif static and data is None:
@@ -141,19 +141,13 @@ def quantize_recipe_(
         elif static:
             calibrate_recipe_(model, recipe, data, **options)  # type: ignore[arg-type]
         if simulated:
-            if names and data is not None:
+            if data is not None:
                 improve_after(model, names, data, count, to_inputs)
             convert_(model)
-        lookups = [(names, _lookup(embedding)) for names, embedding in quantizer.lookups]
-        swap_modules(model, lookups, undo=undo)
+        swap_modules(model, [(places, _lookup(embedding)) for places, embedding in quantizer.lookups], undo=undo)
         if not isinstance(recipe.chains, str):
             _link_pairs(fuse_(model), recipe.chains)
         elif recipe.chains == "auto" and static:
             link_(fuse_(model))
-    except BaseException:
-        for module, named in children:  # fuse_ and convert_ are steps of their own, taken back here
-            module._modules.update(named)
-        for step in reversed(undo):
-            step()
-        raise
+        warn_of_speed(model, check_speed, stacklevel=3)
     return model

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from pyquant.calibrate import Range, compute_range, run_calibration
-from pyquant.core.scheme import TensorScheme
-from pyquant.errors import ArgumentError
 from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
-from pyquant.simulate.kinds import is_simulated
-
-SchemeRule = Callable[[str, str, TensorScheme], TensorScheme]
+from pyquant.simulate.targets import targets_of, unchanged
 
 
 def calibrate_(
@@ -46,23 +41,12 @@ def calibrate_(
         >>> round(model[0].input_fake_quant.scale.item(), 4)
         0.01
     """
-    layers = {name: module for name, module in model.named_modules() if is_simulated(module)}
-    if not layers:
-        raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
-    fakes = {name: layer.fake_quantizers() for name, layer in layers.items()}  # type: ignore[operator]
-    before = _set_calibrator(fakes, method, percentile)
-    try:
-        static = {
-            f"{name}.{role}": fake
-            for name, roles in fakes.items()
-            for role, fake in roles.items()
-            if role != "weight" and not fake.follows
-        }
+    targets = targets_of(model, weights=False)
+    with unchanged(targets, only_on_error=True):
+        for target in targets:
+            target.set_method(method, percentile)
+        static = {target.name: target.fake for target in targets}
         set_ranges_from_data(static, model, data, num_batches, batch_to_inputs=batch_to_inputs, **run_options)
-    except BaseException:
-        for fake, scheme in before:
-            fake.scheme = scheme
-        raise
     return model
 
 
@@ -81,19 +65,3 @@ def set_ranges_from_data(
     for name, fake in fakes.items():  # all are known before the first is set
         fake.set_range(ranges[name])
     return ranges
-
-
-def _set_calibrator(
-    fakes: dict[str, dict[str, FakeQuantize]], method: str | None, percentile: float | None
-) -> list[tuple[FakeQuantize, TensorScheme]]:
-    """The method and percentile of a call over those of the schemes; -> what they were."""
-    before = []
-    for roles in fakes.values():
-        for role, fake in roles.items():
-            if role == "weight" or fake.follows:
-                continue
-            before.append((fake, fake.scheme))
-            changes: dict[str, Any] = {} if method is None else {"calibrator": method}
-            changes |= {} if percentile is None else {"percentile": percentile}
-            fake.scheme = replace(fake.scheme, **changes)
-    return before

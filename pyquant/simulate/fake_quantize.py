@@ -30,8 +30,8 @@ class FakeQuantize(nn.Module):
 
     State of a layer that does not follow: `scale` float32, `zero_point` int32 (affine schemes only); a scale of NaN
     means not calibrated. Modes: 'quantize' (the default), 'collect' (observe, pass on unchanged), 'off' (pass on).
-    Codes are those of ops.quantize, bit for bit (16 bits: of torch's fake
-    quantisation). Raises ArgumentError for wrong arguments, and in forward where a static range was never calibrated.
+    Codes are those of ops.quantize, bit for bit (16 bits: of torch's fake quantisation).
+    Raises ArgumentError for wrong arguments, and in forward where a static range was never calibrated.
     Source: docs/numerics.md 2; Bengio, Leonard, Courville 2013, arXiv:1308.3432.
 
     Example:
@@ -83,9 +83,8 @@ class FakeQuantize(nn.Module):
 
     def _static(self, x: Tensor) -> Tensor:
         s = self.scheme
-        y: Tensor = ops.fake_quantize(x, self.scale, self.zero_point, s.granularity, s.group_size or 0, *s.code_range)[
-            0
-        ]
+        how = (s.granularity, s.group_size or 0, *s.code_range)
+        y: Tensor = ops.fake_quantize(x, self.scale, self.zero_point, *how)[0]
         return y
 
     # ---- calibration (pyquant.calibrate.CalibrationTarget)
@@ -136,9 +135,8 @@ class FakeQuantize(nn.Module):
     def check_calibrated(self) -> None:
         """Raise ArgumentError where a static range is missing."""
         if not self.is_calibrated:
-            raise ArgumentError(
-                "scale", "not calibrated", "a calibrated range: run calibration first, or a dynamic scheme"
-            )
+            allowed = "a calibrated range: run calibration first, or a dynamic scheme"
+            raise ArgumentError("scale", "not calibrated", allowed)
 
     def qparams(self, x: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scale and zero point (None: symmetric) that forward uses; `x` is the data where the range follows it."""
@@ -164,17 +162,7 @@ class FakeQuantize(nn.Module):
 
     def extra_repr(self) -> str:
         """The scheme in one line, as print(model) shows it."""
-        state = "" if self.is_calibrated else ", not calibrated"
-        return f"{self.scheme}{state}"
-
-
-def start_calibration(fakes: dict[str, FakeQuantize]) -> dict[str, RangeStatistics]:
-    """Start those of a layer's fake quantisers whose range comes from data; -> their statistics, by the same names.
-
-    Weights are left out: their range comes from themselves.
-    """
-    collected = {name: fake.start_calibration() for name, fake in fakes.items() if name != "weight"}
-    return {name: statistics["x"] for name, statistics in collected.items() if statistics}
+        return str(self.scheme) + ("" if self.is_calibrated else ", not calibrated")
 
 
 @contextmanager

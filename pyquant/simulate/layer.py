@@ -1,4 +1,4 @@
-"""What every simulating layer with weights has: fake quantisers, their calibration, the codes that they mean."""
+"""What every simulating layer has: fake quantisers, their calibration, the codes that they mean."""
 
 from __future__ import annotations
 
@@ -8,18 +8,39 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.calibrate import RangeStatistics, weight_range
+from pyquant.calibrate import weight_range
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.nn.weights import check_group_size, scale_shape
-from pyquant.simulate.fake_quantize import FakeQuantize, start_calibration
+from pyquant.simulate.fake_quantize import FakeQuantize
+
+TENSORS = ("weight", "input", "output")
 
 
-class SimulatedLayer(nn.Module):
-    """Mixed into a float layer class; from_float calls _simulate once the float parameters are there."""
+class Simulated(nn.Module):
+    """What every simulating layer offers; `forward` is that of its float class, from_float(layer, scheme) makes one
+    around a float layer's parameters."""
 
     scheme: QScheme
     note: str = ""  # why the layer has another scheme than it was given, as LinearState.note
     ptq_only = False  # the recipe that made it wants no training; prepare_qat_ refuses
+
+    def fake_quantizers(self) -> dict[str, FakeQuantize]:
+        """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
+        fakes = {tensor: getattr(self, f"{tensor}_fake_quant", None) for tensor in TENSORS}
+        return {tensor: fake for tensor, fake in fakes.items() if fake is not None}
+
+    def to_quantized(self) -> nn.Module:
+        """The layer that runs in integers. Raises ArgumentError where a static range was never calibrated."""
+        raise NotImplementedError
+
+    def to_float(self) -> nn.Module:
+        """The float layer again, around the same parameters."""
+        raise NotImplementedError
+
+
+class SimulatedLayer(Simulated):
+    """Mixed into a float layer class with weights; from_float calls _simulate once the float parameters are there."""
+
     weight: Any  # Tensor and Tensor or None: each float class declares its own
     bias: Any
     weight_fake_quant: FakeQuantize
@@ -34,20 +55,6 @@ class SimulatedLayer(nn.Module):
         self.input_fake_quant = None if scheme.inputs is None else FakeQuantize(scheme.inputs, device=matrix.device)
         self.output_fake_quant = None if scheme.outputs is None else FakeQuantize(scheme.outputs, device=matrix.device)
 
-    def fake_quantizers(self) -> dict[str, FakeQuantize]:
-        """Every FakeQuantize by the name of its tensor: 'weight', 'input', 'output'."""
-        fakes = {"weight": self.weight_fake_quant, "input": self.input_fake_quant, "output": self.output_fake_quant}
-        return {name: fake for name, fake in fakes.items() if fake is not None}
-
-    def start_calibration(self) -> dict[str, RangeStatistics]:
-        """From here on forward observes its static inputs and outputs; -> their statistics by the tensor's name."""
-        return start_calibration(self.fake_quantizers())
-
-    def stop_calibration(self) -> None:
-        """From here on forward quantises again."""
-        for fake in self.fake_quantizers().values():
-            fake.stop_calibration()
-
     @torch.no_grad()
     def codes_of(self, matrix: Tensor) -> dict[str, Any]:
         """What from_codes takes, where the weights are the matrix [N, K]: codes as in forward, calibrated ranges."""
@@ -59,8 +66,8 @@ class SimulatedLayer(nn.Module):
             zero_point = None if zero_point is None else zero_point.expand(rows).contiguous()
         codes = ops.quantize(matrix.detach().float(), scale, zero_point, granularity, s.group_size or 0, *s.code_range)
         ranges: dict[str, Any] = {}
-        for name, fake in (("input", self.input_fake_quant), ("output", self.output_fake_quant)):
-            if fake is not None and not fake.follows:
+        for name, fake in self.fake_quantizers().items():
+            if name != "weight" and not fake.follows:
                 ranges[f"{name}_scale"], ranges[f"{name}_zero_point"] = fake.qparams()
         bias = None if self.bias is None else self.bias.detach().to(torch.float32, copy=True)
         numbers = {"codes": codes, "weight_scale": scale, "weight_zero_point": zero_point, "bias": bias, **ranges}

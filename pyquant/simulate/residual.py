@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate import RangeStatistics
 from pyquant.core.scheme import QScheme
 from pyquant.nn.chain import QResidual, Residual
-from pyquant.simulate.fake_quantize import FakeQuantize, start_calibration
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.layer import Simulated
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class FakeQuantResidual(Residual):
+class FakeQuantResidual(Simulated, Residual):
     """fake_quantize(x), with the static input scheme of its QScheme; x itself under any other scheme.
 
     Dynamic schemes and weight-only ones leave the branch alone: a sum gains nothing from a separate scale.
@@ -28,7 +28,6 @@ class FakeQuantResidual(Residual):
         ['input']
     """
 
-    scheme: QScheme
     input_fake_quant: FakeQuantize | None
 
     @classmethod
@@ -48,19 +47,6 @@ class FakeQuantResidual(Residual):
             fake.to(x.device)
         y: Tensor = fake(x)
         return y
-
-    def fake_quantizers(self) -> dict[str, FakeQuantize]:
-        """{'input': ...}, or nothing."""
-        return {} if self.input_fake_quant is None else {"input": self.input_fake_quant}
-
-    def start_calibration(self) -> dict[str, RangeStatistics]:
-        """From here on forward observes the branch; -> its statistics."""
-        return start_calibration(self.fake_quantizers())
-
-    def stop_calibration(self) -> None:
-        """From here on forward quantises again."""
-        for fake in self.fake_quantizers().values():
-            fake.stop_calibration()
 
     @torch.no_grad()
     def to_quantized(self) -> nn.Module:

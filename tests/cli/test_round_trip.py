@@ -82,6 +82,18 @@ def test_config_file_decides_by_layer(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["1"] == "W8A8Dynamic"
     assert found["3"] == "W4A16(group_size=32)"
     assert "0" in found
+    digests = [_recipe_digest()]
+    quantize("--config", "c.yaml")
+    digests.append(_recipe_digest())
+    quantize("--config", "c.yaml", "--skip", "1")  # what the options add is part of the recipe
+    assert digests[0] == digests[1] != _recipe_digest() != ""
+    quantize("--scheme", "W8A8Dynamic")
+    assert _recipe_digest() == ""
+
+
+def _recipe_digest() -> str:
+    config = json.loads(Path("q/config.json").read_text())
+    return config["quantization_config"]["pyquant"]["recipe_sha256"]
 
 
 def test_skip_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,24 @@ def test_small_convolutions_are_told_without_asking(monkeypatch: pytest.MonkeyPa
     assert isinstance(whole[0], pyquant.QConv2d)  # type: ignore[index]
 
 
+def test_a_recipe_is_told_of_as_a_scheme_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_clock(monkeypatch, QConv2d16=4e-6, Conv2d16=1e-6, QConv2d96=1.05e-6, Conv2d96=1e-6)
+    recipe = pyquant.Recipe.from_dict({"default": "W8A8Dynamic"})
+    for quantise in (pyquant.quantize_, pyquant.quantize_recipe_):
+        with pytest.warns(pyquant.QuantizationWarning, match="2 convolutions are slower") as caught:
+            quantise(mobile(), recipe)  # type: ignore[operator]
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        pyquant.quantize_(mobile(), recipe, check_speed=False)
+        whole = mobile()
+        with pytest.raises(pyquant.QuantizationWarning):
+            pyquant.quantize_(whole, recipe)
+    assert type(whole[0]) is nn.Conv2d  # type: ignore[index]
+    with pytest.raises(pyquant.ArgumentError, match="check_speed"):
+        pyquant.quantize_(model(), recipe, check_speed=True)
+
+
 def test_nothing_is_timed_where_nobody_wants_it_or_nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = fake_clock(monkeypatch)
     with warnings.catch_warnings():

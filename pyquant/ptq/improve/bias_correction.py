@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
-from pyquant.ptq.improve.replay import BatchToInputs, Replay, floating, simulated_layers
+from pyquant.ptq.improve.replay import BatchToInputs, Replay, simulated_layers
+from pyquant.simulate.fake_quantize import floating_point
 from pyquant.simulate.linear import FakeQuantLinear
 
 
@@ -45,7 +46,7 @@ def bias_correction_(
     shared = [name for name, layer in layers.items() if owners[id(layer.bias)] > 1]
     if shared:
         raise ArgumentError("model", f"one bias in the layers {', '.join(shared)}", "a bias of its own in every layer")
-    with floating(model):
+    with floating_point(model):
         calls = replay.calls(layers)
         means = {name: _means(replay, layers[name], count) for name, count in calls.items()}
     before = {name: layers[name].bias for name in calls}

@@ -15,8 +15,8 @@ from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import dequantise_weight
 from pyquant.numerics.qparams import scale_recip
 from pyquant.numerics.quantize import code_from_real
-from pyquant.ptq.improve.replay import BatchToInputs, Replay, floating, simulated_layers, tensors_of
-from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.ptq.improve.replay import BatchToInputs, Replay, simulated_layers, tensors_of
+from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
 from pyquant.simulate.linear import FakeQuantLinear
 
 ErrorFunction = Callable[[Any, Any], float]
@@ -79,7 +79,7 @@ def gptq_(
     if isinstance(held_out, bool) or not isinstance(held_out, int) or not 1 <= held_out < num_batches:
         raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
     split = num_batches - held_out
-    with floating(model):
+    with floating_point(model):
         calls = replay.calls(layers)
         targets = [replay.run(batch) for batch in replay.batches[split:]]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import inputs_of, too_few
+from pyquant.calibrate.run import evaluating, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.simulate.kinds import is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
 
 BatchToInputs = Callable[[Any], Any]
@@ -50,12 +49,12 @@ class Replay:
 
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
         """{layer: calls in the first batch}, in the order of the first calls; layers it never reaches are missing."""
-        counts: dict[str, int] = {}
+        seen: Counter[str] = Counter()
         with ExitStack() as hooks:
             for name, layer in layers.items():
-                hooks.enter_context(_hooked(layer, partial(_count, counts, name)))
+                hooks.enter_context(_hooked(layer, lambda *_, name=name: seen.update([name])))
             self.run(self.batches[0])
-        return counts
+        return dict(seen)
 
     def watch(self, layer: nn.Module, calls: int, see: Callable[[Tensor, Tensor], None], first: int, last: int) -> None:
         """see(input, output) of every call of a layer, for batches first <= i < last; a pass ends with the call after
@@ -81,38 +80,9 @@ def simulated_layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
     arguments.module("model", model)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
     if not layers:
-        raise ArgumentError(
-            "model",
-            f"a {type(model).__name__} without fake quantisation of Linears",
-            "a model after insert_fake_quantize_",
-        )
+        got = f"a {type(model).__name__} without fake quantisation of Linears"
+        raise ArgumentError("model", got, "a model after insert_fake_quantize_")
     return layers
-
-
-@contextmanager
-def floating(model: nn.Module) -> Iterator[None]:
-    """All simulating layers of a model pass their tensors on unrounded."""
-    fakes = [fake for m in model.modules() if is_simulated(m) for fake in m.fake_quantizers().values()]  # type: ignore[operator,union-attr]
-    modes = [fake.mode for fake in fakes]
-    try:
-        for fake in fakes:
-            fake.mode = "off"
-        yield
-    finally:
-        for fake, mode in zip(fakes, modes, strict=True):
-            fake.mode = mode
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module's own mode again afterwards."""
-    flags = [(m, m.training) for m in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 def tensors_of(output: Any) -> list[Tensor]:
@@ -124,10 +94,6 @@ def tensors_of(output: Any) -> list[Tensor]:
     if isinstance(output, (tuple, list)):
         return [t for item in output for t in tensors_of(item)]
     return []
-
-
-def _count(counts: dict[str, int], name: str, *_: Any) -> None:
-    counts[name] = counts.get(name, 0) + 1
 
 
 @contextmanager
