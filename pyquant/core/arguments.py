@@ -32,24 +32,14 @@ def shown(value: object) -> str:
 
 
 def module(argument: str, value: object) -> nn.Module:
-    """A module.
-
-    Example:
-        >>> module("model", nn.ReLU())
-        ReLU()
-    """
+    """A module."""
     if not isinstance(value, nn.Module):
         raise ArgumentError(argument, shown(value), "a torch.nn.Module")
     return value
 
 
 def function(argument: str, value: Any, form: str, *, optional: bool = True) -> Any:
-    """Something that can be called, or None where that is allowed; `form` says with what.
-
-    Example:
-        >>> function("filter_fn", None, "(module, name) -> bool") is None
-        True
-    """
+    """Something that can be called, or None where that is allowed; `form` says with what."""
     if (value is None and optional) or callable(value):
         return value
     raise ArgumentError(argument, shown(value), f"a function {form}{', or None' if optional else ''}")
@@ -62,12 +52,7 @@ def filter_function(value: Any) -> Any:
 
 def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
     """Something that can be gone through. For batches a single tensor or mapping is refused: its rows or keys would
-    pass as batches.
-
-    Example:
-        >>> list(iterable("data", [1, 2]))
-        [1, 2]
-    """
+    pass as batches."""
     # not iter(value): a DataLoader would start its workers; text would be gone through letter by letter
     goes = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
     if what == "batches" and isinstance(value, (Tensor, Mapping)):
@@ -79,36 +64,21 @@ def iterable(argument: str, value: Any, what: str = "batches") -> Iterable[Any]:
 
 
 def text(argument: str, value: object) -> str:
-    """Text.
-
-    Example:
-        >>> text("name", "encoder.0")
-        'encoder.0'
-    """
+    """Text."""
     if not isinstance(value, str):
         raise ArgumentError(argument, shown(value), "text")
     return value
 
 
 def flag(argument: str, value: object) -> bool:
-    """True or False, and nothing else that has a truth.
-
-    Example:
-        >>> flag("bias", True)
-        True
-    """
+    """True or False, and nothing else that has a truth."""
     if not isinstance(value, bool):
         raise ArgumentError(argument, shown(value), "True or False")
     return value
 
 
 def whole(argument: str, value: object, low: int, high: int = sys.maxsize) -> int:
-    """An integer from low to high; no bool.
-
-    Example:
-        >>> whole("steps", 3, 1)
-        3
-    """
+    """An integer from low to high; no bool."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         allowed = f"a whole number >= {low}" if high == sys.maxsize else f"a whole number from {low} to {high}"
         raise ArgumentError(argument, shown(value), allowed)
@@ -124,12 +94,7 @@ def number(
     above: bool = False,
     infinite: bool = False,
 ) -> float:
-    """A finite number of at least `low`, or above it, and at most `high`, no bool; `infinite` allows infinity.
-
-    Example:
-        >>> number("lr", 0.1, 0, above=True)
-        0.1
-    """
+    """A finite number of at least `low`, or above it, and at most `high`, no bool; `infinite` allows infinity."""
     try:
         if not isinstance(value, bool) and isinstance(value, (int, float)):
             real = float(value)
@@ -145,24 +110,14 @@ def number(
 
 
 def mapping(argument: str, value: object, what: str) -> Mapping[Any, Any]:
-    """A mapping; `what` says of what.
-
-    Example:
-        >>> mapping("ranges", {}, "layer names to ranges")
-        {}
-    """
+    """A mapping; `what` says of what."""
     if not isinstance(value, Mapping):
         raise ArgumentError(argument, shown(value), f"a mapping of {what}")
     return value
 
 
 def one_of(argument: str, value: Any, allowed: Iterable[Any], also: str = "") -> Any:
-    """One of the names that are allowed; `also` describes what else is.
-
-    Example:
-        >>> one_of("mode", "fast", ("fast", "slow"))
-        'fast'
-    """
+    """One of the names that are allowed; `also` describes what else is."""
     names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
         hint = did_you_mean(value, map(str, names)) if isinstance(value, str) else ""

@@ -33,6 +33,6 @@ def scale_shape(granularity: str, shape: Sequence[int], group_size: int = 0) -> 
         raise ArgumentError("shape", tuple(shape), f"at least one dimension with granularity '{granularity}'")
     if granularity != "per_group":
         return tuple(shape[:-1])
-    if group_size <= 0 or shape[-1] % group_size != 0:
+    if not 0 < group_size < 2**31 or shape[-1] % group_size != 0:
         raise ArgumentError("group_size", group_size, f"a positive divisor of K = {shape[-1]}")
     return (*shape[:-1], shape[-1] // group_size)

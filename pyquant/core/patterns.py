@@ -124,18 +124,20 @@ class _Graph:
             start = self.add("either", None)
             self.nodes[start] = ("either", None, (self.build(inner, start), after))
         else:
-            if high > MAX_NODES:
-                raise _refused(self.text, f"{high} repetitions", f"at most {MAX_NODES}")
+            self._check_repetitions(high)
             for _ in range(high - low):
                 start = self.add("either", None, self.build(inner, start), after)
-        if low > MAX_NODES:
-            raise _refused(self.text, f"{low} repetitions", f"at most {MAX_NODES}")
+        self._check_repetitions(low)
         for _ in range(low):
             before = len(self.nodes)
             start = self.build(inner, start)
             if len(self.nodes) == before:  # nothing to repeat
                 break
         return start
+
+    def _check_repetitions(self, count: int) -> None:
+        if count > MAX_NODES:
+            raise _refused(self.text, f"{count} repetitions", f"at most {MAX_NODES}")
 
     def _letter(self, kind: Any, argument: Any) -> Callable[[str], bool]:
         if kind is _sre.ANY:
@@ -169,18 +171,15 @@ class _Graph:
             if steps[0] > MAX_STEPS:
                 raise _refused(self.text, f"more than {MAX_STEPS} steps for {name[:80]!r}", "a simpler expression")
             kind, argument, after = self.nodes[node]
-            if kind == "accept":
-                if at is None or i == at:
-                    return True
-                continue
-            if kind == "letter":
-                if i >= len(name) or not argument(name[i]):
-                    continue
-                i += 1
-            elif (kind == "place" and not _is_place(argument, name, i)) or (
-                kind == "look" and not self._look(argument, name, i, steps)
+            if kind == "accept" and (at is None or i == at):
+                return True
+            if (
+                (kind == "letter" and (i >= len(name) or not argument(name[i])))
+                or (kind == "place" and not _is_place(argument, name, i))
+                or (kind == "look" and not self._look(argument, name, i, steps))
             ):
                 continue
+            i += kind == "letter"
             for following in after:
                 if (following, i) not in seen:
                     seen.add((following, i))
@@ -245,17 +244,13 @@ class Globs:
 
     def _test(self, i: int) -> Callable[[str], object]:
         """The comparison of one glob; made when a name first gets so far."""
-        test = self._tests.get(i)
-        if test is None:
+        if i not in self._tests:
             key = self._keys[i]
             if "?" in key or "[" in key:
-                test = re.compile(translate(key)).fullmatch
-            elif "*" not in key:
-                test = key.__eq__
+                self._tests[i] = re.compile(translate(key)).fullmatch
             else:
-                test = _Stars(key).fits
-            self._tests[i] = test
-        return test
+                self._tests[i] = _Stars(key).fits if "*" in key else key.__eq__
+        return self._tests[i]
 
 
 class _Stars:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ def W8A8(*, symmetric_inputs: bool = True) -> QScheme:
         >>> str(W8A8())
         'W8A8'
     """
-    return QScheme(_weights(8, None), _static(8, symmetric_inputs))
+    return QScheme(_weights(8, None), _inputs(8, symmetric_inputs, dynamic=False))
 
 
 def W8A8Dynamic(*, symmetric_inputs: bool = True) -> QScheme:
@@ -31,7 +31,7 @@ def W8A8Dynamic(*, symmetric_inputs: bool = True) -> QScheme:
         >>> W8A8Dynamic().inputs.granularity
         'per_token'
     """
-    return QScheme(_weights(8, None), _dynamic(8, symmetric_inputs))
+    return QScheme(_weights(8, None), _inputs(8, symmetric_inputs, dynamic=True))
 
 
 def W4A8(group_size: int | None = 128, *, symmetric_inputs: bool = True) -> QScheme:
@@ -43,7 +43,7 @@ def W4A8(group_size: int | None = 128, *, symmetric_inputs: bool = True) -> QSch
         >>> W4A8().weights.group_size
         128
     """
-    return QScheme(_weights(4, group_size), _static(8, symmetric_inputs))
+    return QScheme(_weights(4, group_size), _inputs(8, symmetric_inputs, dynamic=False))
 
 
 def W4A8Dynamic(group_size: int | None = 128, *, symmetric_inputs: bool = True) -> QScheme:
@@ -53,7 +53,7 @@ def W4A8Dynamic(group_size: int | None = 128, *, symmetric_inputs: bool = True) 
         >>> str(W4A8Dynamic())
         'W4A8Dynamic(group_size=128)'
     """
-    return QScheme(_weights(4, group_size), _dynamic(8, symmetric_inputs))
+    return QScheme(_weights(4, group_size), _inputs(8, symmetric_inputs, dynamic=True))
 
 
 def W4A4(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
@@ -63,7 +63,7 @@ def W4A4(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QSc
         >>> W4A4().inputs.code_range
         (-7, 7)
     """
-    return QScheme(_weights(4, group_size), _static(4, symmetric_inputs))
+    return QScheme(_weights(4, group_size), _inputs(4, symmetric_inputs, dynamic=False))
 
 
 def W4A4Dynamic(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
@@ -73,7 +73,7 @@ def W4A4Dynamic(group_size: int | None = None, *, symmetric_inputs: bool = True)
         >>> W4A4Dynamic().weights.bits
         4
     """
-    return QScheme(_weights(4, group_size), _dynamic(4, symmetric_inputs))
+    return QScheme(_weights(4, group_size), _inputs(4, symmetric_inputs, dynamic=True))
 
 
 def W8A16(group_size: int | None = None, *, symmetric: bool = True) -> QScheme:
@@ -163,30 +163,25 @@ def to_scheme(value: object) -> object:
 @lru_cache(maxsize=256)
 def preset_name(scheme: QScheme) -> str | None:
     """The preset's text for a scheme, or None where no preset gives it."""
-    for name, arguments in _candidates(scheme):
-        if PRESETS[name](**arguments) == scheme:
-            shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
-            return f"{name}({shown})" if shown else name
-    return None
+    name, arguments = _candidate(scheme)
+    if name not in PRESETS or not arguments.keys() <= set(_options(name)) or PRESETS[name](**arguments) != scheme:
+        return None
+    shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+    return f"{name}({shown})" if shown else name
 
 
-def _candidates(scheme: QScheme) -> Iterator[tuple[str, dict[str, Any]]]:
+def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
+    """The only preset that could give a scheme, with its options; perhaps there is none of that name."""
     w, x = scheme.weights, scheme.inputs
     if scheme.is_float:
-        yield "FP16", {"dtype": scheme.float_dtype} if scheme.float_dtype != "float16" else {}
-        return
+        return "FP16", {"dtype": scheme.float_dtype} if scheme.float_dtype != "float16" else {}
     name = f"W{w.bits}A16" if x is None else f"W{w.bits}A{x.bits}{'Dynamic' if x.dynamic else ''}"
-    if (
-        name not in PRESETS
-        or (x is not None and x.bits == 16)
-        or (name.startswith("W8A8") and w.group_size is not None)
-    ):
-        return
-    options = {"group_size": w.group_size} if w.group_size is not None or name in _GROUPED_BY_DEFAULT else {}
-    if x is None:
-        yield name, options | ({} if w.symmetric else {"symmetric": False})
-    else:
-        yield name, options | ({} if x.symmetric else {"symmetric_inputs": False})
+    options: dict[str, Any] = {}
+    if w.group_size is not None or name in _GROUPED_BY_DEFAULT:
+        options["group_size"] = w.group_size
+    if not (w if x is None else x).symmetric:
+        options["symmetric" if x is None else "symmetric_inputs"] = False
+    return name, options
 
 
 def _weights(bits: int, group_size: int | None, symmetric: bool = True) -> TensorScheme:
@@ -194,12 +189,9 @@ def _weights(bits: int, group_size: int | None, symmetric: bool = True) -> Tenso
     return TensorScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
 
 
-def _static(bits: int, symmetric: bool) -> TensorScheme:
-    return TensorScheme(bits=bits, symmetric=symmetric, granularity="per_tensor")
-
-
-def _dynamic(bits: int, symmetric: bool) -> TensorScheme:
-    return TensorScheme(bits=bits, symmetric=symmetric, granularity="per_token", dynamic=True)
+def _inputs(bits: int, symmetric: bool, dynamic: bool) -> TensorScheme:
+    granularity = "per_token" if dynamic else "per_tensor"
+    return TensorScheme(bits=bits, symmetric=symmetric, granularity=granularity, dynamic=dynamic)
 
 
 def _value(text: str, value: str) -> Any:

@@ -86,13 +86,13 @@ class TensorScheme:
 
     def __str__(self) -> str:
         words = [self.code_type.name, self.granularity + (f"({self.group_size})" if self.group_size else "")]
-        words += [] if self.symmetric else ["affine"]
-        words += ["full range"] if self.symmetric and not self.narrow_range else []
+        if not self.symmetric:
+            words.append("affine")
+        elif not self.narrow_range:
+            words.append("full range")
         words += ["dynamic"] if self.dynamic else []
         if self.calibrator != "max":
-            words.append(
-                f"{self.calibrator}({self.percentile:g})" if self.calibrator == "percentile" else self.calibrator
-            )
+            words.append(self.calibrator + (f"({self.percentile:g})" if self.calibrator == "percentile" else ""))
         return " ".join(words)
 
 
@@ -122,8 +122,8 @@ class QScheme:
 
     def __post_init__(self) -> None:
         _check_type("weights", self.weights, (TensorScheme,), "a TensorScheme")
-        _check_type("inputs", self.inputs, (TensorScheme, type(None)), "a TensorScheme or None")
-        _check_type("outputs", self.outputs, (TensorScheme, type(None)), "a TensorScheme or None")
+        for name in ("inputs", "outputs"):
+            _check_type(name, getattr(self, name), (TensorScheme, type(None)), "a TensorScheme or None")
         if self.weights.bits == 16:
             _check_float_layer(self)
             return
@@ -175,13 +175,9 @@ class QScheme:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict with the version of the format."""
-        return {
-            "version": SCHEME_VERSION,
-            "weights": self.weights.to_dict(),
-            "inputs": None if self.inputs is None else self.inputs.to_dict(),
-            "outputs": None if self.outputs is None else self.outputs.to_dict(),
-            "float_dtype": self.float_dtype,
-        }
+        parts = {"weights": self.weights, "inputs": self.inputs, "outputs": self.outputs}
+        tensors = {name: None if part is None else part.to_dict() for name, part in parts.items()}
+        return {"version": SCHEME_VERSION, **tensors, "float_dtype": self.float_dtype}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> QScheme:
@@ -192,13 +188,9 @@ class QScheme:
             raise SchemeError("version", repr(version), f"{SCHEME_VERSION} (a newer file needs a newer pyquant)")
         if not isinstance(fields.get("weights"), Mapping):
             raise SchemeError("weights", repr(fields.get("weights")), "an object with the fields of a TensorScheme")
-        inputs, outputs = fields.get("inputs"), fields.get("outputs")
-        return QScheme(
-            weights=TensorScheme.from_dict(fields["weights"]),
-            inputs=None if inputs is None else TensorScheme.from_dict(inputs),
-            outputs=None if outputs is None else TensorScheme.from_dict(outputs),
-            float_dtype=fields.get("float_dtype"),
-        )
+        parts = (fields.get(name) for name in ("inputs", "outputs"))
+        inputs, outputs = (None if part is None else TensorScheme.from_dict(part) for part in parts)
+        return QScheme(TensorScheme.from_dict(fields["weights"]), inputs, outputs, fields.get("float_dtype"))
 
     def __str__(self) -> str:
         from pyquant.core.presets import preset_name  # imported here, because presets import schemes
@@ -236,14 +228,12 @@ def _check_group_size(granularity: str, group_size: object) -> None:
 
 
 def _check_float_layer(scheme: QScheme) -> None:
-    if scheme.inputs is not None:
-        raise SchemeError("inputs", str(scheme.inputs), "None with 16-bit weights")
-    if scheme.outputs is not None:
-        raise SchemeError("outputs", str(scheme.outputs), "None with 16-bit weights")
+    for name in ("inputs", "outputs"):
+        if getattr(scheme, name) is not None:
+            raise SchemeError(name, str(getattr(scheme, name)), "None with 16-bit weights")
     if scheme.weights != TensorScheme(bits=16):
-        raise SchemeError(
-            "weights", repr(scheme.weights), "TensorScheme(bits=16) with all other fields at their defaults"
-        )
+        allowed = "TensorScheme(bits=16) with all other fields at their defaults"
+        raise SchemeError("weights", repr(scheme.weights), allowed)
     _check_choice("float_dtype", scheme.float_dtype, HALF_DTYPES)
 
 
@@ -275,11 +265,8 @@ def _check_outputs(outputs: TensorScheme, inputs: TensorScheme | None) -> None:
 
 
 def _known_fields(kind: str, data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise SchemeError(
-            kind, f"{type(data).__name__} {data!r}"[:120], f"an object with the fields {', '.join(names)}"
-        )
-    unknown = [key for key in data if key not in names]
-    if unknown:
-        raise SchemeError(kind, f"unknown field {unknown[0]!r}"[:120], f"the fields {', '.join(names)}")
+    _check_type(kind, data, (Mapping,), f"an object with the fields {', '.join(names)}")
+    for key in data:
+        if key not in names:
+            raise SchemeError(kind, f"unknown field {key!r}"[:120], f"the fields {', '.join(names)}")
     return dict(data)

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -72,15 +72,13 @@ class SaveDirectory:
 
     def remove(self, name: str) -> None:
         """Removes a file; one that is gone already is fine."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._fd)
-        except FileNotFoundError:
-            return
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The bytes of a regular file of at most `limit` bytes, or None where there is none of that name."""
         try:
-            return read_file(name, dir_fd=self._fd, check=lambda size: _check_limit(name, size, limit))
+            return read_file(name, dir_fd=self._fd, check=at_most(limit, name))
         except FileNotFoundError:
             return None
 
@@ -113,8 +111,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
     """
     path = Path(path)
     _make_directory(path.parent)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path.parent) as folder:
         name = f".pyquant-{secrets.token_hex(16)}.file.tmp"
         try:
             _write_new(name, data, folder)
@@ -126,8 +123,6 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
                 os.unlink(name, dir_fd=folder)
             raise
         os.fsync(folder)
-    finally:
-        os.close(folder)
     return path
 
 
@@ -144,8 +139,7 @@ def put_beside(directory: str | os.PathLike[str], files: Mapping[str, bytes]) ->
                 out.publish(out.stage(data), name)
             out.sync()
     except OSError as error:
-        reason = f"{error.strerror} (errno {error.errno})"
-        raise CheckpointError(f"{os.fspath(directory)}: {', '.join(files)} not saved: {reason}") from error
+        raise CheckpointError(f"{os.fspath(directory)}: {', '.join(files)} not saved: {reason_of(error)}") from error
 
 
 def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | None = None) -> bytes:
@@ -153,13 +147,6 @@ def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | N
 
     check   raises to refuse.
     Raises CheckpointError for what is no regular file or changes its size meanwhile; OSError from the file system.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as f:
-        ...     _ = f.write(b"ab"), f.flush()
-        ...     read_file(f.name, check=lambda size: None)
-        b'ab'
     """
     # O_NONBLOCK: opening a FIFO placed there by an attacker must not block
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -185,12 +172,17 @@ def _write_new(name: str, data: bytes, folder: int) -> None:
     # O_EXCL and an unpredictable name: a file or link placed there by an attacker is never followed or overwritten
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        write_all(fd, data)
     finally:
         os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes data to an open file and flushes it to the disk."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.fsync(fd)
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
@@ -205,9 +197,35 @@ def _read_exactly(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _check_limit(name: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise CheckpointError(f"{name}: {size} bytes; allowed: at most {limit}")
+def at_most(limit: int, file: str | Path) -> Callable[[int], None]:
+    """A check for read_file that refuses larger files. Raises CheckpointError."""
+
+    def check(size: int) -> None:
+        if size > limit:
+            raise CheckpointError(f"{file}: {size} bytes; allowed: at most {limit}")
+
+    return check
+
+
+def reason_of(error: OSError) -> str:
+    """What the file system says, for a message."""
+    return f"{error.strerror} (errno {error.errno})"
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names that were given or taken in a folder survive a power loss."""
+    with opened(folder) as fd:
+        os.fsync(fd)
 
 
 def _make_directory(path: Path) -> None:
@@ -218,8 +236,4 @@ def _make_directory(path: Path) -> None:
         parent = parent.parent
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
-        fd = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(directory.parent)

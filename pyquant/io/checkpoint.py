@@ -21,7 +21,7 @@ from pyquant.core import arguments
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import manifest as manifests
-from pyquant.io.atomic import SaveDirectory, read_file
+from pyquant.io.atomic import SaveDirectory, at_most, opened, read_file, reason_of
 from pyquant.io.compressed_tensors import from_tensors, tensor_specs
 from pyquant.io.manifest import CONFIG, INDEX, SHARD, FileEntry, Manifest, TensorEntry
 from pyquant.io.prepare import check_json, check_layers, check_tensors, config_of, parts_of
@@ -95,10 +95,8 @@ def save_checkpoint(
         with SaveDirectory(directory) as out:
             return _save(out, draft, parts_of(layers, entries, other_tensors, max_shard_bytes))
     except OSError as error:
-        reason = f"{error.strerror} (errno {error.errno})"
-        raise CheckpointError(
-            f"{os.fspath(directory)}: not saved: {reason}; the checkpoint there, if any, is whole"
-        ) from error
+        state = f"not saved: {reason_of(error)}; the checkpoint there, if any, is whole"
+        raise CheckpointError(f"{os.fspath(directory)}: {state}") from error
 
 
 def load_checkpoint(directory: str | os.PathLike[str], *, manifest_sha256: str | None = None) -> Checkpoint:
@@ -194,9 +192,8 @@ def _superseded(out: SaveDirectory) -> dict[str, str | None]:
     if manifests.FILE not in names:
         foreign |= names & {CONFIG, INDEX}
     if foreign:
-        raise CheckpointError(
-            f"{out.path}: '{min(foreign)}' is not of pyquant; allowed: an empty directory or a pyquant checkpoint"
-        )
+        allowed = "an empty directory or a pyquant checkpoint"
+        raise CheckpointError(f"{out.path}: '{min(foreign)}' is not of pyquant; allowed: {allowed}")
     contents = {name: out.read(name, MAX_BYTES) for name in (CONFIG, INDEX)}
     return {name: None if data is None else hashlib.sha256(data).hexdigest() for name, data in contents.items()}
 
@@ -213,17 +210,12 @@ def _in_force(out: SaveDirectory) -> Manifest | None:
 
 def _read_manifest(path: Path) -> bytes:
     file = path / manifests.FILE
-
-    def check(size: int) -> None:
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{file}: {size} bytes; allowed: at most {MAX_BYTES}")
-
     try:
-        return read_file(file, check=check)
+        return read_file(file, check=at_most(MAX_BYTES, file))
     except FileNotFoundError:
         raise CheckpointError(f"{file}: not there; a directory without a manifest is no checkpoint") from None
     except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror} (errno {error.errno})") from None
+        raise CheckpointError(f"{file}: {reason_of(error)}") from None
 
 
 def _check_pin(path: Path, data: bytes, pin: str | None) -> None:
@@ -235,16 +227,12 @@ def _check_pin(path: Path, data: bytes, pin: str | None) -> None:
 def _load(path: Path, data: bytes) -> Checkpoint:
     manifest = manifests.parse(data)
     try:
-        dir_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with opened(path) as dir_fd:
+            _check_companions(path, dir_fd, manifest)
+            layers, tensors = _read_shards(path, dir_fd, manifest)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror} (errno {error.errno})") from None
-    try:
-        _check_companions(path, dir_fd, manifest)
-        layers, tensors = _read_shards(path, dir_fd, manifest)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.filename}: {error.strerror} (errno {error.errno})") from None
-    finally:
-        os.close(dir_fd)
+        where = path if error.filename in (str(path), path) else f"{path}: {error.filename}"
+        raise CheckpointError(f"{where}: {reason_of(error)}") from None
     return Checkpoint(layers, tensors, manifest.config, manifest.extra, hashlib.sha256(data).hexdigest())
 
 
@@ -257,16 +245,11 @@ def _check_companions(path: Path, dir_fd: int, manifest: Manifest) -> None:
             continue
         # an interrupted save: the file may be old, missing or new; the manifest is authoritative
         try:
-            content = read_file(name, dir_fd=dir_fd, check=_check_small)
+            content = read_file(name, dir_fd=dir_fd, check=at_most(MAX_BYTES, where))
         except FileNotFoundError:
             continue
         if hashlib.sha256(content).hexdigest() not in (manifest.pending[name], file.sha256):
             raise CheckpointError(f"{where}: neither the file before the last save nor the one after it")
-
-
-def _check_small(size: int) -> None:
-    if size > MAX_BYTES:
-        raise CheckpointError(f"a file of {size} bytes; allowed: at most {MAX_BYTES}")
 
 
 def _read_shards(
@@ -287,6 +270,6 @@ def _layer(path: Path, entry: LayerEntry, tensors: dict[str, torch.Tensor]) -> L
     try:
         layer = from_tensors(entry, tensors)
         check_layer(layer)
+        return layer
     except (ArgumentError, CheckpointError) as error:
         raise CheckpointError(f"{path}: layer '{entry.name}': {error}") from None
-    return layer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -40,19 +40,14 @@ def tensor_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
 
     Source: docs/file_format.md 3.
     """
-    scheme, n, k = entry.scheme, entry.out_features, entry.in_features
-    specs: dict[str, TensorSpec] = {}
-    if scheme.is_float:
-        specs["weight"] = (getattr(torch, str(scheme.float_dtype)), (n, k))
-    else:
-        specs |= _weight_specs(entry)
-    for prefix, one in (("input", scheme.inputs), ("output", scheme.outputs)):
+    specs = _weight_specs(entry)
+    for prefix, one in (("input", entry.scheme.inputs), ("output", entry.scheme.outputs)):
         if one is not None and not one.dynamic:
             specs[f"{prefix}_scale"] = (torch.float32, (1,))
             if not one.symmetric:
                 specs[f"{prefix}_zero_point"] = (torch.int8, (1,))
     if entry.bias is not None:
-        specs["bias"] = (entry.bias, (n,))
+        specs["bias"] = (entry.bias, (entry.out_features,))
     return {_join(entry.name, suffix): spec for suffix, spec in specs.items()}
 
 
@@ -84,11 +79,11 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
     Raises CheckpointError where weight_shape or the padding of packed codes is not what the packing gives.
     """
     scheme, n, k = entry.scheme, entry.out_features, entry.in_features
-    by_suffix = {suffix: tensors.pop(name) for name, suffix in _suffixes(entry).items()}
+    start = len(_join(entry.name, ""))
+    by_suffix = {name[start:]: tensors.pop(name) for name in tensor_specs(entry)}
     scale, zero_point = by_suffix.get("weight_scale"), by_suffix.get("weight_zero_point")
     if "weight_packed" in by_suffix:
-        if by_suffix["weight_shape"].tolist() != [n, k]:
-            got = by_suffix["weight_shape"].tolist()
+        if (got := by_suffix["weight_shape"].tolist()) != [n, k]:
             raise CheckpointError(f"tensor '{_join(entry.name, 'weight_shape')}': {got}; allowed: [{n}, {k}]")
         packed_name = _join(entry.name, "weight_packed")
         by_suffix["weight"] = unpack_from_int32(by_suffix.pop("weight_packed"), scheme.weights.bits, k, packed_name)
@@ -210,6 +205,8 @@ def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) 
 
 def _weight_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
     weights, n, k = entry.scheme.weights, entry.out_features, entry.in_features
+    if entry.scheme.is_float:
+        return {"weight": (getattr(torch, str(entry.scheme.float_dtype)), (n, k))}
     scale = weight_scale_shape(weights, n, k)
     column = (n, 1) if weights.granularity == "per_channel" else scale
     specs: dict[str, TensorSpec] = {"weight_scale": (torch.float32, column)}
@@ -221,20 +218,16 @@ def _weight_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
     if not weights.symmetric:
         # compressed-tensors packs the zero points of channels and groups along the channels, and leaves a single one
         is_single = weights.granularity == "per_tensor"
-        specs["weight_zero_point"] = (
-            (torch.int8, (1,)) if is_single else (torch.int32, (_words(n, weights.bits), column[1]))
-        )
+        packed = (1,) if is_single else (_words(n, weights.bits), column[1])
+        specs["weight_zero_point"] = (torch.int8 if is_single else torch.int32, packed)
     return specs
 
 
 def _group(entry: LayerEntry, format_name: str) -> dict[str, Any]:
     scheme = entry.scheme
-    group: dict[str, Any] = {"targets": [], "format": format_name, "weights": _arguments(scheme.weights)}
-    if scheme.inputs is not None:
-        group["input_activations"] = _arguments(scheme.inputs)
-    if scheme.outputs is not None:
-        group["output_activations"] = _arguments(scheme.outputs)
-    return group
+    named = {"weights": scheme.weights, "input_activations": scheme.inputs, "output_activations": scheme.outputs}
+    described = {name: _arguments(one) for name, one in named.items() if one is not None}
+    return {"targets": [], "format": format_name, **described}
 
 
 def _targets(names: Sequence[str], head_prefix: str) -> list[str]:
@@ -257,11 +250,6 @@ def _arguments(scheme: TensorScheme) -> dict[str, Any]:
 
 def _as_column(tensor: torch.Tensor, weights: TensorScheme) -> torch.Tensor:
     return tensor.reshape(-1, 1) if weights.granularity == "per_channel" else tensor
-
-
-def _suffixes(entry: LayerEntry) -> Mapping[str, str]:
-    start = len(entry.name) + 1 if entry.name else 0
-    return {name: name[start:] for name in tensor_specs(entry)}
 
 
 def _join(name: str, suffix: str) -> str:

@@ -13,12 +13,12 @@ import os
 import stat
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
+from pyquant.io.atomic import at_most, sync_folder, write_all
 
 VERSION: Final = 1
 MAX_BYTES: Final = 2**30
@@ -62,10 +62,13 @@ class Journal:
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise CheckpointError(f"{self.path}: not a regular file; allowed: a regular file")
-            self._lock()
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             identity = {"fingerprint": facts} if isinstance(facts, str) else {str(k): str(v) for k, v in facts.items()}
             self._check = 0  # of the lines so far
             self._begin({"journal": VERSION, "kind": kind, **{f"of {name}": value for name, value in identity.items()}})
+        except BlockingIOError:
+            os.close(self._fd)
+            raise CheckpointError(f"{self.path}: another process is writing it; allowed: one at a time") from None
         except BaseException:
             os.close(self._fd)
             raise
@@ -81,9 +84,8 @@ class Journal:
         try:
             line = _line({"key": key, "value": value}, self._check)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                "value", f"{key}: {error}", "finite numbers, text, bool, None, lists, {text: value}"
-            ) from None
+            allowed = "finite numbers, text, bool, None, lists, {text: value}"
+            raise ArgumentError("value", f"{key}: {error}", allowed) from None
         self._append(line)
         self.entries[key] = json.loads(line)["value"]  # as a later run will read it
 
@@ -98,12 +100,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"{self.path}: another process is writing it; allowed: one at a time") from None
 
     def _begin(self, header: dict[str, Any]) -> None:
         data = self._read()
@@ -125,7 +121,7 @@ class Journal:
             os.fsync(self._fd)
         if not lines:
             self._append(first)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     def _check_header(self, line: bytes, expected: dict[str, Any]) -> None:
         header = self._parsed(line, f"{self.path}: line 1")
@@ -134,10 +130,9 @@ class Journal:
         for name in sorted({*header, *expected}, key=lambda name: (name != "kind", name)):
             if header.get(name) != expected.get(name):
                 got, allowed = (repr(d.get(name, "nothing"))[:200] for d in (header, expected))
-                raise CheckpointError(
-                    f"{self.path}: a journal with {name.removeprefix('of ')} {got}; allowed: {allowed}. It belongs "
-                    "to another model, data or settings: name another file, or delete it"
-                )  # fmt: skip
+                why = "It belongs to another model, data or settings: name another file, or delete it"
+                found = f"a journal with {name.removeprefix('of ')} {got}"
+                raise CheckpointError(f"{self.path}: {found}; allowed: {allowed}. {why}")
 
     def _parsed(self, line: bytes, where: str) -> dict[str, Any]:
         content = strict_json.loads(line, where)
@@ -148,29 +143,17 @@ class Journal:
         return content
 
     def _read(self) -> bytes:
-        if (size := os.fstat(self._fd).st_size) > MAX_BYTES:
-            raise CheckpointError(f"{self.path}: {size} bytes; allowed: at most {MAX_BYTES}")
+        at_most(MAX_BYTES, self.path)(os.fstat(self._fd).st_size)
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
             return file.read()
 
     def _append(self, line: bytes) -> None:
         self._check = zlib.crc32(line, self._check)
-        view = memoryview(line)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        os.fsync(self._fd)
+        write_all(self._fd, line)
 
 
 def _line(content: dict[str, Any], before: int) -> bytes:
     """The line of an object: its checksum comes first, over the lines before it and everything else in it."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f'{{"crc32":"{zlib.crc32(text.encode("ascii"), before):08x}",{text[1:]}\n'.encode("ascii")
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

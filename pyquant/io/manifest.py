@@ -6,6 +6,7 @@ It is the only file the loader trusts, and trusts only after all of its own chec
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,11 @@ _INFINITIES: Final = {"inf": float("inf"), "-inf": float("-inf")}
 _MAX_RANK: Final = 32
 
 
+def is_digest(value: object) -> bool:
+    """Whether this is a SHA-256 as 64 lower-case hexadecimal digits."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """Size in bytes and SHA-256 of a file."""
@@ -72,10 +78,7 @@ class TensorEntry:
     @property
     def size(self) -> int:
         """Bytes."""
-        size = self.dtype.itemsize
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape, start=self.dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,8 @@ def _check_version(version: object) -> None:
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise _refused("version", version, f"an integer from 1 to {VERSION}")
     if version > VERSION:
-        raise CheckpointError(
-            f"{FILE}: version {version} is of a newer pyquant; allowed: up to {VERSION}; install a newer pyquant"
-        )
+        newer = f"version {version} is of a newer pyquant"
+        raise CheckpointError(f"{FILE}: {newer}; allowed: up to {VERSION}; install a newer pyquant")
 
 
 def _version_of(layers: Mapping[str, LayerEntry], tensors: Mapping[str, object]) -> int:
@@ -175,8 +177,7 @@ def _version_of(layers: Mapping[str, LayerEntry], tensors: Mapping[str, object])
 
 def _check_digest(document: Mapping[str, Any], data: bytes) -> None:
     claimed = document["sha256"]
-    if not is_digest(claimed):
-        raise _refused("sha256", claimed, "64 hexadecimal digits")
+    _check_is_digest("sha256", claimed)
     if _self_digest({key: value for key, value in document.items() if key != "sha256"}) != claimed:
         raise CheckpointError(f"{FILE}: its contents do not have the SHA-256 it carries; it was damaged or altered")
     if lines(document) != data:
@@ -194,8 +195,7 @@ def _file(name: str, body: object) -> FileEntry:
     body = _check_keys(where, body, ("bytes", "sha256"))
     if not _is_size(body["bytes"]):
         raise _refused(f"{where}: bytes", body["bytes"], f"an integer in [0, {MAX_FILE_BYTES}]")
-    if not is_digest(body["sha256"]):
-        raise _refused(f"{where}: sha256", body["sha256"], "64 hexadecimal digits")
+    _check_is_digest(f"{where}: sha256", body["sha256"])
     return FileEntry(body["bytes"], body["sha256"])
 
 
@@ -208,16 +208,14 @@ def _tensor(name: str, body: object, files: Mapping[str, FileEntry]) -> TensorEn
         raise _refused(f"{where}: dtype", body["dtype"], " ".join(DTYPES))
     if not isinstance(body["file"], str) or body["file"] not in files or not SHARD.fullmatch(body["file"]):
         raise _refused(f"{where}: file", body["file"], "a shard that the manifest lists")
-    if not is_digest(body["sha256"]):
-        raise _refused(f"{where}: sha256", body["sha256"], "64 hexadecimal digits")
+    _check_is_digest(f"{where}: sha256", body["sha256"])
     shape = body["shape"]
     if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(_is_size(extent) for extent in shape):
         raise _refused(f"{where}: shape", shape, f"at most {_MAX_RANK} integers in [0, {MAX_FILE_BYTES}]")
     entry = TensorEntry(body["file"], DTYPES[body["dtype"]], tuple(shape), body["sha256"])
     if entry.size > files[entry.file].size:
-        raise _refused(
-            f"{where}: shape", f"{entry.size} bytes", f"at most the {files[entry.file].size} of {entry.file}"
-        )
+        allowed = f"at most the {files[entry.file].size} of {entry.file}"
+        raise _refused(f"{where}: shape", f"{entry.size} bytes", allowed)
     return entry
 
 
@@ -264,18 +262,14 @@ def _clamp(where: str, value: object) -> tuple[float, float] | None:
 
 
 def _layer_to_json(entry: LayerEntry) -> dict[str, Any]:
-    clamp = None
-    if entry.clamp is not None:
-        clamp = [next((word for word, inf in _INFINITIES.items() if inf == v), v) for v in entry.clamp]
+    words = {infinity: word for word, infinity in _INFINITIES.items()}
+    plain = {key: getattr(entry, key) for key in ("activation", "in_features", "kind", "out_features")}
     geometry = {} if entry.geometry is None else {"geometry": {k: list(v) for k, v in entry.geometry.items()}}
     return {
+        **plain,
         **geometry,
-        "activation": entry.activation,
         "bias": None if entry.bias is None else DTYPE_NAMES[entry.bias],
-        "clamp": clamp,
-        "in_features": entry.in_features,
-        "kind": entry.kind,
-        "out_features": entry.out_features,
+        "clamp": None if entry.clamp is None else [words.get(v, v) for v in entry.clamp],
         "scheme": entry.scheme.to_dict(),
     }
 
@@ -317,17 +311,16 @@ def _check_shards(manifest: Manifest) -> None:
 def _check_keys(where: str, body: object, allowed: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise _refused(where, body, "an object")
-    unknown = [key for key in body if key not in allowed]
-    missing = [key for key in allowed if key not in body]
-    if unknown or missing:
-        what = f"unknown key {unknown[0][:80]!r}" if unknown else f"key {missing[0]!r} is missing"
-        raise CheckpointError(f"{FILE}: {where}: {what}; allowed: exactly {', '.join(allowed)}")
+    wrong = [f"unknown key {key[:80]!r}" for key in body if key not in allowed]
+    wrong += [f"key {key!r} is missing" for key in allowed if key not in body]
+    if wrong:
+        raise CheckpointError(f"{FILE}: {where}: {wrong[0]}; allowed: exactly {', '.join(allowed)}")
     return body
 
 
-def is_digest(value: object) -> bool:
-    """Whether this is a SHA-256 as 64 lower-case hexadecimal digits."""
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+def _check_is_digest(what: str, value: object) -> None:
+    if not is_digest(value):
+        raise _refused(what, value, "64 hexadecimal digits")
 
 
 def _is_size(value: object) -> bool:

@@ -40,9 +40,8 @@ def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, Layer
             raise ArgumentError(f"other_tensors[{name!r}]", type(tensor).__name__, "a tensor")
         if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type == "meta":
             got = f"{tensor.dtype} {tensor.layout} on {tensor.device}".replace("torch.", "")
-            raise ArgumentError(
-                f"other_tensors[{name!r}]", got, f"a strided tensor with data of type {' '.join(DTYPE_NAMES.values())}"
-            )
+            allowed = f"a strided tensor with data of type {' '.join(DTYPE_NAMES.values())}"
+            raise ArgumentError(f"other_tensors[{name!r}]", got, allowed)
 
 
 def check_json(argument: str, value: Mapping[str, Any], *, whole_keys: bool = False) -> dict[str, Any]:
@@ -56,36 +55,28 @@ def check_json(argument: str, value: Mapping[str, Any], *, whole_keys: bool = Fa
 
 
 def config_of(
-    entries: Sequence[LayerEntry],
-    other: Mapping[str, torch.Tensor],
-    extra: Mapping[str, Any],
-    model_config: Mapping[str, Any] | None,
-    head_prefix: str = "",
-    refusal: str = "",
-) -> dict[str, Any]:
+    entries: Sequence[LayerEntry], other: Mapping[str, torch.Tensor], extra: Mapping[str, Any],
+    model_config: Mapping[str, Any], head_prefix: str, refusal: str,
+) -> dict[str, Any]:  # fmt: skip
     """The contents of config.json: the caller's keys, and quantization_config where some layer has codes.
 
     head_prefix, refusal  as in quantization_config().
     """
-    config = dict(model_config or {})
-    if "quantization_config" in config:
-        raise ArgumentError(
-            "model_config", "a key 'quantization_config'", "the other keys; this one is written by pyquant"
-        )
+    if "quantization_config" in model_config:
+        allowed = "the other keys; this one is written by pyquant"
+        raise ArgumentError("model_config", "a key 'quantization_config'", allowed)
     if not refusal and all(e.scheme.is_float or e.kind == "conv2d" for e in entries):
-        return config
+        return dict(model_config)
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
     ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
     described = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal)
-    return {**config, "quantization_config": described}
+    return {**model_config, "quantization_config": described}
 
 
 def parts_of(
-    layers: Sequence[LayerRecord],
-    entries: Mapping[str, LayerEntry],
-    other: Mapping[str, torch.Tensor],
+    layers: Sequence[LayerRecord], entries: Mapping[str, LayerEntry], other: Mapping[str, torch.Tensor],
     max_shard_bytes: int,
-) -> Iterator[dict[str, torch.Tensor]]:
+) -> Iterator[dict[str, torch.Tensor]]:  # fmt: skip
     """The tensors of one shard after the other; a portion is packed only when it is consumed."""
     part: dict[str, torch.Tensor] = {}
     size = 0

@@ -95,10 +95,6 @@ def is_safe_name(name: object) -> bool:
     """Whether a tensor or layer name is 1 to 256 printable characters without '..', and not safetensors' own.
 
     A name is a key and never a path: a slash or a space in it is harmless.
-
-    Example:
-        >>> is_safe_name("blocks.0.fc1"), is_safe_name("<a___cites___b>"), is_safe_name("../x"), is_safe_name("")
-        (True, True, False, False)
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME:
         return False
@@ -124,7 +120,8 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
         _check_tensor(layer, "codes", getattr(torch, str(scheme.float_dtype)), shape)
         _check_absent(layer, "weight_scale", "weight_zero_point", "in a 16-bit layer")
     else:
-        _check_codes(layer, scheme.weights, shape)
+        _check_tensor(layer, "codes", torch.int8, shape)
+        _check_range(layer, "codes", layer.codes, scheme.weights.code_range)
         _check_qparams(layer, "weight", scheme.weights, weight_scale_shape(scheme.weights, *shape))
     for prefix, one in (("input", scheme.inputs), ("output", scheme.outputs)):
         if one is None or one.dynamic:
@@ -138,17 +135,9 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
 
 def entry_of(layer: LayerRecord) -> LayerEntry:
     """The words and sizes of a record, its scheme parsed. Raises SchemeError."""
-    return LayerEntry(
-        name=layer.name,
-        scheme=QScheme.from_dict(layer.scheme),
-        in_features=layer.in_features,
-        out_features=layer.out_features,
-        bias=None if layer.bias is None else layer.bias.dtype,
-        activation=layer.activation,
-        clamp=layer.clamp,
-        kind=layer.kind,
-        geometry=_plain(layer.geometry),
-    )
+    bias, geometry = None if layer.bias is None else layer.bias.dtype, _plain(layer.geometry)
+    scheme, n, k = QScheme.from_dict(layer.scheme), layer.out_features, layer.in_features
+    return LayerEntry(layer.name, scheme, k, n, bias, layer.activation, layer.clamp, layer.kind, geometry)
 
 
 def check_entry(entry: LayerEntry) -> None:
@@ -221,35 +210,26 @@ def _check_geometry(entry: LayerEntry) -> None:
         raise ArgumentError(field, repr(geometry)[:80], f"the keys {', '.join(GEOMETRY)}")
     for key, (count, least) in GEOMETRY.items():
         numbers = geometry[key]
-        if (
-            not isinstance(numbers, tuple)
-            or len(numbers) != count
-            or any(isinstance(v, bool) or not isinstance(v, int) or not least <= v <= MAX_SIZE for v in numbers)
-        ):
+        whole = isinstance(numbers, tuple) and all(type(v) is int and least <= v <= MAX_SIZE for v in numbers)
+        if not whole or len(numbers) != count:
             raise ArgumentError(f"{field}.{key}", repr(numbers)[:80], f"{count} integers in [{least}, {MAX_SIZE}]")
     pixels = geometry["kernel_size"][0] * geometry["kernel_size"][1]
     if entry.in_features % pixels:
         raise ArgumentError(_of(entry.name, "in_features"), entry.in_features, f"a multiple of the kernel's {pixels}")
 
 
-def _is_clamp(clamp: object) -> bool:
-    if not isinstance(clamp, tuple) or len(clamp) != 2 or not all(isinstance(v, float) for v in clamp):
-        return False
-    return not any(math.isnan(v) for v in clamp) and clamp[0] <= clamp[1]
-
-
-def _check_codes(layer: LayerRecord, weights: TensorScheme, shape: tuple[int, int]) -> None:
-    _check_tensor(layer, "codes", torch.int8, shape)
-    _check_range(layer, "codes", layer.codes, weights.code_range)
+def _is_clamp(clamp: Any) -> bool:
+    is_pair = isinstance(clamp, tuple) and len(clamp) == 2 and all(isinstance(v, float) for v in clamp)
+    return is_pair and clamp[0] <= clamp[1]  # false for NaN
 
 
 def _check_qparams(layer: LayerRecord, prefix: str, scheme: TensorScheme, shape: tuple[int, ...]) -> None:
     field = f"{prefix}_scale"
     _check_tensor(layer, field, torch.float32, shape)
     scale = getattr(layer, field)
-    if not bool(((scale > 0) & (scale < math.inf)).all()):
-        worst = scale[~((scale > 0) & (scale < math.inf))][0].item()
-        raise ArgumentError(_of(layer.name, field), worst, "finite and > 0")
+    bad = scale[~((scale > 0) & (scale < math.inf))]
+    if bad.numel():
+        raise ArgumentError(_of(layer.name, field), bad[0].item(), "finite and > 0")
     field = f"{prefix}_zero_point"
     if scheme.symmetric:
         if getattr(layer, field) is not None:
@@ -274,13 +254,9 @@ def _check_tensor(
 
 
 def _check_range(layer: LayerRecord, field: str, tensor: torch.Tensor, limits: tuple[int, int]) -> None:
-    if tensor.numel() == 0:
-        return
-    low, high = (int(v) for v in tensor.aminmax())
+    low, high = (int(v) for v in tensor.aminmax()) if tensor.numel() else limits
     if low < limits[0] or high > limits[1]:
-        raise ArgumentError(
-            _of(layer.name, field), f"values in [{low}, {high}]", f"codes in [{limits[0]}, {limits[1]}]"
-        )
+        raise ArgumentError(_of(layer.name, field), f"values in [{low}, {high}]", f"codes in {list(limits)}")
 
 
 def _check_absent(layer: LayerRecord, first: str, second: str, when: str) -> None:

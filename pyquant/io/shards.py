@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from pyquant.core.dtypes import describe, dtype_name
 from pyquant.errors import CheckpointError
 from pyquant.io.atomic import read_file
 from pyquant.io.manifest import FileEntry, TensorEntry
@@ -56,10 +57,8 @@ def decode(
     for key, entry in entries.items():
         tensor = tensors[key]
         if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-            got, allowed = f"{tensor.dtype} {list(tensor.shape)}", f"{entry.dtype} {list(entry.shape)}"
-            raise CheckpointError(
-                f"{where}/{name}: tensor '{key}': got {got}; allowed: {allowed}".replace("torch.", "")
-            )
+            got, allowed = describe(tensor), f"{dtype_name(entry.dtype)} {list(entry.shape)}"
+            raise CheckpointError(f"{where}/{name}: tensor '{key}': got {got}; allowed: {allowed}")
         if digest(tensor) != entry.sha256:
             raise CheckpointError(f"{where}/{name}: tensor '{key}': its bytes do not have the SHA-256 of the manifest")
     return tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Final
 
 import torch
@@ -66,59 +66,17 @@ _SILU_LIMIT: Final = 86.0
 _BLOCK: Final = 1 << 15
 
 
-def silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x)); the error is bounded in docs/activations.md.
+def _by_block(formula: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @wraps(formula)
+    def by_block(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise ArgumentError("x", x.dtype, torch.float32)
+        flat = x.detach().reshape(-1)
+        if flat.numel() <= _BLOCK:
+            return formula(flat).reshape(x.shape)
+        return torch.cat([formula(block) for block in flat.split(_BLOCK)]).reshape(x.shape)
 
-    x  float32, any shape.
-    Returns float32 of that shape; NaN -> NaN, +inf -> +inf, -inf -> -0.0, -0.0 -> -0.0.
-    Raises ArgumentError for another dtype.
-    Source: docs/activations.md; csrc/core/activation_math.h.
-
-    Example:
-        >>> silu(torch.tensor([1.0])).item()
-        0.7310585975646973
-    """
-    return _by_block(_silu, x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of gelu (docs/activations.md).
-
-    x  float32, any shape.
-    Returns float32 of that shape; NaN -> NaN, +inf -> +inf, -inf -> -0.0, -0.0 -> -0.0.
-    Raises ArgumentError for another dtype.
-    Source: docs/activations.md; csrc/core/activation_math.h.
-
-    Example:
-        >>> gelu_tanh(torch.tensor([1.0])).item()
-        0.8411920070648193
-    """
-    return _by_block(_gelu_tanh, x)
-
-
-def gelu_erf(x: Tensor) -> Tensor:
-    """x * Phi(x), Phi the normal distribution function; the error is bounded in docs/activations.md.
-
-    x  float32, any shape.
-    Returns float32 of that shape; NaN -> NaN, +inf -> +inf, -inf -> -0.0, -0.0 -> -0.0.
-    Raises ArgumentError for another dtype.
-    Source: docs/activations.md; csrc/core/activation_math.h.
-
-    Example:
-        >>> gelu_erf(torch.tensor([1.0])).item()
-        0.8413447141647339
-    """
-    return _by_block(_gelu_erf, x)
-
-
-def _by_block(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    if x.dtype != torch.float32:
-        raise ArgumentError("x", x.dtype, torch.float32)
-    flat = x.detach().reshape(-1)
-    if flat.numel() <= _BLOCK:
-        return function(flat).reshape(x.shape)
-    blocks = [function(flat[start : start + _BLOCK]) for start in range(0, flat.numel(), _BLOCK)]
-    return torch.cat(blocks).reshape(x.shape)
+    return by_block
 
 
 def _half_power(f: Tensor, shifted: Tensor) -> Tensor:
@@ -145,7 +103,18 @@ def _polynomial(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
     return value
 
 
-def _silu(x: Tensor) -> Tensor:
+@_by_block
+def silu(x: Tensor) -> Tensor:
+    """x / (1 + exp(-x)).
+
+    x   float32, any shape.
+    ->  float32 of that shape; NaN -> NaN, +inf -> +inf, -inf -> -0.0, -0.0 -> -0.0.
+    Raises ArgumentError for another dtype. Source, with bounds of the error: docs/activations.md.
+
+    Example:
+        >>> silu(torch.tensor([1.0])).item()
+        0.7310585975646973
+    """
     a = x.abs()
     shifted = fma(a, -LOG2_E_HIGH, _ROUND_TO_INTEGER)
     n = shifted - _ROUND_TO_INTEGER
@@ -153,12 +122,26 @@ def _silu(x: Tensor) -> Tensor:
     return _times_tail(x, a, _SILU_LIMIT, half / (0.5 + half))
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
+@_by_block
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of gelu. Otherwise as silu.
+
+    Example:
+        >>> gelu_tanh(torch.tensor([1.0])).item()
+        0.8411920070648193
+    """
     a = x.abs()
     return _times_tail(x, a, _TANH_LIMIT, _gelu_tail(_polynomial(_TANH, a), a))
 
 
-def _gelu_erf(x: Tensor) -> Tensor:
+@_by_block
+def gelu_erf(x: Tensor) -> Tensor:
+    """x * Phi(x), Phi the normal distribution function. Otherwise as silu.
+
+    Example:
+        >>> gelu_erf(torch.tensor([1.0])).item()
+        0.8413447141647339
+    """
     a = x.abs()
     return _times_tail(x, a, _ERF_LIMIT, _gelu_tail(_polynomial(_ERF, a), a))
 

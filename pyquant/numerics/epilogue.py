@@ -27,14 +27,9 @@ def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: floa
 
 
 def finish(
-    t: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    clamp_min: float = 0.0,
-    clamp_max: float = 0.0,
-) -> Tensor:
+    t: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0,
+) -> Tensor:  # fmt: skip
     """The steps after scaling: + bias[n], activation, + residual[m, n]; each one rounding, absent ones not taken.
 
     t         float32 [..., N], scaled.
@@ -55,14 +50,9 @@ def finish(
 
 
 def store(
-    t: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    out_scale: Tensor | None = None,
-    out_zero_point: Tensor | None = None,
-    out_qmin: int = -127,
-    out_qmax: int = 127,
-) -> Tensor:
+    t: Tensor, out_dtype: torch.dtype, *, out_scale: Tensor | None = None, out_zero_point: Tensor | None = None,
+    out_qmin: int = -127, out_qmax: int = 127,
+) -> Tensor:  # fmt: skip
     """The last step: one rounding (half to even) to a float type, or codes of the next layer.
 
     t          float32 [..., N].

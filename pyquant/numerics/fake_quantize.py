@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant.core.granularity import scale_shape
+from pyquant.numerics.norm import sum_of_lanes
 from pyquant.numerics.qparams import scale_recip
 from pyquant.numerics.quantize import _grouped, _spread, dequantize, quantize, quantize_dynamic
 
@@ -55,12 +56,7 @@ def sum_in_blocks(v: Tensor) -> Tensor:
     while True:
         blocks = max(-(-v.shape[-1] // BLOCK), 1)
         steps = F.pad(v, (0, blocks * BLOCK - v.shape[-1])).unflatten(-1, (blocks, BLOCK // BLOCK_LANES, BLOCK_LANES))
-        lanes = torch.zeros_like(steps[..., 0, :])
-        for i in range(BLOCK // BLOCK_LANES):
-            lanes = lanes + steps[..., i, :]
-        while lanes.shape[-1] > 1:
-            lanes = lanes[..., 0::2] + lanes[..., 1::2]
-        v = lanes[..., 0]
+        v = sum_of_lanes(steps)
         if blocks == 1:
             return v[..., 0]
 
@@ -78,20 +74,14 @@ def _steps(
 
 
 def fake_quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
-    granularity: str = "per_tensor",
-    group_size: int = 0,
-    qmin: int = -127,
-    qmax: int = 127,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What an element is after quantize and dequantize, and which elements were not clipped.
 
-    x, scale, zero_point, granularity, group_size   as for quantize.
+    Arguments and errors as for quantize.
     ->   y, dtype and shape of x, contiguous: dequantize(quantize(x)) rounded once to that dtype; NaN becomes 0.
          mask, uint8 [ceil(numel / 8)]: pack_mask of qmin <= rint(x * recip) + zero_point <= qmax; 0 for NaN.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
     Source: docs/numerics.md 10.1.
 
     Example:
@@ -106,19 +96,14 @@ def fake_quantize(
 
 
 def fake_quantize_dynamic(
-    x: Tensor,
-    granularity: str = "per_channel",
-    group_size: int = 0,
-    symmetric: bool = True,
-    qmin: int = -127,
+    x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The same under scales made from the data: quantize_dynamic, then dequantize. Nothing is clipped.
 
-    x    as for quantize_dynamic.
+    Arguments and errors as for quantize_dynamic.
     ->   y, dtype and shape of x, contiguous; scale and zero_point as quantize_dynamic gives them. Elements that share a
          scale with a NaN or infinity become NaN.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
     Source: docs/numerics.md 10.2.
 
     Example:
@@ -147,15 +132,9 @@ def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 def fake_quantize_lsq_backward(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
-    granularity: str = "per_tensor",
-    group_size: int = 0,
-    qmin: int = -127,
-    qmax: int = 127,
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor",
+    group_size: int = 0, qmin: int = -127, qmax: int = 127,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of fake_quantize with a learned scale: of x, and of the scale.
 
     grad   dtype and shape of x.     x, scale, zero_point, granularity, group_size   as for quantize.
@@ -163,7 +142,6 @@ def fake_quantize_lsq_backward(
            sum of grad * d, in the order of sum_in_blocks over the elements that share the scale, with
            d = rint(v) - v, v = x * recip, where x is not clipped; qmin - zero_point or qmax - zero_point where it is; 0
            where x is NaN. The factor 1 / sqrt(N * qmax) of the paper is the caller's.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
     Source: Esser et al., "Learned Step Size Quantization", arXiv 1902.08153, equation 3; docs/numerics.md 10.4.
 
     Example:

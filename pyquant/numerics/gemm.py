@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from pyquant.core.dtypes import PRODUCTS
 from pyquant.numerics.epilogue import finish, store
-from pyquant.numerics.pack import unpack_int4
+from pyquant.numerics.pack import unpack
 
 _BLOCK_BYTES: Final = 2**24  # a block of widened weights stays in a last-level cache
 
@@ -88,23 +90,12 @@ def _scaled(
 
 
 def gemm(
-    x: Tensor,
-    w: Tensor,
-    w_scale: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    out_scale: Tensor | None = None,
-    out_zero_point: Tensor | None = None,
-    group_size: int = 0,
-    activation: str = "none",
-    clamp_min: float = 0.0,
-    clamp_max: float = 0.0,
-    out_qmin: int = -127,
-    out_qmax: int = 127,
-    out_dtype: torch.dtype = torch.float32,
-) -> Tensor:
+    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
+    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
+    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
     """y = epilogue(sum_k x_q * w_q), bit for bit as every kernel gives it.
 
     x             int8 or uint8 codes [..., K]; w int8 codes [N, K].
@@ -130,31 +121,19 @@ def gemm(
     return store(t, out_dtype, out_scale=out_scale, out_zero_point=out_zero_point, out_qmin=out_qmin, out_qmax=out_qmax)
 
 
-def gemm_s8s8(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """gemm with int8 weights [N, K]; arguments and result as gemm.
+def product(op: str, x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """gemm of codes as they lie in memory: int4 weights are packed two per byte, int4 activations may be.
+
+    op   a name of pyquant.core.dtypes.PRODUCTS: the types of both. Other arguments and result as gemm.
 
     Example:
-        >>> gemm_s8s8(torch.tensor([[2]], dtype=torch.int8), torch.tensor([[3]], dtype=torch.int8)).tolist()
-        [[6.0]]
-    """
-    return gemm(x, w, *args, **kwargs)
-
-
-def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """gemm with int4 weights packed two per byte, uint8 [N, ceil(K / 2)]; other arguments and result as gemm.
-
-    Example:
-        >>> gemm_s8s4(torch.tensor([[2]], dtype=torch.int8), torch.tensor([[15]], dtype=torch.uint8)).tolist()
+        >>> product("gemm_s8s4", torch.tensor([[2]]), torch.tensor([[15]], dtype=torch.uint8)).tolist()
         [[-2.0]]
     """
-    return gemm(x, unpack_int4(w, x.shape[-1]), *args, **kwargs)
+    x_type, w_type = PRODUCTS[op]
+    if x_type.is_packed and x.dtype == x_type.storage:
+        x = unpack(x, x.shape[-1] * x_type.per_element, x_type)
+    return gemm(x, unpack(w, x.shape[-1], w_type), *args, **kwargs)
 
 
-def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """gemm_s8s4 whose activation codes lie in [-8, 7], one per byte; the numbers are the same.
-
-    Example:
-        >>> gemm_s4s4(torch.tensor([[-8]], dtype=torch.int8), torch.tensor([[15]], dtype=torch.uint8)).tolist()
-        [[8.0]]
-    """
-    return gemm_s8s4(x, w, *args, **kwargs)
+gemm_s8s8, gemm_s8s4, gemm_s4s4 = (partial(product, op) for op in ("gemm_s8s8", "gemm_s8s4", "gemm_s4s4"))

@@ -13,28 +13,13 @@ from pyquant.numerics.quantize import dequantize, quantize, quantize_dynamic
 
 
 def qlinear_reference(
-    x: Tensor,
-    codes: Tensor,
-    w_scale: Tensor,
-    *,
-    bias: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None,
-    x_per_token: bool = False,
-    x_qmin: int = -127,
-    x_qmax: int = 127,
-    x_symmetric: bool = True,
-    group_size: int = 0,
-    activation: str = "none",
-    clamp_min: float = 0.0,
-    clamp_max: float = 0.0,
-    residual: Tensor | None = None,
-    out_scale: Tensor | None = None,
-    out_zero_point: Tensor | None = None,
-    out_qmin: int = -127,
-    out_qmax: int = 127,
+    x: Tensor, codes: Tensor, w_scale: Tensor, *, bias: Tensor | None = None, x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None, x_per_token: bool = False, x_qmin: int = -127, x_qmax: int = 127,
+    x_symmetric: bool = True, group_size: int = 0, activation: str = "none", clamp_min: float = 0.0,
+    clamp_max: float = 0.0, residual: Tensor | None = None, out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None, out_qmin: int = -127, out_qmax: int = 127,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The fused quantised Linear: quantise x (unless it is codes), multiply exactly, ordered epilogue, store.
 
     x             float32, float16 or bfloat16 [..., K]; or int8 / uint8 codes of x_scale, x_zero_point.
@@ -88,19 +73,10 @@ def float_matmul(x: Tensor, w: Tensor) -> Tensor:
 
 
 def weight_only_linear(
-    x: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    w_zero_point: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    w_bits: int = 8,
-    group_size: int = 0,
-    activation: str = "none",
-    clamp_min: float = 0.0,
-    clamp_max: float = 0.0,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
+    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """Linear with integer weights and float activations; float32 accumulation in any order.
 
     x             float32, float16 or bfloat16 [..., K].
@@ -122,15 +98,9 @@ def weight_only_linear(
 
 
 def float_linear(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    clamp_min: float = 0.0,
-    clamp_max: float = 0.0,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
+    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
+    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """Linear of float weights with the epilogue of the integer layers; float32 accumulation in any order.
 
     x, w       float32, float16 or bfloat16, [..., K] and [N, K].

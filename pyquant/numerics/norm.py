@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,10 +30,14 @@ def sum_in_lanes(x: Tensor) -> Tensor:
     """
     k = x.shape[-1]
     rounds = max(-(-k // SUM_LANES), 1)
-    padded = F.pad(x, (0, rounds * SUM_LANES - k)).unflatten(-1, (rounds, SUM_LANES))
-    lanes = torch.zeros_like(padded[..., 0, :])
-    for i in range(rounds):
-        lanes = lanes + padded[..., i, :]
+    return sum_of_lanes(F.pad(x, (0, rounds * SUM_LANES - k)).unflatten(-1, (rounds, SUM_LANES)))
+
+
+def sum_of_lanes(rows: Tensor) -> Tensor:
+    """[..., R, lanes] -> [...]: a lane adds its elements, ascending, to +0; lanes are added pairwise, in order."""
+    lanes = torch.zeros_like(rows[..., 0, :])
+    for i in range(rows.shape[-2]):
+        lanes = lanes + rows[..., i, :]
     while lanes.shape[-1] > 1:
         lanes = lanes[..., 0::2] + lanes[..., 1::2]
     return lanes[..., 0]
@@ -123,22 +127,16 @@ def add(x: Tensor, residual: Tensor) -> Tensor:
     return (x.to(torch.float32) + residual.to(torch.float32)).to(x.dtype)
 
 
-def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def add_rms_norm_quantize(x: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """rms_norm_quantize of add(x, residual), and that sum."""
     total = add(x, residual).contiguous()
-    return (*rms_norm_quantize(total, weight, eps, symmetric, qmin, qmax), total)
+    return (*rms_norm_quantize(total, *args, **kwargs), total)
 
 
-def add_layer_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def add_layer_norm_quantize(x: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """layer_norm_quantize of add(x, residual), and that sum."""
     total = add(x, residual).contiguous()
-    return (*layer_norm_quantize(total, weight, bias, eps, symmetric, qmin, qmax), total)
+    return (*layer_norm_quantize(total, *args, **kwargs), total)
 
 
 def silu_mul_quantize(

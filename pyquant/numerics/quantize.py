@@ -44,14 +44,9 @@ def _spread(qparam: Tensor, granularity: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
-    granularity: str = "per_tensor",
-    group_size: int = 0,
-    qmin: int = -127,
-    qmax: int = 127,
-) -> Tensor:
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    qmin: int = -127, qmax: int = 127,
+) -> Tensor:  # fmt: skip
     """Codes of a tensor under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
 
     x            float32, float16 or bfloat16, [..., K], any strides; widened to float32 first.
@@ -74,13 +69,9 @@ def quantize(
 
 
 def quantize_dynamic(
-    x: Tensor,
-    granularity: str = "per_token",
-    group_size: int = 0,
-    symmetric: bool = True,
-    qmin: int = -127,
+    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Codes of a tensor under scales made from its own range.
 
     x          float32, float16 or bfloat16, [..., K], any strides; widened to float32 first.
@@ -111,13 +102,9 @@ def quantize_dynamic(
 
 
 def dequantize(
-    q: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
-    granularity: str = "per_tensor",
-    group_size: int = 0,
+    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     out_dtype: torch.dtype = torch.float32,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Real numbers of codes: float(q - zero_point) * scale, one float32 product, then one rounding to out_dtype.
 
     q           int8 or uint8 codes, [..., K], any strides.

@@ -33,36 +33,34 @@ def _linear_backward(ctx: Any, grad: Tensor, w: Tensor) -> tuple[Tensor | None, 
     x, bias = ctx.saved_tensors[0], ctx.bias
     g = grad.float()
     residual = grad.to(ctx.residual_dtype) if ctx.residual_dtype is not None else None
-    if ctx.activation != "none":
+    if ctx.fused[0] != "none":
         pre = F.linear(x.float(), w.float(), bias)
-        g = activation_gradient(pre, g, ctx.activation, ctx.clamp_min, ctx.clamp_max)
+        g = activation_gradient(pre, g, *ctx.fused)
     rows = g.reshape(-1, g.shape[-1])
     grad_x = (g @ w.float()).to(x.dtype)
     grad_w = rows.T @ x.reshape(-1, x.shape[-1]).float()
     return grad_x, grad_w, rows.sum(0) if bias is not None else None, residual
 
 
-def _setup(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str,
-           clamp_min: float, clamp_max: float) -> None:  # fmt: skip
+def _setup(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, *fused: Any) -> None:
     ctx.save_for_backward(x, w)
-    ctx.bias, ctx.activation, ctx.clamp_min, ctx.clamp_max = bias, activation, clamp_min, clamp_max
+    ctx.bias, ctx.fused = bias, fused  # activation, clamp_min, clamp_max
     ctx.residual_dtype = None if residual is None else residual.dtype
 
 
 def _float_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, bias, residual, activation, clamp_min, clamp_max, _ = inputs
-    _setup(ctx, x, w, bias, residual, activation, clamp_min, clamp_max)
+    _setup(ctx, *inputs[:-1])
 
 
 def _float_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     w = ctx.saved_tensors[1]
     grad_x, grad_w, grad_bias, grad_residual = _linear_backward(ctx, grad, w)
-    return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, None, None, None, None
+    return grad_x, grad_w.to(w.dtype), grad_bias, grad_residual, *(None,) * 4
 
 
 def _weight_only_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation, clamp_min, clamp_max, _ = inputs
-    _setup(ctx, x, w, bias, residual, activation, clamp_min, clamp_max)
+    x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, *fused, _ = inputs
+    _setup(ctx, x, w, bias, residual, *fused)
     ctx.w_scale, ctx.w_zero_point, ctx.w_bits, ctx.group_size = w_scale, w_zero_point, w_bits, group_size
 
 
@@ -72,7 +70,7 @@ def _weight_only_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     granularity = "per_group" if ctx.group_size else "per_channel"
     real = numerics.dequantize(codes, ctx.w_scale, ctx.w_zero_point, granularity, ctx.group_size)
     grad_x, _, grad_bias, grad_residual = _linear_backward(ctx, grad, real)
-    return grad_x, None, None, None, grad_bias, grad_residual, None, None, None, None, None, None
+    return grad_x, None, None, None, grad_bias, grad_residual, *(None,) * 6
 
 
 def _dequantize_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

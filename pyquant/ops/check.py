@@ -22,10 +22,10 @@ def one_of(argument: str, value: object, allowed: Iterable[object]) -> None:
         raise ArgumentError(argument, repr(value), " or ".join(map(repr, values)))
 
 
-def dtype_among(argument: str, dtype: torch.dtype, dtypes: Sequence[torch.dtype]) -> None:
+def dtype_among(argument: str, dtype: torch.dtype, dtypes: Sequence[torch.dtype], when: str = "") -> None:
     """A dtype argument, not a tensor's."""
     if dtype not in dtypes:
-        raise ArgumentError(argument, dtype_name(dtype), " or ".join(dtype_name(d) for d in dtypes))
+        raise ArgumentError(argument, dtype_name(dtype), " or ".join(map(dtype_name, dtypes)) + when)
 
 
 def strided(argument: str, tensor: Tensor | None) -> None:
@@ -62,17 +62,26 @@ def shape_is(argument: str, tensor: Tensor, shape: Sequence[int]) -> None:
         raise ArgumentError(argument, describe(tensor), f"shape {list(shape)}")
 
 
-def vector(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """An optional operand of one dtype and one exact shape on the device of `other`."""
-    if tensor is None:
-        return
-    dtype_in(argument, tensor, (dtype,))
+def operand(
+    argument: str, tensor: Tensor, other: Tensor, dtypes: torch.dtype | Sequence[torch.dtype], shape: Sequence[int]
+) -> None:
+    """A tensor of one of the types and the exact shape on the device of `other`."""
+    dtype_in(argument, tensor, (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes)
     same_device(argument, tensor, other)
     shape_is(argument, tensor, shape)
 
 
+def vector(
+    argument: str, tensor: Tensor | None, other: Tensor, dtypes: torch.dtype | Sequence[torch.dtype],
+    shape: Sequence[int],
+) -> None:  # fmt: skip
+    """An operand that may be absent."""
+    if tensor is not None:
+        operand(argument, tensor, other, dtypes, shape)
+
+
 def scalar_or(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """An optional operand that is either a single number ([] or [1]) or of the exact shape given."""
+    """An operand that may be absent, and is a single number ([] or [1]) or of the exact shape given."""
     if tensor is None:
         return
     dtype_in(argument, tensor, (dtype,))
@@ -84,9 +93,7 @@ def scalar_or(argument: str, tensor: Tensor | None, other: Tensor, dtype: torch.
 
 def buffer(argument: str, tensor: Tensor, like: Tensor) -> None:
     """An operand that is written: the dtype, shape and device of `like`, in one contiguous piece."""
-    dtype_in(argument, tensor, (like.dtype,))
-    same_device(argument, tensor, like)
-    shape_is(argument, tensor, list(like.shape))
+    operand(argument, tensor, like, like.dtype, like.shape)
     if not tensor.is_contiguous():
         raise ArgumentError(argument, f"strides {list(tensor.stride())}", "a contiguous tensor")
 

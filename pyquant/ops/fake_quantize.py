@@ -79,10 +79,7 @@ def fake_quantize(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dequantize(quantize(x)) in one pass, and which elements were not clipped. Differentiable in x.
 
-    x            float32, float16 or bfloat16, any shape (per_tensor) or [..., K].
-    scale        float32, > 0: [1] or [] (per_tensor), x.shape[:-1] (per_token, per_channel) or
-                 x.shape[:-1] + [K / group_size] (per_group).
-    zero_point   int32, shape of scale, or None for 0.
+    x, scale, zero_point   as for quantize.
     ->           y, dtype and shape of x, contiguous: the codes of `quantize`, times scale, rounded once. Infinity
                  saturates, NaN becomes 0 (set_checks(True) raises instead).
                  mask, uint8 [ceil(numel / 8)]: bit i % 8 of byte i / 8 (row-major) is 1 where the element was not

@@ -1,173 +1,73 @@
-"""Implementations in plain torch, from pyquant.numerics: the CPU's where no compiled library is, with equal bits."""
+"""Implementations in plain torch, from pyquant.numerics: the CPU's where no compiled library is, with equal bits.
+
+An op is its rule, a look at its zero points and its specification. Written out are those that fill buffers, choose
+among others or read a packed layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from pyquant import numerics
-from pyquant.core.dtypes import INT4, INT8, ONE_A_BYTE, CodeType, code_type
+from pyquant.core.dtypes import PRODUCTS
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.ops import check, layer_zero_points, plan, rows_layout, shapes, values
+from pyquant.ops import check, plan, rows_layout, shapes, zero_points
+from pyquant.ops.schema import SCHEMAS
 
 # Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("weight_only_linear", "float_linear", "gemm")
 ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 
 
-def _given_zero_point(
-    scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127, *_: Any,
-) -> None:  # fmt: skip
-    values.zero_points("zero_point", zero_point, qmin, qmax)
+def _specified(name: str) -> Callable[..., Any]:
+    rule = getattr(shapes, name)
+    specification = partial(numerics.product, name) if name in PRODUCTS else getattr(numerics, name)
 
+    def op(*args: Any, **kwargs: Any) -> Any:
+        rule(*args, **kwargs)
+        zero_points.check(name, args, kwargs)
+        return specification(*args, **kwargs)
 
-def quantize(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.quantize(x, *args, **kwargs)
-    _given_zero_point(*args, **kwargs)
-    return numerics.quantize(x, *args, **kwargs)
-
-
-def quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    shapes.quantize_dynamic(x, *args, **kwargs)
-    return numerics.quantize_dynamic(x, *args, **kwargs)
-
-
-def rms_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    shapes.rms_norm_quantize(x, *args, **kwargs)
-    return numerics.rms_norm_quantize(x, *args, **kwargs)
-
-
-def layer_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    shapes.layer_norm_quantize(x, *args, **kwargs)
-    return numerics.layer_norm_quantize(x, *args, **kwargs)
-
-
-def add_rms_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    shapes.add_rms_norm_quantize(x, *args, **kwargs)
-    return numerics.add_rms_norm_quantize(x, *args, **kwargs)
-
-
-def add_layer_norm_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    shapes.add_layer_norm_quantize(x, *args, **kwargs)
-    return numerics.add_layer_norm_quantize(x, *args, **kwargs)
-
-
-def silu_mul_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    shapes.silu_mul_quantize(x, *args, **kwargs)
-    return numerics.silu_mul_quantize(x, *args, **kwargs)
-
-
-def dequantize(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.dequantize(q, *args, **kwargs)
-    zero_point = args[1] if len(args) > 1 else kwargs.get("zero_point")
-    values.zero_points("zero_point", zero_point, *ONE_A_BYTE.get(q.dtype, INT8).range)
-    return numerics.dequantize(q, *args, **kwargs)
-
-
-def fake_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    shapes.fake_quantize(x, *args, **kwargs)
-    _given_zero_point(*args, **kwargs)
-    return numerics.fake_quantize(x, *args, **kwargs)
+    return op
 
 
 def fake_quantize_out(x: Tensor, *args: Any) -> None:
     shapes.fake_quantize_out(x, *args)
-    _given_zero_point(*args)
     *given, y, mask = args
-    check.apart("y", y, "x", x, same=True)
-    check.apart("y", y, "scale", given[0])
-    check.apart("mask", mask, "x", x)
-    check.apart("mask", mask, "y", y)
-    check.apart("mask", mask, "scale", given[0])
-    check.apart("y", y, "zero_point", given[1])
-    check.apart("mask", mask, "zero_point", given[1])
+    zero_points.check("fake_quantize", (x, *given), {})
+    _check_apart({"x": x, "scale": given[0], "zero_point": given[1]}, {"y": y, "mask": mask})
     _fill((y, mask), numerics.fake_quantize(x, *given))
-
-
-def fake_quantize_dynamic(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    shapes.fake_quantize_dynamic(x, *args, **kwargs)
-    return numerics.fake_quantize_dynamic(x, *args, **kwargs)
 
 
 def fake_quantize_dynamic_out(x: Tensor, *args: Any) -> None:
     shapes.fake_quantize_dynamic_out(x, *args)
     *given, y, scale, zero_point = args
-    check.apart("y", y, "x", x, same=True)
-    for name, own, others in (("scale", scale, (x, y)), ("zero_point", zero_point, (x, y, scale))):
-        for other_name, other in zip(("x", "y", "scale"), others, strict=False):
-            check.apart(name, own, other_name, other)
+    _check_apart({"x": x}, {"y": y, "scale": scale, "zero_point": zero_point})
     _fill((y, scale, zero_point), numerics.fake_quantize_dynamic(x, *given))
-
-
-def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
-    shapes.fake_quantize_backward(grad, mask)
-    return numerics.fake_quantize_backward(grad, mask)
 
 
 def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
     shapes.fake_quantize_backward_(grad, mask)
-    check.apart("grad", grad, "mask", mask)
+    _check_apart({"mask": mask}, {"grad": grad})
     _fill((grad,), (numerics.fake_quantize_backward(grad, mask),))
 
 
-def fake_quantize_lsq_backward(grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    shapes.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
-    _given_zero_point(*args, **kwargs)
-    return numerics.fake_quantize_lsq_backward(grad, x, *args, **kwargs)
+def _check_apart(operands: dict[str, Tensor | None], buffers: dict[str, Tensor]) -> None:
+    """No buffer shares memory with an operand or another buffer, but for y, which may be x itself."""
+    for name, buffer in buffers.items():
+        for other, tensor in operands.items():
+            check.apart(name, buffer, other, tensor, same=(name, other) == ("y", "x"))
+        operands = {**operands, name: buffer}
 
 
 def _fill(buffers: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
     for buffer, result in zip(buffers, results, strict=True):
         buffer.copy_(result)
-
-
-def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
-    shapes.magnitude_histogram(x, exponent)
-    return numerics.magnitude_histogram(x, exponent)
-
-
-def pack_int4(q: Tensor) -> Tensor:
-    shapes.pack_int4(q)
-    return numerics.pack_int4(q)
-
-
-def unpack_int4(packed: Tensor, k: int) -> Tensor:
-    shapes.unpack_int4(packed, k)
-    return numerics.unpack_int4(packed, k)
-
-
-def _gemm_zero_points(
-    x_type: CodeType, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, *_: Any, **__: Any,
-) -> None:  # fmt: skip
-    values.zero_points("x_zero_point", x_zero_point, *x_type.range)
-    values.zero_points("out_zero_point", out_zero_point, out_qmin, out_qmax)
-
-
-def gemm_s8s8(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.gemm_s8s8(x, w, *args, **kwargs)
-    _gemm_zero_points(ONE_A_BYTE[x.dtype], *args, **kwargs)
-    return numerics.gemm(x, w, *args, **kwargs)
-
-
-def gemm_s8s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.gemm_s8s4(x, w, *args, **kwargs)
-    _gemm_zero_points(ONE_A_BYTE[x.dtype], *args, **kwargs)
-    return numerics.gemm(x, numerics.unpack_int4(w, x.shape[-1]), *args, **kwargs)
-
-
-def gemm_s4s4(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.gemm_s4s4(x, w, *args, **kwargs)
-    codes = numerics.unpack_int4(x, 2 * x.shape[-1]) if x.dtype == torch.uint8 else x
-    _gemm_zero_points(INT4, *args, **kwargs)
-    return numerics.gemm(codes, numerics.unpack_int4(w, codes.shape[-1]), *args, **kwargs)
 
 
 def gemm(
@@ -182,7 +82,7 @@ def gemm(
     shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)
     if kernel:
         _refuse_kernel(kernel, x.device)
-    op: Any = torch.ops.pyquant
+    op = torch.ops.pyquant
     if w.dtype.is_floating_point:
         return op.float_linear(x, w, bias, residual, *fused, out_dtype)  # type: ignore[no-any-return]
     packed = shapes.gemm_x_is_packed("gemm", x, w)
@@ -208,9 +108,8 @@ def pack_linear(
 ) -> Tensor:  # fmt: skip
     tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
     shapes.pack_linear(*tensors, spec)
-    s = shapes.linear_spec(spec)
-    layer_zero_points.packed(s, x_zero_point, out_zero_point)
-    return rows_layout.pack(s, *tensors)
+    zero_points.check("pack_linear", (*tensors, spec), {})
+    return rows_layout.pack(shapes.linear_spec(spec), *tensors)
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
@@ -225,7 +124,7 @@ def qlinear(
     out = shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
-    layer_zero_points.called(s, x, packed, x_zero_point)
+    zero_points.of_call(s, x, packed, x_zero_point)
     if shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
@@ -240,14 +139,6 @@ def qlinear(
     return numerics.pack_int4(y) if s.codes_out and out.dtype == torch.uint8 else y
 
 
-def weight_only_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.weight_only_linear(x, w, *args, **kwargs)
-    zero_point = args[1] if len(args) > 1 else kwargs.get("w_zero_point")
-    bits = args[4] if len(args) > 4 else kwargs.get("w_bits", 8)
-    values.zero_points("w_zero_point", zero_point, *code_type(bits).range)
-    return numerics.weight_only_linear(x, w, *args, **kwargs)
-
-
-def float_linear(x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    shapes.float_linear(x, w, *args, **kwargs)
-    return numerics.float_linear(x, w, *args, **kwargs)
+_outs = (fake_quantize_out, fake_quantize_dynamic_out, fake_quantize_backward_)
+_own: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_outs, gemm, pack_linear, unpack_linear, qlinear)}
+IMPLEMENTATIONS: Final = {name: _own.get(name) or _specified(name) for name in SCHEMAS}

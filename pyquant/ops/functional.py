@@ -12,51 +12,20 @@ import torch
 from torch import Tensor
 
 from pyquant.core import arguments
-from pyquant.core.dtypes import INT4, INT8, ONE_A_BYTE
+from pyquant.core.dtypes import INT4
 from pyquant.errors import ArgumentError
-from pyquant.ops import layer_zero_points, shapes, translate, values
+from pyquant.ops import translate, values, zero_points
 
 _ops = torch.ops.pyquant
 
 
 def _call(op: Any, *args: Any) -> Any:
     if values.checks_enabled():
-        _check_zero_points(op, args)
+        zero_points.check(op._schema.name.removeprefix("pyquant::"), args, {})
     try:
         return op(*args)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         translate.reraise(error, op._schema.arguments[0].name)
-
-
-def _check_zero_points(op: Any, args: tuple[Any, ...]) -> None:
-    """With set_checks(True): zero points among their codes on every device. On the CPU the ops look by themselves."""
-    name, names = op._schema.name.removeprefix("pyquant::"), [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, args, strict=False))
-    if "spec" in given:
-        _check_zero_points_of_layer(name, given)
-        return
-    x = given.get("q", given.get("x"))
-    limits: tuple[Any, Any] = (-8, 255)  # ops.gemm: uint8 may be codes, or two of int4
-    if "qmin" in given:
-        limits = (given["qmin"], given["qmax"])
-    elif isinstance(x, Tensor) and (name != "gemm" or x.dtype == torch.int8):
-        limits = INT4.range if name == "gemm_s4s4" else ONE_A_BYTE.get(x.dtype, INT8).range
-    limits_of = {
-        "zero_point": limits, "x_zero_point": limits,
-        "out_zero_point": (given.get("out_qmin"), given.get("out_qmax")),
-        "w_zero_point": (INT4 if given.get("w_bits") == INT4.bits else INT8).range,
-    }  # fmt: skip
-    for argument, (low, high) in limits_of.items():
-        if isinstance(low, int) and isinstance(high, int):
-            values.zero_points(argument, given.get(argument), low, high)
-
-
-def _check_zero_points_of_layer(name: str, given: dict[str, Any]) -> None:
-    s = shapes.linear_spec(given["spec"])
-    if name == "pack_linear":
-        layer_zero_points.packed(s, given["x_zero_point"], given["out_zero_point"])
-    elif name == "qlinear" and isinstance(given["x"], Tensor) and isinstance(given["packed"], Tensor):
-        layer_zero_points.called(s, given["x"], given["packed"], given.get("x_zero_point"))
 
 
 def _words(spec: Sequence[int]) -> list[int]:
@@ -238,11 +207,15 @@ def pack_int4(q: Tensor) -> Tensor:
         >>> pack_int4(torch.tensor([1, -1], dtype=torch.int8)).tolist()
         [241]
     """
-    if isinstance(q, Tensor) and q.dtype == torch.int8 and q.numel() and values._readable(q):
-        low, high = int(q.min()), int(q.max())
-        if low < -8 or high > 7:
-            raise ArgumentError("q", f"codes from {low} to {high}", "codes from -8 to 7")
+    _check_int4("q", q)
     return _call(_ops.pack_int4.default, q)
+
+
+def _check_int4(argument: str, codes: Tensor) -> None:
+    if isinstance(codes, Tensor) and codes.dtype == torch.int8 and codes.numel() and values.readable(codes):
+        low, high = int(codes.min()), int(codes.max())
+        if not INT4.holds(low, high):
+            raise ArgumentError(argument, f"codes from {low} to {high}", f"codes from {INT4.qmin} to {INT4.qmax}")
 
 
 def unpack_int4(packed: Tensor, k: int) -> Tensor:
@@ -333,10 +306,7 @@ def gemm_s4s4(
         >>> gemm_s4s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
         [[11]]
     """
-    if isinstance(x, Tensor) and x.dtype == torch.int8 and x.numel() and values._readable(x):
-        low, high = int(x.min()), int(x.max())
-        if low < -8 or high > 7:
-            raise ArgumentError("x", f"codes from {low} to {high}", "codes from -8 to 7")
+    _check_int4("x", x)
     return _gemm(
         _ops.gemm_s4s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
         group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
@@ -376,9 +346,7 @@ def gemm(
     """
     if kernel is not None and not isinstance(kernel, str):
         raise ArgumentError("kernel", arguments.shown(kernel), "the name of a kernel, or None")
-    values.scale_values("w_scale", w_scale)
-    values.scale_values("x_scale", x_scale, allow_nan=True)
-    return _call(
+    return _gemm(
         _ops.gemm.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size,
         activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype, kernel or "",
     )  # fmt: skip

@@ -42,15 +42,10 @@ def why_not_native() -> str | None:
     return _why_not_native
 
 
-def cpu_layout() -> str:
-    """The layout of packed buffers on the CPU: the compiled library's blocked one, or plain rows."""
-    return "cpu_blocked" if native_available() else "rows"
-
-
 def layout_for(device: torch.device, spec: LinearSpec | None = None) -> str:
     """The layout that a packed buffer has on a device; of a given layer, the one that suits the GPU's kernels best."""
     if _checked(device).type == "cpu":
-        return cpu_layout()
+        return "cpu_blocked" if native_available() else "rows"
     return plan.weight_layout(spec, plan.Device.of(device)) if device.type == "cuda" and spec is not None else "rows"
 
 
@@ -139,11 +134,11 @@ def _initialise() -> None:
     # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
     _python_kernels = torch.library.Library("pyquant", "IMPL")
     for name in fallback.EVERYWHERE if native_available() else SCHEMAS:
-        kernel = getattr(fallback, name)
+        kernel = fallback.IMPLEMENTATIONS[name]
         _python_kernels.impl(name, kernel if name in fallback.EVERYWHERE else _announced(kernel), "CPU")
     for name in fallback.ON_CUDA:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant::{name}", "CUDA"):
-            _python_kernels.impl(name, getattr(fallback, name), "CUDA")
+            _python_kernels.impl(name, fallback.IMPLEMENTATIONS[name], "CUDA")
 
 
 _initialise()

@@ -135,12 +135,8 @@ def _native() -> ModuleType:
 _OUT = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "s8", torch.uint8: "s4",
 }  # fmt: skip
-
-
-GIVEN: dict[str, dict[str, Any]] = {
-    "floats": {"x": "f16"},
-    "packed": {"x": "s4", "x_packed": True},
-}  # of qlinear's activations
+# Of qlinear's activations.
+GIVEN: dict[str, dict[str, Any]] = {"floats": {"x": "f16"}, "packed": {"x": "s4", "x_packed": True}}
 
 
 def select(

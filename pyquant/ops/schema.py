@@ -17,29 +17,26 @@ _GEMM = (
     "ScalarType out_dtype=float) -> Tensor"
 )
 
-# Codes, scale and zero point per token; the add_ forms also return x + residual.
 _LIMITS = "bool symmetric=True, int qmin=-127, int qmax=127"
 _CODES = "(Tensor, Tensor, Tensor)"
 _CODES_AND_SUM = "(Tensor, Tensor, Tensor, Tensor)"
 _RMS = f"Tensor? weight=None, float eps=1e-06, {_LIMITS}"
 _LAYER = f"Tensor? weight=None, Tensor? bias=None, float eps=1e-05, {_LIMITS}"
 
-# Fake quantisation; the _out forms write into buffers that a training loop keeps.
-_GIVEN = "Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0"
+_GIVEN = "Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0"
 
 SCHEMAS: Final[dict[str, str]] = {
-    "quantize": "(Tensor x, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
-    "int qmin=-127, int qmax=127) -> Tensor",
-    "quantize_dynamic": "(Tensor x, str granularity='per_token', int group_size=0, bool symmetric=True, int qmin=-127, "
-    "int qmax=127) -> (Tensor, Tensor, Tensor)",
-    "dequantize": "(Tensor q, Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0, "
-    "ScalarType out_dtype=float) -> Tensor",
+    "quantize": f"(Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> Tensor",
+    "quantize_dynamic": f"(Tensor x, str granularity='per_token', int group_size=0, {_LIMITS}) -> {_CODES}",
+    "dequantize": f"(Tensor q, {_GIVEN}, ScalarType out_dtype=float) -> Tensor",
+    # codes, scale and zero point per token; the add_ forms also return x + residual
     "rms_norm_quantize": f"(Tensor x, {_RMS}) -> {_CODES}",
     "layer_norm_quantize": f"(Tensor x, {_LAYER}) -> {_CODES}",
     "add_rms_norm_quantize": f"(Tensor x, Tensor residual, {_RMS}) -> {_CODES_AND_SUM}",
     "add_layer_norm_quantize": f"(Tensor x, Tensor residual, {_LAYER}) -> {_CODES_AND_SUM}",
     "silu_mul_quantize": f"(Tensor x, {_LIMITS}) -> {_CODES}",
-    "fake_quantize": f"({_GIVEN}, int qmin=-127, int qmax=127) -> (Tensor, Tensor)",
+    # fake quantisation; the _out forms write into buffers that a training loop keeps
+    "fake_quantize": f"(Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> (Tensor, Tensor)",
     "fake_quantize_out": "(Tensor x, Tensor scale, Tensor? zero_point, str granularity, int group_size, int qmin, "
     "int qmax, Tensor(a!) y, Tensor(b!) mask) -> ()",
     "fake_quantize_dynamic": f"(Tensor x, str granularity='per_channel', int group_size=0, {_LIMITS}) -> {_CODES}",
@@ -47,7 +44,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "Tensor(a!) y, Tensor(b!) scale, Tensor(c!) zero_point) -> ()",
     "fake_quantize_backward": "(Tensor grad, Tensor mask) -> Tensor",
     "fake_quantize_backward_": "(Tensor(a!) grad, Tensor mask) -> ()",
-    "fake_quantize_lsq_backward": f"(Tensor grad, {_GIVEN}, int qmin=-127, int qmax=127) -> (Tensor, Tensor)",
+    "fake_quantize_lsq_backward": f"(Tensor grad, Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> (Tensor, Tensor)",
     "magnitude_histogram": "(Tensor x, int exponent) -> Tensor",
     "pack_int4": "(Tensor q) -> Tensor",
     "unpack_int4": "(Tensor packed, int k) -> Tensor",

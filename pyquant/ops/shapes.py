@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +21,11 @@ from pyquant.core.dtypes import (
     KERNEL_BITS,
     ONE_A_BYTE,
     PRODUCTS,
-    CodeType,
     code_type,
     describe,
     dtype_name,
 )
+from pyquant.core.granularity import scale_shape
 from pyquant.core.names import ACTIVATIONS, GRANULARITIES
 from pyquant.errors import ArgumentError
 from pyquant.numerics import histogram
@@ -33,33 +35,17 @@ from pyquant.ops.spec import WIRE_FIELDS, LinearSpec
 
 
 def _scale_shape(x: Tensor, granularity: str, group_size: int) -> list[int]:
-    check.one_of("granularity", granularity, GRANULARITIES)
-    if granularity == "per_tensor":
-        _no_group(group_size, granularity)
-        return [1]
-    check.min_dim("x", x, 1)
-    if granularity != "per_group":
-        _no_group(group_size, granularity)
-        return list(x.shape[:-1])
-    if not 0 < group_size < check.MAX_SIZE or x.shape[-1] % group_size != 0:
-        raise ArgumentError("group_size", group_size, f"a positive divisor of K = {x.shape[-1]}")
-    return [*x.shape[:-1], x.shape[-1] // group_size]
-
-
-def _no_group(group_size: int, granularity: str) -> None:
-    if group_size != 0:
-        raise ArgumentError("group_size", group_size, f"0 with granularity '{granularity}'")
+    if granularity in GRANULARITIES and granularity != "per_tensor":
+        check.min_dim("x", x, 1)
+    return list(scale_shape(granularity, x.shape, group_size))
 
 
 def _qparams(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int) -> None:
     shape = _scale_shape(x, granularity, group_size)
     check.strided("scale", scale)
-    if granularity == "per_tensor":
-        check.scalar_or("scale", scale, x, torch.float32, [1])
-        check.scalar_or("zero_point", zero_point, x, torch.int32, [1])
-        return
-    check.vector("scale", scale, x, torch.float32, shape)
-    check.vector("zero_point", zero_point, x, torch.int32, shape)
+    fits = check.scalar_or if granularity == "per_tensor" else check.vector
+    fits("scale", scale, x, torch.float32, shape)
+    fits("zero_point", zero_point, x, torch.int32, shape)
 
 
 def quantize(
@@ -95,62 +81,52 @@ def _per_token(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, x.new_empty(lead, dtype=torch.float32), x.new_empty(lead, dtype=torch.int32)
 
 
-def _norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, symmetric: bool, qmin: int, qmax: int,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check.dtype_in("x", x, FLOATS)
-    check.min_dim("x", x, 1)
-    if residual is not None:
-        check.dtype_in("residual", residual, (x.dtype,))
-        check.same_device("residual", residual, x)
-        check.shape_is("residual", residual, list(x.shape))
-    for name, channels in (("weight", weight), ("bias", bias)):
-        if channels is not None:
-            check.dtype_in(name, channels, FLOATS)
-            check.same_device(name, channels, x)
-            check.shape_is(name, channels, [x.shape[-1]])
-    if not 0 <= eps < math.inf:
-        raise ArgumentError("eps", eps, "a finite number from 0")
-    _dynamic_code_range(symmetric, qmin, qmax)
-    return _per_token(x, x.shape[-1])
-
-
 def rms_norm_quantize(
     x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _norm(x, weight, None, eps, symmetric, qmin, qmax)
+    return layer_norm_quantize(x, weight, None, eps, symmetric, qmin, qmax)
 
 
 def layer_norm_quantize(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
     qmin: int = -127, qmax: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _norm(x, weight, bias, eps, symmetric, qmin, qmax)
+    _rows_of_floats(x)
+    check.vector("weight", weight, x, FLOATS, x.shape[-1:])
+    check.vector("bias", bias, x, FLOATS, x.shape[-1:])
+    if not 0 <= eps < math.inf:
+        raise ArgumentError("eps", eps, "a finite number from 0")
+    _dynamic_code_range(symmetric, qmin, qmax)
+    return _per_token(x, x.shape[-1])
 
 
-def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _rows_of_floats(x: Tensor) -> None:
+    check.dtype_in("x", x, FLOATS)
+    check.min_dim("x", x, 1)
+
+
+def _sum(x: Tensor, residual: Tensor) -> Tensor:
     check.strided("residual", residual)
-    return (*_norm(x, weight, None, eps, symmetric, qmin, qmax, residual), x.new_empty(x.shape))
+    _rows_of_floats(x)
+    check.operand("residual", residual, x, x.dtype, x.shape)
+    return x.new_empty(x.shape)
 
 
-def add_layer_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    check.strided("residual", residual)
-    return (*_norm(x, weight, bias, eps, symmetric, qmin, qmax, residual), x.new_empty(x.shape))
+def add_rms_norm_quantize(x: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    total = _sum(x, residual)
+    return (*rms_norm_quantize(x, *args, **kwargs), total)
+
+
+def add_layer_norm_quantize(x: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    total = _sum(x, residual)
+    return (*layer_norm_quantize(x, *args, **kwargs), total)
 
 
 def silu_mul_quantize(
     x: Tensor, symmetric: bool = True, qmin: int = -127, qmax: int = 127
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check.dtype_in("x", x, FLOATS)
-    check.min_dim("x", x, 1)
+    _rows_of_floats(x)
     if x.shape[-1] % 2 != 0:
         raise ArgumentError("x", describe(x), "an even last dimension, gates then ups")
     _dynamic_code_range(symmetric, qmin, qmax)
@@ -167,37 +143,30 @@ def dequantize(
     return q.new_empty(q.shape, dtype=out_dtype)
 
 
-def fake_quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
+def fake_quantize(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    quantize(x, *args, **kwargs)
     return x.new_empty(x.shape), x.new_empty([(x.numel() + 7) // 8], dtype=torch.uint8)
 
 
-def fake_quantize_out(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int, qmax: int,
-    y: Tensor, mask: Tensor,
-) -> None:  # fmt: skip
-    results = fake_quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
-    for name, buffer, like in zip(("y", "mask"), (y, mask), results, strict=True):
-        check.buffer(name, buffer, like)
+def fake_quantize_out(x: Tensor, *args: Any) -> None:
+    *given, y, mask = args
+    _buffers(("y", "mask"), (y, mask), fake_quantize(x, *given))
 
 
 def fake_quantize_dynamic(
-    x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
-    qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _, scale, zero_point = quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
+    x: Tensor, granularity: str = "per_channel", *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, scale, zero_point = quantize_dynamic(x, granularity, *args, **kwargs)
     return x.new_empty(x.shape), scale, zero_point
 
 
-def fake_quantize_dynamic_out(
-    x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int, qmax: int, y: Tensor, scale: Tensor,
-    zero_point: Tensor,
-) -> None:  # fmt: skip
-    results = fake_quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
-    for name, buffer, like in zip(("y", "scale", "zero_point"), (y, scale, zero_point), results, strict=True):
+def fake_quantize_dynamic_out(x: Tensor, *args: Any) -> None:
+    *given, y, scale, zero_point = args
+    _buffers(("y", "scale", "zero_point"), (y, scale, zero_point), fake_quantize_dynamic(x, *given))
+
+
+def _buffers(names: Sequence[str], buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    for name, buffer, like in zip(names, buffers, results, strict=True):
         check.buffer(name, buffer, like)
 
 
@@ -214,13 +183,10 @@ def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
 
 
 def fake_quantize_lsq_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor",
-    group_size: int = 0, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
-    check.dtype_in("grad", grad, (x.dtype,))
-    check.same_device("grad", grad, x)
-    check.shape_is("grad", grad, list(x.shape))
+    grad: Tensor, x: Tensor, scale: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    quantize(x, scale, *args, **kwargs)
+    check.operand("grad", grad, x, x.dtype, x.shape)
     return x.new_empty(x.shape), scale.new_empty(scale.shape)
 
 
@@ -245,17 +211,11 @@ def unpack_int4(packed: Tensor, k: int) -> Tensor:
     return packed.new_empty([*packed.shape[:-1], k], dtype=torch.int8)
 
 
-def epilogue(
-    lead: Sequence[int], n: int, x: Tensor, residual: Tensor | None, activation: str, clamp_min: float, clamp_max: float
-) -> None:
-    """The part of the epilogue that every layer shares: activation and residual."""
+def _epilogue(x: Tensor, n: int, residual: Tensor | None, activation: str, clamp_min: float, clamp_max: float) -> None:
     check.one_of("activation", activation, ACTIVATIONS)
     if activation == "clamp" and not clamp_min <= clamp_max:
         raise ArgumentError("clamp_min", clamp_min, "at most clamp_max")
-    if residual is not None:
-        check.dtype_in("residual", residual, FLOATS)
-        check.same_device("residual", residual, x)
-        check.shape_is("residual", residual, [*lead, n])
+    check.vector("residual", residual, x, FLOATS, [*x.shape[:-1], n])
 
 
 def _gemm(
@@ -280,44 +240,35 @@ def _gemm(
     lead, k, n = list(x.shape[:-1]), x.shape[-1] * (2 if packed else 1), w.shape[0]
     check.shape_is("w", w, [n, w_type.columns(k)])
     if is_float:
-        _only_floats(w_scale, x_scale, x_zero_point, out_scale, out_zero_point, group_size, out_dtype)
+        scales = {"w_scale": w_scale, "x_scale": x_scale, "x_zero_point": x_zero_point}
+        when = "where x and w are floats"
+        _absent(when, group_size, **scales, out_scale=out_scale, out_zero_point=out_zero_point)
+        check.dtype_among("out_dtype", out_dtype, FLOATS, f" {when}")
     check.group(group_size, k)
     if not is_float:
-        _k_bound(INT4 if packed or x_type is INT4 else ONE_A_BYTE[x.dtype], w_type, x_zero_point, k)
+        t = INT4 if packed or x_type is INT4 else ONE_A_BYTE[x.dtype]
+        limit = k_max(t.largest, w_type.largest) if x_zero_point is None else k_max_affine(*t.range, w_type.largest)
+        _check_k("x", "K", k, limit)
     check.scalar_or("x_scale", x_scale, x, torch.float32, lead)
     check.scalar_or("x_zero_point", x_zero_point, x, torch.int32, lead)
-    check.vector("w_scale", w_scale, x, torch.float32, [n, k // group_size] if group_size else [n])
+    scale_of_w = [n, k // group_size] if group_size else [n]
+    check.vector("w_scale", w_scale, x, torch.float32, scale_of_w)
     check.vector("bias", bias, x, torch.float32, [n])
-    epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
+    _epilogue(x, n, residual, activation, clamp_min, clamp_max)
     check.dtype_among("out_dtype", out_dtype, (*FLOATS, torch.int32, torch.int8))
     if out_dtype == torch.int32:
-        _only_accumulator(w_scale, x_scale, bias, residual, group_size, activation)
+        _only_accumulator(group_size, activation, w_scale=w_scale, x_scale=x_scale, bias=bias, residual=residual)
     elif w_scale is None and not is_float:
-        raise ArgumentError("w_scale", "None", f"float32 {[n, k // group_size] if group_size else [n]}")
+        raise ArgumentError("w_scale", "None", f"float32 {scale_of_w}")
     if out_dtype == torch.int8:
         if out_scale is None:
             raise ArgumentError("out_scale", "None", "float32 [1] when out_dtype is int8")
         check.code_range(out_qmin, out_qmax, ("out_qmin", "out_qmax"))
-    elif out_scale is not None or out_zero_point is not None:
-        name = "out_scale" if out_scale is not None else "out_zero_point"
-        raise ArgumentError(name, "a tensor", "None unless out_dtype is int8")
+    else:
+        _absent("unless out_dtype is int8", 0, out_scale=out_scale, out_zero_point=out_zero_point)
     check.scalar_or("out_scale", out_scale, x, torch.float32, [1])
     check.scalar_or("out_zero_point", out_zero_point, x, torch.int32, [1])
     return x.new_empty([*lead, n], dtype=out_dtype)
-
-
-def _only_accumulator(
-    w_scale: Tensor | None, x_scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, group_size: int,
-    activation: str,
-) -> None:  # fmt: skip
-    named = {"w_scale": w_scale, "x_scale": x_scale, "bias": bias, "residual": residual}
-    for name, tensor in named.items():
-        if tensor is not None:
-            raise ArgumentError(name, "a tensor", "None when out_dtype is int32 (the accumulator has no scale)")
-    if group_size != 0:
-        raise ArgumentError("group_size", group_size, "0 when out_dtype is int32")
-    if activation != "none":
-        raise ArgumentError("activation", repr(activation), "'none' when out_dtype is int32")
 
 
 def gemm_x_is_packed(op: str, x: Tensor, w: Tensor) -> bool:
@@ -327,45 +278,29 @@ def gemm_x_is_packed(op: str, x: Tensor, w: Tensor) -> bool:
     return op == "gemm_s4s4" or (w.dtype == torch.uint8 and x.shape[-1] == w.shape[-1] != 1)
 
 
-def _only_floats(
-    w_scale: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None, out_scale: Tensor | None,
-    out_zero_point: Tensor | None, group_size: int, out_dtype: torch.dtype,
-) -> None:  # fmt: skip
-    named = {
-        "w_scale": w_scale, "x_scale": x_scale, "x_zero_point": x_zero_point, "out_scale": out_scale,
-        "out_zero_point": out_zero_point,
-    }  # fmt: skip
-    for name, tensor in named.items():
+def _only_accumulator(group_size: int, activation: str, **scaled: Tensor | None) -> None:
+    _absent("when out_dtype is int32 (the accumulator has no scale)", 0, **scaled)
+    _absent("when out_dtype is int32", group_size)
+    if activation != "none":
+        raise ArgumentError("activation", repr(activation), "'none' when out_dtype is int32")
+
+
+def _absent(when: str, group_size: int, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
         if tensor is not None:
-            raise ArgumentError(name, "a tensor", "None where x and w are floats")
+            raise ArgumentError(name, "a tensor", f"None {when}")
     if group_size != 0:
-        raise ArgumentError("group_size", group_size, "0 where x and w are floats")
-    if out_dtype not in FLOATS:
-        raise ArgumentError(
-            "out_dtype", dtype_name(out_dtype), "float32 or float16 or bfloat16 where x and w are floats"
-        )
+        raise ArgumentError("group_size", group_size, f"0 {when}")
 
 
-def _k_bound(x: CodeType, w: CodeType, x_zero_point: Tensor | None, k: int) -> None:
-    limit = k_max(x.largest, w.largest) if x_zero_point is None else k_max_affine(*x.range, w.largest)
+def _check_k(argument: str, what: str, k: int, limit: int) -> None:
     if k > limit:
-        raise ArgumentError("x", f"K = {k}", f"K <= {limit}, beyond which an int32 accumulator can overflow")
+        allowed = f"{what[-1]} <= {limit}, beyond which an int32 accumulator can overflow"
+        raise ArgumentError(argument, f"{what} = {k}", allowed)
 
 
-def gemm(*args: object, **kwargs: object) -> Tensor:
-    return _gemm("gemm", *args, **kwargs)  # type: ignore[arg-type]
-
-
-def gemm_s8s8(*args: object, **kwargs: object) -> Tensor:
-    return _gemm("gemm_s8s8", *args, **kwargs)  # type: ignore[arg-type]
-
-
-def gemm_s8s4(*args: object, **kwargs: object) -> Tensor:
-    return _gemm("gemm_s8s4", *args, **kwargs)  # type: ignore[arg-type]
-
-
-def gemm_s4s4(*args: object, **kwargs: object) -> Tensor:
-    return _gemm("gemm_s4s4", *args, **kwargs)  # type: ignore[arg-type]
+gemm, gemm_s8s8 = partial(_gemm, "gemm"), partial(_gemm, "gemm_s8s8")
+gemm_s8s4, gemm_s4s4 = partial(_gemm, "gemm_s8s4"), partial(_gemm, "gemm_s4s4")
 
 
 def linear_spec(spec: Sequence[int]) -> LinearSpec:
@@ -385,9 +320,7 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
     check.code_range(s.x_qmin, s.x_qmax, ("spec", "spec"))
     check.code_range(s.out_qmin, s.out_qmax, ("spec", "spec"))
     reach = max(-s.x_qmin, s.x_qmax) if s.x_symmetric else s.x_qmax - s.x_qmin
-    limit = k_max(max(reach, 1), s.w_type.largest)
-    if s.k > limit:
-        raise ArgumentError("spec", f"k = {s.k}", f"k <= {limit}, beyond which an int32 accumulator can overflow")
+    _check_k("spec", "k", s.k, k_max(max(reach, 1), s.w_type.largest))
     return s
 
 
@@ -398,24 +331,23 @@ def pack_linear(
     s = linear_spec(spec)
     check.dtype_in("w", w, (s.w_type.storage,))
     check.shape_is("w", w, [s.n, s.w_type.columns(s.k)])
-    check.strided("w_scale", w_scale)
-    check.vector("w_scale", w_scale, w, torch.float32, [s.n, s.k // s.group_size] if s.group_size else [s.n])
+    check.operand("w_scale", w_scale, w, torch.float32, [s.n, s.k // s.group_size] if s.group_size else [s.n])
     _present("bias", bias, s.has_bias, f"float32 [{s.n}]")
     check.vector("bias", bias, w, torch.float32, [s.n])
     _present("x_scale", x_scale, s.input == "static", "float32 [1]")
     check.scalar_or("x_scale", x_scale, w, torch.float32, [1])
     if s.input != "static":
-        _present("x_zero_point", x_zero_point, False, "int32 [1]")
+        _present("x_zero_point", x_zero_point, False)
     check.scalar_or("x_zero_point", x_zero_point, w, torch.int32, [1])
     _present("out_scale", out_scale, s.codes_out, "float32 [1]")
     check.scalar_or("out_scale", out_scale, w, torch.float32, [1])
     if not s.codes_out:
-        _present("out_zero_point", out_zero_point, False, "int32 [1]")
+        _present("out_zero_point", out_zero_point, False)
     check.scalar_or("out_zero_point", out_zero_point, w, torch.int32, [1])
     return w.new_empty([packed_bytes(s)], dtype=torch.uint8)
 
 
-def _present(argument: str, tensor: Tensor | None, required: bool, allowed: str) -> None:
+def _present(argument: str, tensor: Tensor | None, required: bool, allowed: str = "") -> None:
     if required and tensor is None:
         raise ArgumentError(argument, "None", f"{allowed}, as the spec says")
     if not required and tensor is not None:
@@ -444,10 +376,7 @@ def _codes_bound(s: LinearSpec, x: Tensor) -> None:
     reach = t.largest  # of uint8: its zero point included
     if low < 0 and not s.x_symmetric:
         reach = max(reach, high - s.x_qmin, s.x_qmax - low)
-    limit = k_max(reach, s.w_type.largest)
-    if s.k > limit:
-        allowed = f"k <= {limit}, beyond which an int32 accumulator can overflow"
-        raise ArgumentError("x", f"{t.native_name} codes with k = {s.k}", allowed)
+    _check_k("x", f"{t.native_name} codes with k", s.k, k_max(reach, s.w_type.largest))
 
 
 def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
@@ -478,7 +407,7 @@ def qlinear(
     _packed(packed, s)
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])
-    epilogue(lead, s.n, x, residual, s.activation, s.clamp_min, s.clamp_max)
+    _epilogue(x, s.n, residual, s.activation, s.clamp_min, s.clamp_max)
     if not x.dtype.is_floating_point:
         _codes_bound(s, x)
     if s.codes_out:
@@ -498,43 +427,41 @@ def weight_only_linear(
     residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, FLOATS)
-    check.min_dim("x", x, 1)
+    _rows_of_floats(x)
     check.one_of("w_bits", w_bits, KERNEL_BITS)
-    w_type = code_type(w_bits)
-    check.dtype_in("w", w, (w_type.storage,))
-    check.exact_dim("w", w, 2)
-    check.same_device("w", w, x)
-    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
-    check.shape_is("w", w, [n, w_type.columns(k)])
+    w_type, k = code_type(w_bits), x.shape[-1]
+    n = _matrix(w, x, (w_type.storage,), w_type.columns(k))
     check.group(group_size, k)
     shape = [n, k // group_size] if group_size else [n]
-    check.strided("w_scale", w_scale)
-    check.vector("w_scale", w_scale, x, torch.float32, shape)
+    check.operand("w_scale", w_scale, x, torch.float32, shape)
     check.vector("w_zero_point", w_zero_point, x, torch.int32, shape)
-    return _float_result(lead, n, x, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+    return _float_result(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype)
 
 
 def float_linear(
     x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    check.dtype_in("x", x, FLOATS)
-    check.min_dim("x", x, 1)
-    check.dtype_in("w", w, FLOATS)
+    _rows_of_floats(x)
+    n = _matrix(w, x, FLOATS, x.shape[-1])
+    return _float_result(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+
+
+def _matrix(w: Tensor, x: Tensor, dtypes: Sequence[torch.dtype], columns: int) -> int:
+    """Weights [n, columns] -> n."""
+    check.dtype_in("w", w, dtypes)
     check.exact_dim("w", w, 2)
     check.same_device("w", w, x)
-    lead, k, n = list(x.shape[:-1]), x.shape[-1], w.shape[0]
-    check.shape_is("w", w, [n, k])
-    return _float_result(lead, n, x, bias, residual, activation, clamp_min, clamp_max, out_dtype)
+    check.shape_is("w", w, [w.shape[0], columns])
+    return w.shape[0]
 
 
 def _float_result(
-    lead: list[int], n: int, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str,
-    clamp_min: float, clamp_max: float, out_dtype: torch.dtype | None,
+    x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, activation: str, clamp_min: float,
+    clamp_max: float, out_dtype: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
     check.vector("bias", bias, x, torch.float32, [n])
-    epilogue(lead, n, x, residual, activation, clamp_min, clamp_max)
+    _epilogue(x, n, residual, activation, clamp_min, clamp_max)
     dtype = out_dtype if out_dtype is not None else x.dtype
     check.dtype_among("out_dtype", dtype, FLOATS)
-    return x.new_empty([*lead, n], dtype=dtype)
+    return x.new_empty([*x.shape[:-1], n], dtype=dtype)

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 
 from pyquant.errors import ArgumentError, NonFiniteError, PyquantError, UnsupportedError
 
 _OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
-_CUT = re.compile(r"argument '([^']+)': got (.*)$")
-_TYPE = re.compile(r"Not yet supported ScalarType (\w+)")
-_SCHEMA = re.compile(r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'")
-_POSITION = re.compile(r"argument '?(\w+)'? .*must be (.*), not (.*)$", re.MULTILINE)
-_MISSING = re.compile(r"missing value for argument '([^']+)'")
-_BACKEND = re.compile(r"Could not run '(pyquant::\w+)' with arguments from the '(\w+)' backend")
+# What torch says of an argument -> its name ("": the op's first tensor), what it was, what is allowed.
+_MEANINGS: Final = tuple(
+    (re.compile(pattern, re.MULTILINE), argument, got, allowed)
+    for pattern, argument, got, allowed in (
+        # a message in C ends at a null
+        (r"argument '([^']+)': got (.*)\n?\Z", r"\1", r"\2", "text without null characters"),
+        (r"Not yet supported ScalarType (\w+)", "out_dtype", r"\1", "a torch.dtype"),
+        (
+            r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'",
+            r"\2", r"a value of type \3", r"a value of type \1",
+        ),
+        (r"missing value for argument '([^']+)'", r"\1", "nothing", "a value (it has no default)"),
+        (r"argument '?(\w+)'? .*must be (.*), not (.*)$", r"\1", r"\3", r"\2"),
+        (
+            r"Could not run 'pyquant::\w+' with arguments from the '(\w+)' backend",
+            "", r"device or layout with backend \1", "a dense CPU or CUDA tensor",
+        ),
+        (r"There were no tensor arguments", "", "None", "a tensor"),
+    )
+)  # fmt: skip
 _NO_MEMORY = re.compile(r"pyquant: out of memory: (\d+) bytes on (\S+)")
 _UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
 
@@ -32,24 +46,10 @@ def reraise(error: Exception, first_argument: str = "x") -> NoReturn:
     if match := _OURS.search(text):
         kind = NonFiniteError if match.group(3).startswith("finite values") else ArgumentError
         raise kind(*match.groups()) from None
-    if match := _CUT.search(text):  # a message in C ends at a null
-        argument, got = match.groups()
-        raise ArgumentError(argument, got, "text without null characters") from None
-    if match := _TYPE.search(text):
-        raise ArgumentError("out_dtype", match.group(1), "a torch.dtype") from None
-    if match := _SCHEMA.search(text):
-        allowed, argument, got = match.groups()
-        raise ArgumentError(argument, f"a value of type {got}", f"a value of type {allowed}") from None
-    if match := _MISSING.search(text):
-        raise ArgumentError(match.group(1), "nothing", "a value (it has no default)") from None
-    if match := _POSITION.search(text):
-        argument, allowed, got = match.groups()
-        raise ArgumentError(argument, got, allowed) from None
-    if match := _BACKEND.search(text):
-        got = f"device or layout with backend {match.group(2)}"
-        raise ArgumentError(first_argument, got, "a dense CPU or CUDA tensor") from None
-    if "There were no tensor arguments" in text:
-        raise ArgumentError(first_argument, "None", "a tensor") from None
+    for pattern, argument, got, allowed in _MEANINGS:
+        if match := pattern.search(text):
+            argument, got, allowed = map(match.expand, (argument, got, allowed))
+            raise ArgumentError(argument or first_argument, got, allowed) from None
     if match := _UNSUPPORTED.search(text):
         first, *rest = match.group(1).strip().splitlines()
         raise UnsupportedError(f"no kernel {first}", [line.strip() for line in rest]) from None

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import torch
 
 from pyquant.errors import CheckpointError
 from pyquant.io import strict_json
-from pyquant.io.atomic import read_file
+from pyquant.io.atomic import at_most, read_file
 
 SCHEMA: Final = 1
 MAX_BYTES: Final = 4 * 2**20  # 12 000 choices; it is read at import
@@ -86,7 +85,7 @@ def parse(data: bytes, file: str) -> Table:
         >>> parse(b'{"schema": 1, "gpus": {}}', "tuned.json").gpus
         {}
     """
-    _check_size(file, len(data))
+    at_most(MAX_BYTES, file)(len(data))
     document = strict_json.loads(data, file)
     if set(document) != {"schema", "gpus"}:
         raise CheckpointError(f"{file}: allowed: an object with the keys schema and gpus")
@@ -140,7 +139,7 @@ def load() -> Table:
         try:
             path = path_of()
             # regular files only, and their size first: a pipe or a device in the cache must not hold up an import
-            data = read_file(path, check=partial(_check_size, str(path)))
+            data = read_file(path, check=at_most(MAX_BYTES, path))
             table.merge(parse(data, str(path)))
         except FileNotFoundError:
             continue
@@ -183,11 +182,6 @@ def remarks() -> list[str]:
     except NotImplementedError:  # without the compiled library, which keeps them
         later = []
     return list(dict.fromkeys([*_remarks, *later]))
-
-
-def _check_size(file: str, size: int) -> None:
-    if size > MAX_BYTES:
-        raise CheckpointError(f"{file}: {size} bytes; allowed: at most {MAX_BYTES}")
 
 
 def _remark(text: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.errors import NonFiniteError
 
 _enabled = False
 
@@ -39,22 +39,20 @@ def is_batch(tensor: Tensor) -> bool:
     return False
 
 
-def _readable(tensor: Tensor) -> bool:
+def readable(tensor: Tensor) -> bool:
     """Values can be read without a device synchronisation (or with one that was requested) and outside of tracing."""
-    if (
-        tensor.layout != torch.strided
-        or torch.compiler.is_compiling()
-        or tensor.device.type == "meta"
-        or type(tensor) not in (Tensor, torch.nn.Parameter)
-        or is_batch(tensor)
-    ):
-        return False
-    return tensor.device.type == "cpu" or _enabled
+    return (
+        tensor.layout == torch.strided
+        and not torch.compiler.is_compiling()
+        and (tensor.device.type == "cpu" or (_enabled and tensor.device.type != "meta"))
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not is_batch(tensor)
+    )
 
 
 def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -> None:
     """Every scale is finite and above zero; NaN is allowed where it marks a poisoned row."""
-    if scale is None or not isinstance(scale, Tensor) or not scale.is_floating_point() or not _readable(scale):
+    if not isinstance(scale, Tensor) or not scale.is_floating_point() or not readable(scale):
         return
     good = (scale > 0) & (scale < torch.inf)
     if allow_nan:
@@ -64,23 +62,8 @@ def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -
         raise NonFiniteError(argument, f"a value of {bad}", "finite values above 0")
 
 
-def zero_points(argument: str, zero_point: Tensor | None, low: int, high: int) -> None:
-    """Every zero point is one of the codes: beyond them the bounds of docs/numerics.md 3 would not hold.
-
-    The compiled ops look at those on the CPU themselves (csrc/bind/check.h); this is for the fallback, and for other
-    devices with set_checks(True).
-    """
-    if zero_point is None or not isinstance(zero_point, Tensor) or zero_point.dtype != torch.int32:
-        return
-    if not _readable(zero_point) or zero_point.numel() == 0:
-        return
-    bad = zero_point.reshape(-1)[((zero_point < low) | (zero_point > high)).reshape(-1)]
-    if bad.numel():
-        raise ArgumentError(argument, f"a zero point of {int(bad[0])}", f"codes from {low} to {high}")
-
-
 def finite_values(argument: str, x: Tensor) -> None:
     """With set_checks(True): no NaN, no infinity."""
-    if _enabled and isinstance(x, Tensor) and x.is_floating_point() and _readable(x) and not bool(x.isfinite().all()):
+    if _enabled and isinstance(x, Tensor) and x.is_floating_point() and readable(x) and not bool(x.isfinite().all()):
         index = (~x.isfinite()).nonzero()[0].tolist()
         raise NonFiniteError(argument, f"{x[tuple(index)].item()} at {index}", "finite values (set_checks is on)")

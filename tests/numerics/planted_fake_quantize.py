@@ -59,11 +59,19 @@ EDITS = {
     sums: [
         ("BLOCK_LANES: Final = 64", "BLOCK_LANES: Final = 32", "half of the lanes"),
         ("BLOCK: Final = 1024", "BLOCK: Final = 2048", "blocks of another size"),
-        ("lanes[..., 0::2] + lanes[..., 1::2]", "lanes[..., : lanes.shape[-1] // 2] + lanes[..., lanes.shape[-1] // 2 :]", "tree folds halves"),
-        ("for i in range(BLOCK // BLOCK_LANES)", "for i in reversed(range(BLOCK // BLOCK_LANES))", "lanes added in descending order"),
     ],
 }  # fmt: skip
+LANES = [
+    (
+        "lanes[..., 0::2] + lanes[..., 1::2]",
+        "lanes[..., : lanes.shape[-1] // 2] + lanes[..., lanes.shape[-1] // 2 :]",
+        "tree folds halves",
+    ),
+    ("for i in range(rows.shape[-2])", "for i in reversed(range(rows.shape[-2]))", "lanes added in descending order"),
+]
 
 for _check, _edits in EDITS.items():
     for _old, _new, _name in _edits:
         register(edit("numerics.fake_quantize", _old, _new), _check, name=_name, area="numerics.fake_quantize")
+for _old, _new, _name in LANES:
+    register(edit("numerics.norm", _old, _new), sums, name=_name, area="numerics.norm")

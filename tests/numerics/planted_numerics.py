@@ -333,7 +333,7 @@ EDITS = {
     sums: [
         ("norm", "F.pad(x, (0, rounds * SUM_LANES - k))", "F.pad(x, (rounds * SUM_LANES - k, 0))",
          "lanes counted from the end"),
-        ("norm", "lanes = lanes + padded[..., i, :]", "lanes = lanes + padded[..., rounds - 1 - i, :]",
+        ("norm", "lanes = lanes + rows[..., i, :]", "lanes = lanes + rows[..., -1 - i, :]",
          "lanes added from the end"),
     ],
     overflowing_squares: [
@@ -341,8 +341,8 @@ EDITS = {
          "a row whose squares overflow is made of zeros"),
     ],
     producers: [
-        ("norm", "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(total, weight",
-         "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(residual, weight", "norm of the residual"),
+        ("norm", "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(total, *args",
+         "total = add(x, residual).contiguous()\n    return (*layer_norm_quantize(residual, *args", "norm of the residual"),
         ("norm", "return silu(gate.contiguous()) * up", "return (silu(gate.contiguous()) * up).to(x.dtype).float()",
          "rounded to 16 bits before the codes"),
         ("norm", "return t if bias is None else", "return t if bias is None or weight is None else",
@@ -358,7 +358,7 @@ CORE_EDITS = {
         ("dtypes", "if symmetric and narrow_range", "if symmetric", "full range not offered"),
         ("dtypes", "if symmetric and narrow_range", "if narrow_range", "affine codes narrowed"),
         ("granularity", "shape[-1] // group_size)", "group_size)", "group scales of the wrong shape"),
-        ("granularity", "group_size <= 0 or shape[-1] % group_size != 0", "group_size <= 0", "ragged groups accepted"),
+        ("granularity", " or shape[-1] % group_size != 0", "", "ragged groups accepted"),
     ],
     bounds: [
         ("bounds", "INT32_MAX // product", "(INT32_MAX + 1) // product", "bound one too large"),

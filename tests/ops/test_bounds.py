@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from pyquant import ops
 from pyquant.errors import ArgumentError
-from pyquant.ops import fallback, functional, shapes, translate
+from pyquant.ops import fallback, functional, shapes, translate, zero_points
 
 NATIVE = "cpu_blocked" if ops.native_available() else "rows"
 
@@ -39,12 +40,12 @@ def registered(name: str) -> Callable[..., Any]:
 def op(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]:
     """An op by name, as registered (compiled where there is a library), or in its plain-torch form."""
     if request.param == "fallback":
-        return lambda name: getattr(fallback, name)
+        return lambda name: fallback.IMPLEMENTATIONS[name]
     return registered
 
 
 def layout_of(op: Callable[[str], Callable[..., Any]]) -> str:
-    return "rows" if op("quantize") is fallback.quantize else NATIVE
+    return "rows" if op("quantize") is fallback.IMPLEMENTATIONS["quantize"] else NATIVE
 
 
 # ---- sizes
@@ -249,7 +250,11 @@ def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
     """What set_checks(True) does for CUDA operands, called by itself: on the CPU the ops refuse them anyway."""
     x, q, far = torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.int8), torch.tensor([200], dtype=torch.int32)
     u, near, one = q.to(torch.uint8), torch.tensor([-128], dtype=torch.int32), torch.ones(1)
-    check, op = functional._check_zero_points, torch.ops.pyquant
+    op = torch.ops.pyquant
+
+    def check(op: Any, args: tuple[Any, ...]) -> None:
+        zero_points.check(op._schema.name.removeprefix("pyquant::"), args, {})
+
     gemm = (q, q, one, None, near, None, None, one, far, 0, "none", 0.0, 0.0, -127, 127, torch.int8)
     affine = wire(4, 4, layout="rows", input="static", x_qmin=-100, x_symmetric=False, codes_out=True, out_qmax=100)
     held = fallback.pack_linear(W[:, :4], torch.ones(4), None, one, far, one, near + 1, affine)
@@ -288,7 +293,8 @@ def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
 
 def test_a_call_with_checks_looks_at_zero_points(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(functional, "_check_zero_points", lambda op, args: seen.append(op._schema.name))
+    looking = SimpleNamespace(check=lambda name, args, kwargs: seen.append(name))
+    monkeypatch.setattr(functional, "zero_points", looking)
     q, one = torch.zeros(2, 4, dtype=torch.int8), torch.ones(1)
     ops.dequantize(q, one)
     ops.set_checks(True)
@@ -297,7 +303,7 @@ def test_a_call_with_checks_looks_at_zero_points(monkeypatch: pytest.MonkeyPatch
         ops.fake_quantize(torch.zeros(2, 4), one)
     finally:
         ops.set_checks(False)
-    assert seen == ["pyquant::dequantize", "pyquant::fake_quantize"]
+    assert seen == ["dequantize", "fake_quantize"]
 
 
 @pytest.mark.parametrize("junk", ["x", 2**70, 1.5, None])

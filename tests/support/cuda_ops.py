@@ -79,7 +79,7 @@ class SimulatedOps(CudaOps):
         for name in fallback.ON_CUDA:
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant_sim::{name}", "CPU"):
                 continue
-            self._definitions.impl(name, getattr(fallback, name), "CPU")
+            self._definitions.impl(name, fallback.IMPLEMENTATIONS[name], "CPU")
 
     def put(self, value: Any) -> Any:
         return torch.ops.pyquant_sim.to_device(value) if isinstance(value, Tensor) else value
