@@ -17,8 +17,9 @@ import torch
 
 from bench import scaling
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
-from pyquant.bench.peers import FBGEMM, FP32, GemmCase
-from pyquant.cli.bench import parse_kn
+from pyquant.bench.model_shapes import parse_kn
+from pyquant.bench.peers import FBGEMM, FP32
+from pyquant.bench.problem import inputs_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import folder_name
@@ -176,7 +177,7 @@ def call_bar(rounds: int) -> Bar:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        layer, x = GemmCase(*CALL_SHAPE, torch.device("cpu")).qlinear(scheme_from_name(W8), torch.float32)
+        layer, x = inputs_of(*CALL_SHAPE).qlinear(scheme_from_name(W8), torch.float32)
         runs = {"relu": lambda: torch.relu(x), "layer": lambda: layer(x)}
         timings = time_interleaved(runs, clock=make_clock("cpu"), rounds=rounds)
     finally:

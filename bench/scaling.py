@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyquant.bench.peers import GemmCase
+from pyquant.bench.problem import inputs_of
 from pyquant.core.presets import scheme_from_name
 from pyquant.measure.environment import describe_environment
 from pyquant.nn.qlinear import QLinear
@@ -66,7 +66,7 @@ def measure(
         for m, k, n in shapes:
             for scheme in schemes:
                 on_step(f"M={m} K={k} N={n} {scheme}")
-                layer, x = GemmCase(m, k, n, torch.device("cpu")).qlinear(scheme_from_name(scheme), torch.float32)
+                layer, x = inputs_of(m, k, n).qlinear(scheme_from_name(scheme), torch.float32)
                 rows.append(_row((m, k, n), scheme, _samples(layer, x, counts, rounds, budget_s)))
     finally:
         torch.set_num_threads(most)

@@ -124,14 +124,14 @@ def _try_embedding(device: str) -> Capability:
 
 
 def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
-    from pyquant.bench.peers import GemmCase
+    from pyquant.bench.problem import inputs_of
     from pyquant.measure.exact import is_exact
 
     dtype = torch.float32 if device == "cpu" else torch.float16
     exact: bool | None = None
     try:
         for m, k, n in _SELF_TEST_SHAPES:
-            layer, x = GemmCase(m, k, n, torch.device(device)).qlinear(scheme, dtype)
+            layer, x = inputs_of(m, k, n, device).qlinear(scheme, dtype)
             if scheme.is_integer:
                 exact = is_exact(layer, x) and exact is not False
             else:

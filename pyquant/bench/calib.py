@@ -35,7 +35,8 @@ OURS_FIRST_BATCH: Final = "pyquant EntropyCalibrator"
 MODELOPT: Final = "modelopt HistogramCalibrator"
 FIRST_BATCH: Final = "entropy, first batch's bins"
 MODELOPT_ENTROPY: Final = "modelopt entropy"
-ELEMENTS: Final = 65536
+OPTIMUM: Final = "optimum on the raw numbers"
+_UNTIMED: Final = (OPTIMUM, "percentile 99", "percentile 99.9", "percentile 99.999")
 COLLECT_MS: Final = 0.5  # per 65 536 elements
 ENTROPY_MS: Final = 24.0  # a hundredth of the 2.4 s that modelopt 0.47 needs for a tensor (one core)
 MSE_WITHIN: Final = 0.005
@@ -90,52 +91,46 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     tell("collect")
     unavailable: list[Unavailable] = []
     collect = _collect(count, unavailable)
-    statistics = {kind: _observed(calib_data(kind)) for kind in DATA}
-    rounds = max(count // 3, 3)
+    statistics = {kind: observed(calib_data(kind)) for kind in DATA}
+    classical = {kind: _fed(EntropyCalibrator(), calib_data(kind)) for kind in DATA}
     search, rows = [], []
-    worst, faster, apart = 0.0, [], []
-    classical = {kind: _classical(calib_data(kind)) for kind in DATA}
+    amax: dict[tuple[int, str], list[float]] = {}
+    times: dict[tuple[int, str], dict[str, float]] = {}
     for bits in (8, 4):
-        for method, percentile in METHODS:
-            scheme = TensorScheme(bits=bits, calibrator=method, percentile=percentile)
-            name = f"{method} {percentile:g}" if method == "percentile" else method
+        for name, finders in _finders(bits, statistics, classical).items():
             tell(f"int{bits} {name}")
-            amaxes = [float(compute_range(statistics[kind], scheme).amax) for kind in DATA]
-            rows.append(_amax_row(bits, name, amaxes))
-            if method != "percentile" or percentile == 99.99:
-                times = _search({k: partial(compute_range, s, scheme) for k, s in statistics.items()}, rounds)
-                search.append(_slowest(name, bits, times))
-            if method == "entropy":
-                tell(f"int{bits} {FIRST_BATCH}")
-                first = [float(classical[kind].compute_amax(bits=bits)) for kind in DATA]
-                rows.append(_amax_row(bits, FIRST_BATCH, first))
-                finds = {kind: partial(calibrator.compute_amax, bits=bits) for kind, calibrator in classical.items()}
-                first_times = _search(finds, rounds)
-                search.append(_slowest(FIRST_BATCH, bits, first_times))
-                peer = _modelopt_entropy(bits, tell)
-                if peer is not None:
-                    amax, peer_times = peer
-                    if bits == 8:
-                        apart = [_bins_apart(kind, a, b) for kind, a, b in zip(DATA, first, amax, strict=True)]
-                    rows.append(_amax_row(bits, MODELOPT_ENTROPY, amax))
-                    search.append(_slowest(MODELOPT_ENTROPY, bits, peer_times))
-                    faster += [peer_times[kind] / max(times[kind], first_times[kind]) for kind in DATA]
-            if method == "mse":
-                tell(f"int{bits} optimum on the numbers")
-                exact = [mse_optimum(calib_data(kind), bits) for kind in DATA]
-                rows.append(_amax_row(bits, "optimum on the raw numbers", exact))
-                worst = max([worst, *(abs(a / b - 1) for a, b in zip(amaxes, exact, strict=True))])
-    ours = next(row.median_ms for row in collect if row.candidate == OURS)
-    entropy = max(row.slowest_ms for row in search if row.method == "entropy")
+            at = bits, name
+            if name == MODELOPT_ENTROPY:
+                amax[at], times[at] = _once(finders)
+            else:
+                amax[at] = [float(find()) for find in finders.values()]
+                if name not in _UNTIMED:
+                    times[at] = _search(finders, max(count // 3, 3))
+            noise = [sqnr(calib_data(kind), a, bits) for kind, a in zip(DATA, amax[at], strict=True)]
+            rows.append(AmaxRow(bits, name, amax[at], noise))
+            if at in times:
+                slowest = max(times[at], key=times[at].__getitem__)
+                search.append(SearchRow(name, bits, times[at][slowest], slowest))
+    pairs = [pair for bits in (8, 4) for pair in zip(amax[bits, "mse"], amax[bits, OPTIMUM], strict=True)]
     bars = [
-        Bar("collect a histogram of 65 536 numbers", COLLECT_MS, ours, "<=", "ms"),
-        Bar("entropy search, slowest data set", ENTROPY_MS, entropy, "<=", "ms"),
-        Bar("mse: amax from the optimum on the raw numbers", MSE_WITHIN, worst, "<=", ""),
-    ]
-    if faster:
-        bars.append(Bar("entropy search against modelopt's in this run, least of all data sets", 100.0, min(faster)))
-    if apart:
-        bars.append(Bar(f"{FIRST_BATCH}, int8: amax from modelopt's in this run", 1.0, max(apart), "<=", "bins"))
+        Bar("collect a histogram of 65 536 numbers", COLLECT_MS,
+            next(row.median_ms for row in collect if row.candidate == OURS), "<=", "ms"),
+        Bar("entropy search, slowest data set", ENTROPY_MS,
+            max(row.slowest_ms for row in search if row.method == "entropy"), "<=", "ms"),
+        Bar("mse: amax from the optimum on the raw numbers", MSE_WITHIN,
+            max(abs(a / b - 1) for a, b in pairs), "<=", ""),
+    ]  # fmt: skip
+    if (8, MODELOPT_ENTROPY) in amax:
+        faster = min(
+            times[bits, MODELOPT_ENTROPY][kind] / max(times[bits, "entropy"][kind], times[bits, FIRST_BATCH][kind])
+            for bits in (8, 4)
+            for kind in DATA
+        )
+        apart = max(map(_bins_apart, DATA, amax[8, FIRST_BATCH], amax[8, MODELOPT_ENTROPY]))
+        bars += [
+            Bar("entropy search against modelopt's in this run, least of all data sets", 100.0, faster),
+            Bar(f"{FIRST_BATCH}, int8: amax from modelopt's in this run", 1.0, apart, "<=", "bins"),
+        ]
     notes = [
         "collect: a batch of 64 x 1024 float32 normals into warm statistics; ratio against torch.histc of the same run",
         "data: numpy default_rng(1234), 8 batches of 64 x 1024; symmetric codes, narrow range; SQNR over all numbers",
@@ -145,23 +140,51 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
     return CalibReport(environment, collect, search, rows, bars, unavailable, notes)
 
 
+def _finders(
+    bits: int, statistics: Mapping[str, HistogramStatistics], classical: Mapping[str, EntropyCalibrator]
+) -> dict[str, dict[str, Callable[[], Any]]]:
+    """{method: {data set: what finds its amax}}, in the order of the report."""
+    found: dict[str, dict[str, Callable[[], Any]]] = {}
+    for method, percentile in METHODS:
+        scheme = TensorScheme(bits=bits, calibrator=method, percentile=percentile)
+        name = f"{method} {percentile:g}" if method == "percentile" else method
+        found[name] = {kind: partial(_amax, held, scheme) for kind, held in statistics.items()}
+        if method == "entropy":
+            found[FIRST_BATCH] = {kind: partial(held.compute_amax, bits=bits) for kind, held in classical.items()}
+            if (theirs := _modelopt()) is not None:
+                held = {kind: _fed(theirs(num_bits=bits, torch_hist=True), calib_data(kind)) for kind in DATA}
+                found[MODELOPT_ENTROPY] = {kind: partial(one.compute_amax, "entropy") for kind, one in held.items()}
+        if method == "mse":
+            found[OPTIMUM] = {kind: partial(mse_optimum, calib_data(kind), bits) for kind in DATA}
+    return found
+
+
+def _amax(statistics: HistogramStatistics, scheme: TensorScheme) -> Tensor:
+    return compute_range(statistics, scheme).amax
+
+
+def _modelopt() -> Any:
+    """modelopt's collector, None where it is not installed."""
+    try:
+        from modelopt.torch.quantization.calib import HistogramCalibrator
+    except ImportError:
+        return None
+    return HistogramCalibrator
+
+
 def _clock_name() -> str:
     return default_clock(torch.get_num_threads())
 
 
-def _amax_row(bits: int, name: str, amax: list[float]) -> AmaxRow:
-    return AmaxRow(bits, name, amax, [sqnr(calib_data(kind), a, bits) for kind, a in zip(DATA, amax, strict=True)])
-
-
-def _observed(batches: Tensor) -> HistogramStatistics:
+def observed(batches: Tensor) -> HistogramStatistics:
+    """The statistics of some batches."""
     statistics = HistogramStatistics()
     for batch in batches:
         statistics.observe(batch)
     return statistics
 
 
-def _classical(batches: Tensor) -> EntropyCalibrator:
-    calibrator = EntropyCalibrator()
+def _fed(calibrator: Any, batches: Tensor) -> Any:
     for batch in batches:
         calibrator.collect(batch)
     return calibrator
@@ -174,7 +197,7 @@ def _bins_apart(kind: str, a: float, b: float) -> float:
 
 def _collect(rounds: int, unavailable: list[Unavailable]) -> list[CollectRow]:
     x = calib_data("gaussian")[0]
-    statistics, ranges, classical = _observed(x[None]), RangeStatistics(), _classical(x[None])
+    statistics, ranges, classical = observed(x[None]), RangeStatistics(), _fed(EntropyCalibrator(), x[None])
     candidates: dict[str, Callable[[], Any]] = {
         HISTC: lambda: torch.histc(x.abs(), 2048, 0, 5.0),
         OURS: lambda: statistics.observe(x),
@@ -185,19 +208,16 @@ def _collect(rounds: int, unavailable: list[Unavailable]) -> list[CollectRow]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao announces its end at every construction
         candidates |= _torch_ao(x)
-        try:
-            from modelopt.torch.quantization.calib import HistogramCalibrator
-        except ImportError:
+        if (theirs := _modelopt()) is None:
             unavailable.append(Unavailable(MODELOPT, "modelopt is not installed"))
         else:
-            candidates[MODELOPT] = partial(HistogramCalibrator(num_bits=8, torch_hist=True).collect, x)
+            candidates[MODELOPT] = partial(theirs(num_bits=8, torch_hist=True).collect, x)
         timings = time_interleaved(candidates, clock=make_clock(_clock_name()), rounds=rounds)
-    rows = []
-    for name in candidates:
-        ratio = timings.ratio(HISTC, name)
-        ours = name.startswith("pyquant")
-        rows.append(CollectRow(name, ours, timings.median_us(name) / 1e3, ratio, timings.spread(name)))
-    return rows
+    return [
+        CollectRow(name, name.startswith("pyquant"), timings.median_us(name) / 1e3, timings.ratio(HISTC, name),
+                   timings.spread(name))
+        for name in candidates
+    ]  # fmt: skip
 
 
 def _torch_ao(x: Tensor) -> dict[str, Callable[[], Any]]:
@@ -215,28 +235,13 @@ def _search(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[st
     return {kind: timings.median_us(kind) / 1e3 for kind in candidates}
 
 
-def _slowest(name: str, bits: int, times: dict[str, float]) -> SearchRow:
-    slowest = max(times, key=lambda kind: times[kind])
-    return SearchRow(name, bits, times[slowest], slowest)
+def _once(finders: Mapping[str, Callable[[], Any]]) -> tuple[list[float], dict[str, float]]:
+    """amax and milliseconds of one search each: they take seconds."""
+    clock, found, times = make_clock(_clock_name()), list[Any](), {}
+    for kind, find in finders.items():
+        times[kind] = clock.seconds(partial(_kept, found, find), 1) * 1e3
+    return [float(amax) for amax in found], times
 
 
-def _modelopt_entropy(bits: int, tell: Callable[[str], None]) -> tuple[list[float], dict[str, float]] | None:
-    """amax and milliseconds (one search each, they take seconds) for each data set; None where it is not installed."""
-    try:
-        from modelopt.torch.quantization.calib import HistogramCalibrator
-    except ImportError:
-        return None
-    clock, amax, times = make_clock(_clock_name()), [], {}
-    for kind in DATA:
-        tell(f"int{bits} {MODELOPT_ENTROPY}, {kind}")
-        calibrator = HistogramCalibrator(num_bits=bits, torch_hist=True)
-        for batch in calib_data(kind):
-            calibrator.collect(batch)
-        results: list[Tensor] = []
-        times[kind] = clock.seconds(partial(_kept, results, partial(calibrator.compute_amax, "entropy")), 1) * 1e3
-        amax.append(float(results[-1]))
-    return amax, times
-
-
-def _kept(results: list[Tensor], make: Callable[[], Tensor]) -> None:
+def _kept(results: list[Any], make: Callable[[], Any]) -> None:
     results.append(make())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,94 +26,89 @@ class Missing(Exception):
     """A candidate that cannot run here, and why."""
 
 
+GRANULARITIES: Final = ("per_tensor", "per_channel")
+Build = Callable[[Tensor, Tensor, str], Function]
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """name; granularity it serves; build(x, scale) -> forward. checked: its result must be within a step of x."""
+    """build(x, scale, granularity) -> forward, for the granularities that it serves.
+
+    checked  its result must be within a step of x.
+    """
 
     name: str
-    granularity: str
-    build: Callable[[Tensor, Tensor], Function]
+    build: Build
+    granularities: Sequence[str] = GRANULARITIES
     checked: bool = True
 
 
-def _ours(granularity: str) -> Callable[[Tensor, Tensor], Function]:
-    return lambda x, scale: lambda v: ops.fake_quantize(v, scale, None, granularity)[0]
+def _ours(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    return lambda v: ops.fake_quantize(v, scale, None, granularity)[0]
 
 
-def _ours_kept(granularity: str) -> Callable[[Tensor, Tensor], Function]:
+def _ours_kept(x: Tensor, scale: Tensor, granularity: str) -> Function:
     """Buffers that are allocated once, as pyquant keeps them for weights; the gradient is masked in place."""
+    y, mask = torch.empty_like(x), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
 
-    def build(x: Tensor, scale: Tensor) -> Function:
-        y, mask = torch.empty_like(x), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, v: Tensor) -> Tensor:
+            ops.fake_quantize_out(v, scale, None, granularity, 0, -127, 127, y, mask)
+            return y.detach()
 
-        class Kept(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, v: Tensor) -> Tensor:
-                ops.fake_quantize_out(v, scale, None, granularity, 0, -127, 127, y, mask)
-                return y.detach()
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return ops.fake_quantize_backward(grads[0], mask)
 
-            @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> Tensor:
-                return ops.fake_quantize_backward(grads[0], mask)
-
-        return lambda v: Kept.apply(v)  # type: ignore[no-untyped-call, no-any-return]
-
-    return build
+    return lambda v: Kept.apply(v)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _ours_dynamic(x: Tensor, scale: Tensor) -> Function:
+def _ours_dynamic(x: Tensor, scale: Tensor, granularity: str) -> Function:
     return lambda v: ops.fake_quantize_dynamic(v)[0]
 
 
-def _ours_learned(granularity: str) -> Callable[[Tensor, Tensor], Function]:
-    def build(x: Tensor, scale: Tensor) -> Function:
-        learned = scale.clone().requires_grad_()
+def _ours_learned(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    learned = scale.clone().requires_grad_()
 
-        class Learned(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, v: Tensor, s: Tensor) -> Tensor:
-                ctx.save_for_backward(v, s)
-                return ops.fake_quantize(v, s, None, granularity)[0]
+    class Learned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, v: Tensor, s: Tensor) -> Tensor:
+            ctx.save_for_backward(v, s)
+            return ops.fake_quantize(v, s, None, granularity)[0]
 
-            @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-                v, s = ctx.saved_tensors
-                return ops.fake_quantize_lsq_backward(grads[0], v, s, None, granularity)
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+            v, s = ctx.saved_tensors
+            return ops.fake_quantize_lsq_backward(grads[0], v, s, None, granularity)
 
-        return lambda v: Learned.apply(v, learned)  # type: ignore[no-untyped-call, no-any-return]
-
-    return build
+    return lambda v: Learned.apply(v, learned)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _torch_tensor(x: Tensor, scale: Tensor) -> Function:
-    step = float(scale)
-    return lambda v: torch.fake_quantize_per_tensor_affine(v, step, 0, -127, 127)
-
-
-def _torch_channel(x: Tensor, scale: Tensor) -> Function:
-    zero = torch.zeros(len(scale), dtype=torch.int32)
+def _torch(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    step, zero = float(scale[0]), torch.zeros(len(scale), dtype=torch.int32)
+    if granularity == "per_tensor":
+        return lambda v: torch.fake_quantize_per_tensor_affine(v, step, 0, -127, 127)
     return lambda v: torch.fake_quantize_per_channel_affine(v, scale, zero, 0, -127, 127)
 
 
-def _torch_learned_tensor(x: Tensor, scale: Tensor) -> Function:
-    learned, zero = scale.clone().requires_grad_(), torch.zeros(1)
-    return lambda v: torch._fake_quantize_learnable_per_tensor_affine(v, learned, zero, -127, 127, 1.0)
-
-
-def _torch_learned_channel(x: Tensor, scale: Tensor) -> Function:
+def _torch_learned(x: Tensor, scale: Tensor, granularity: str) -> Function:
     learned, zero = scale.clone().requires_grad_(), torch.zeros(len(scale))
+    if granularity == "per_tensor":
+        return lambda v: torch._fake_quantize_learnable_per_tensor_affine(v, learned, zero, -127, 127, 1.0)
     return lambda v: torch._fake_quantize_learnable_per_channel_affine(v, learned, zero, 0, -127, 127, 1.0)
 
 
-def _torch_ao(fused: bool, per_channel: bool) -> Callable[[Tensor, Tensor], Function]:
-    def build(x: Tensor, scale: Tensor) -> Function:
+def _torch_ao(kind: str) -> Build:
+    def build(x: Tensor, scale: Tensor, granularity: str) -> Function:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ao = importlib.import_module("torch.ao.quantization")
-            observer = ao.MovingAveragePerChannelMinMaxObserver if per_channel else ao.MovingAverageMinMaxObserver
-            kind = ao.FusedMovingAvgObsFakeQuantize if fused else ao.FakeQuantize
-            scheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
-            module = kind(observer=observer, quant_min=-127, quant_max=127, dtype=torch.qint8, qscheme=scheme)
+            words = {"per_tensor": "", "per_channel": "PerChannel"}
+            observer = getattr(ao, f"MovingAverage{words[granularity]}MinMaxObserver")
+            scheme = getattr(torch, f"{granularity}_symmetric")
+            make = getattr(ao, kind)
+            module = make(observer=observer, quant_min=-127, quant_max=127, dtype=torch.qint8, qscheme=scheme)
         return lambda v: module(v)  # type: ignore[no-any-return]
 
     return build
@@ -129,16 +124,15 @@ def _naive(scale: Tensor) -> Function:
     return forward
 
 
-def _naive_detach(x: Tensor, scale: Tensor) -> Function:
-    return _naive(scale if scale.numel() == 1 else scale.unsqueeze(-1))
-
-
-def _naive_own_range(x: Tensor, scale: Tensor) -> Function:
+def _naive_recipe(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    """With the range of each channel found anew in every call, as recipes do for weights."""
+    if granularity == "per_tensor":
+        return _naive(scale)
     return lambda v: _naive(v.detach().abs().amax(-1, keepdim=True) / 127)(v)
 
 
-def _compiled(build: Callable[[Tensor, Tensor], Function]) -> Callable[[Tensor, Tensor], Function]:
-    return lambda x, scale: torch.compile(build(x, scale))
+def _compiled_recipe(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    return torch.compile(_naive_recipe(x, scale, granularity))  # type: ignore[no-any-return]
 
 
 def _package(name: str) -> Any:
@@ -148,54 +142,47 @@ def _package(name: str) -> Any:
         raise Missing(f"{name} cannot be imported: {error}") from None
 
 
-def _modelopt(axis: int | None) -> Callable[[Tensor, Tensor], Function]:
-    def build(x: Tensor, scale: Tensor) -> Function:
-        module = _package("modelopt.torch.quantization.nn")
-        config = _package("modelopt.torch.quantization.config").QuantizerAttributeConfig(num_bits=8, axis=axis)
-        quantizer = module.TensorQuantizer(config)
-        quantizer.amax = scale * 127 if axis is None else (scale * 127).unsqueeze(-1)
-        return lambda v: quantizer(v)  # type: ignore[no-any-return]
-
-    return build
+def _modelopt(x: Tensor, scale: Tensor, granularity: str) -> Function:
+    axis = None if granularity == "per_tensor" else 0
+    module = _package("modelopt.torch.quantization.nn")
+    config = _package("modelopt.torch.quantization.config").QuantizerAttributeConfig(num_bits=8, axis=axis)
+    quantizer = module.TensorQuantizer(config)
+    quantizer.amax = scale * 127 if axis is None else (scale * 127).unsqueeze(-1)
+    return lambda v: quantizer(v)  # type: ignore[no-any-return]
 
 
-def _torchao(x: Tensor, scale: Tensor) -> Function:
+def _torchao(x: Tensor, scale: Tensor, granularity: str) -> Function:
     qat = _package("torchao.quantization.qat")
-    config = qat.IntxFakeQuantizeConfig(torch.int8, "per_channel", is_symmetric=True)
+    config = qat.IntxFakeQuantizeConfig(torch.int8, granularity, is_symmetric=True)
     quantizer = importlib.import_module("torchao.quantization.qat.fake_quantizer").IntxFakeQuantizer(config)
     return lambda v: quantizer(v)  # type: ignore[no-any-return]
 
 
-def _brevitas(x: Tensor, scale: Tensor) -> Function:
+def _brevitas(x: Tensor, scale: Tensor, granularity: str) -> Function:
     nn = _package("brevitas.nn")
     quant = importlib.import_module("brevitas.quant").Int8ActPerTensorFloat
     module = nn.QuantIdentity(act_quant=quant, return_quant_tensor=False)
     return lambda v: module(v)  # type: ignore[no-any-return]
 
 
+_TENSOR, _CHANNEL = GRANULARITIES[:1], GRANULARITIES[1:]
 CANDIDATES: Final = (
-    Candidate(FLOOR, "per_tensor", lambda x, scale: torch.clone, checked=False),
-    Candidate(OURS, "per_tensor", _ours("per_tensor")),
-    Candidate("pyquant fake_quantize_out, kept buffers", "per_tensor", _ours_kept("per_tensor")),
-    Candidate("pyquant learned scale (LSQ)", "per_tensor", _ours_learned("per_tensor")),
-    Candidate("torch.fake_quantize_per_tensor_affine", "per_tensor", _torch_tensor),
-    Candidate("torch._fake_quantize_learnable (LSQ)", "per_tensor", _torch_learned_tensor),
-    Candidate("torch.ao FakeQuantize", "per_tensor", _torch_ao(False, False)),
-    Candidate("torch.ao FusedMovingAvgObsFakeQuantize", "per_tensor", _torch_ao(True, False)),
-    Candidate("naive detach recipe", "per_tensor", _naive_detach),
-    Candidate("torch.compile(naive detach recipe)", "per_tensor", _compiled(_naive_detach)),
-    Candidate("modelopt TensorQuantizer", "per_tensor", _modelopt(None)),
-    Candidate("brevitas QuantIdentity", "per_tensor", _brevitas, checked=False),
-    Candidate(FLOOR, "per_channel", lambda x, scale: torch.clone, checked=False),
-    Candidate(OURS, "per_channel", _ours("per_channel")),
-    Candidate("pyquant fake_quantize_dynamic", "per_channel", _ours_dynamic),
-    Candidate("pyquant learned scale (LSQ)", "per_channel", _ours_learned("per_channel")),
-    Candidate("torch.fake_quantize_per_channel_affine", "per_channel", _torch_channel),
-    Candidate("torch._fake_quantize_learnable (LSQ)", "per_channel", _torch_learned_channel),
-    Candidate("torch.ao FakeQuantize", "per_channel", _torch_ao(False, True)),
-    Candidate("torch.ao FusedMovingAvgObsFakeQuantize", "per_channel", _torch_ao(True, True)),
-    Candidate("naive detach recipe + amax", "per_channel", _naive_own_range),
-    Candidate("torch.compile(naive detach recipe + amax)", "per_channel", _compiled(_naive_own_range)),
-    Candidate("modelopt TensorQuantizer axis=0", "per_channel", _modelopt(0)),
-    Candidate("torchao IntxFakeQuantizer", "per_channel", _torchao),
+    Candidate(FLOOR, lambda x, scale, granularity: torch.clone, checked=False),
+    Candidate(OURS, _ours),
+    Candidate("pyquant fake_quantize_out, kept buffers", _ours_kept, _TENSOR),
+    Candidate("pyquant fake_quantize_dynamic", _ours_dynamic, _CHANNEL),
+    Candidate("pyquant learned scale (LSQ)", _ours_learned),
+    Candidate("torch.fake_quantize_per_tensor_affine", _torch, _TENSOR),
+    Candidate("torch.fake_quantize_per_channel_affine", _torch, _CHANNEL),
+    Candidate("torch._fake_quantize_learnable (LSQ)", _torch_learned),
+    Candidate("torch.ao FakeQuantize", _torch_ao("FakeQuantize")),
+    Candidate("torch.ao FusedMovingAvgObsFakeQuantize", _torch_ao("FusedMovingAvgObsFakeQuantize")),
+    Candidate("naive detach recipe", _naive_recipe, _TENSOR),
+    Candidate("naive detach recipe + amax", _naive_recipe, _CHANNEL),
+    Candidate("torch.compile(naive detach recipe)", _compiled_recipe, _TENSOR),
+    Candidate("torch.compile(naive detach recipe + amax)", _compiled_recipe, _CHANNEL),
+    Candidate("modelopt TensorQuantizer", _modelopt, _TENSOR),
+    Candidate("modelopt TensorQuantizer axis=0", _modelopt, _CHANNEL),
+    Candidate("brevitas QuantIdentity", _brevitas, _TENSOR, checked=False),
+    Candidate("torchao IntxFakeQuantizer", _torchao, _CHANNEL),
 )

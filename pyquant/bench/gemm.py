@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final
 
 import torch
 
-from pyquant.bench.peers import FP32, PEERS, Candidate, GemmCase, Peer, PeerUnavailable, at, first_line
+from pyquant.bench.peers import FP32, PEERS, Candidate, Peer, PeerUnavailable, at, check_shape, first_line
+from pyquant.bench.problem import Inputs, inputs_of
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.exact import is_exact
 from pyquant.measure.floors import Floor, Limit, ceiling_value, gemm_bytes, gemm_floor, multiply_limit, read_limit
-from pyquant.measure.timing import CacheFlush, Clock, make_clock, time_interleaved
+from pyquant.measure.timing import CacheFlush, Clock, Timings, make_clock, time_interleaved
 from pyquant.report.records.bench import Ceiling, GemmReport, GemmRow, Unavailable
 
 Shape = tuple[int, int, int]
+NO_BASELINE: Final = "the baseline did not run, so this shape has no ratios"
 _MULTIPLY = "limit: multiply int8"
 _MIN_SQNR_DB = 5.0  # 4-bit per channel on Gaussian weights stays above 15 dB; below 5 something else is computed
 
@@ -45,21 +48,17 @@ class GemmBench:
 
 @dataclass
 class _Built:
+    """A candidate of one shape, checked. group: of weights that share a scale, 0: a row does."""
+
     run: Candidate
     ours: bool
     w_bits: int
     x_bits: int
     peak: str
-    group_size: int = 0
+    group: int = 0
     exact: bool | None = None
     sqnr: float | None = None
     kernel: str = ""
-
-
-@dataclass
-class _Shape:
-    built: dict[str, _Built] = field(default_factory=dict)
-    missing: list[Unavailable] = field(default_factory=list)
 
 
 def run_gemm_bench(
@@ -83,14 +82,11 @@ def run_gemm_bench(
     for shape in bench.shapes:
         if on_shape:
             on_shape(shape)
-        prepared = _prepare(bench, shape, peers, schemes)
-        missing += prepared.missing
-        if bench.baseline not in prepared.built:
-            missing.append(
-                Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", at(shape))
-            )
+        built = _prepare(bench, shape, peers, schemes, missing)
+        if bench.baseline not in built:
+            missing.append(Unavailable(bench.baseline, NO_BASELINE, at(shape)))
             continue
-        rows += _time_shape(bench, shape, prepared.built, make_clock(bench.clock), flush, ceilings, multiply)
+        rows += _time_shape(bench, shape, built, make_clock(bench.clock), flush, ceilings, multiply)
     environment = describe_environment(clock=bench.clock)
     return GemmReport(environment, bench.baseline, rows, list(ceilings), missing, notes=_notes(bench))
 
@@ -104,24 +100,30 @@ def _chosen_peers(bench: GemmBench) -> list[Peer]:
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
-def _prepare(bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme]) -> _Shape:
-    m, k, n = shape
-    case = GemmCase(m, k, n, torch.device("cpu"))
-    out = _Shape()
-    for peer in peers:
+def _prepare(
+    bench: GemmBench, shape: Shape, peers: Iterable[Peer], schemes: Mapping[str, QScheme], missing: list[Unavailable]
+) -> dict[str, _Built]:
+    """The candidates that run, by name; the reasons of the others go to `missing`."""
+    case, built = inputs_of(*shape), dict[str, _Built]()
+    theirs: tuple[type[Exception], ...] = (
+        PeerUnavailable,
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+        TypeError,
+    )
+    makers = [(peer.name, partial(_build_peer, peer), theirs) for peer in peers]
+    makers += [(f"QLinear {text}", partial(_build_ours, bench, scheme), (PyquantError, PeerUnavailable))
+               for text, scheme in schemes.items()]  # fmt: skip
+    for name, make, failures in makers:
         try:
-            out.built[peer.name] = _build_peer(peer, case)
-        except (PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-            out.missing.append(Unavailable(peer.name, first_line(error), at(shape)))
-    for text, scheme in schemes.items():
-        try:
-            out.built[_our_name(text)] = _build_ours(bench, scheme, case)
-        except (PyquantError, PeerUnavailable) as error:
-            out.missing.append(Unavailable(_our_name(text), first_line(error), at(shape)))
-    return out
+            built[name] = make(case)
+        except failures as error:
+            missing.append(Unavailable(name, first_line(error), at(shape)))
+    return built
 
 
-def _build_peer(peer: Peer, case: GemmCase) -> _Built:
+def _build_peer(peer: Peer, case: Inputs) -> _Built:
     with torch.inference_mode():
         run = peer.build(case)
         y = run()
@@ -129,42 +131,44 @@ def _build_peer(peer: Peer, case: GemmCase) -> _Built:
     return _Built(run, False, peer.w_bits, peer.x_bits, peer.peak, sqnr=sqnr)
 
 
-def _build_ours(bench: GemmBench, scheme: QScheme, case: GemmCase) -> _Built:
+def _build_ours(bench: GemmBench, scheme: QScheme, case: Inputs) -> _Built:
     layer, x = case.qlinear(scheme, bench.dtype)
     with torch.inference_mode():
         sqnr = _checked_sqnr(layer(x), case)
     exact = is_exact(layer, x) if bench.check_exact and scheme.is_integer else None
     x_bits = 32 if bench.dtype is torch.float32 else 16
     peak = "int8" if scheme.is_integer else ("bf16" if x_bits == 16 else "fp32")
-    w_bits = scheme.weights.bits
-    groups = scheme.weights.group_size or 0
-    built = _Built(partial(layer, x), True, w_bits, x_bits, peak, groups, exact, sqnr)
-    built.kernel = layer.kernel_info(x.shape[0]).kernel
-    return built
+    return _Built(
+        partial(layer, x), True, scheme.weights.bits, x_bits, peak, scheme.weights.group_size or 0, exact, sqnr,
+        layer.kernel_info(case.m).kernel,
+    )  # fmt: skip
 
 
 def _time_shape(
     bench: GemmBench, shape: Shape, built: Mapping[str, _Built], clock: Clock, flush: CacheFlush | None,
     ceilings: Sequence[Ceiling], multiply: Limit | None,
 ) -> list[GemmRow]:  # fmt: skip
-    m, k, n = shape
     limits = {} if multiply is None else _limits(shape, built, multiply, bench.cold)
     runs = {name: b.run for name, b in built.items()} | {name: limit.run for name, limit in limits.items()}
     timings = time_interleaved(runs, clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush)
     # GB/s, and 1e9 multiply-adds a second.
     rates = {name: limit.amount / timings.median_us(name) * 1e-3 for name, limit in limits.items()}
-    rows = []
-    for name, b in built.items():
-        floor = _floor(shape, b, ceilings, rates) if rates else None
-        rows.append(
-            GemmRow(
-                m, k, n, name, b.ours, timings.median_us(name), timings.ratio(bench.baseline, name),
-                timings.spread(name), len(timings.samples[name]),
-                floor_us=floor.us if floor else None, floor_kind=floor.kind if floor else "",
-                exact=b.exact, sqnr_db=b.sqnr, kernel=b.kernel,
-            )
-        )  # fmt: skip
-    return rows
+    return [
+        gemm_row(shape, name, timings, bench.baseline, _floor(shape, b, ceilings, rates) if rates else None,
+                 ours=b.ours, exact=b.exact, sqnr_db=b.sqnr, kernel=b.kernel)
+        for name, b in built.items()
+    ]  # fmt: skip
+
+
+def gemm_row(
+    shape: Shape, name: str, timings: Timings, baseline: str, floor: Floor | None, *, products: int = 1, **facts: Any
+) -> GemmRow:
+    """The row of a candidate at a shape. products: GEMMs of this size in a call; facts: further fields of the row."""
+    return GemmRow(
+        *shape, name, median_us=timings.median_us(name), ratio=timings.ratio(baseline, name) * products,
+        spread=timings.spread(name), rounds=len(timings.samples[name]), floor_us=floor.us if floor else None,
+        floor_kind=floor.kind if floor else "", **facts,
+    )  # fmt: skip
 
 
 def _limits(shape: Shape, built: Mapping[str, _Built], multiply: Limit, cold: bool) -> dict[str, Limit]:
@@ -180,22 +184,19 @@ def _floor(shape: Shape, b: _Built, ceilings: Sequence[Ceiling], rates: Mapping[
 
 
 def _moved(shape: Shape, b: _Built) -> int:
-    return gemm_bytes(*shape, w_bits=b.w_bits, x_bits=b.x_bits, out_bits=b.x_bits, group_size=b.group_size)
+    return gemm_bytes(*shape, w_bits=b.w_bits, x_bits=b.x_bits, out_bits=b.x_bits, group_size=b.group)
 
 
 def _read_name(size_bytes: int) -> str:
     return f"limit: read {size_bytes} bytes"
 
 
-def _checked_sqnr(y: torch.Tensor, case: GemmCase) -> float:
-    value = case.sqnr_db(y)
+def _checked_sqnr(y: torch.Tensor, case: Inputs) -> float:
+    check_shape(y, case.m, case.weights.n)
+    value = case.sqnr_db(y, with_bias=True)
     if not value >= _MIN_SQNR_DB:
         raise PeerUnavailable(f"returned a wrong product: {value:.1f} dB against the float64 result")
     return value
-
-
-def _our_name(text: str) -> str:
-    return f"QLinear {text}"
 
 
 def _notes(bench: GemmBench) -> list[str]:

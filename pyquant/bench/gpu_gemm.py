@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from pyquant.bench.gemm import NO_BASELINE, gemm_row
 from pyquant.bench.kernels import ADAPTERS
-from pyquant.bench.kernels.adapter import Adapter, Built, Run
-from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.kernels.adapter import Adapter, Built
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.partial import Partial, Shape
-from pyquant.bench.peers import PeerUnavailable, at, first_line
+from pyquant.bench.peers import PeerUnavailable, at, check_shape, first_line
+from pyquant.bench.problem import Inputs, Weights
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.energy import EnergyUnavailable, energy_meter
 from pyquant.measure.floors import COPY, ceiling_value, gemm_bytes, gemm_floor
@@ -75,24 +76,17 @@ class _Ready:
 class _Bound:
     """A candidate that was checked at one M."""
 
-    ready: _Ready
-    run: Run
+    adapter: Adapter
+    rotating: Rotating
     exact: bool | None
     sqnr: float | None
     kernel: str
-
-    def rotating(self) -> Rotating:
-        return Rotating([partial(self.run, state) for state in self.ready.copies])
 
 
 def slice_of(shapes: Sequence[Shape], part: int, parts: int) -> list[Shape]:
     """The part-th of `parts` slices, counted from 1: whole (K, N), spread so that large ones do not meet in one slice.
 
     Raises ArgumentError unless 1 <= part <= parts.
-
-    Example:
-        >>> slice_of([(1, 8, 8), (1, 4, 4), (2, 8, 8)], 1, 2)
-        [(1, 8, 8), (2, 8, 8)]
     """
     if not 1 <= part <= parts:
         raise ArgumentError("slice", f"{part}/{parts}", "i/n with 1 <= i <= n")
@@ -184,14 +178,14 @@ def _measure(
                 raise PeerUnavailable(reason)
             with torch.inference_mode():
                 bound[name] = _checked(candidate, inputs)
-                rotating = bound[name].rotating()
+                rotating = bound[name].rotating
                 clock.seconds(rotating, rotating.period)  # a candidate that cannot be captured fails alone
             candidates[name] = rotating
         except _FAILURES as error:
             _alive(record, device, name, where, error)
             absent.append(Unavailable(name, first_line(error), where))
     if bench.baseline not in candidates:
-        absent.append(Unavailable(bench.baseline, "the baseline did not run, so this shape has no ratios", where))
+        absent.append(Unavailable(bench.baseline, NO_BASELINE, where))
         return [], absent
     timings = time_interleaved(
         candidates, clock=clock, rounds=bench.rounds, min_sample_s=bench.min_sample_s, warm_calls=1,
@@ -235,15 +229,15 @@ def _checked(candidate: _Ready, inputs: Inputs) -> _Bound:
     width = inputs.weights.n if adapter.products == 1 else inputs.weights.k
     _poison(inputs, width)
     y = run(built.state)
-    if y.shape != (m, width):
-        raise PeerUnavailable(f"returned shape {list(y.shape)}, expected [{m}, {width}]")
+    check_shape(y, m, width)
     rows, exact = inputs.checked[0], None
     if built.reference is not None:
         exact = torch.equal(y[rows], built.reference(inputs, rows))
     sqnr = inputs.sqnr_db(y, with_bias=adapter.has_bias) if adapter.products == 1 else None
     if sqnr is not None and not sqnr >= adapter.min_sqnr:
         raise PeerUnavailable(f"returned a wrong product: {sqnr:.1f} dB, at least {adapter.min_sqnr:g} dB is right")
-    return _Bound(candidate, run, exact, sqnr, built.kernel(m))
+    rotating = Rotating([partial(run, state) for state in candidate.copies])
+    return _Bound(adapter, rotating, exact, sqnr, built.kernel(m))
 
 
 def _poison(inputs: Inputs, width: int) -> None:
@@ -254,7 +248,7 @@ def _poison(inputs: Inputs, width: int) -> None:
 
 def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings: Sequence[Ceiling]) -> GemmRow:
     m, k, n = shape
-    adapter = bound.ready.adapter
+    adapter = bound.adapter
     moved = adapter.products * gemm_bytes(
         m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=adapter.out_bits
     )
@@ -262,11 +256,10 @@ def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings:
     floor = None
     if gbps and gops:
         floor = gemm_floor(m * adapter.products, k, n, moved_bytes=moved, gbps=gbps, gops=gops)
-    name = adapter.name
-    return GemmRow(
-        m, k, n, name, adapter.ours, timings.median_us(name), timings.ratio(baseline, name) * adapter.products,
-        timings.spread(name), len(timings.samples[name]), floor.us if floor else None, floor.kind if floor else "",
-        bound.exact, bound.sqnr, bound.kernel, moved, 2.0 * m * k * n * adapter.products, adapter.peak,
+    return gemm_row(
+        shape, adapter.name, timings, baseline, floor, products=adapter.products, ours=adapter.ours, exact=bound.exact,
+        sqnr_db=bound.sqnr, kernel=bound.kernel, moved_bytes=moved, ops=2.0 * m * k * n * adapter.products,
+        peak=adapter.peak,
     )  # fmt: skip
 
 

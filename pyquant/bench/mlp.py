@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -54,8 +54,7 @@ class MlpBench:
 
     sizes, batch   of the activations; the defaults are the original experiment's.
     configs        which configurations.
-    runs           rounds; each times every configuration once in either column.
-    device, float_type, seed   as in MlpNet.
+    runs           rounds; each times every configuration once in either column. Others: as in MlpNet.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -73,10 +72,14 @@ class MlpBench:
             if len(config) != len(self.sizes) - 1:
                 raise ArgumentError("configs", ",".join(config), f"{len(self.sizes) - 1} formats, one a layer")
 
+    @property
+    def steps(self) -> int:
+        """How often a run says what comes next."""
+        return 2 + self.runs
 
-@dataclass(frozen=True)
-class TimeSummary:
-    """The runs of one candidate in microseconds."""
+
+class TimeSummary(NamedTuple):
+    """The runs of one candidate in microseconds; low, high: 10th and 90th percentile."""
 
     median: float
     mean: float
@@ -86,7 +89,7 @@ class TimeSummary:
 
     @staticmethod
     def of(seconds: Sequence[float]) -> TimeSummary:
-        """Median, mean, standard deviation, 10th and 90th percentile.
+        """The summary of some seconds.
 
         Example:
             >>> TimeSummary.of([1e-6, 2e-6, 3e-6]).median
@@ -134,7 +137,7 @@ def run_mlp_bench(
     """Build, check, time.
 
     journal   file of finished rounds; a run of the same setting goes on behind them.
-    on_step   called with what comes next, steps_of(bench) times.
+    on_step   called with what comes next, bench.steps times.
     Raises PyquantError where a layer's result is wrong; CheckpointError where the journal is of another setting.
     """
     candidates = _candidates(bench)
@@ -154,11 +157,6 @@ def run_mlp_bench(
                 if finished:
                     finished.add(str(done), rounds[-1])
     return _result(bench, clock.name, candidates, rounds[: bench.runs], checked)
-
-
-def steps_of(bench: MlpBench) -> int:
-    """How often on_step is called."""
-    return 2 + bench.runs
 
 
 def key_of(bench: MlpBench, clock: str, environment: Environment, candidates: int) -> dict[str, Any]:
@@ -227,11 +225,6 @@ def additivity_of(
     """Measured latency of random configurations against the sum of their layers, each timed between its neighbours.
 
     measured, single  latencies in one unit. Layers that were timed on ready inputs count for both kinds of neighbour.
-
-    Example:
-        >>> layers = {Joint(0, "int8", "float", True): 2.0, Joint(1, "float", "float", True): 3.0}
-        >>> additivity_of({("int8", "float"): 4.0}, layers)
-        Additivity(configs=1, median=0.25, worst=0.25, bias=0.25)
     """
     chosen = random.Random(seed).sample(sorted(measured), min(count, len(measured)))
     errors = []

@@ -44,22 +44,12 @@ _HIDDEN_SCALE: Final = {"int8": 0.25, "int4": 2.0}
 
 
 def all_configs(layers: int = len(SIZES) - 1) -> list[Config]:
-    """Every configuration, all float first.
-
-    Example:
-        >>> len(all_configs()), all_configs(2)[:4]
-        (729, [('float', 'float'), ('float', 'int8'), ('float', 'int4'), ('int8', 'float')])
-    """
+    """Every configuration, all float first."""
     return list(itertools.product(BITS, repeat=layers))
 
 
 def parse_config(text: str, layers: int) -> Config:
-    """'float,s8,int4' as a configuration. Raises ArgumentError for an unknown format or another number of layers.
-
-    Example:
-        >>> parse_config("float,s8,s4", 3)
-        ('float', 'int8', 'int4')
-    """
+    """'float,s8,int4' as a configuration. Raises ArgumentError for an unknown format or another number of layers."""
     names = [_OTHER_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
     for name in names:
         if name not in BITS:
@@ -71,12 +61,7 @@ def parse_config(text: str, layers: int) -> Config:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """'32768,16384,1024' as sizes. Raises ArgumentError for less than two or one that no kernel is made for.
-
-    Example:
-        >>> parse_sizes("64,32,96")
-        (64, 32, 96)
-    """
+    """'32768,16384,1024' as sizes. Raises ArgumentError for less than two or one that no kernel is made for."""
     words = [word.strip() for word in text.split(",")]
     if len(words) < 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ArgumentError("--nn-size", repr(text), "at least two whole numbers > 0, comma-separated")
@@ -84,12 +69,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def scaled(sizes: Iterable[int], divisor: int) -> tuple[int, ...]:
-    """Sizes over a divisor. Raises ArgumentError where it does not divide one of them.
-
-    Example:
-        >>> scaled((64, 32), 16)
-        (4, 2)
-    """
+    """Sizes over a divisor. Raises ArgumentError where it does not divide one of them."""
     dimensions = tuple(sizes)
     if divisor < 1 or any(size % divisor for size in dimensions):
         raise ArgumentError(
@@ -137,12 +117,7 @@ class Joint:
 
 
 def joints(config: Config) -> list[Joint]:
-    """The layers of a configuration with their neighbours; the input of the network is floats.
-
-    Example:
-        >>> [joint.from_float for joint in joints(("int8", "int8", "float", "int4"))]
-        [True, False, True, True]
-    """
+    """The layers of a configuration with their neighbours; the input of the network is floats."""
     befores, afters = (FLOAT, *config[:-1]), (*config[1:], FLOAT)
     return [
         Joint(i, own, after, FLOAT in (before, own))
@@ -151,12 +126,7 @@ def joints(config: Config) -> list[Joint]:
 
 
 def all_joints(layers: int, *, from_float: bool) -> list[Joint]:
-    """Every layer between every two formats; from_float: also those whose integer layer gets floats.
-
-    Example:
-        >>> len(all_joints(6, from_float=False)), len(all_joints(6, from_float=True))
-        (48, 74)
-    """
+    """Every layer between every two formats; from_float: also those whose integer layer gets floats."""
     possible: dict[Joint, None] = {}
     for i in range(layers):
         for own, after in itertools.product(BITS, BITS if i + 1 < layers else (FLOAT,)):
@@ -168,12 +138,7 @@ def all_joints(layers: int, *, from_float: bool) -> list[Joint]:
 
 
 def exponents(sizes: tuple[int, ...]) -> list[int]:
-    """The exponent of each layer's weights: activations keep a standard deviation between 2 and 4.5.
-
-    Example:
-        >>> exponents((32768, 16384, 8192))
-        [10, 9]
-    """
+    """The exponent of each layer's weights: activations keep a standard deviation between 2 and 4.5."""
     powers, spread = [], _SPREAD
     for k in sizes[:-1]:
         grown = spread * math.sqrt(k) * _SPREAD

@@ -4,19 +4,22 @@ rounds of one run."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from pyquant.bench import fake_quantize, qat_steps
+from pyquant.bench.peers import named
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.timing import Timings, make_clock, time_interleaved
+from pyquant.measure.timing import make_clock, time_interleaved
 from pyquant.report.records.bench import QatReport, QatRow, Unavailable
 
-GRANULARITIES = ("per_tensor", "per_channel")
+GRANULARITIES: Final = fake_quantize.GRANULARITIES
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -36,68 +39,47 @@ class QatBench:
 def run_qat_bench(bench: QatBench, *, on_case: Callable[[str], None] | None = None) -> QatReport:
     """Time every candidate; a candidate that cannot run is listed with its reason. Raises ArgumentError for an unknown
     granularity, step, clock or candidate."""
-    for name in bench.granularities:
-        if name not in GRANULARITIES:
-            raise ArgumentError("granularities", name, " or ".join(GRANULARITIES))
-    for name in bench.steps:
-        if name not in qat_steps.MODELS:
-            raise ArgumentError("steps", name, " or ".join(qat_steps.MODELS))
-    for part in bench.candidates or ():
-        names = [c.name for c in fake_quantize.CANDIDATES] + [v.name for v in qat_steps.VARIANTS]
-        if not any(part.lower() in name.lower() for name in names):
-            raise ArgumentError("candidates", part, "part of one of: " + ", ".join(dict.fromkeys(names)))
+    known = (("granularities", bench.granularities, GRANULARITIES), ("steps", bench.steps, qat_steps.MODELS))
+    for argument, names, allowed in known:
+        for name in names:
+            if name not in allowed:
+                raise ArgumentError(argument, name, " or ".join(allowed))
+    named(bench.candidates or (), dict.fromkeys(c.name for c in (*fake_quantize.CANDIDATES, *qat_steps.VARIANTS)),
+          "candidates")  # fmt: skip
     make_clock(bench.clock)
     rows: list[QatRow] = []
     missing: list[Unavailable] = []
-    for elements in () if bench.steps else bench.elements:
-        for granularity in bench.granularities:
-            case = f"{granularity}, {elements / 1e6:.3g} M elements"
-            if on_case:
-                on_case(case)
-            rows += _passes(bench, case, granularity, elements, missing)
-    for name in bench.steps:
-        case = f"step of the {name}"
+    cases: dict[str, Callable[[str], list[QatRow]]] = {
+        f"step of the {name}": functools.partial(_steps, bench, name, missing) for name in bench.steps
+    } or {
+        f"{granularity}, {elements / 1e6:.3g} M elements": functools.partial(
+            _passes, bench, granularity, elements, missing
+        )
+        for elements in bench.elements
+        for granularity in bench.granularities
+    }
+    for case, measure in cases.items():
         if on_case:
             on_case(case)
-        rows += _steps(bench, case, name, missing)
+        rows += measure(case)
     return QatReport(describe_environment(clock=bench.clock), bench.allocator, rows, missing, _notes())
 
 
-def _wanted(bench: QatBench, name: str, always: str) -> bool:
-    if bench.candidates is None or name == always:
-        return True
-    return any(part.lower() in name.lower() for part in bench.candidates)
-
-
-def _passes(
-    bench: QatBench, case: str, granularity: str, elements: int, missing: list[Unavailable]
-) -> list[QatRow]:  # fmt: skip
+def _passes(bench: QatBench, granularity: str, elements: int, missing: list[Unavailable], case: str) -> list[QatRow]:
     columns = min(4096, elements)
     x = torch.randn(max(elements // columns, 1), columns, generator=torch.Generator().manual_seed(0))
     grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     scale = torch.tensor([4.0 / 127]) if granularity == "per_tensor" else x.abs().amax(-1) / 127
-    calls: dict[str, Callable[[], object]] = {}
-    ours = set()
-    for candidate in fake_quantize.CANDIDATES:
-        if candidate.granularity != granularity or not _wanted(bench, candidate.name, fake_quantize.FLOOR):
-            continue
-        try:
-            call = _both_ways(candidate.build(x, scale), x, grad)
-            _check(candidate, call(), x, scale)
-        except Exception as error:  # other packages fail in their own ways; ours is never allowed to
-            if candidate.name.startswith("pyquant"):
-                raise
-            missing.append(Unavailable(candidate.name, (str(error).strip() or type(error).__name__)[:200], case))
-            continue
-        calls[candidate.name] = call
-        if candidate.name.startswith("pyquant"):
-            ours.add(candidate.name)
-    timings = time_interleaved(calls, clock=make_clock(bench.clock), rounds=bench.rounds, warm_calls=1, gradients=True)
+
+    def made(candidate: fake_quantize.Candidate) -> Call:
+        call = _both_ways(candidate.build(x, scale, granularity), x, grad)
+        _check(candidate, call(), x, scale)
+        return call
+
+    fitting = [c for c in fake_quantize.CANDIDATES if granularity in c.granularities]
+    calls = _ready(bench, case, {c.name: functools.partial(made, c) for c in fitting}, missing)
     torchs = next((n for n in calls if n.startswith("torch.fake_quantize_per")), None)
-    return [
-        _row(case, name, name in ours, timings, 1e3 / x.numel(), "ns/element", fake_quantize.FLOOR, torchs)
-        for name in calls
-    ]
+    return _timed(bench, case, calls, 1e3 / x.numel(), "ns/element", torchs, warm_calls=1)
 
 
 def _both_ways(function: fake_quantize.Function, x: Tensor, grad: Tensor) -> Callable[[], Tensor]:
@@ -123,33 +105,47 @@ def _check(candidate: fake_quantize.Candidate, y: object, x: Tensor, scale: Tens
     raise fake_quantize.Missing("its result is further than a step from what it was given")
 
 
-def _steps(bench: QatBench, case: str, model: str, missing: list[Unavailable]) -> list[QatRow]:
-    calls: dict[str, Callable[[], object]] = {}
-    for variant in qat_steps.VARIANTS:
-        if not _wanted(bench, variant.name, qat_steps.PLAIN):
+def _steps(bench: QatBench, model: str, missing: list[Unavailable], case: str) -> list[QatRow]:
+    def made(variant: qat_steps.Variant) -> Call:
+        call = qat_steps.step_of(model, variant)
+        call()
+        return call
+
+    calls = _ready(bench, case, {v.name: functools.partial(made, v) for v in qat_steps.VARIANTS}, missing)
+    return _timed(bench, case, calls, 1e-3, "ms", None, warm_calls=2, min_sample_s=1e-3)
+
+
+def _ready(
+    bench: QatBench, case: str, makers: Mapping[str, Callable[[], Call]], missing: list[Unavailable]
+) -> dict[str, Call]:
+    """What is timed: the floor, and of the candidates that were asked for those that run; others go to `missing`."""
+    calls: dict[str, Call] = {}
+    for i, (name, make) in enumerate(makers.items()):
+        if i and bench.candidates and not any(part.lower() in name.lower() for part in bench.candidates):
             continue
         try:
-            calls[variant.name] = call = qat_steps.step_of(model, variant)
-            call()
-        except Exception as error:  # as above
-            if variant.name.startswith("pyquant") and not isinstance(error, fake_quantize.Missing):
+            calls[name] = make()
+        except Exception as error:  # other packages fail in their own ways; ours is never allowed to
+            if name.startswith("pyquant"):
                 raise
-            calls.pop(variant.name, None)
-            missing.append(Unavailable(variant.name, (str(error).strip() or type(error).__name__)[:200], case))
-    timings = time_interleaved(
-        calls, clock=make_clock(bench.clock), rounds=bench.rounds, warm_calls=2, min_sample_s=1e-3, gradients=True
-    )
-    row = functools.partial(_row, case, timings=timings, factor=1e-3, unit="ms", floor=qat_steps.PLAIN, torchs=None)
-    return [row(name, name.startswith("pyquant")) for name in calls]
+            missing.append(Unavailable(name, (str(error).strip() or type(error).__name__)[:200], case))
+    return calls
 
 
-def _row(
-    case: str, name: str, ours: bool, timings: Timings, factor: float, unit: str, floor: str, torchs: str | None
-) -> QatRow:  # fmt: skip
-    return QatRow(
-        case, name, ours, timings.median_us(name) * factor, unit, 1 / timings.ratio(floor, name),
-        timings.ratio(torchs, name) if torchs else None, timings.spread(name), len(timings.samples[name]),
-    )  # fmt: skip
+def _timed(
+    bench: QatBench, case: str, calls: Mapping[str, Call], factor: float, unit: str, torchs: str | None, **options: Any
+) -> list[QatRow]:
+    """Times against the floor, which is the first."""
+    timings = time_interleaved(calls, clock=make_clock(bench.clock), rounds=bench.rounds, gradients=True, **options)
+    floor = next(iter(calls))
+    return [
+        QatRow(
+            case, name, name.startswith("pyquant"), timings.median_us(name) * factor, unit,
+            1 / timings.ratio(floor, name), timings.ratio(torchs, name) if torchs else None, timings.spread(name),
+            len(timings.samples[name]),
+        )
+        for name in calls
+    ]  # fmt: skip
 
 
 def _notes() -> list[str]:

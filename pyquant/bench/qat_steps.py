@@ -73,7 +73,7 @@ class _FakeLinear(nn.Module):
 
 @dataclass(frozen=True)
 class Variant:
-    """name; prepare(model, x) -> the model that is trained, on batches like x."""
+    """prepare(model, x) -> the model that is trained, on batches like x."""
 
     name: str
     prepare: Callable[[nn.Module, Tensor], nn.Module]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from pyquant.bench.calib import DATA, METHODS, calib_data, run_calib_bench
+from pyquant.bench.calib import DATA, METHODS, calib_data, observed, run_calib_bench
 from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.measure.timing import using_threads
@@ -21,23 +20,23 @@ examples:
 """
 
 
-def add_parser(kinds: Any) -> None:
-    """Adds `calib` to the sub-commands of `bench`."""
-    calib = kinds.add_parser(
-        "calib",
-        help="collecting statistics and searching ranges",
-        description="Times histogram collection beside its rivals and every search, and prints the "
-        "amax and SQNR of every method on five known distributions.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+HELP = "collecting statistics and searching ranges"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `bench calib`."""
+    parser.description = (
+        "Times histogram collection beside its rivals and every search, and prints the "
+        "amax and SQNR of every method on five known distributions."
     )
-    calib.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
-    calib.add_argument("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
-    calib.add_argument("--out", metavar="DIR", help="write calib.md and calib.json there")
-    calib.add_argument("--plot", metavar="FILE.png", help="only draw a histogram with every method's amax")
-    calib.add_argument("--data", choices=DATA, default="laplace", help="of --plot (default: laplace)")
-    calib.add_argument("--bits", type=int, choices=(4, 8), default=8, help="of --plot (default: 8)")
-    calib.set_defaults(run=run)
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
+    add("--threads", type=int, metavar="N", help="CPU threads; 1: CPU time (default: the machine's)")
+    add("--out", metavar="DIR", help="write calib.md and calib.json there")
+    add("--plot", metavar="FILE.png", help="only draw a histogram with every method's amax")
+    add("--data", choices=DATA, default="laplace", help="of --plot (default: laplace)")
+    add("--bits", type=int, choices=(4, 8), default=8, help="of --plot (default: 8)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,14 +54,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from pyquant.calibrate import HistogramStatistics, compare, linear_histogram
+    from pyquant.calibrate import compare, linear_histogram
     from pyquant.core.scheme import TensorScheme
     from pyquant.measure.environment import describe_environment
     from pyquant.report.plot_calibration import plot_calibration
 
-    statistics = HistogramStatistics()
-    for batch in calib_data(args.data):
-        statistics.observe(batch)
+    statistics = observed(calib_data(args.data))
     records = compare(statistics, TensorScheme(bits=args.bits))
     rows = [[r.method, f"{r.amax:.4f}", f"{r.sqnr_db:.2f}"] for r in records]
     print(table(["method", "amax", "SQNR [dB]"], rows), flush=True)  # before what needs matplotlib

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, steps_of, trade_off_of
+from pyquant.bench.mlp import COLUMNS, END_TO_END, KERNEL, MlpBench, run_mlp_bench, trade_off_of
 from pyquant.bench.mlp_net import BATCH, CAPACITIES, SIZES, all_configs, parse_config, parse_sizes, scaled
 from pyquant.cli.bench_gpu import select_device
 from pyquant.cli.progress import ProgressBar
@@ -35,36 +34,36 @@ CSV, PNG, SVG and an interactive page. A run that is killed goes on with the rou
 """
 
 
-def add_parser(kinds: Any) -> None:
-    """Adds `mlp` to the sub-commands of `bench`."""
-    mlp = kinds.add_parser(
-        "mlp",
-        help="the latency of all 729 configurations of a six-layer perceptron",
-        description="Builds every layer in every format, checks every configuration's results, times all of them in "
-        "interleaved rounds, and draws latency against representational capacity.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+HELP = "the latency of all 729 configurations of a six-layer perceptron"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `bench mlp`."""
+    parser.description = (
+        "Builds every layer in every format, checks every configuration's results, times all of them in "
+        "interleaved rounds, and draws latency against representational capacity."
     )
-    which = mlp.add_mutually_exclusive_group()
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--all-configs", action="store_true", help="every configuration (the default)")
     which.add_argument(
         "--nn-config", metavar="F,F,..", help="one: a format for each layer, float, int8 (s8) or int4 (s4)"
     )
-    mlp.add_argument("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
+    add("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
                      help="activation dimensions (default: %(default)s)")  # fmt: skip
-    mlp.add_argument("--scale", type=int, metavar="S",
+    add("--scale", type=int, metavar="S",
                      help=f"divide the dimensions (default: {CPU_SCALE}; on a GPU 1)")  # fmt: skip
-    mlp.add_argument("--batch-size", type=int, metavar="M", help=f"rows (default: {CPU_BATCH}; on a GPU {BATCH})")
-    mlp.add_argument("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
-    mlp.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
-    mlp.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    mlp.add_argument("--float-type", choices=_TYPES, help="of float layers (default: bfloat16; on a GPU float16)")
-    mlp.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
-    mlp.add_argument("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
+    add("--batch-size", type=int, metavar="M", help=f"rows (default: {CPU_BATCH}; on a GPU {BATCH})")
+    add("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
+    add("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    add("--float-type", choices=_TYPES, help="of float layers (default: bfloat16; on a GPU float16)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
+    add("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
                      help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip
-    mlp.add_argument("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
-    mlp.add_argument("--out", metavar="DIR", help="write the results there")
-    mlp.set_defaults(run=run)
+    add("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
+    add("--out", metavar="DIR", help="write the results there")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with using_threads(args.threads):
         environment = describe_environment(bench.device, clock=clock.name)
         journal = None if args.out is None else Path(args.out) / "mlp_rounds.jsonl"
-        with ProgressBar("bench mlp", steps_of(bench)) as shown:
+        with ProgressBar("bench mlp", bench.steps) as shown:
             result = run_mlp_bench(bench, clock, environment=environment, journal=journal, on_step=shown.step)
     records = {column: trade_off_of(result, column, environment, args.capacity) for column in COLUMNS}
     print("\n".join(to_markdown(record) for record in records.values()), end="")

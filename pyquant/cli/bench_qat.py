@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -16,8 +16,7 @@ from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.qat import qat_markdown
-from pyquant.report.records.record import save_record
-from pyquant.report.render import write_text
+from pyquant.report.registry import write_files
 
 # With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
 # These keep the heap's pages, as training with kept buffers or another allocator does.
@@ -37,28 +36,28 @@ every candidate's result is checked before it is timed. one thread and CPU time 
 """
 
 
-def add_parser(kinds: Any) -> None:
-    """Adds `qat` to the kinds of `pyquant bench`."""
-    qat = kinds.add_parser(
-        "qat",
-        help="fake quantisation, forward and backward, all candidates side by side",
-        description="Times fake quantisers (or, with --step, whole training steps) in interleaved rounds of one run "
-        "and prints the time, and its ratio to a clone (to the plain fp32 step).",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+HELP = "fake quantisation, forward and backward, all candidates side by side"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `bench qat`."""
+    parser.description = (
+        "Times fake quantisers (or, with --step, whole training steps) in interleaved rounds of one run "
+        "and prints the time, and its ratio to a clone (to the plain fp32 step)."
     )
-    qat.add_argument("--elements", type=int, nargs="+", metavar="N", help="sizes (default: 262144 16777216)")
-    qat.add_argument("--granularity", nargs="+", choices=GRANULARITIES, help="default: both")
-    qat.add_argument("--step", nargs="+", choices=tuple(MODELS), help="training steps instead of single passes")
-    qat.add_argument("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
-    qat.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
-    qat.add_argument("--clock", choices=("cpu", "wall"), help="default: wall, cpu with one thread")
-    qat.add_argument("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
-    qat.add_argument("--allocator", choices=("kept", "default"), default="kept",
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("--elements", type=int, nargs="+", metavar="N", help="sizes (default: 262144 16777216)")
+    add("--granularity", nargs="+", choices=GRANULARITIES, help="default: both")
+    add("--step", nargs="+", choices=tuple(MODELS), help="training steps instead of single passes")
+    add("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
+    add("--clock", choices=("cpu", "wall"), help="default: wall, cpu with one thread")
+    add("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
+    add("--allocator", choices=("kept", "default"), default="kept",
                      help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
-    qat.add_argument("--json", metavar="FILE", help="write the records as JSON")
-    qat.add_argument("--markdown", metavar="FILE", help="write the tables")
-    qat.set_defaults(run=run)
+    add("--json", metavar="FILE", help="write the records as JSON")
+    add("--markdown", metavar="FILE", help="write the tables")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,10 +78,7 @@ def run(args: argparse.Namespace) -> int:
         with ProgressBar("bench qat", cases) as shown:
             report = run_qat_bench(bench, on_case=shown.step)
     print(qat_markdown(report), end="")
-    if args.json:
-        save_record(args.json, report)
-    if args.markdown:
-        write_text(args.markdown, qat_markdown(report))
+    write_files(report, json=args.json, md=args.markdown)
     return 0
 
 

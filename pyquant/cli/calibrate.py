@@ -29,14 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "writes the range of every static tensor."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
-    parser.add_argument("--recipe", required=True, metavar="FILE", help="recipe: YAML, TOML or JSON")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("--data", required=True, metavar="FN", help=DATA_HELP)
+    add("--recipe", required=True, metavar="FILE", help="recipe: YAML, TOML or JSON")
+    add(
         "--out", default="calibration.json", metavar="PATH",
         help="file that ends in .json, or a folder for calibration.json; default %(default)s",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--plots", metavar="FOLDER",
         help="write a picture of each tensor: its histogram and every method's range (takes the batches once more; "
         "matplotlib)",

@@ -24,11 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the divergence of the results' histograms."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
-    parser.add_argument("--against", required=True, metavar="MODEL", help=f"the float model: {MODEL_HELP}")
-    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
-    parser.add_argument("--batches", type=int, metavar="N", help="so many batches; default: 16, or all of fewer")
-    parser.add_argument("--out", metavar="FILE", help="write a .md, .csv or .json file as well")
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    add("--against", required=True, metavar="MODEL", help=f"the float model: {MODEL_HELP}")
+    add("--data", required=True, metavar="FN", help=DATA_HELP)
+    add("--batches", type=int, metavar="N", help="so many batches; default: 16, or all of fewer")
+    add("--out", metavar="FILE", help="write a .md, .csv or .json file as well")
 
 
 def run(args: argparse.Namespace) -> int:

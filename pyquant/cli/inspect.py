@@ -21,9 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on this machine's CPU. Reads the manifest alone; `pyquant verify` checks every byte."
     )
     parser.epilog = "examples:\n  pyquant inspect quantised\n  pyquant inspect quantised --json"
-    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
-    parser.add_argument("--all", action="store_true", help="a row for every layer, not one for equal layers")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    add("--all", action="store_true", help="a row for every layer, not one for equal layers")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
+from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 
@@ -28,16 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "their sum predicts random configurations of the whole model."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("--data", required=True, metavar="FN", help=DATA_HELP)
     add_formats(parser)
-    parser.add_argument("--batches", type=int, default=4, help="batches that calibrate; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=40, help="most rounds; default %(default)s")
-    parser.add_argument("--seconds", type=float, default=60.0, help="no new round after that; default %(default)s")
-    parser.add_argument("--held-out", type=int, default=8, help="random configurations that check; default %(default)s")
-    parser.add_argument("--clock", help="cpu, wall, cuda-graph, cuda-events; default: by device and threads")
-    parser.add_argument("--threads", type=int, help="torch threads; default: as they are")
-    parser.add_argument("--out", default="latency.json", metavar="FILE", help="default %(default)s")
+    add("--batches", type=int, default=4, help="batches that calibrate; default %(default)s")
+    add("--rounds", type=int, default=40, help="most rounds; default %(default)s")
+    add("--seconds", type=float, default=60.0, help="no new round after that; default %(default)s")
+    add("--held-out", type=int, default=8, help="random configurations that check; default %(default)s")
+    add("--clock", help="cpu, wall, cuda-graph, cuda-events; default: by device and threads")
+    add("--threads", type=int, help="torch threads; default: as they are")
+    add("--out", default="latency.json", metavar="FILE", help="default %(default)s")
 
 
 def run(args: argparse.Namespace) -> int:

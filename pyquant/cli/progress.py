@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 _LINE_EVERY_S = 5.0
 
@@ -18,14 +15,13 @@ class ProgressBar:
     On a terminal with tqdm installed a bar; otherwise a line at the start, at the end, and at most every five seconds.
 
     Example:
-        >>> with ProgressBar("layers", total=2, quiet=True) as progress:
+        >>> with ProgressBar("layers", total=2) as progress:
         ...     progress.step("fc1")
     """
 
-    def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
+    def __init__(self, label: str, total: int) -> None:
         self.label, self.total, self.done = label, total, 0
-        self._quiet = quiet
-        self._bar: Any = None if quiet else _tqdm(label, total)
+        self._bar: Any = _tqdm(label, total)
         self._last = -_LINE_EVERY_S
 
     def step(self, what: str = "") -> None:
@@ -34,7 +30,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.set_postfix_str(what, refresh=False)
             self._bar.update(1)
-        elif not self._quiet and (self.done == self.total or time.monotonic() - self._last >= _LINE_EVERY_S):
+        elif self.done == self.total or time.monotonic() - self._last >= _LINE_EVERY_S:
             self._last = time.monotonic()
             print(f"{self.label}: {self.done}/{self.total} {what}".rstrip(), file=sys.stderr, flush=True)
 
@@ -44,14 +40,6 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def progress(items: Iterable[T], label: str, total: int, *, quiet: bool = False) -> Iterator[T]:
-    """The items, with progress shown as they are taken."""
-    with ProgressBar(label, total, quiet=quiet) as shown:
-        for item in items:
-            yield item
-            shown.step()
 
 
 def _tqdm(label: str, total: int) -> Any:
@@ -67,14 +55,14 @@ def _tqdm(label: str, total: int) -> Any:
 class Stages:
     """Progress of work in named stages whose totals become known as they begin: call it with (what, done, total)."""
 
-    def __init__(self, label: str, *, quiet: bool = False) -> None:
-        self._label, self._quiet, self._what = label, quiet, ""
+    def __init__(self, label: str) -> None:
+        self._label, self._what = label, ""
         self._shown: ProgressBar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what != self._what:
             self.close()
-            self._what, self._shown = what, ProgressBar(f"{self._label}: {what}", max(done, total), quiet=self._quiet)
+            self._what, self._shown = what, ProgressBar(f"{self._label}: {what}", max(done, total))
         if self._shown is not None and self._shown.done < done:
             self._shown.step()
 

@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--scheme", metavar="SCHEME", help="for every Linear and Conv2d: " + ", ".join(PRESETS))
     how.add_argument("--recipe", metavar="FILE", help="YAML, TOML or JSON: schemes, calibrators, what is skipped")
@@ -57,20 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ranges = parser.add_mutually_exclusive_group()
     ranges.add_argument("--data", metavar="FN", help=f"to calibrate static inputs with: {DATA_HELP}")
     ranges.add_argument("--calibration", metavar="FILE", help="with --recipe: ranges that `pyquant calibrate` wrote")
-    parser.add_argument(
-        "--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)"
-    )
-    parser.add_argument("--improve", nargs="+", default=[], metavar="NAME", help=f"with --data: {', '.join(IMPROVERS)}")
-    parser.add_argument(
-        "--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:..."
-    )
-    parser.add_argument("--embeddings", action="store_true", help="also Embedding layers, int8 with a scale a row")
-    parser.add_argument("--heads", action="store_true", help="also output heads (lm_head), which stay float otherwise")
-    parser.add_argument(
+    add("--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)")
+    add("--improve", nargs="+", default=[], metavar="NAME", help=f"with --data: {', '.join(IMPROVERS)}")
+    add("--skip", nargs="+", default=[], metavar="PATTERN", help="layers to leave alone: name, glob, re:...")
+    add("--embeddings", action="store_true", help="also Embedding layers, int8 with a scale a row")
+    add("--heads", action="store_true", help="also output heads (lm_head), which stay float otherwise")
+    add(
         "--on-indivisible", choices=CHOICES, default=None,
         help="layers whose rows the group size does not divide: one scale a channel (default), left, or an error",
     )  # fmt: skip
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the quantised model is saved")
+    add("--out", required=True, metavar="DIR", help="where the quantised model is saved")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
+from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
 from pyquant.report.render import table
@@ -34,41 +34,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "best candidates end to end, and writes the plan as a recipe."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--data", required=True, metavar="FN", help=DATA_HELP)
-    parser.add_argument("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
-    parser.add_argument("--eval", metavar="FN", help=_EVAL_HELP)
-    parser.add_argument("--lower-is-better", action="store_true", help="of the task metric")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("--data", required=True, metavar="FN", help=DATA_HELP)
+    add("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
+    add("--eval", metavar="FN", help=_EVAL_HELP)
+    add("--lower-is-better", action="store_true", help="of the task metric")
+    add(
         "--recipe",
         metavar="FILE",
         help="its `search` section gives defaults, its training sections go on into the plan",
     )
     add_formats(parser)
-    parser.add_argument(
-        "--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s"
-    )
-    parser.add_argument("--max-drop", type=float, metavar="X", help="of the task metric; default: 0.01")
-    parser.add_argument("--max-loss", type=float, metavar="X", help="of the label-free loss; then no task metric")
-    parser.add_argument("--max-latency-us", type=float, metavar="X", help="of the whole model, by the table")
-    parser.add_argument("--max-size-bytes", type=float, metavar="X", help="of the whole model")
-    parser.add_argument("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
-    parser.add_argument("--metric", help="label-free loss: kl, sqnr, mse, cosine; default: kl")
-    parser.add_argument("--sensitivity", help="first tables by fisher, hessian ...; default: the metric")
-    parser.add_argument("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
-    parser.add_argument("--budget", type=int, default=40, help="configurations measured at most; default: 40")
-    parser.add_argument("--batches", type=int, metavar="N", help="batches that calibrate; default: 16, or all of fewer")
-    parser.add_argument("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
-    parser.add_argument("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
-    parser.add_argument("--latency-seconds", type=float, default=60.0, metavar="S", help="default: 60")
-    parser.add_argument("--clock", help="cpu, wall, cuda-graph; default: by device and threads")
-    parser.add_argument("--threads", type=int, metavar="N", help="torch threads; default: as they are")
-    parser.add_argument("--journal", metavar="FILE", help="goes on from what this file holds; default: none")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--out", default="recipe.yaml", metavar="FILE", help="the recipe; default: %(default)s")
-    parser.add_argument("--calibration", default="calibration.json", metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--record", metavar="FILE", help="everything that was measured, as JSON for `pyquant report`")
-    parser.add_argument("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md")
+    add("--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s")
+    add("--max-drop", type=float, metavar="X", help="of the task metric; default: 0.01")
+    add("--max-loss", type=float, metavar="X", help="of the label-free loss; then no task metric")
+    add("--max-latency-us", type=float, metavar="X", help="of the whole model, by the table")
+    add("--max-size-bytes", type=float, metavar="X", help="of the whole model")
+    add("--max-effective-bits", type=float, metavar="X", help="bits a weight, on average")
+    add("--metric", help="label-free loss: kl, sqnr, mse, cosine; default: kl")
+    add("--sensitivity", help="first tables by fisher, hessian ...; default: the metric")
+    add("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
+    add("--budget", type=int, default=40, help="configurations measured at most; default: 40")
+    add("--batches", type=int, metavar="N", help="batches that calibrate; default: 16, or all of fewer")
+    add("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
+    add("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
+    add("--latency-seconds", type=float, default=60.0, metavar="S", help="default: 60")
+    add("--clock", help="cpu, wall, cuda-graph; default: by device and threads")
+    add("--threads", type=int, metavar="N", help="torch threads; default: as they are")
+    add("--journal", metavar="FILE", help="goes on from what this file holds; default: none")
+    add("--seed", type=int, default=0, help="default: 0")
+    add("--out", default="recipe.yaml", metavar="FILE", help="the recipe; default: %(default)s")
+    add("--calibration", default="calibration.json", metavar="FILE", help="default: %(default)s")
+    add("--record", metavar="FILE", help="everything that was measured, as JSON for `pyquant report`")
+    add("--report", nargs="+", metavar="FILE", default=[], help=".html .png .svg .csv .md")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ import argparse
 import itertools
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.formats import add_formats, formats_of
 from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
+from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.names import OUTPUT_METRICS
 from pyquant.core.registry import SCORERS

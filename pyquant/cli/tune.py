@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pyquant.bench.model_shapes import parse_kn
 from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
@@ -35,19 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "writes the quickest into a table of the user's cache, which every later process follows."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
-    parser.add_argument("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
+    add = parser.add_argument
+    add("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
+    add("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
+    add("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
                         metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
-    parser.add_argument("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
+    add("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
                         help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=FLOATS_BY_NAME, default="bfloat16", help="input and output (default: bfloat16)"
-    )
-    parser.add_argument("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
-    parser.add_argument("--dry-run", action="store_true", help="measure and report, write nothing")
-    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    add("--dtype", choices=FLOATS_BY_NAME, default="bfloat16", help="input and output (default: bfloat16)")
+    add("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
+    add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
+    add("--dry-run", action="store_true", help="measure and report, write nothing")
+    add("--json", action="store_true", help="print the outcomes as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,7 +121,11 @@ def _row(outcome: TuneOutcome) -> list[str]:
 
 
 def _layers(args: argparse.Namespace) -> list[tuple[int, int, str]]:
-    layers = [(*_parse_shape(text), scheme) for text in args.shapes for scheme in args.schemes]
+    layers = [
+        (*parse_kn(text, "--shapes", "out_features x in_features, such as 4096x1024"), scheme)
+        for text in args.shapes
+        for scheme in args.schemes
+    ]
     if args.model:
         layers += _layers_of(args.model)
     if not layers:
@@ -138,13 +142,6 @@ def _layers_of(folder: str) -> list[tuple[int, int, str]]:
         if name is not None and layer.kind == "linear" and (layer.scheme.is_integer or layer.scheme.is_float):
             shapes.append((layer.out_features, layer.in_features, name))
     return shapes
-
-
-def _parse_shape(text: str) -> tuple[int, int]:
-    n, _, k = text.lower().partition("x")
-    if not (n.isdecimal() and k.isdecimal() and int(n) > 0 and int(k) > 0):
-        raise ArgumentError("--shapes", repr(text), "out_features x in_features, such as 4096x1024")
-    return int(n), int(k)
 
 
 def _note() -> dict[str, str]:

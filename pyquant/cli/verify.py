@@ -58,17 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "examples:\n  pyquant verify quantised\n  pyquant verify quantised --against mypackage.models:build\n"
         "  pyquant verify quantised --against mypackage.models:build --inputs mypackage.models:example_inputs"
     )
-    parser.add_argument("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
-    parser.add_argument(
-        "--against", metavar="MODEL", help="the float model: package.module:callable or a Hugging Face folder"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="a folder that `pyquant quantize` or save_pretrained wrote")
+    add("--against", metavar="MODEL", help="the float model: package.module:callable or a Hugging Face folder")
+    add(
         "--inputs",
         metavar="CALLABLE",
         help="package.module:callable that returns a tensor, tuple or dict; without it inputs are made for an "
         "nn.Sequential or a transformers model",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,12 +38,6 @@ class EnergyMeter:
         seconds   how long calls are made, at least.
         patience  seconds without a step of the counter after which it counts as dead.
         Raises EnergyUnavailable for a counter that does not advance or runs backwards.
-
-        Example:
-            >>> joules = iter(range(0, 100_000, 5))  # a device that takes 5 mJ for each reading
-            >>> seconds = iter(range(100_000))
-            >>> EnergyMeter(lambda: next(joules), lambda: next(seconds)).a_call(lambda: 2, seconds=10, patience=5)
-            2.5
         """
         first, began, _ = self._step(run, self.read(), patience)
         value, calls = first, 0

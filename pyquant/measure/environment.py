@@ -91,12 +91,7 @@ def folder_name(environment: Environment) -> str:
 
 
 def library_digest() -> str:
-    """The first digits of a SHA-256 over pyquant's compiled libraries: distinguishes two builds of one version.
-
-    Example:
-        >>> library_digest() == library_digest()
-        True
-    """
+    """The first digits of a SHA-256 over pyquant's compiled libraries: distinguishes two builds of one version."""
     digest = hashlib.sha256()
     for path in sorted((Path(__file__).resolve().parents[1] / "lib").glob("*.so")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

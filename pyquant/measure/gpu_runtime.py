@@ -39,12 +39,7 @@ class GpuRuntime:
 
 
 def gpu_runtime() -> GpuRuntime:
-    """Queries torch, pyquant's native module and the driver; nothing runs on a GPU.
-
-    Example:
-        >>> gpu_runtime().own_gpus >= 0
-        True
-    """
+    """Queries torch, pyquant's native module and the driver; nothing runs on a GPU."""
     native, error = _native()
     own_gpus = native.device_count() if native else 0
     return GpuRuntime(
@@ -59,12 +54,7 @@ def gpu_runtime() -> GpuRuntime:
 
 
 def gpu_problems(seen: GpuRuntime) -> list[str]:
-    """What keeps the GPUs that torch sees from being used by pyquant, one sentence each; empty when nothing does.
-
-    Example:
-        >>> gpu_problems(GpuRuntime("", (), "", {"cuda": False}, 0, "", 0))
-        []
-    """
+    """What keeps the GPUs that torch sees from being used by pyquant, one sentence each; empty when nothing does."""
     if not seen.torch_gpus:
         return []
     problems = [
@@ -84,12 +74,7 @@ def gpu_problems(seen: GpuRuntime) -> list[str]:
 
 
 def gpu_lines(seen: GpuRuntime) -> list[str]:
-    """What there is to say of CUDA, problems aside: what torch and pyquant were built for, and the driver.
-
-    Example:
-        >>> gpu_lines(GpuRuntime("", (), "", {"cuda": False, "why_no_cuda": "it was not asked for"}, 0, "", 0))
-        ['torch has no CUDA: GPUs are not used', 'pyquant was built for CPUs only: it was not asked for']
-    """
+    """What there is to say of CUDA, problems aside: what torch and pyquant were built for, and the driver."""
     lines = []
     if not seen.torch_cuda:
         unused = f", though there {'is one' if seen.own_gpus == 1 else f'are {seen.own_gpus}'}" if seen.own_gpus else ""

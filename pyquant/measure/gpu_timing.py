@@ -26,14 +26,6 @@ class Rotating:
 
     runs    one callable a copy.
     period  their number: a fair sample holds a multiple of it.
-
-    Example:
-        >>> seen = []
-        >>> run = Rotating([lambda: seen.append("a"), lambda: seen.append("b")])
-        >>> for _ in range(3):
-        ...     run()
-        >>> seen, run.period
-        (['a', 'b', 'a'], 2)
     """
 
     def __init__(self, runs: Sequence[Candidate]) -> None:
@@ -45,12 +37,7 @@ class Rotating:
 
 
 def held_bytes(state: Any) -> int:
-    """Bytes of the tensors in a tensor, module, sequence or mapping; 0 for anything else.
-
-    Example:
-        >>> held_bytes([torch.zeros(3), {"w": torch.zeros(2, dtype=torch.int8)}, None])
-        14
-    """
+    """Bytes of the tensors in a tensor, module, sequence or mapping; 0 for anything else."""
     if hasattr(state, "__tensor_flatten__"):  # a wrapper subclass of other tensors: its own storage is a dummy
         names, _ = state.__tensor_flatten__()
         return sum(held_bytes(getattr(state, name)) for name in names)
@@ -66,12 +53,7 @@ def held_bytes(state: Any) -> int:
 
 
 def copies_beyond_cache(weight_bytes: int, rotate_bytes: int = ROTATE_BYTES) -> int:
-    """How many copies of the weights exceed `rotate_bytes`, at least 1 and at most MAX_COPIES.
-
-    Example:
-        >>> copies_beyond_cache(64 << 20), copies_beyond_cache(1 << 30), copies_beyond_cache(1)
-        (4, 1, 1024)
-    """
+    """How many copies of the weights exceed `rotate_bytes`, at least 1 and at most MAX_COPIES."""
     return max(1, min(MAX_COPIES, math.ceil(rotate_bytes / max(1, weight_bytes))))
 
 

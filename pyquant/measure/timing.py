@@ -73,12 +73,7 @@ def make_clock(name: str) -> Clock:
 
 
 def default_clock(threads: int) -> str:
-    """CPU time on one thread, which other programs do not disturb; wall time on several, whose CPU time adds up.
-
-    Example:
-        >>> default_clock(1), default_clock(8)
-        ('cpu', 'wall')
-    """
+    """CPU time on one thread, which other programs do not disturb; wall time on several, whose CPU time adds up."""
     return "cpu" if threads == 1 else "wall"
 
 

@@ -61,10 +61,6 @@ def problems_for(
     dtype  of the layers' inputs and outputs.
     ->     one problem a layer and bucket, without repetition.
     Raises ArgumentError for a scheme that is unknown or multiplies no integers and is not FP16.
-
-    Example:
-        >>> [p["m"] for p in problems_for([(64, 64, "W8A8Dynamic")], [1, 50, 60])]
-        [1, 64]
     """
     native = _native()
     distinct: dict[str, Problem] = {}

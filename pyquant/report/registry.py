@@ -66,6 +66,13 @@ def write(record: Any, folder: str | os.PathLike[str], stem: str, forms: tuple[s
     return _write({form: render(record, form) for form in forms or formats_of(record)}, folder, stem)
 
 
+def write_files(record: Any, **paths: str | os.PathLike[str] | None) -> None:
+    """The files that are wanted of a record: {format: path, or None}. Raises as render."""
+    for form, path in paths.items():
+        if path:
+            write_file(path, render(record, form))
+
+
 def write_possible(record: Any, folder: str | os.PathLike[str], stem: str) -> tuple[list[Path], str]:
     """write() in every format that can be made here. -> paths, and one line about the others; '' where there is none.
 

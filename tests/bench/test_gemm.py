@@ -7,7 +7,8 @@ import torch
 
 from pyquant.bench import gemm
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
-from pyquant.bench.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, GemmCase, Peer, PeerUnavailable
+from pyquant.bench.peers import FBGEMM, FP32, INT_MM_CODES, PEERS, Peer, PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights, inputs_of
 from pyquant.core.presets import scheme_from_name
 from pyquant.errors import ArgumentError
 from pyquant.measure.exact import check_rows, is_exact
@@ -79,7 +80,7 @@ def test_unavailable_group_size_is_reported_not_dropped() -> None:
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Peer("wrong", lambda case: lambda: torch.randn(case.m, case.n), 32, 32, "fp32")
+    wrong = Peer("wrong", lambda case: lambda: torch.randn(case.m, case.weights.n), 32, 32, "fp32")
     shape = Peer("shape", lambda case: lambda: torch.zeros(1), 32, 32, "fp32")
     monkeypatch.setattr(gemm, "PEERS", (*PEERS[:1], wrong, shape))
     report = run_gemm_bench(GemmBench(schemes=[], **QUICK))
@@ -90,7 +91,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.Mo
 
 
 def test_a_baseline_that_fails_leaves_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(case: GemmCase):
+    def build(case: Inputs):
         raise PeerUnavailable("not today")
 
     monkeypatch.setattr(gemm, "PEERS", (Peer(FP32, build, 32, 32, "fp32"),))
@@ -113,7 +114,7 @@ def test_wrong_names_are_refused_before_anything_runs(bench: GemmBench, names: s
 
 
 def test_exactness_check_can_fail() -> None:
-    layer, x = GemmCase(5, 64, 24, CPU).qlinear(scheme_from_name("W8A8Dynamic"), torch.float32)
+    layer, x = inputs_of(5, 64, 24).qlinear(scheme_from_name("W8A8Dynamic"), torch.float32)
     assert is_exact(layer, x)
     true_reference = layer.reference
 
@@ -136,15 +137,15 @@ def test_checked_rows_hold_first_and_last() -> None:
 
 
 def test_sqnr_of_known_noise() -> None:
-    case = GemmCase(4, 32, 16, CPU, with_bias=False)
-    exact = (case.x.double() @ case.w.double().t()).float()
-    assert case.sqnr_db(exact) > 120
-    assert case.sqnr_db(exact * 1.1) == pytest.approx(20.0, abs=0.01)
+    case = inputs_of(4, 32, 16)
+    exact = (case.x.double() @ case.weights.w.double().t() + case.weights.bias.double()).float()
+    assert case.sqnr_db(exact, with_bias=True) > 120
+    assert case.sqnr_db(exact * 1.1, with_bias=True) == pytest.approx(20.0, abs=0.01)
 
 
 def test_cases_are_deterministic_and_differ_by_seed() -> None:
-    assert torch.equal(GemmCase(2, 8, 4, CPU).w, GemmCase(2, 8, 4, CPU).w)
-    assert not torch.equal(GemmCase(2, 8, 4, CPU).w, GemmCase(2, 8, 4, CPU, seed=1).w)
+    assert torch.equal(Weights(8, 4, CPU).w, Weights(8, 4, CPU).w)
+    assert not torch.equal(Weights(8, 4, CPU).w, Weights(8, 4, CPU, seed=1).w)
 
 
 def test_fbgemm_leaves_the_engine_as_it_was() -> None:
@@ -152,7 +153,7 @@ def test_fbgemm_leaves_the_engine_as_it_was() -> None:
     peer = next(p for p in PEERS if p.name == FBGEMM)
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         with pytest.raises(PeerUnavailable):
-            peer.build(GemmCase(2, 8, 4, CPU))
+            peer.build(inputs_of(2, 8, 4))
         return
-    assert peer.build(GemmCase(2, 8, 4, CPU))().shape == (2, 4)
+    assert peer.build(inputs_of(2, 8, 4))().shape == (2, 4)
     assert torch.backends.quantized.engine == before

@@ -13,10 +13,10 @@ from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, run_gpu_bench, slice_of
 from pyquant.bench.kernels import ADAPTERS, find_adapters
 from pyquant.bench.kernels.adapter import Adapter, Built, Run
 from pyquant.bench.kernels.layers import CHAIN_APART, CHAIN_CODES, LAYERS, layer_name
-from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.partial import Partial
 from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import copies_of

@@ -12,10 +12,10 @@ import torch
 from pyquant.bench.kernels import ADAPTERS
 from pyquant.bench.kernels.adapter import needs_multiple, package
 from pyquant.bench.kernels.others import OTHERS
-from pyquant.bench.kernels.problem import Inputs, Weights, to_fp8
 from pyquant.bench.kernels.rows import CHOSEN, ROWS, VLLM, Tiling, problem_of, row_of, rows_matching, vllm_rule
 from pyquant.bench.kernels.torch_own import INT4PACK, TORCH_OWN, group_codes
 from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights, to_fp8
 
 CPU = torch.device("cpu")
 PACKAGES = {"gemlite": "gemlite", "humming": "humming-kernels", "torchao": "torchao", "bitsandbytes": "bitsandbytes"}

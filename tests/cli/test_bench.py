@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pyquant.bench.model_shapes import parse_kn
 from pyquant.bench.peers import FBGEMM, FP32, PEERS
-from pyquant.cli.bench import match_peers, parse_kn
+from pyquant.cli.bench_gemm import match_peers
 from pyquant.cli.main import main
 from pyquant.errors import ArgumentError
 

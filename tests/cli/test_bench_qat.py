@@ -37,15 +37,20 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all(row["time"] > 0 and row["unit"] == "ns/element" for row in data["rows"])
 
 
-@pytest.mark.parametrize("candidate", fake_quantize.CANDIDATES, ids=lambda c: f"{c.granularity} {c.name}")
-def test_every_candidate_quantises_forward_and_passes_a_gradient_back(candidate: fake_quantize.Candidate) -> None:
+@pytest.mark.parametrize(
+    ("candidate", "granularity"),
+    [pytest.param(c, g, id=f"{g} {c.name}") for c in fake_quantize.CANDIDATES for g in c.granularities],
+)
+def test_every_candidate_quantises_forward_and_passes_a_gradient_back(
+    candidate: fake_quantize.Candidate, granularity: str
+) -> None:
     if "compile" in candidate.name:
         pytest.skip("the same function as the naive recipe, behind a compiler")
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    scale = x.abs().amax() / 127 if candidate.granularity == "per_tensor" else x.abs().amax(-1) / 127
+    scale = x.abs().amax() / 127 if granularity == "per_tensor" else x.abs().amax(-1) / 127
     leaf = x.clone().requires_grad_()
     try:
-        function = candidate.build(x, scale.reshape(-1))
+        function = candidate.build(x, scale.reshape(-1), granularity)
     except fake_quantize.Missing as reason:
         pytest.skip(str(reason))
     y = function(leaf)
@@ -60,15 +65,15 @@ def test_every_candidate_quantises_forward_and_passes_a_gradient_back(candidate:
 def test_a_candidate_that_does_something_else_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(x: Tensor, scale: Tensor) -> fake_quantize.Function:
+    def wrong(x: Tensor, scale: Tensor, granularity: str) -> fake_quantize.Function:
         return lambda v: v * 1.5
 
-    def missing(x: Tensor, scale: Tensor) -> fake_quantize.Function:
+    def missing(x: Tensor, scale: Tensor, granularity: str) -> fake_quantize.Function:
         raise fake_quantize.Missing("no such package")
 
     rivals = (
-        fake_quantize.Candidate("wrong", "per_tensor", wrong),
-        fake_quantize.Candidate("away", "per_tensor", missing),
+        fake_quantize.Candidate("wrong", wrong),
+        fake_quantize.Candidate("away", missing),
     )
     monkeypatch.setattr(fake_quantize, "CANDIDATES", (*fake_quantize.CANDIDATES[:2], *rivals))
     assert main([*SMALL, "--granularity", "per_tensor"]) == 0

@@ -57,7 +57,7 @@ def test_a_scheme_that_does_not_run_is_a_problem_with_its_reason(monkeypatch: py
     def fail(*args: object) -> None:
         raise pyquant.UnsupportedError("no kernel takes it")
 
-    monkeypatch.setattr("pyquant.bench.peers.GemmCase.qlinear", fail)
+    monkeypatch.setattr("pyquant.bench.problem.Inputs.qlinear", fail)
     diagnosis = module.doctor()
     assert not diagnosis.ok
     rows = [c for c in diagnosis.capabilities if c.scheme in PRESETS]

@@ -14,8 +14,8 @@ import torch
 from gpu_device import Memory
 
 from pyquant.bench.kernels import rows
-from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights
 
 M, K, N = 33, 256, 136
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights
 
 Run = Callable[[Any], Tensor]
 
@@ -62,14 +62,27 @@ class Adapter:
     products: int = 1
 
 
-def package(module: str, distribution: str) -> ModuleType:
-    """An optional rival's module; PeerUnavailable says why it is not there.
+def bound(take: Callable[[Inputs], Any], call: Callable[[Any, Any], Tensor]) -> Callable[[Inputs], Run]:
+    """The `bind` of a candidate that computes call(state, x), where x is what `take` finds in the inputs."""
 
-    Example:
-        >>> package("no_such_module", "no-such-package")
-        Traceback (most recent call last):
-        pyquant.bench.peers.PeerUnavailable: no-such-package is not installed (`make gpu-peers` installs it)
-    """
+    def bind(inputs: Inputs) -> Run:
+        x = take(inputs)
+        return lambda state: call(state, x)
+
+    return bind
+
+
+def bf16(inputs: Inputs) -> Tensor:
+    return inputs.bf16
+
+
+def module_call(module: Any) -> Built:
+    """A module from bf16 to bf16."""
+    return Built(module, bound(bf16, lambda state, x: state(x)))
+
+
+def package(module: str, distribution: str) -> ModuleType:
+    """An optional rival's module; PeerUnavailable says why it is not there."""
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

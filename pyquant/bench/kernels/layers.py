@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.bench.kernels.adapter import Adapter, Built, Run, rows_of
-from pyquant.bench.kernels.problem import STATIC_AMAX, Inputs, Weights
+from pyquant.bench.kernels.adapter import Adapter, Built, bf16, bound, rows_of
+from pyquant.bench.problem import STATIC_AMAX, Inputs, Weights
 from pyquant.core.presets import scheme_from_name
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -29,22 +29,12 @@ _OUT_AMAX = 6.0  # of y = xw + b with unit variances: sqrt(2) times STATIC_AMAX
 
 
 def layer_name(scheme: str) -> str:
-    """The candidate that runs a scheme from bf16 to bf16.
-
-    Example:
-        >>> layer_name("W8A8")
-        'QLinear W8A8'
-    """
+    """The candidate that runs a scheme from bf16 to bf16."""
     return f"QLinear {scheme}"
 
 
 def codes_name(scheme: str) -> str:
-    """The candidate that takes codes.
-
-    Example:
-        >>> codes_name("W8A8")
-        'QLinear W8A8 (codes in)'
-    """
+    """The candidate that takes codes."""
     return f"QLinear {scheme} (codes in)"
 
 
@@ -57,27 +47,27 @@ def _make(linear: nn.Linear, scheme: QScheme, *, gives_codes: bool = False) -> Q
     return QLinear.from_float(linear, scheme, input_scale=scale, output_scale=out_scale).to(dtype=torch.bfloat16)
 
 
-def _kernel(layer: QLinear) -> Callable[[int], str]:
-    return lambda m: layer.kernel_info(m).kernel
+def _built(state: Any, first: QLinear, take: Callable[[Inputs], Tensor], call: Callable[..., Tensor]) -> Built:
+    """call(state, x, run): what is computed, where run(layer, x) is a layer's own call, or its specification."""
+
+    def reference(inputs: Inputs, rows: Tensor) -> Tensor:
+        return call(state, rows_of(take(inputs), rows), QLinear.reference)
+
+    bind = bound(take, lambda state, x: call(state, x, QLinear.__call__))
+    exact = first.scheme.is_integer
+    return Built(state, bind, reference if exact else None, lambda m: first.kernel_info(m).kernel)
 
 
 def _from_floats(text: str) -> Callable[[Weights], Built]:
-    scheme = scheme_from_name(text)
-
     def build(weights: Weights) -> Built:
-        layer = _make(weights.linear(), scheme)
-
-        def bind(inputs: Inputs) -> Run:
-            x = inputs.bf16
-            return lambda state: state(x)
-
-        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
-            y: Tensor = layer.reference(rows_of(inputs.bf16, rows))
-            return y
-
-        return Built(layer, bind, reference if scheme.is_integer else None, _kernel(layer))
+        layer = _make(weights.linear(), scheme_from_name(text))
+        return _built(layer, layer, bf16, lambda layer, x, run: run(layer, x))
 
     return build
+
+
+def _static_codes(inputs: Inputs) -> Tensor:
+    return inputs.static_codes(torch.tensor(STATIC_AMAX / 127, device=inputs.weights.device))
 
 
 def _linked(layer: QLinear, codes: Tensor) -> QTensor:
@@ -86,21 +76,9 @@ def _linked(layer: QLinear, codes: Tensor) -> QTensor:
 
 
 def _from_codes(text: str) -> Callable[[Weights], Built]:
-    scheme = scheme_from_name(text)
-
     def build(weights: Weights) -> Built:
-        layer = _make(weights.linear(), scheme)
-        scale = torch.tensor(STATIC_AMAX / 127, device=weights.device)
-
-        def bind(inputs: Inputs) -> Run:
-            x_q = inputs.static_codes(scale)
-            return lambda state: state(_linked(state, x_q))
-
-        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
-            y: Tensor = layer.reference(_linked(layer, rows_of(inputs.static_codes(scale), rows)))
-            return y
-
-        return Built(layer, bind, reference, _kernel(layer))
+        layer = _make(weights.linear(), scheme_from_name(text))
+        return _built(layer, layer, _static_codes, lambda layer, x, run: run(layer, _linked(layer, x)))
 
     return build
 
@@ -108,28 +86,17 @@ def _from_codes(text: str) -> Callable[[Weights], Built]:
 def _chain(gives_codes: bool) -> Callable[[Weights], Built]:
     """x [m, k] -> [m, n] -> [m, k]: two GEMMs on codes, with codes or with bf16 between them."""
 
+    def through(layers: Any, x: Tensor, run: Callable[..., Any]) -> Tensor:
+        y = run(layers[0], _linked(layers[0], x))
+        z: Tensor = run(layers[1], _linked(layers[1], y.data) if isinstance(y, QTensor) else y)
+        return z
+
     def build(weights: Weights) -> Built:
         back = Weights(weights.n, weights.k, weights.device, weights.seed + 1)
         scheme = scheme_from_name("W8A8")
         first = _make(weights.linear(), scheme, gives_codes=gives_codes)
         second = QLinear.from_float(back.linear(), scheme, input_scale=_OUT_AMAX / 127).to(dtype=torch.bfloat16)
-        scale = torch.tensor(STATIC_AMAX / 127, device=weights.device)
-
-        def through(layers: Any, x_q: Tensor) -> Tensor:
-            y = layers[0](_linked(layers[0], x_q))
-            z: Tensor = layers[1](_linked(layers[1], y.data) if isinstance(y, QTensor) else y)
-            return z
-
-        def bind(inputs: Inputs) -> Run:
-            x_q = inputs.static_codes(scale)
-            return lambda state: through(state, x_q)
-
-        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
-            y = first.reference(_linked(first, rows_of(inputs.static_codes(scale), rows)))
-            z: Tensor = second.reference(_linked(second, y.data) if isinstance(y, QTensor) else y)
-            return z
-
-        return Built(nn.ModuleList([first, second]), bind, reference, _kernel(first))
+        return _built(nn.ModuleList([first, second]), first, _static_codes, through)
 
     return build
 

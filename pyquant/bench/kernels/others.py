@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pyquant.bench.kernels.adapter import Adapter, Built, Run, needs_multiple, package
-from pyquant.bench.kernels.problem import Inputs, Weights
+from pyquant.bench.kernels.adapter import Adapter, Built, bound, module_call, needs_multiple, package
 from pyquant.bench.kernels.torch_own import GROUP, W4_GROUPED, group_codes
+from pyquant.bench.problem import Inputs, Weights
 
 HUMMING_W4A16 = "humming W4A16 g128"
 HUMMING_W4A8 = "humming W4A8-int8 (codes in)"
@@ -21,21 +21,11 @@ HUMMING_W8A8 = "humming W8A8-int8 (codes in)"
 BNB_4BIT = "bitsandbytes 4-bit nf4"
 
 
-def _calls(module: Any) -> Built:
-    """A module from bf16 to bf16."""
-
-    def bind(inputs: Inputs) -> Run:
-        x = inputs.bf16
-        return lambda state: state(x)
-
-    return Built(module, bind)
-
-
 def _gemlite_w8a8(weights: Weights) -> Built:
     helper = package("gemlite.helper", "gemlite")
     maker = helper.A8W8_int8_dynamic if hasattr(helper, "A8W8_int8_dynamic") else helper.A8W8_INT8_dynamic
     layer = weights.linear(torch.bfloat16)
-    return _calls(maker(device=str(weights.device), dtype=torch.bfloat16).from_linear(layer, del_orig=False))
+    return module_call(maker(device=str(weights.device), dtype=torch.bfloat16).from_linear(layer, del_orig=False))
 
 
 def _gemlite_w4a16(weights: Weights) -> Built:
@@ -45,7 +35,7 @@ def _gemlite_w4a16(weights: Weights) -> Built:
     scale = scale.reshape(-1, 1).to(torch.bfloat16)
     maker = helper.A16W4_HQQ_INT(device=str(weights.device), dtype=torch.bfloat16)
     unsigned, zeros = (codes + 8).to(torch.uint8), torch.full_like(scale, 8.0)
-    return _calls(maker.from_weights(unsigned, scale, zeros, weights.bias.to(torch.bfloat16)))
+    return module_call(maker.from_weights(unsigned, scale, zeros, weights.bias.to(torch.bfloat16)))
 
 
 def _humming(w_type: str, group_size: int, x_type: str) -> Callable[[Weights], Built]:
@@ -60,24 +50,23 @@ def _humming(w_type: str, group_size: int, x_type: str) -> Callable[[Weights], B
         layer.load_from_unquantized(weights.w.to(torch.bfloat16))
         layer.transform()
 
-        def bind(inputs: Inputs) -> Run:
+        def arguments(inputs: Inputs) -> dict[str, Any]:
             if x_type == "bfloat16":
-                x = inputs.bf16
-                return lambda state: state(inputs=x)
+                return {"inputs": inputs.bf16}
             x_q, x_scale = humming.HummingLayerMethod.may_quant_input(layer, inputs.bf16)
-            return lambda state: state(inputs=x_q, input_scale=x_scale)
+            return {"inputs": x_q, "input_scale": x_scale}
 
-        return Built(layer, bind)
+        return Built(layer, bound(arguments, lambda state, x: state(**x)))
 
     return build
 
 
-def _torchao(config: Callable[[Any], Any]) -> Callable[[Weights], Built]:
+def _torchao(config: str, **options: Any) -> Callable[[Weights], Built]:
     def build(weights: Weights) -> Built:
         quantization = package("torchao.quantization", "torchao")
         module = torch.nn.Sequential(weights.linear(torch.bfloat16))
-        quantization.quantize_(module, config(quantization))
-        return _calls(module[0])
+        quantization.quantize_(module, getattr(quantization, config)(**options))
+        return module_call(module[0])
 
     return build
 
@@ -97,15 +86,7 @@ def _bitsandbytes_4bit(weights: Weights) -> Built:
 def _loaded(layer: torch.nn.Module, weights: Weights) -> Built:
     """bitsandbytes quantises when a loaded layer moves to the device."""
     layer.load_state_dict(weights.linear(torch.bfloat16).cpu().state_dict())
-    return _calls(layer.to(weights.device).eval())
-
-
-def _int8_dynamic(quantization: Any) -> Any:
-    return quantization.Int8DynamicActivationInt8WeightConfig()
-
-
-def _int4_weights(quantization: Any) -> Any:
-    return quantization.Int4WeightOnlyConfig(group_size=GROUP)
+    return module_call(layer.to(weights.device).eval())
 
 
 OTHERS = (
@@ -114,8 +95,8 @@ OTHERS = (
     Adapter(HUMMING_W8A8, _humming("uint8", 0, "int8"), 8, 8, "int8", has_bias=False, min_sqnr=30),
     Adapter(HUMMING_W4A8, _humming("uint4", 0, "int8"), 4, 8, "int8", has_bias=False, min_sqnr=12),
     Adapter(HUMMING_W4A16, _humming("uint4", GROUP, "bfloat16"), W4_GROUPED, 16, "bf16", has_bias=False),
-    Adapter("torchao int8 dynamic", _torchao(_int8_dynamic), 8, 16, "int8", min_sqnr=30),
-    Adapter("torchao int4 weights g128", _torchao(_int4_weights), W4_GROUPED, 16, "bf16"),
+    Adapter("torchao int8 dynamic", _torchao("Int8DynamicActivationInt8WeightConfig"), 8, 16, "int8", min_sqnr=30),
+    Adapter("torchao int4 weights g128", _torchao("Int4WeightOnlyConfig", group_size=GROUP), W4_GROUPED, 16, "bf16"),
     Adapter("bitsandbytes 8-bit", _bitsandbytes_8bit, 8, 16, "int8", min_sqnr=28),
     Adapter(BNB_4BIT, _bitsandbytes_4bit, 4 + 32 / 64, 16, "bf16"),
 )

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pyquant.bench.kernels.adapter import Adapter, Built, Run, device_index, rows_of
-from pyquant.bench.kernels.problem import Inputs, Weights
 from pyquant.bench.peers import PeerUnavailable
+from pyquant.bench.problem import Inputs, Weights
 from pyquant.numerics.gemm import gemm
 
 CHOSEN = "row chosen by the plan, W8A8 codes in"
@@ -38,12 +38,7 @@ class Tiling(NamedTuple):
 
 
 def vllm_rule(m: int, n: int) -> Tiling:
-    """The tile, cluster and schedule of vLLM's int8 dispatch for sm_90.
-
-    Example:
-        >>> str(vllm_rule(16, 4096)), str(vllm_rule(4096, 4096))
-        ('64x64x256 c1x8 plain', '128x128x128 c2x1 pingpong')
-    """
+    """The tile, cluster and schedule of vLLM's int8 dispatch for sm_90."""
     if m <= 32:
         wide = n >= 8192
         return Tiling((64, 128 if wide else 64, 256), (1, 4 if wide else 8), "plain")

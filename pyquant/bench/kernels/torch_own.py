@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyquant.bench.kernels.adapter import Adapter, Built, Run, needs_multiple
-from pyquant.bench.kernels.problem import Inputs, Weights, to_fp8
+from pyquant.bench.kernels.adapter import Adapter, Built, bf16, bound, needs_multiple
+from pyquant.bench.problem import Weights, to_fp8
 
 MM_BF16 = "torch.mm bf16"
 MM_FP16 = "torch.mm fp16"
@@ -22,22 +22,13 @@ GROUP = 128
 
 
 def _mm(dtype: torch.dtype) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        def bind(inputs: Inputs) -> Run:
-            x = inputs.bf16 if dtype is torch.bfloat16 else inputs.fp16
-            return lambda w: torch.mm(x, w.t())
-
-        return Built(weights.w.to(dtype), bind)
-
-    return build
+    bind = bound(lambda inputs: inputs.x.to(dtype), lambda w, x: torch.mm(x, w.t()))
+    return lambda weights: Built(weights.w.to(dtype), bind)
 
 
 def _linear(weights: Weights) -> Built:
-    def bind(inputs: Inputs) -> Run:
-        x = inputs.bf16
-        return lambda state: F.linear(x, *state)
-
-    return Built((weights.w.to(torch.bfloat16), weights.bias.to(torch.bfloat16)), bind)
+    state = (weights.w.to(torch.bfloat16), weights.bias.to(torch.bfloat16))
+    return Built(state, bound(bf16, lambda state, x: F.linear(x, *state)))
 
 
 @cache
@@ -50,28 +41,19 @@ def _compiled_epilogue() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 def _int_mm(weights: Weights) -> Built:
-    codes, scale = weights.codes
-
-    def bind(inputs: Inputs) -> Run:
-        x_q, x_scale = inputs.codes[0], inputs.codes[1][:, None]
-        epilogue = _compiled_epilogue()
-        return lambda state: epilogue(torch._int_mm(x_q, state[0].t()), state[1], x_scale, state[2])
-
+    (codes, scale), epilogue = weights.codes, _compiled_epilogue()
+    bind = bound(
+        lambda inputs: (inputs.codes[0], inputs.codes[1][:, None]),
+        lambda state, x: epilogue(torch._int_mm(x[0], state[0].t()), state[1], x[1], state[2]),
+    )
     return Built((codes.clone(), scale, weights.bias), bind)
 
 
 def _scaled_mm(weights: Weights) -> Built:
-    w, scale = to_fp8(weights.w)
+    def product(state: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor]) -> Tensor:
+        return torch._scaled_mm(x[0], state[0].t(), scale_a=x[1], scale_b=state[1].t(), out_dtype=torch.bfloat16)
 
-    def bind(inputs: Inputs) -> Run:
-        x, x_scale = inputs.fp8
-
-        def run(state: tuple[Tensor, Tensor]) -> Tensor:
-            return torch._scaled_mm(x, state[0].t(), scale_a=x_scale, scale_b=state[1].t(), out_dtype=torch.bfloat16)
-
-        return run
-
-    return Built((w, scale), bind)
+    return Built(to_fp8(weights.w), bound(lambda inputs: inputs.fp8, product))
 
 
 def _int4pack(weights: Weights) -> Built:
@@ -80,11 +62,7 @@ def _int4pack(weights: Weights) -> Built:
     unsigned = (codes + 8).to(torch.uint8)
     packed = torch._convert_weight_to_int4pack((unsigned[:, ::2] << 4 | unsigned[:, 1::2]).contiguous(), 8)
     scale_zero = torch.stack([scale.t(), torch.zeros_like(scale.t())], dim=2).to(torch.bfloat16).contiguous()
-
-    def bind(inputs: Inputs) -> Run:
-        x = inputs.bf16
-        return lambda state: torch._weight_int4pack_mm(x, state[0], GROUP, state[1])
-
+    bind = bound(bf16, lambda state, x: torch._weight_int4pack_mm(x, state[0], GROUP, state[1]))
     return Built((packed, scale_zero), bind)
 
 

@@ -20,12 +20,7 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
 
 
 def formats_of(words: Sequence[str] | None) -> tuple[str, ...]:
-    """The names in what followed --formats; None: the default. Commas in brackets belong to a preset.
-
-    Example:
-        >>> formats_of(["float,W4A8Dynamic(group_size=64)", "W4A4(a=1,b=2)"])
-        ('float', 'W4A8Dynamic(group_size=64)', 'W4A4(a=1,b=2)')
-    """
+    """The names in what followed --formats; None: the default. Commas in brackets belong to a preset."""
     if words is None:
         return DEFAULT
     names = [part.strip() for word in words for part in re.split(r",(?![^(]*\))", word)]

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from pyquant.cli.formats import DEFAULT, add_formats, formats_of
+from pyquant.cli.options import DEFAULT, add_formats, formats_of
 
 
 @pytest.mark.parametrize(

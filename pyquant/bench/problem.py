@@ -13,7 +13,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyquant.core.scheme import QScheme
 from pyquant.measure.exact import check_rows, sqnr_db
+from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.quantize import quantize, quantize_dynamic
 
 STATIC_AMAX = 4.5  # standard deviations that a static scale covers: what max calibration finds in some 10^5 Gaussians
@@ -27,13 +29,7 @@ def _gaussian(device: torch.device, seed: int, *shape: int) -> Tensor:
 
 @dataclass
 class Weights:
-    """w float32 [n, k] and bias float32 [n] on `device`; other forms are made on first use.
-
-    Example:
-        >>> codes, scale = Weights(16, 4, torch.device("cpu")).codes
-        >>> codes.shape, codes.dtype, scale.shape
-        (torch.Size([4, 16]), torch.int8, torch.Size([4]))
-    """
+    """w float32 [n, k] and bias float32 [n] on `device`; other forms are made on first use."""
 
     k: int
     n: int
@@ -63,6 +59,11 @@ class Weights:
         return layer
 
 
+def inputs_of(m: int, k: int, n: int, device: torch.device | str = "cpu") -> Inputs:
+    """One problem."""
+    return Inputs(Weights(k, n, torch.device(device)), m)
+
+
 @dataclass
 class Inputs:
     """x float32 [m, k] on the weights' device, and its other forms."""
@@ -77,10 +78,6 @@ class Inputs:
     @cached_property
     def bf16(self) -> Tensor:
         return self.x.to(torch.bfloat16)
-
-    @cached_property
-    def fp16(self) -> Tensor:
-        return self.x.to(torch.float16)
 
     @cached_property
     def codes(self) -> tuple[Tensor, Tensor]:
@@ -99,6 +96,11 @@ class Inputs:
         rows, exact = self.checked
         return sqnr_db(exact + self.weights.bias.double() if with_bias else exact, y[rows])
 
+    def qlinear(self, scheme: QScheme, dtype: torch.dtype) -> tuple[QLinear, Tensor]:
+        """The weights as a QLinear, and x in `dtype`; a static scheme has the scale of its largest absolute value."""
+        scale = self.x.abs().amax() / scheme.inputs.code_range[1] if scheme.is_static and scheme.inputs else None
+        return QLinear.from_float(self.weights.linear(), scheme, input_scale=scale).to(dtype=dtype), self.x.to(dtype)
+
     def static_codes(self, scale: Tensor) -> Tensor:
         """int8 codes [m, k] under one scale."""
         return quantize(self.x, scale)
@@ -110,11 +112,6 @@ class Inputs:
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn of x [rows, k] and the float32 scales [rows, 1] that undo it.
-
-    Example:
-        >>> to_fp8(torch.tensor([[448.0, -2.0]]))[1].tolist()
-        [[1.0]]
-    """
+    """float8_e4m3fn of x [rows, k] and the float32 scales [rows, 1] that undo it."""
     scale = x.abs().amax(1, keepdim=True).clamp_min(1e-12) / FP8_MAX
     return (x / scale).to(torch.float8_e4m3fn), scale
