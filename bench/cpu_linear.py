@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 
 from bench import scaling
+from bench.shared import folder_name, geometric_mean
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
 from pyquant.bench.model_shapes import parse_kn
 from pyquant.bench.peers import FBGEMM, FP32
 from pyquant.bench.problem import inputs_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import scheme_from_name
-from pyquant.measure.environment import folder_name
 from pyquant.measure.floors import measure_ceilings
-from pyquant.measure.timing import default_clock, geometric_mean, make_clock, time_interleaved, using_threads
+from pyquant.measure.timing import default_clock, make_clock, time_interleaved, using_threads
 from pyquant.report import registry
 from pyquant.report.gemm import gemm_markdown
 from pyquant.report.records.bench import Bar, GemmRow

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import pyquant
-from pyquant.measure.environment import describe_environment, folder_name
+from bench.shared import folder_name
+from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import default_clock, make_clock, time_interleaved, using_threads
 from pyquant.report.records.bench import Bar
 from pyquant.report.records.environment import Environment

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from bench.goals import verdicts
+from bench.shared import folder_name
 from pyquant.cli.main import main as pyquant
-from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.measure.environment import describe_environment
 from pyquant.report import registry
 from pyquant.report.gemm import verdicts_table
 from pyquant.report.records.bench import GemmReport

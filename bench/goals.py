@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.shared import geometric_mean
 from pyquant.bench.model_shapes import MODELS
-from pyquant.measure.timing import geometric_mean
 from pyquant.report.records.bench import Bar, GemmRow, Verdict
 from pyquant.report.records.trade_off import TradeOff
 

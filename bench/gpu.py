@@ -166,7 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     """-> 0; 1 when a step failed; 2 without a GPU; 3 when the time ended first."""
     import torch
 
-    from pyquant.measure.environment import describe_environment, folder_name
+    from bench.shared import folder_name
+    from pyquant.measure.environment import describe_environment
 
     names = [step.name for step in steps(Path(), prebuilt=False, cases=1, workers=0)]
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.split("\n")[0])

@@ -20,7 +20,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from pyquant.measure.environment import describe_environment, folder_name
+from bench.shared import folder_name
+from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import default_clock, using_threads
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
 from pyquant.mixed_precision.latency.measure import measure_latency

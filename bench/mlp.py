@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from bench.goals import mlp_bars
+from bench.shared import folder_name
 from pyquant.cli.main import main as pyquant
-from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.measure.environment import describe_environment
 from pyquant.report import registry
 from pyquant.report.records.record import load_record
 from pyquant.report.records.trade_off import TradeOff

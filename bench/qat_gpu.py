@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 import pyquant
 from bench.goals import STATED
-from pyquant.measure.environment import describe_environment, folder_name
+from bench.shared import folder_name, geometric_mean
+from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaEventClock
-from pyquant.measure.timing import Clock, geometric_mean, time_interleaved
+from pyquant.measure.timing import Clock, time_interleaved
 from pyquant.report.records.environment import Environment
 from pyquant.report.records.figures import Cell, Figures, FigureTable
 from pyquant.report.records.record import save_record

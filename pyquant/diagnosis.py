@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from pyquant.core.presets import PRESETS
+from pyquant.core.scheme import QScheme
 from pyquant.errors import PyquantError
 from pyquant.measure.environment import cpu_features, describe_environment, package_version
 from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
@@ -105,42 +107,43 @@ def doctor() -> Diagnosis:
 def _capabilities(device: str) -> Iterator[Capability]:
     for name, preset in PRESETS.items():
         options = {"group_size": 32} if "group_size" in preset.__code__.co_varnames and name.startswith("W4") else {}
-        yield _try_scheme(name, preset(**options), device)
-    yield _try_embedding(device)
+        yield _tried(name, device, partial(_scheme, preset(**options)))
+    yield _tried(_EMBEDDING, device, _embedding)
 
 
-def _try_embedding(device: str) -> Capability:
+def _tried(name: str, device: str, test: Callable[[str], tuple[bool | None, str]]) -> Capability:
+    """test(device) -> whether the bits are right (None: not promised), and the kernel."""
+    try:
+        exact, kernel = test(device)
+    except (PyquantError, RuntimeError) as error:
+        return Capability(name, device, False, None, "", str(error).splitlines()[0])
+    return Capability(name, device, True, exact, kernel)
+
+
+def _embedding(device: str) -> tuple[bool, str]:
     """What quantize_(embeddings=True) makes of nn.Embedding, against codes times row scales in plain torch."""
     from pyquant.nn.qembedding import QEmbedding
 
-    exact: bool | None = None
-    try:
-        layer = QEmbedding.from_float(torch.nn.Embedding(64, 48, device=device))
-        rows = torch.arange(64, device=device)
-        exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale[:, None])
-    except (PyquantError, RuntimeError) as error:
-        return Capability(_EMBEDDING, device, False, exact, "", str(error).splitlines()[0])
-    return Capability(_EMBEDDING, device, True, exact, "int8 rows, dequantised at look-up")
+    layer = QEmbedding.from_float(torch.nn.Embedding(64, 48, device=device))
+    rows = torch.arange(64, device=device)
+    exact = torch.equal(layer(rows), layer.codes.float() * layer.weight_scale[:, None])
+    return exact, "int8 rows, dequantised at look-up"
 
 
-def _try_scheme(name: str, scheme: Any, device: str) -> Capability:
+def _scheme(scheme: QScheme, device: str) -> tuple[bool | None, str]:
     from pyquant.bench.problem import inputs_of
     from pyquant.measure.exact import is_exact
 
     dtype = torch.float32 if device == "cpu" else torch.float16
     exact: bool | None = None
-    try:
-        for m, k, n in _SELF_TEST_SHAPES:
-            layer, x = inputs_of(m, k, n, device).qlinear(scheme, dtype)
-            if scheme.is_integer:
-                exact = is_exact(layer, x) and exact is not False
-            else:
-                with torch.inference_mode():
-                    layer(x)
-        kernel = layer.kernel_info(m).kernel
-    except (PyquantError, RuntimeError) as error:
-        return Capability(name, device, False, exact, "", str(error).splitlines()[0])
-    return Capability(name, device, True, exact, kernel)
+    for m, k, n in _SELF_TEST_SHAPES:
+        layer, x = inputs_of(m, k, n, device).qlinear(scheme, dtype)
+        if scheme.is_integer:
+            exact = is_exact(layer, x) and exact is not False
+        else:
+            with torch.inference_mode():
+                layer(x)
+    return exact, layer.kernel_info(m).kernel
 
 
 def _cuda_lines(gpus: GpuRuntime) -> list[str]:
@@ -170,16 +173,12 @@ def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
 def _remarks() -> list[str]:
     from pyquant.ops import tuned
 
-    return [*_cpu_remarks(), *(f"measured kernel choices: {line}" for line in tuned.remarks())]
-
-
-def _cpu_remarks() -> list[str]:
+    remarks = [f"measured kernel choices: {line}" for line in tuned.remarks()]
     flags = cpu_features()
     if flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}:
-        return [
-            "this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"
-        ]
-    return []
+        slow = "this CPU has no int8 dot-product instructions (VNNI, AMX): integer layers are exact but not much faster"
+        remarks.insert(0, slow)
+    return remarks
 
 
 def _installed(module: str) -> str:

@@ -15,8 +15,9 @@ from bench.accuracy.measure import QUICK, SeedResult, Size, gathered, measure
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, recovered_table, rows_table
 from bench.markers import put
+from bench.shared import folder_name
 from pyquant.cli.progress import ProgressBar
-from pyquant.measure.environment import describe_environment, folder_name
+from pyquant.measure.environment import describe_environment
 from pyquant.report.records.figures import figures_of
 from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text

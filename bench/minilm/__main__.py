@@ -24,11 +24,11 @@ from bench.minilm.measure import (
 )
 from bench.minilm.model import MODEL_NAME, Embedder, load_float, variants
 from bench.minilm.text import sentences
+from bench.shared import keep_freed_memory
 from pyquant.cli.progress import ProgressBar
 from pyquant.errors import UnsupportedError
 from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.memory import keep_freed_memory
 from pyquant.measure.timing import default_clock, make_clock
 from pyquant.report.model import model_markdown
 from pyquant.report.plot import model_png

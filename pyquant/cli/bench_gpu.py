@@ -13,22 +13,20 @@ import torch
 
 from pyquant.bench.gpu_gemm import DeviceLost, GpuBench, run_gpu_bench, slice_of
 from pyquant.bench.kernels import ADAPTERS, find_adapters
-from pyquant.bench.kernels.adapter import Adapter
 from pyquant.bench.kernels.rows import native, rows_matching
 from pyquant.bench.kernels.torch_own import MM_BF16
 from pyquant.bench.model_shapes import MODELS, MS, shapes_of
 from pyquant.bench.partial import Partial, Shape, merge
 from pyquant.bench.peers import at
 from pyquant.cli.progress import ProgressBar
-from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.io.atomic import write_file
+from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gpu_timing import ROTATE_BYTES
-from pyquant.report.gemm import gemm_markdown, to_csv
-from pyquant.report.plot import roofline_png
+from pyquant.report.gemm import gemm_markdown
 from pyquant.report.records.bench import GemmReport
-from pyquant.report.registry import render
+from pyquant.report.registry import write_files, write_possible
+from pyquant.report.render import write_text
 
 UNFINISHED = 3
 _NOTES = [
@@ -80,9 +78,11 @@ def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
         **({"energy": True} if bench.energy else {}),
     }  # fmt: skip
     environment = replace(environment, packages={**environment.packages, "libraries": library_digest()})
-    with Partial(key, environment, _file(args, f"partial{_suffix(part)}.jsonl")) as record:
+    journal = None if args.out is None else Path(args.out) / f"gemm.partial{_suffix(part)}.jsonl"
+    with Partial(key, environment, journal) as record:
         _measure(args, bench, shapes, record)
-        report = _finish(args, report_of(record), _suffix(part).removeprefix("-") or "whole", part)
+        report = replace(record.report(MM_BF16), notes=list(_NOTES))
+        report = _finish(args, report, _suffix(part).removeprefix("-") or "whole", part)
     done = sum(shape in record.cells for shape in shapes)
     if done < len(shapes):
         again = "the same command goes on" if args.out else "give --out to be able to go on"
@@ -121,9 +121,7 @@ def select_device(name: str) -> str:
 
 def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, device: str) -> GpuBench:
     """The benchmark that the arguments describe. Raises ArgumentError naming the option that is wrong."""
-    adapters: list[Adapter] = list(ADAPTERS)
-    if args.candidates:
-        adapters = find_adapters([MM_BF16, *args.candidates])
+    adapters = find_adapters([MM_BF16, *args.candidates]) if args.candidates else list(ADAPTERS)
     if args.rows:
         adapters += rows_matching(args.rows, native().kernel_table())
     sizes = list(kn) if kn else shapes_of(args.models or MODELS)
@@ -131,11 +129,6 @@ def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, dev
         [(m, *pair) for pair in sizes for m in (args.m or MS)], adapters, device=device,
         clock=args.clock or "cuda-graph", rounds=args.rounds, rotate_bytes=ROTATE_BYTES, energy=bool(args.energy),
     )  # fmt: skip
-
-
-def report_of(record: Partial) -> GemmReport:
-    """What a record of finished cells says."""
-    return replace(record.report(MM_BF16), notes=list(_NOTES))
 
 
 def _slice(text: str | None) -> tuple[int, int]:
@@ -147,10 +140,6 @@ def _slice(text: str | None) -> tuple[int, int]:
 
 def _suffix(part: tuple[int, int]) -> str:
     return "" if part[1] == 1 else f"-{part[0]}of{part[1]}"
-
-
-def _file(args: argparse.Namespace, ending: str) -> Path | None:
-    return None if args.out is None else Path(args.out) / f"gemm.{ending}"
 
 
 def _verdict(report: GemmReport) -> int:
@@ -165,22 +154,12 @@ def _finish(args: argparse.Namespace, report: GemmReport, what: str, part: tuple
     """Prints and writes a report."""
     markdown = gemm_markdown(report, f"Linear layers on {report.environment.gpu or 'an unknown GPU'} ({what})")
     print(markdown, end="")
-    texts = {"json": render(report, "json"), "csv": to_csv(report).encode(), "md": markdown.encode()}
-    for ending, text in texts.items():
-        if args.out is not None:
-            write_file(Path(args.out) / f"gemm{_suffix(part)}.{ending}", text)
-        if ending != "md" and getattr(args, ending):
-            write_file(getattr(args, ending), text)
-    for picture in (args.plot, None if args.out is None else Path(args.out) / f"gemm{_suffix(part)}.png"):
-        if picture is not None:
-            _picture(report, picture, needed=picture == args.plot)
+    write_files(report, json=args.json, csv=args.csv)
+    if args.out is not None:
+        stem = f"gemm{_suffix(part)}"
+        _, left_out = write_possible(report, args.out, stem)
+        write_text(Path(args.out) / f"{stem}.md", markdown)
+        if left_out:
+            print(left_out, file=sys.stderr)
+    write_files(report, png=args.plot)
     return report
-
-
-def _picture(report: GemmReport, path: str | Path, *, needed: bool) -> None:
-    try:
-        write_file(path, roofline_png(report))
-    except UnsupportedError as error:
-        if needed:
-            raise
-        print(f"no picture: {error}", file=sys.stderr)

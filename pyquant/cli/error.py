@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 
 from pyquant.cli.calibrate import DATA_HELP, counted
-from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, model_factory, usual_batches
 from pyquant.cli.progress import ProgressBar
 
 _EXAMPLES = """\
@@ -35,16 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table. -> 0. Raises CheckpointError for damaged files, ArgumentError."""
     import pyquant
-    from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES
     from pyquant.mixed_precision.loss.layer_errors import error_report
     from pyquant.report.error import error_table, write_errors
 
     factory, data = model_factory(args.against, "--against"), load_batches(args.data, "--data")
-    model, batches = pyquant.load_pretrained(args.directory, factory), data()
-    count = args.batches
-    if count is None:
-        batches = list(itertools.islice(batches, USUAL_BATCHES))
-        count = max(len(batches), 1)
+    model = pyquant.load_pretrained(args.directory, factory)
+    batches, count = usual_batches(data(), args.batches)
     with ProgressBar("error", max(count, 1)) as shown:
         report = error_report(model, factory(), counted(batches, shown), count)
     print(error_table(report))

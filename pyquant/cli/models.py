@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -89,6 +90,16 @@ def load_batches(text: str, argument: str) -> Callable[[], Iterable[Any]]:
         return result
 
     return batches
+
+
+def usual_batches(batches: Iterable[Any], count: int | None) -> tuple[Iterable[Any], int]:
+    """Batches and how many of them are used: `count`, or 16, or all of fewer, so that the work is known before."""
+    from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES
+
+    if count is not None:
+        return batches, count
+    first = list(itertools.islice(batches, USUAL_BATCHES))
+    return first, max(len(first), 1)
 
 
 def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.Module]:

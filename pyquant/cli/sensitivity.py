@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory, usual_batches
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.names import OUTPUT_METRICS
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Says the cost, measures, prints the table and the skip lists. -> 0. Raises ArgumentError, CheckpointError ..."""
     from torch import nn
 
-    from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, SwitchableModel
+    from pyquant.mixed_precision.choices.switchable import SwitchableModel
     from pyquant.mixed_precision.latency.measure import load_latency
     from pyquant.mixed_precision.loss.sensitivity import cost_of, sensitivity
     from pyquant.report.sensitivity import groups_table
@@ -77,10 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.by == "task" and eval_fn is None:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
     held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out")())
-    count = args.batches
-    if count is None:  # as many as there are, up to the default, so that the cost is known before
-        data = list(itertools.islice(data, USUAL_BATCHES))
-        count = max(len(data), 1)
+    data, count = usual_batches(data, args.batches)
     model = factory()
     cost = cost_of(
         model, formats, args.metric, mode, with_eval=eval_fn is not None, num_batches=count,

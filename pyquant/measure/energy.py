@@ -74,21 +74,18 @@ def energy_meter(device: torch.device | str) -> EnergyMeter:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         raise EnergyUnavailable(f"NVML's Python module is not installed: {_EXTRA}") from None
+    handle: Any = None
+
+    def read() -> int:
+        try:
+            return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except nvml.NVMLError as error:
+            raise EnergyUnavailable(f"NVML: {error}") from None
+
     try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(_uuid(device))  # its own numbering knows no CUDA_VISIBLE_DEVICES
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        nvml.nvmlInit()  # by UUID, as its own numbering knows no CUDA_VISIBLE_DEVICES
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except nvml.NVMLError as error:
         raise EnergyUnavailable(f"NVML: {error}") from None
-    return EnergyMeter(lambda: _read(nvml, handle))
-
-
-def _read(nvml: Any, handle: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-    except nvml.NVMLError as error:
-        raise EnergyUnavailable(f"NVML: {error}") from None
-
-
-def _uuid(device: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    read()
+    return EnergyMeter(read)

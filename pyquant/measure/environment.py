@@ -83,13 +83,6 @@ def command_line() -> str:
     return shlex.join([*prefix, *sys.argv[1:]])
 
 
-def folder_name(environment: Environment) -> str:
-    """A folder name for results of this machine: 'cpu-intel-xeon-processor', 'nvidia-h200'."""
-    name = environment.gpu.split(",")[0] if environment.gpu else f"cpu {environment.cpu}"
-    name = re.sub(r"\((?:r|tm)\)", "", name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
-
-
 def library_digest() -> str:
     """The first digits of a SHA-256 over pyquant's compiled libraries: distinguishes two builds of one version."""
     digest = hashlib.sha256()

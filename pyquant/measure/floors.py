@@ -17,6 +17,7 @@ from pyquant.measure.timing import Clock, default_clock, make_clock, time_interl
 from pyquant.ops.load import native_available, why_not_native
 from pyquant.report.records.bench import Ceiling
 
+Maker = Callable[[int, torch.device], Callable[[], object]]  # of a square product
 COPY = "copy"  # a GPU's memory
 READ = "read"  # a CPU's main memory
 _MEMORY = 256 << 20  # bytes that no cache holds
@@ -78,37 +79,28 @@ def measure_ceilings(
            torch. 'fp32' and 'bf16': torch.mm. A type that the device's torch cannot multiply is left out.
     """
     device = torch.device(device)
-    size = size or (8192 if device.type == "cuda" else 2048)
     if device.type == "cuda":  # weights rotate beyond the caches, so only main memory matters
-        return _measured(
-            {COPY: _copy(1 << 30, device)}, {COPY: 2 << 30}, _matmuls(device), CudaEventClock(), device, size, rounds
-        )
-    clock_used = make_clock(clock or default_clock(torch.get_num_threads()))
-    read, multiply = read_limit(_MEMORY), multiply_limit(clock_used, rounds)
-    timings = time_interleaved({"int8": multiply.run}, clock=clock_used, rounds=4 * rounds)
+        copy = Limit(_copy(1 << 30, device), 2 << 30)
+        return _measured({COPY: copy}, device, size or 8192, CudaEventClock(), rounds)
+    used = make_clock(clock or default_clock(torch.get_num_threads()))
+    multiply = multiply_limit(used, rounds)
+    timings = time_interleaved({"int8": multiply.run}, clock=used, rounds=4 * rounds)
     return [
-        *_measured({READ: read.run}, {READ: read.amount}, _matmuls(device), clock_used, device, size, rounds),
+        *_measured({READ: read_limit(_MEMORY)}, device, size or 2048, used, rounds),
         Ceiling("int8", 2.0 * multiply.amount / min(timings.samples["int8"]) * 1e-9, "Gop/s"),
     ]
 
 
 def _measured(
-    streams: Mapping[str, Callable[[], object]], moved: Mapping[str, int],
-    makers: Mapping[str, Callable[[int, torch.device], Callable[[], object]]],
-    clock: Clock, device: torch.device, size: int, rounds: int,
-) -> list[Ceiling]:  # fmt: skip
-    work = dict(streams) | {
-        name: run for name, make in makers.items() if (run := _runs(make, size, device)) is not None
-    }
+    streams: Mapping[str, Limit], device: torch.device, size: int, clock: Clock, rounds: int
+) -> list[Ceiling]:
+    """Streams in GB/s, and what torch can multiply here in Gop/s: the best sample, as a ceiling is what can be done."""
+    products = {name: run for name, make in _matmuls(device).items() if (run := _runs(make, size, device)) is not None}
+    work = {name: stream.run for name, stream in streams.items()} | products
     timings = time_interleaved(work, clock=clock, rounds=rounds, warm_calls=2)
-    ceilings = []
-    for name in work:
-        seconds = min(timings.samples[name])  # the best sample: a ceiling is what the machine can do
-        if name in moved:
-            ceilings.append(Ceiling(name, moved[name] / seconds * 1e-9, "GB/s"))
-        else:
-            ceilings.append(Ceiling(name, 2.0 * size**3 / seconds * 1e-9, "Gop/s"))
-    return ceilings
+    best = {name: min(samples) for name, samples in timings.samples.items()}
+    moved = [Ceiling(name, stream.amount / best[name] * 1e-9, "GB/s") for name, stream in streams.items()]
+    return moved + [Ceiling(name, 2.0 * size**3 / best[name] * 1e-9, "Gop/s") for name in products]
 
 
 def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
@@ -153,16 +145,14 @@ def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def _matmuls(device: torch.device) -> dict[str, Callable[[int, torch.device], Callable[[], object]]]:
+def _matmuls(device: torch.device) -> dict[str, Maker]:
     makers = {"fp32": _float_mm(torch.float32), "bf16": _float_mm(torch.bfloat16)}
     if device.type == "cuda":
         makers |= {"int8": _int8_mm, "fp16": _float_mm(torch.float16), "fp8": _fp8_mm}
     return makers
 
 
-def _runs(
-    make: Callable[[int, torch.device], Callable[[], object]], size: int, device: torch.device
-) -> Callable[[], object] | None:
+def _runs(make: Maker, size: int, device: torch.device) -> Callable[[], object] | None:
     try:
         run = make(size, device)
         with torch.inference_mode():
@@ -172,26 +162,23 @@ def _runs(
     return run
 
 
-def _float_mm(dtype: torch.dtype) -> Callable[[int, torch.device], Callable[[], object]]:
+def _float_mm(dtype: torch.dtype) -> Maker:
     def make(size: int, device: torch.device) -> Callable[[], object]:
-        a = torch.randn(size, size, device=device).to(dtype)
-        b = torch.randn(size, size, device=device).to(dtype)
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         return lambda: torch.mm(a, b)
 
     return make
 
 
 def _int8_mm(size: int, device: torch.device) -> Callable[[], object]:
-    a = random_codes((size, size), device)
-    b = random_codes((size, size), device).t()
-    return lambda: torch._int_mm(a, b)
+    a, b = (random_codes((size, size), device) for _ in range(2))
+    return lambda: torch._int_mm(a, b.t())
 
 
 def _fp8_mm(size: int, device: torch.device) -> Callable[[], object]:
-    a = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
-    b = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
+    a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=device)
-    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def random_codes(shape: tuple[int, ...], device: torch.device | str = "cpu", qmax: int = 127) -> torch.Tensor:

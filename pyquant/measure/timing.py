@@ -11,7 +11,7 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,24 +37,20 @@ class CpuClock:
     """CPU time of the whole process: immune to preemption, meaningful with one thread."""
 
     name = "cpu"
+    now = staticmethod(time.process_time)
 
     def seconds(self, candidate: Candidate, calls: int) -> float:
-        start = time.process_time()
+        start = self.now()
         for _ in range(calls):
             candidate()
-        return time.process_time() - start
+        return self.now() - start
 
 
-class WallClock:
+class WallClock(CpuClock):
     """Wall time: for several threads, on a quiet machine."""
 
     name = "wall"
-
-    def seconds(self, candidate: Candidate, calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            candidate()
-        return time.perf_counter() - start
+    now = staticmethod(time.perf_counter)
 
 
 CLOCKS: Mapping[str, Callable[[], Clock]] = {
@@ -201,10 +197,3 @@ def using_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Geometric mean of positive numbers; ArgumentError when there are none or one is not positive."""
-    if not values or min(values) <= 0:
-        raise ArgumentError("values", list(values), "at least one, all positive")
-    return statistics.geometric_mean(values)

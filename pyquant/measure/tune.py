@@ -62,7 +62,7 @@ def problems_for(
     ->     one problem a layer and bucket, without repetition.
     Raises ArgumentError for a scheme that is unknown or multiplies no integers and is not FP16.
     """
-    native = _native()
+    native = plan._native()
     distinct: dict[str, Problem] = {}
     for n, k, text in layers:
         for m in ms:
@@ -91,7 +91,7 @@ def _problem(n: int, k: int, text: str, m: int, dtype: torch.dtype) -> Problem:
 
 def candidates(problem: Problem, device: Mapping[str, Any], *, only_compiled: bool = True) -> list[str]:
     """The rows to measure, the model's choice first: those that take the problem, at most WITHIN times its time."""
-    native = _native()
+    native = plan._native()
     unnamed = {**device, "name": ""}  # without a name no earlier measurement decides
     best, best_us, refused = native.select(problem, unnamed, False, only_compiled)
     if best is None:
@@ -129,7 +129,7 @@ def tune(
 
 def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> TuneOutcome:
     names = candidates(problem, rig.device, only_compiled=only_compiled)
-    earlier = _native().tuned(problem, rig.device)
+    earlier = plan._native().tuned(problem, rig.device)
     before = "" if earlier is None else earlier[0]
     if not names:
         return TuneOutcome(problem, None, before, dropped={"all": "no kernel takes the problem"})
@@ -164,7 +164,3 @@ def _choice(problem: Problem, row: str, us: float, model_row: str, model_us: flo
         p["x"], p["w"], p["out"], p["x_packed"], p["w_layout"], p["group_size"], p["n"], p["k"], p["m"],
         row, round(us, 3), model_row, round(model_us, 3),
     )  # fmt: skip
-
-
-def _native() -> Any:
-    return plan._native()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
@@ -13,19 +9,13 @@ from typing import Final
 from pyquant.errors import ArgumentError
 from pyquant.report.records.errors import ErrorReport, TensorError
 from pyquant.report.records.record import save_record
-from pyquant.report.render import table, write_text
+from pyquant.report.render import bullets, csv_text, page, table, write_text
 
 _HEADS = ("layer", "tensor", "scheme", "SQNR dB", "cosine", "MAE", "MSE", "largest", "clipped", "KL nats")
 
 
 def error_table(report: ErrorReport) -> str:
-    """The rows as a Markdown table that also reads well in a terminal, and what is not in it, with its reason.
-
-    Example:
-        >>> row = TensorError("fc", "input", "int8 per_tensor", 10, 0.1, 0.02, 0.3, 31.0, 0.999, 0.001)
-        >>> print(error_table(ErrorReport("Net", 1, (row,), {})).splitlines()[0])
-        | layer | tensor | scheme          | SQNR dB | cosine   | MAE | MSE  | largest | clipped | KL nats |
-    """
+    """The rows as a Markdown table that also reads well in a terminal, and what is not in it, with its reason."""
     rows = [
         (
             row.layer or "(whole model)", row.tensor, row.scheme if row.clip_share is not None else "",
@@ -34,24 +24,20 @@ def error_table(report: ErrorReport) -> str:
         )
         for row in report.rows
     ]  # fmt: skip
-    notes = [f"- {name}: {why}" for name, why in report.skipped.items()]
-    return "\n".join([table(_HEADS, rows), *(["", "Not compared:", *notes] if notes else [])])
+    notes = bullets(f"{name}: {why}" for name, why in report.skipped.items())
+    return table(_HEADS, rows) + (f"\n\nNot compared:\n{notes}" if notes else "")
 
 
 def errors_markdown(report: ErrorReport) -> str:
     """The table under a title, with what its columns mean."""
-    return f"# Errors of {report.model} on {report.batches} batches\n\n{_LEGEND}\n\n{error_table(report)}\n"
+    return page([f"# Errors of {report.model} on {report.batches} batches", _LEGEND, error_table(report)])
 
 
 def errors_csv(report: ErrorReport) -> str:
     """A line a tensor; what is not known is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([f.name for f in fields(TensorError)])
-    for row in report.rows:
-        values = [getattr(row, f.name) for f in fields(TensorError)]
-        writer.writerow(["" if v is None or (isinstance(v, float) and math.isnan(v)) else v for v in values])
-    return out.getvalue()
+    names = [f.name for f in fields(TensorError)]
+    rows = ([getattr(row, name) for name in names] for row in report.rows)
+    return csv_text(names, ([None if v != v else v for v in row] for row in rows))
 
 
 def write_errors(report: ErrorReport, path: str | Path) -> Path:
@@ -73,4 +59,4 @@ _LEGEND = (
     "tensor (squared). clipped: share of the numbers beyond the codes. KL: of the histogram of results."
 )
 
-FORMATS: Final[dict[str, Callable[[ErrorReport], str]]] = {"md": errors_markdown, "csv": errors_csv}
+FORMATS: Final = {"md": errors_markdown, "csv": errors_csv}

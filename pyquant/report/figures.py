@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from pyquant.report.records.figures import Cell, Figures
-from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.report.render import bars_section, bullets, environment_lines, page, section, table
 
 
 def figures_markdown(figures: Figures) -> str:
     """The machine, goals, every table and the notes."""
-    parts = [f"# {figures.title}", environment_lines(figures.environment)]
-    if figures.bars:
-        parts += ["## Bars", bars_table(figures.bars)]
-    for shown in figures.tables:
-        parts += [f"## {shown.title}", table(shown.header, [[_text(cell) for cell in row] for row in shown.rows])]
-    if figures.notes:
-        parts.append("\n".join(f"- {note}" for note in figures.notes))
-    return "\n\n".join(parts) + "\n"
+    tables = [
+        section(shown.title, table(shown.header, [[_text(cell) for cell in row] for row in shown.rows]))
+        for shown in figures.tables
+    ]
+    head = [f"# {figures.title}", environment_lines(figures.environment), bars_section(figures.bars)]
+    return page([*head, *tables, bullets(figures.notes)])
 
 
 def _text(cell: Cell) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pyquant.report.plot import gemm_png, roofline_png
 from pyquant.report.records.bench import GemmReport, GemmRow, Verdict
-from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.report.render import bars_section, bullets, csv_text, environment_lines, page, section, table
 
 _GEMM_COLUMNS = (
     "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
@@ -19,34 +18,24 @@ _GEMM_COLUMNS = (
 
 def to_csv(report: GemmReport) -> str:
     """The rows of a GEMM report as CSV, one header line; the environment stays in the JSON."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_GEMM_COLUMNS)
-    for row in report.rows:
-        writer.writerow([_csv_cell(getattr(row, name)) for name in _GEMM_COLUMNS])
-    return out.getvalue()
+    return csv_text(_GEMM_COLUMNS, ([getattr(row, name) for name in _GEMM_COLUMNS] for row in report.rows), 6)
 
 
 def gemm_markdown(report: GemmReport, title: str = "Linear layers, side by side") -> str:
     """A GEMM report for people: environment, bars, a table for each M (columns K x N), ceilings, what did not run."""
-    parts = [f"# {title}", environment_lines(report.environment)]
-    if report.bars:
-        parts += ["## Bars", bars_table(report.bars)]
+    parts = [f"# {title}", environment_lines(report.environment), bars_section(report.bars)]
     if report.verdicts:
-        parts += ["## Goals", verdicts_table(report.verdicts)]
+        parts.append(section("Goals", verdicts_table(report.verdicts)))
     for m in sorted({row.m for row in report.rows}):
         rows = [row for row in report.rows if row.m == m]
-        parts += [f"## M = {m}", _gemm_table(rows)]
+        parts.append(section(f"M = {m}", _shapes_table("us (ratio, share of limit)", rows, _gemm_cell)))
         if any(row.energy_mj is not None for row in rows):
-            parts.append(_energy_table(rows))
+            parts.append(_shapes_table("energy per call, mJ", rows, _energy_cell))
     if report.ceilings:
         parts.append("Measured limits: " + "; ".join(f"{c.name} {c.value:.0f} {c.unit}" for c in report.ceilings) + ".")
-    if report.unavailable:
-        lines = _grouped((u.candidate, u.reason) for u in report.unavailable)
-        parts += ["## Did not run", "\n".join(f"- {name}: {reason} ({count}x)" for (name, reason), count in lines)]
-    if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes))
-    return "\n\n".join(parts) + "\n"
+    counts = Counter((u.candidate, u.reason) for u in report.unavailable)
+    missing = bullets(f"{name}: {reason} ({count}x)" for (name, reason), count in counts.items())
+    return page([*parts, section("Did not run", missing), bullets(report.notes)])
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> str:
@@ -61,14 +50,6 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> str:
             for v in verdicts
         ],
     )  # fmt: skip
-
-
-def _gemm_table(rows: Sequence[GemmRow]) -> str:
-    return _shapes_table("us (ratio, share of limit)", rows, _gemm_cell)
-
-
-def _energy_table(rows: Sequence[GemmRow]) -> str:
-    return _shapes_table("energy per call, mJ", rows, _energy_cell)
 
 
 def _shapes_table(what: str, rows: Sequence[GemmRow], cell: Callable[[GemmRow | None], str]) -> str:
@@ -94,25 +75,10 @@ def _gemm_cell(row: GemmRow | None) -> str:
     return f"{time} ({', '.join(inside)}){'' if row.exact is not False else ' NOT EXACT'}"
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    counts: dict[tuple[str, str], int] = {}
-    for pair in pairs:
-        counts[pair] = counts.get(pair, 0) + 1
-    return list(counts.items())
-
-
-def _csv_cell(value: object) -> object:
-    return "" if value is None else (f"{value:.6g}" if isinstance(value, float) else value)
-
-
 def picture(report: GemmReport) -> bytes:
     """Rows of a GPU under their limits; elsewhere, and where rows do not say what they moved, speed over M. PNG."""
     on_roofline = report.environment.gpu and any(row.moved_bytes and row.ops for row in report.rows)
     return roofline_png(report) if on_roofline else gemm_png(report)
 
 
-FORMATS: Final[dict[str, Callable[[GemmReport], str | bytes]]] = {
-    "md": gemm_markdown,
-    "csv": to_csv,
-    "png": picture,
-}
+FORMATS: Final = {"md": gemm_markdown, "csv": to_csv, "png": picture}

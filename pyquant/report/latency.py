@@ -2,68 +2,45 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import textwrap
-from collections.abc import Callable
 from typing import Any, Final
 
-from pyquant.report.plot import _figure
+from pyquant.report.plot import in_forms, new_figure, saved, without_frame
 from pyquant.report.records.latency import LatencyTable, MeasuredConfig
-from pyquant.report.render import table
+from pyquant.report.render import bullets, csv_text, page, section, table
 
 _MACHINE = ("cpu", "gpu", "driver", "cuda", "threads", "torch", "pyquant")
 _DARK = 0.6  # how far from 1 a ratio is whose colour wants white digits
 _UNRELIABLE = 0.25  # of the median error: a tenth is usual
 _MOST_LABELS = 80  # rows of a picture that can still be read one by one
-_TEXT = "#444444"
 
 
 def to_csv(record: LatencyTable) -> str:
     """A row a group and format: microseconds with their interval, and against the first format; refused ones empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["group", "layers", "format", "us", "low_us", "high_us", "ratio"])
-    writer.writerow(["", "", "", f"{record.base_us:.10g}", "", "", ""])
+    rows: list[tuple[object, ...]] = [("", "", "", record.base_us, "", "", "")]
     for group, layers, row, intervals in zip(
         record.groups, record.layers, record.group_us, record.interval_us, strict=True
     ):
         for name, us, interval in zip(record.formats, row, intervals, strict=True):
             figures = ("", "", "", "") if us is None or interval is None else (us, *interval, _ratio(us, row[0]))
-            cells = [f"{v:.10g}" if isinstance(v, float) else v for v in figures]
-            writer.writerow([group, " ".join(layers), name, *cells])
-    return out.getvalue()
+            rows.append((group, " ".join(layers), name, *figures))
+    return csv_text(["group", "layers", "format", "us", "low_us", "high_us", "ratio"], rows, 10)
 
 
 def to_markdown(record: LatencyTable) -> str:
     """For people: every group in every format, whole models measured and predicted, and what it all belongs to."""
-    parts = ["# Latency of layers", _summary(record)]
     shown = [*record.groups, "everything else"]
     rows = [*record.group_us, (record.base_us,) * len(record.formats)]
     totals = [_total([row[f] for row in rows]) for f in range(len(record.formats))]
     cells = [[name, *map(_us, row)] for name, row in zip(shown, rows, strict=True)]
-    cells.append(["together", *totals])
-    parts += ["## Groups, in microseconds", table(["group", *record.formats], cells)]
-    if record.border_us is not None:
-        parts += ["## Borders", _borders(record)]
-    parts += ["## Whole models", _whole(record)]
-    if record.notes:
-        parts.append("\n".join(f"- {note}" for note in record.notes))
     inputs = [f"{key} {value}" for key, value in record.fingerprint.items() if key.startswith("input ")]
     machine = [f"{key} {record.fingerprint[key]}" for key in _MACHINE if record.fingerprint.get(key)]
-    parts.append("; ".join([*machine, *inputs, f"clock {record.clock}", f"{record.rounds} rounds"]))
-    return "\n\n".join(parts) + "\n"
-
-
-def to_png(record: LatencyTable) -> bytes:
-    """The heat map as PNG. Raises UnsupportedError where matplotlib is not installed."""
-    return _picture(record, "png")
-
-
-def to_svg(record: LatencyTable) -> bytes:
-    """The heat map as SVG. Raises UnsupportedError where matplotlib is not installed."""
-    return _picture(record, "svg")
+    return page([
+        "# Latency of layers", _summary(record),
+        section("Groups, in microseconds", table(["group", *record.formats], [*cells, ["together", *totals]])),
+        section("Borders", _borders(record)), section("Whole models", _whole(record)), bullets(record.notes),
+        "; ".join([*machine, *inputs, f"clock {record.clock}", f"{record.rounds} rounds"]),
+    ])  # fmt: skip
 
 
 def _summary(record: LatencyTable) -> str:
@@ -125,11 +102,14 @@ def _ratio(us: float, base: float | None) -> float:
     return us / base if base else math.nan
 
 
-def _picture(record: LatencyTable, form: str) -> bytes:
-    """Colours say what share of the first format's time a format takes; numbers say microseconds."""
+def picture(record: LatencyTable, form: str) -> bytes:
+    """Colours say what share of the first format's time a format takes; numbers say microseconds.
+
+    Raises UnsupportedError where matplotlib is not installed.
+    """
     groups, formats = len(record.groups), len(record.formats)
     height = max(2.8, 1.5 + 0.24 * min(groups, _MOST_LABELS))
-    figure, axes = _figure(3.2 + 1.5 * formats, height)
+    figure, axes = new_figure(3.2 + 1.5 * formats, height)
     ratios = [[math.nan if us is None else _ratio(us, row[0]) for us in row] for row in record.group_us]
     image = axes.imshow(ratios, cmap="coolwarm", vmin=0.0, vmax=2.0, aspect="auto")
     axes.set_xticks(range(formats), [name.replace("(", "\n(") for name in record.formats])
@@ -142,25 +122,13 @@ def _picture(record: LatencyTable, form: str) -> bytes:
                 axes.text(f, g, _us(us), ha="center", va="center", fontsize=7, color=color)
     else:
         axes.set_ylabel(f"{groups} groups, in the order of the model")
-    for side in axes.spines.values():
-        side.set_visible(False)
+    without_frame(axes, tuple(axes.spines))
     bar: Any = figure.colorbar(image, ax=axes, fraction=0.05)
     bar.set_label(f"time / time in {record.formats[0]}", fontsize=8)
     error = "" if record.median_error is None else f"; sums miss whole models by {record.median_error:.1%} (median)"
     axes.set_title(f"Microseconds of each group{error}", fontsize=9, pad=14)
     machine = "; ".join(record.fingerprint[key] for key in ("cpu", "gpu") if record.fingerprint.get(key))
-    figure.supxlabel("\n".join(textwrap.wrap(f"{machine}; clock: {record.clock}", 100)), fontsize=7, color=_TEXT)
-    import matplotlib
-
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "pyquant", "svg.fonttype": "none"}):
-        figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
-    return out.getvalue()
+    return saved(figure, f"{machine}; clock: {record.clock}", form, width=100, size=7)
 
 
-FORMATS: Final[dict[str, Callable[[LatencyTable], str | bytes]]] = {
-    "md": to_markdown,
-    "csv": to_csv,
-    "png": to_png,
-    "svg": to_svg,
-}
+FORMATS: Final = {"md": to_markdown, "csv": to_csv, **in_forms(picture)}

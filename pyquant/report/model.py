@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from pyquant.report.plot import model_png
 from pyquant.report.records.bench import ModelReport
-from pyquant.report.render import bars_table, environment_lines, table
+from pyquant.report.render import bars_section, bullets, environment_lines, page, section, table
 
 
 def model_markdown(report: ModelReport, title: str | None = None) -> str:
     """A model report for people: environment, the table, bars, and each variant's worst sentence."""
-    parts = [f"# {title or report.model}", f"{report.model}; {report.data}", environment_lines(report.environment)]
-    parts.append(model_table(report))
-    if report.bars:
-        parts += ["## Bars", bars_table(report.bars)]
-    worst = [f"- {r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text]
-    if worst:
-        parts += ["## Worst sentence", "\n".join(worst)]
-    if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes))
-    return "\n\n".join(parts) + "\n"
+    worst = bullets(f"{r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text)
+    return page([
+        f"# {title or report.model}", f"{report.model}; {report.data}", environment_lines(report.environment),
+        model_table(report), bars_section(report.bars), section("Worst sentence", worst), bullets(report.notes),
+    ])  # fmt: skip
 
 
 def model_table(report: ModelReport) -> str:
@@ -44,4 +38,4 @@ def _reloaded(equal: bool | None) -> str:
     return "-" if equal is None else ("bits equal" if equal else "BITS DIFFER")
 
 
-FORMATS: Final[dict[str, Callable[[ModelReport], str | bytes]]] = {"md": model_markdown, "png": model_png}
+FORMATS: Final = {"md": model_markdown, "png": model_png}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe-Ito: distinguishable with colour-vision deficiency
-_OURS, _PEER, _BASE, _GREY = "#0072B2", "#E69F00", "#7f7f7f", "#d0d0d0"
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
+_OURS, _PEER, _BASE = "#0072B2", "#E69F00", "#7f7f7f"
+GREY, TEXT = "#d0d0d0", "#444444"
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
 
 
 def gemm_png(report: GemmReport) -> bytes:
@@ -27,7 +29,7 @@ def gemm_png(report: GemmReport) -> bytes:
     """
     if not report.rows:
         raise UnsupportedError("nothing to plot: the report has no rows")
-    figure, axes = _figure(9.5, 5.4)
+    figure, axes = new_figure(9.5, 5.4)
     ms = sorted({row.m for row in report.rows})
     names = [n for n in dict.fromkeys(row.candidate for row in report.rows) if n != report.baseline]
     for i, name in enumerate(names):
@@ -38,7 +40,7 @@ def gemm_png(report: GemmReport) -> bytes:
             [ms.index(m) for m, _ in drawn],
             [r for _, r in drawn],
             marker="o", linewidth=2.6 if ours else 1.4, linestyle="-" if ours else "--",
-            color=_LINES[i % len(_LINES)], label=name, zorder=3 if ours else 2,
+            color=LINES[i % len(LINES)], label=name, zorder=3 if ours else 2,
         )  # fmt: skip
     axes.axhline(1.0, color="black", linewidth=1)
     axes.annotate(report.baseline, (0, 1.0), textcoords="offset points", xytext=(2, 4), fontsize=9)
@@ -48,9 +50,9 @@ def gemm_png(report: GemmReport) -> bytes:
     axes.set_ylabel(f"times faster than {report.baseline}")
     shapes = len({(row.k, row.n) for row in report.rows})
     axes.set_title(f"Linear layers: geometric mean over {shapes} shapes (K x N); solid lines: pyquant", fontsize=11)
-    axes.grid(axis="y", color=_GREY, linewidth=0.6)
+    axes.grid(axis="y", color=GREY, linewidth=0.6)
     axes.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    return _png(figure, report.environment.line())
+    return saved(figure, report.environment.line())
 
 
 def roofline_png(report: GemmReport) -> bytes:
@@ -61,13 +63,13 @@ def roofline_png(report: GemmReport) -> bytes:
     rows = [row for row in report.rows if row.moved_bytes and row.ops]
     if not rows:
         raise UnsupportedError("nothing to plot: no row says how many bytes and operations it needs")
-    figure, axes = _figure(10.5, 6.0)
+    figure, axes = new_figure(10.5, 6.0)
     names = list(dict.fromkeys(row.candidate for row in rows))
     for i, name in enumerate(names):
         mine = [row for row in rows if row.candidate == name]
         axes.scatter(
             [row.ops / row.moved_bytes for row in mine], [row.ops / row.median_us * 1e-6 for row in mine],
-            s=22 if mine[0].ours else 14, marker="o" if mine[0].ours else "x", color=_LINES[i % len(_LINES)],
+            s=22 if mine[0].ours else 14, marker="o" if mine[0].ours else "x", color=LINES[i % len(LINES)],
             alpha=0.75, label=name, zorder=3 if mine[0].ours else 2,
         )  # fmt: skip
     copy = next((c.value for c in report.ceilings if c.name == "copy"), None)
@@ -86,9 +88,9 @@ def roofline_png(report: GemmReport) -> bytes:
     axes.set_ylabel("10^12 operations a second")
     limit = f"; limits: {copy:.0f} GB/s copied and the peaks, of the same run" if copy else ""
     axes.set_title(f"Linear layers on the roofline{limit}", fontsize=11)
-    axes.grid(color=_GREY, linewidth=0.5)
+    axes.grid(color=GREY, linewidth=0.5)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    return _png(figure, report.environment.line())
+    return saved(figure, report.environment.line())
 
 
 def model_png(report: ModelReport) -> bytes:
@@ -101,7 +103,7 @@ def model_png(report: ModelReport) -> bytes:
     panels = _model_panels(report)
     across = 2
     down = -(-len(panels) // across)
-    figure, axes = _figure(11.5, 1.0 + down * (0.7 + 0.34 * len(report.rows)), down, across)
+    figure, axes = new_figure(11.5, 1.0 + down * (0.7 + 0.34 * len(report.rows)), down, across)
     colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(report.rows)]
     for i, axis in enumerate(axes.flat):
         if i < len(panels):
@@ -111,7 +113,7 @@ def model_png(report: ModelReport) -> bytes:
             axis.set_axis_off()
     figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
     caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: {report.baseline}."
-    return _png(figure, caption)
+    return saved(figure, caption)
 
 
 def qat_png(report: QatReport) -> bytes:
@@ -122,7 +124,7 @@ def qat_png(report: QatReport) -> bytes:
     cases = list(dict.fromkeys(row.case for row in report.rows))
     if not cases:
         raise UnsupportedError("nothing to plot: the report has no rows")
-    figure, axes = _figure(10.5, 1.0 + 0.7 * len(cases) + 0.32 * len(report.rows), len(cases), squeeze=False)
+    figure, axes = new_figure(10.5, 1.0 + 0.7 * len(cases) + 0.32 * len(report.rows), len(cases), squeeze=False)
     for axis, case in zip(axes.flat, cases, strict=True):
         rows = [row for row in report.rows if row.case == case]
         colours = [_OURS if row.ours else _BASE if row.to_floor == 1 else _PEER for row in rows]
@@ -130,7 +132,7 @@ def qat_png(report: QatReport) -> bytes:
         names = [row.candidate for row in rows]
         _bars(axis, names, colours, f"{case}, {rows[0].unit}", [row.time for row in rows], labels)
     caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: the floor."
-    return _png(figure, caption)
+    return saved(figure, caption)
 
 
 def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]]]:
@@ -170,8 +172,7 @@ def _bars(
     axis.set_yticks(places, names, fontsize=10)
     axis.tick_params(axis="y", length=0)
     axis.set_title(title, fontsize=10, loc="left")
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    without_frame(axis)
 
 
 def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
@@ -182,7 +183,7 @@ def _mean_ratio(rows: Sequence[GemmRow], name: str, m: int) -> float | None:
     return statistics.geometric_mean(ratios) if ratios and len(ratios) == len(shapes) else None
 
 
-def _figure(
+def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, *, squeeze: bool = True
 ) -> tuple[Figure, Any]:
     try:
@@ -195,8 +196,25 @@ def _figure(
     return figure, figure.subplots(rows, columns, squeeze=squeeze)
 
 
-def _png(figure: Figure, caption: str) -> bytes:
-    figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8, color="#444444")
+def saved(figure: Figure, caption: str, form: str = "png", *, width: int = 130, size: int = 8) -> bytes:
+    """The bytes of a figure with a caption below it; equal figures give equal SVG.
+
+    width, size  of the caption: characters a line, and points.
+    """
+    import matplotlib
+
+    figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=size, color=TEXT)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png")
+    with matplotlib.rc_context({"svg.hashsalt": "pyquant", "svg.fonttype": "none"}):
+        figure.savefig(picture, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
     return picture.getvalue()
+
+
+def without_frame(axes: Axes, sides: Sequence[str] = ("top", "right")) -> None:
+    for side in sides:
+        axes.spines[side].set_visible(False)
+
+
+def in_forms(draw: Callable[[Any, str], bytes]) -> dict[str, Callable[[Any], bytes]]:
+    """The entries of a FORMATS for draw(record, format)."""
+    return {form: partial(draw, form=form) for form in ("png", "svg")}

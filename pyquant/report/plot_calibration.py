@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pyquant.errors import UnsupportedError
 from pyquant.io.atomic import write_file
-from pyquant.report.plot import _GREY, _LINES, _figure, _png
+from pyquant.report.plot import GREY, LINES, new_figure, saved, without_frame
+
+_Mark = tuple[tuple[float, ...], str, dict[str, Any]]  # where lines stand, what they are called, how they look
+_BELOW: Final = {"frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncol": 2}
 
 
 class Compared(Protocol):
@@ -42,24 +45,13 @@ def plot_calibration(
     records        one a method.
     Raises UnsupportedError when matplotlib is not installed or there is nothing to draw.
     """
-    if not records or not counts:
-        raise UnsupportedError("nothing to plot: no method or no data")
-    figure, (left, right) = _figure(12.0, 4.8, 1, 2)
-    left.stairs(counts, edges, fill=True, color=_GREY)
-    left.set_yscale("log")
-    left.set_ylim(bottom=0.5)
-    for i, record in enumerate(records):
-        label = f"{record.method}: {record.amax:.4g}"
-        left.axvline(record.amax, color=_LINES[i % len(_LINES)], linewidth=1.8, label=label)
-    left.set_xlabel("|x|")
-    left.set_ylabel("numbers in a bin")
-    left.legend(fontsize=9, frameon=True, title="amax")
-    _costs(right, records)
-    for axis in (left, right):
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    figure.suptitle(title, fontsize=12)
-    return write_file(path, _png(figure, caption))
+    marks: list[_Mark] = [
+        ((record.amax,), f"{record.method}: {record.amax:.4g}", {"color": LINES[i % len(LINES)]})
+        for i, record in enumerate(records)
+    ]
+    legend = {"frameon": True, "title": "amax"}
+    words = title, "|x|", "numbers in a bin", caption
+    return _draw(path, (12.0, 4.8), (edges, counts), marks, legend, records, words)
 
 
 class Seen(Protocol):
@@ -91,30 +83,43 @@ def plot_tensors(histograms: Mapping[str, Seen], folder: str | Path) -> list[Pat
 
 def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:
     """One picture of plot_tensors; `name` is its title."""
-    if not seen.methods or not seen.counts:
-        raise UnsupportedError("nothing to plot: no method or no data")
-    figure, (left, right) = _figure(13.0, 5.0, 1, 2)
-    left.stairs(seen.counts, seen.edges, fill=True, color=_GREY)
-    left.set_yscale("log")
-    left.set_ylim(bottom=0.5, top=max(seen.counts) * 2)
-    for i, record in enumerate(seen.methods):
-        colour = _LINES[i % len(_LINES)]
-        for place, end in enumerate((record.low, record.high)):
-            label = f"{record.method}: {record.low:.4g} to {record.high:.4g}" if place else None
-            left.axvline(end, color=colour, linewidth=1.8, label=label)
+    marks: list[_Mark] = [
+        ((record.low, record.high), f"{record.method}: {record.low:.4g} to {record.high:.4g}",
+         {"color": LINES[i % len(LINES)]})
+        for i, record in enumerate(seen.methods)
+    ]  # fmt: skip
     if seen.in_use is not None:
-        for place, end in enumerate(seen.in_use):
-            label = f"in use: {seen.in_use[0]:.4g} to {seen.in_use[1]:.4g}" if place else None
-            left.axvline(end, color="black", linewidth=1.4, linestyle=(0, (2, 2)), label=label)
-    left.set_xlabel("value")
-    left.set_ylabel("numbers in a bin (log scale)")
-    left.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
-    _costs(right, seen.methods)
-    for axis in (left, right):
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    figure.suptitle(f"{name}: {sum(seen.counts):,.0f} numbers, {seen.scheme}", fontsize=12)
-    return write_file(path, _png(figure, ""))
+        low, high = seen.in_use
+        look = {"color": "black", "linewidth": 1.4, "linestyle": (0, (2, 2))}
+        marks.append(((low, high), f"in use: {low:.4g} to {high:.4g}", look))
+    words = f"{name}: {sum(seen.counts):,.0f} numbers, {seen.scheme}", "value", "numbers in a bin (log scale)", ""
+    return _draw(path, (13.0, 5.0), (seen.edges, seen.counts), marks, _BELOW, seen.methods, words)
+
+
+def _draw(
+    path: str | Path, size: tuple[float, float], bins: tuple[Sequence[float], Sequence[float]], marks: Sequence[_Mark],
+    legend: Mapping[str, Any], records: Sequence[Any], words: tuple[str, str, str, str],
+) -> Path:  # fmt: skip
+    """The two panels. words: title, names of the axes, caption."""
+    edges, counts = bins
+    if not records or not counts:
+        raise UnsupportedError("nothing to plot: no method or no data")
+    figure, (left, right) = new_figure(*size, 1, 2)
+    left.stairs(counts, edges, fill=True, color=GREY)
+    left.set_yscale("log")
+    left.set_ylim(bottom=0.5, top=max(counts) * 2)
+    for ends, label, look in marks:
+        for place, end in enumerate(ends, 1):
+            left.axvline(end, label=label if place == len(ends) else None, **{"linewidth": 1.8, **look})
+    title, x_name, y_name, caption = words
+    left.set_xlabel(x_name)
+    left.set_ylabel(y_name)
+    left.legend(fontsize=9, **legend)
+    _costs(right, records)
+    without_frame(left)
+    without_frame(right)
+    figure.suptitle(title, fontsize=12)
+    return write_file(path, saved(figure, caption))
 
 
 def _costs(axis: Any, records: Sequence[Any]) -> None:
@@ -129,7 +134,7 @@ def _costs(axis: Any, records: Sequence[Any]) -> None:
     axis.set_xlim(0, max([*whole, 1e-30]) * 1.25)
     axis.set_yticks(places, [r.method for r in records])
     axis.set_xlabel("mean squared error (SQNR beside each bar)")
-    axis.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
+    axis.legend(fontsize=9, **_BELOW)
 
 
 def _file_name(name: str) -> str:

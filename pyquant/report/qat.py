@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from pyquant.report.plot import qat_png
 from pyquant.report.records.bench import QatReport
+from pyquant.report.render import bullets, environment_lines, page, section, table
 
 
 def qat_markdown(report: QatReport) -> str:
     """The report for people: one table a case."""
-    parts = ["# Fake quantisation", report.environment.line(), f"Command: `{report.environment.command}`",
-             f"Allocator: {report.allocator}."]  # fmt: skip
+    parts = ["# Fake quantisation", environment_lines(report.environment), f"Allocator: {report.allocator}."]
     for case in dict.fromkeys(row.case for row in report.rows):
-        rows = [r for r in report.rows if r.case == case]
-        against = any(r.speed_over_torch is not None for r in rows)
-        lines = [f"## {case}", "", f"| candidate | {rows[0].unit} | to floor |" + (" times torch |" if against else "")]
-        lines.append("|---|---|---|" + ("---|" if against else ""))
-        for r in rows:
-            name = f"**{r.candidate}**" if r.ours else r.candidate
-            line = f"| {name} | {r.time:.3g} | {r.to_floor:.2f} |"
-            lines.append(line + (f" {r.speed_over_torch:.1f} |" if r.speed_over_torch is not None else ""))
-        parts.append("\n".join(lines))
-    if report.unavailable:
-        parts.append(
-            "Did not run:\n\n" + "\n".join(f"- {u.candidate} ({u.where}): {u.reason}" for u in report.unavailable)
-        )
-    parts.append("\n".join(f"- {note}" for note in report.notes))
-    return "\n\n".join(parts) + "\n"
+        rows = [row for row in report.rows if row.case == case]
+        columns = {
+            "candidate": [f"**{row.candidate}**" if row.ours else row.candidate for row in rows],
+            rows[0].unit: [f"{row.time:.3g}" for row in rows],
+            "to floor": [f"{row.to_floor:.2f}" for row in rows],
+        }
+        if any(row.speed_over_torch is not None for row in rows):
+            against = ("" if row.speed_over_torch is None else f"{row.speed_over_torch:.1f}" for row in rows)
+            columns["times torch"] = list(against)
+        parts.append(section(case, table(list(columns), zip(*columns.values(), strict=True))))
+    missing = bullets(f"{u.candidate} ({u.where}): {u.reason}" for u in report.unavailable)
+    return page([*parts, f"Did not run:\n\n{missing}" if missing else "", bullets(report.notes)])
 
 
-FORMATS: Final[dict[str, Callable[[QatReport], str | bytes]]] = {"md": qat_markdown, "png": qat_png}
+FORMATS: Final = {"md": qat_markdown, "png": qat_png}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,15 +12,42 @@ from pyquant.report.records.bench import Bar
 from pyquant.report.records.environment import Environment
 
 
-def bars_table(bars: Sequence[Bar]) -> str:
-    """Goals against measurements with PASS or FAIL."""
-    return table(
+def page(parts: Iterable[str]) -> str:
+    """Parts of a page with a blank line between them; those without a text are left out."""
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def section(title: str, text: str) -> str:
+    """A text under a heading; nothing where there is no text."""
+    return f"## {title}\n\n{text}" if text else ""
+
+
+def bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]], digits: int | None = None) -> str:
+    """Comma-separated values with one header line. digits: of real numbers, None: all; None is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row])
+    return out.getvalue()
+
+
+def bars_section(bars: Sequence[Bar]) -> str:
+    """Goals against measurements with PASS or FAIL; nothing where there are none."""
+    if not bars:
+        return ""
+    text = table(
         ["bar", "goal", "measured", ""],
         [
             [b.name, f"{b.direction} {b.goal:g} {b.unit}".rstrip(), f"{b.measured:.4g}", "PASS" if b.passed else "FAIL"]
             for b in bars
         ],
     )
+    return section("Bars", text)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

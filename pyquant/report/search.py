@@ -8,10 +8,8 @@ from typing import Final
 
 from pyquant.report.records.search import SearchedPoint, SearchReport
 from pyquant.report.records.trade_off import TradeOff, TradeOffAxis, TradeOffPoint, trade_off
-from pyquant.report.render import table
-from pyquant.report.trade_off import to_csv
-from pyquant.report.trade_off_html import to_html
-from pyquant.report.trade_off_plot import to_png, to_svg
+from pyquant.report.render import bullets, page, section, table
+from pyquant.report.trade_off import FORMATS as trade_off_forms
 
 _AXES: Final = {
     "us": TradeOffAxis("latency", "us", "sum of measured layers"),
@@ -39,7 +37,7 @@ def to_markdown(report: SearchReport) -> str:
     """For people: the verdict, the plan layer by layer, the front, the limits, and the cost of the search."""
     base = report.points[report.reference]
     by, unit, digits = _scale(report.cost_unit)
-    parts = [f"# {report.model}: a format for every layer", report.verdict, "## Plan"]
+    parts = [f"# {report.model}: a format for every layer", report.verdict]
     rows = []
     for group in report.groups:
         format = report.plan.configuration[group.name]
@@ -49,25 +47,23 @@ def to_markdown(report: SearchReport) -> str:
             [group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", report.other_formats(group)]
         )
     header = ["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "other formats"]
-    parts += [table(header, rows), "## What was measured"]
+    parts.append(section("Plan", table(header, rows)))
     shown = report.front + [p for p in (base, report.plan) if not p.is_on_front]
     shown = list({id(p): p for p in sorted(shown, key=lambda p: p.cost)}.values())
     step = max(1, -(-len(shown) // _ROWS))
     rows_shown = [p for i, p in enumerate(shown) if i % step == 0 or p in (base, report.plan)]
     quality = report.quality_name or "quality"
-    parts.append(table(
+    measured = table(
         ["", f"{unit} by the tables", "of float", "ms measured", "MB", "bits", "loss", quality],
         [_row(report, p, base) for p in rows_shown],
-    ))  # fmt: skip
-    parts.append(
-        "Settings: " + ", ".join(f"{name} {value}" for name, value in sorted(report.settings.items()) if value) + "."
     )
+    settings = ", ".join(f"{name} {value}" for name, value in sorted(report.settings.items()) if value)
+    parts += [section("What was measured", measured), f"Settings: {settings}."]
     if report.counts:
         parts.append("Work: " + ", ".join(f"{count} {what}" for what, count in sorted(report.counts.items())) + ".")
-    if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes))
+    parts.append(bullets(report.notes))
     parts += [text if not name else f"{name}: `{text}`" for name, text in report.environment.items() if text]
-    return "\n\n".join(parts) + "\n"
+    return page(parts)
 
 
 def _scale(unit: str) -> tuple[float, str, int]:
@@ -98,10 +94,4 @@ def _drawn(draw: Callable[[TradeOff], str | bytes]) -> Callable[[SearchReport], 
     return lambda report: draw(to_trade_off(report))
 
 
-FORMATS: Final[dict[str, Callable[[SearchReport], str | bytes]]] = {
-    "md": to_markdown,
-    "csv": _drawn(to_csv),
-    "png": _drawn(to_png),
-    "svg": _drawn(to_svg),
-    "html": _drawn(to_html),
-}
+FORMATS: Final = {"md": to_markdown} | {form: _drawn(draw) for form, draw in trade_off_forms.items() if form != "md"}

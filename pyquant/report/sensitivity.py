@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+from pyquant.report.plot import in_forms
 from pyquant.report.records.environment import Environment
-from pyquant.report.records.sensitivity import SensitivityReport
-from pyquant.report.render import table
-from pyquant.report.sensitivity_plot import to_png, to_svg
+from pyquant.report.records.sensitivity import SensitivityReport, SensitivityStep
+from pyquant.report.render import bullets, csv_text, environment_lines, page, section, table
+from pyquant.report.sensitivity_plot import picture
 
 _ROWS = 40
+_COLUMNS: Final = ("row", "group", "layers", "weights", "format", "loss", "sensitivity", "task", "drop", "latency_us",
+                   "suspect")  # fmt: skip
 MODES: Final = {
     "one_at_a_time": "one group lowered at a time",
     "leave_one_out": "everything lowered but one group",
@@ -23,25 +24,22 @@ MODES: Final = {
 
 def to_csv(record: SensitivityReport) -> str:
     """A row a cell (group and format), then one for each cumulative step; exact numbers, empty where not measured."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["row", "group", "layers", "weights", "format", "loss", "sensitivity", "task", "drop", "latency_us",
-                     "suspect"])  # fmt: skip
+    rows: list[tuple[object, ...]] = []
     for g, f in record.cells():
         group = record.groups[g]
         task = None if record.task is None else record.task.table[g][f]
-        drop = None if task is None or record.task is None else record.task.drop(task)
         us = None if record.latency is None else record.latency.table[g][f]
-        writer.writerow([
-            record.mode if record.mode != "cumulative" else "one_at_a_time", group.name, " ".join(group.layers),
-            group.numel, record.formats[f], *map(_cell, (record.loss[g][f], record.sensitivity(g, f), task, drop, us)),
-            group.suspect,
-        ])  # fmt: skip
+        mode = record.mode if record.mode != "cumulative" else "one_at_a_time"
+        rows.append((
+            mode, group.name, " ".join(group.layers), group.numel, record.formats[f], record.loss[g][f],
+            record.sensitivity(g, f), task, record.drop(task), us, group.suspect,
+        ))  # fmt: skip
     for step in record.steps:
-        drop = None if step.task is None or record.task is None else record.task.drop(step.task)
-        writer.writerow(["step", step.group, "", "", step.format,
-                         *map(_cell, (step.loss, None, step.task, drop, step.latency_us)), ""])  # fmt: skip
-    return out.getvalue()
+        rows.append((
+            "step", step.group, "", "", step.format, step.loss, None, step.task, record.drop(step.task),
+            step.latency_us, "",
+        ))  # fmt: skip
+    return csv_text(_COLUMNS, rows)
 
 
 def to_markdown(record: SensitivityReport) -> str:
@@ -58,94 +56,69 @@ def to_markdown(record: SensitivityReport) -> str:
         parts.append("`gain` is by how much the loss falls when the group is left out.")
     for format in record.formats[1:]:
         if steps := [s for s in record.steps if s.format == format]:
-            parts += [f"## One after another in {format}", _steps(record, format), _accumulation(record, format, steps)]
+            parts.append(section(f"One after another in {format}", _steps(record, steps)))
+            parts.append(_accumulation(record, format, steps))
     for format in record.formats[1:] if record.additive and record.mode != "cumulative" else ():
         if record.ranking(format):
-            parts += [f"## What keeping groups in floating point gains: {format}", _skips(record, format)]
-    if record.refusals:
-        parts += ["## Refused", "\n".join(f"- {line}" for line in record.refusals)]
+            parts.append(section(f"What keeping groups in floating point gains: {format}", _skips(record, format)))
+    parts.append(section("Refused", bullets(record.refusals)))
     fields = Environment.__dataclass_fields__
     if record.environment and set(record.environment) <= set(fields):
-        environment = Environment(**record.environment)
-        parts.append(f"{environment.line()}\n\nCommand: `{environment.command}`")
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts.append(environment_lines(Environment(**record.environment)))
+    return page(parts)
 
 
 def groups_table(record: SensitivityReport) -> str:
     """The table of groups, in a form that also reads well in a terminal."""
-    lowered = range(1, len(record.formats))
     word = "gain" if record.mode == "leave_one_out" else "loss"
-    header = ["group", "weights"]
-    for f in lowered:
-        name = record.formats[f]
-        header += [f"{name} {word}"]
-        header += (
-            [f"{name} metric"] if record.task is not None and any(row[f] is not None for row in _tasks(record)) else []
-        )
-        header += [f"{name} us"] if record.latency is not None else []
-    header.append("often sensitive")
     order = record.ranking()
     at = {group.name: g for g, group in enumerate(record.groups)}
     order += [name for name in at if name not in order]
-    rows = []
-    for name in order[:_ROWS]:
-        g = at[name]
-        row = [name, f"{record.groups[g].numel:,}".replace(",", " ")]
-        for f in lowered:
-            row.append(short(record.sensitivity(g, f)) if record.loss[g][f] is not None else "refused")
-            if record.task is not None and any(r[f] is not None for r in _tasks(record)):
-                row.append(short(record.task.table[g][f]))
-            if record.latency is not None:
-                row.append(_us(record.latency.table[g][f], record.latency.float_us))
-        rows.append([*row, record.groups[g].suspect])
+    shown = [at[name] for name in order[:_ROWS]]
+    columns = {"group": order[:_ROWS], "weights": [f"{record.groups[g].numel:,}".replace(",", " ") for g in shown]}
+    for f, name in list(enumerate(record.formats))[1:]:
+        columns[f"{name} {word}"] = [
+            "refused" if record.loss[g][f] is None else short(record.sensitivity(g, f)) for g in shown
+        ]
+        if record.task is not None and any(row[f] is not None for row in record.task.table):
+            columns[f"{name} metric"] = [short(record.task.table[g][f]) for g in shown]
+        if record.latency is not None:
+            columns[f"{name} us"] = [_us(record.latency.table[g][f], record.latency.float_us) for g in shown]
+    columns["often sensitive"] = [record.groups[g].suspect for g in shown]
     more = f"\n\n{_ROWS} of {len(order)}; all of them are in the CSV." if len(order) > _ROWS else ""
-    return table(header, rows) + more
+    return _of_columns(columns) + more
+
+
+def _of_columns(columns: Mapping[str, Sequence[str]]) -> str:
+    return table(list(columns), zip(*columns.values(), strict=True))
 
 
 def short(value: float | None) -> str:
-    """A loss to three digits.
-
-    Example:
-        >>> short(0.00012345), short(None), short(0.0)
-        ('0.000123', '-', '0')
-    """
+    """A loss to three digits."""
     return "-" if value is None else f"{value:.3g}"
 
 
-def _tasks(record: SensitivityReport) -> Any:
-    return record.task.table if record.task is not None else ()
-
-
 def _baselines(record: SensitivityReport) -> str:
-    header, floats = ["everything in", "loss"], [record.formats[0], "0"]
-    rows = [floats, *([name, short(record.uniform[f])] for f, name in enumerate(record.formats) if f)]
+    losses = ["0", *map(short, record.uniform[1:])]
+    columns: dict[str, Sequence[str]] = {"everything in": record.formats, "loss": losses}
     if record.task is not None:
-        header.append("metric")
-        for row, value in zip(rows, record.task.uniform, strict=True):
-            row.append(short(value))
+        columns["metric"] = [short(value) for value in record.task.uniform]
     if record.latency is not None:
-        header.append("latency us (predicted)")
-        for row, us in zip(rows, record.latency.uniform, strict=True):
-            row.append(_us(us, record.latency.float_us))
-    if len(header) == 2 and all(row[1] == "-" for row in rows[1:]):
-        return ""
-    return table(header, rows)
+        columns["latency us (predicted)"] = [_us(us, record.latency.float_us) for us in record.latency.uniform]
+    return "" if len(columns) == 2 and set(losses[1:]) <= {"-"} else _of_columns(columns)
 
 
-def _steps(record: SensitivityReport, format: str) -> str:
-    header = ["lowered", "group", f"loss ({record.step_unit})"]
-    header += ["metric"] if record.task is not None else []
-    header += ["latency us"] if record.latency is not None else []
-    rows = []
-    for i, step in enumerate([s for s in record.steps if s.format == format]):
-        row = [str(i + 1), step.group, short(step.loss)]
-        row += [short(step.task)] if record.task is not None else []
-        row += [_us(step.latency_us, record.latency.float_us)] if record.latency is not None else []
-        rows.append(row)
-    return table(header, rows)
+def _steps(record: SensitivityReport, steps: Sequence[SensitivityStep]) -> str:
+    columns = {"lowered": [str(i) for i in range(1, len(steps) + 1)], "group": [step.group for step in steps]}
+    columns[f"loss ({record.step_unit})"] = [short(step.loss) for step in steps]
+    if record.task is not None:
+        columns["metric"] = [short(step.task) for step in steps]
+    if record.latency is not None:
+        columns["latency us"] = [_us(step.latency_us, record.latency.float_us) for step in steps]
+    return _of_columns(columns)
 
 
-def _accumulation(record: SensitivityReport, format: str, steps: list[Any]) -> str:
+def _accumulation(record: SensitivityReport, format: str, steps: Sequence[SensitivityStep]) -> str:
     """How errors add up through the layers."""
     f = record.formats.index(format)
     singles = [row[f] or 0.0 for row in record.loss]
@@ -179,13 +152,4 @@ def _us(value: float | None, floats: float) -> str:
     return f"{value:.1f}" + (f" ({value / floats - 1:+.1%})" if floats > 0 and value != floats else "")
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else repr(value)
-
-
-FORMATS: Final[dict[str, Callable[[SensitivityReport], str | bytes]]] = {
-    "md": to_markdown,
-    "csv": to_csv,
-    "png": to_png,
-    "svg": to_svg,
-}
+FORMATS: Final = {"md": to_markdown, "csv": to_csv, **in_forms(picture)}

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
 from typing import TYPE_CHECKING
 
-from pyquant.report.plot import _figure
+from pyquant.report.plot import GREY, LINES, TEXT, new_figure, saved, without_frame
 from pyquant.report.records.sensitivity import SensitivityReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHAPES = ("o", "s", "^", "D", "v", "P")  # distinguishable without colours too
 _MOST = 50
-_GREY, _TEXT = "#d0d0d0", "#444444"
 
 
-def to_png(record: SensitivityReport) -> bytes:
-    """The picture as PNG. Raises UnsupportedError where matplotlib is not installed."""
-    return _save(record, "png")
-
-
-def to_svg(record: SensitivityReport) -> bytes:
-    """The picture as SVG: equal records give equal bytes. Raises UnsupportedError where matplotlib is not installed."""
-    return _save(record, "svg")
-
-
-def _save(record: SensitivityReport, form: str) -> bytes:
+def picture(record: SensitivityReport, form: str) -> bytes:
+    """The picture as PNG or SVG: equal records give equal SVG. Raises UnsupportedError where matplotlib is missing."""
     # the most sensitive ones where there are too many, but always in the order of the model
     worst = {g: max((abs(record.sensitivity(g, f) or 0.0) for f in range(1, len(record.formats))), default=0.0)
              for g in range(len(record.groups))}  # fmt: skip
     shown = sorted(sorted(worst, key=lambda g: (-worst[g], g))[:_MOST])
-    figure, (left, right) = _figure(13.0, max(4.2, 1.7 + 0.26 * len(shown)), 1, 2)
+    figure, (left, right) = new_figure(13.0, max(4.2, 1.7 + 0.26 * len(shown)), 1, 2)
     _groups(left, record, shown)
     _sums(right, record)
     title = f"Sensitivity of {record.model}: {record.metric}, {record.mode.replace('_', ' ')}"
@@ -42,13 +29,7 @@ def _save(record: SensitivityReport, form: str) -> bytes:
     caption = f"Scored on {record.scored_on}. {record.cost.line()}."
     if len(shown) < len(record.groups):
         caption = f"Shown are the {len(shown)} most sensitive of {len(record.groups)} groups. {caption}"
-    figure.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=8, color=_TEXT)
-    import matplotlib
-
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "pyquant", "svg.fonttype": "none"}):
-        figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
-    return out.getvalue()
+    return saved(figure, caption, form, width=150)
 
 
 def _groups(axes: Axes, record: SensitivityReport, shown: list[int]) -> None:
@@ -59,11 +40,11 @@ def _groups(axes: Axes, record: SensitivityReport, shown: list[int]) -> None:
     for g in shown:
         ends = [value for (at, _), value in values.items() if at == g]
         if ends:
-            axes.plot([min(ends), max(ends)], [places[g]] * 2, color=_GREY, linewidth=3, zorder=1)
+            axes.plot([min(ends), max(ends)], [places[g]] * 2, color=GREY, linewidth=3, zorder=1)
     for f in range(1, len(record.formats)):
         mine = {g: value for (g, at), value in values.items() if at == f}
         axes.scatter(
-            list(mine.values()), [places[g] for g in mine], marker=_SHAPES[(f - 1) % 6], color=_COLOURS[(f - 1) % 6],
+            list(mine.values()), [places[g] for g in mine], marker=_SHAPES[(f - 1) % 6], color=LINES[(f - 1) % 6],
             s=34, label=record.formats[f], zorder=2,
         )  # fmt: skip
     _log_where_it_helps(axes.set_xscale, list(values.values()))
@@ -76,10 +57,10 @@ def _groups(axes: Axes, record: SensitivityReport, shown: list[int]) -> None:
     )
     axes.set_xlabel(f"{word} ({record.unit})")
     axes.set_title("in the order of the model; *: often sensitive", fontsize=9, loc="left")
-    axes.grid(axis="x", color=_GREY, linewidth=0.6)
+    axes.grid(axis="x", color=GREY, linewidth=0.6)
     columns = max(1, len(record.formats) - 1)
     axes.legend(fontsize=9, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.995), ncols=min(4, columns))
-    _open(axes)
+    without_frame(axes)
 
 
 def _sums(axes: Axes, record: SensitivityReport) -> None:
@@ -89,7 +70,7 @@ def _sums(axes: Axes, record: SensitivityReport) -> None:
         steps = [s for s in record.steps if s.format == record.formats[f]]
         order = record.ranking(record.formats[f])[::-1]
         at = {group.name: g for g, group in enumerate(record.groups)}
-        look = {"marker": _SHAPES[(f - 1) % 6], "color": _COLOURS[(f - 1) % 6], "markersize": 4}
+        look = {"marker": _SHAPES[(f - 1) % 6], "color": LINES[(f - 1) % 6], "markersize": 4}
         if record.additive and record.mode != "leave_one_out":
             single = [max(0.0, record.sensitivity(at[name], f) or 0.0) for name in order]
             sums = [math.fsum(single[: k + 1]) for k in range(len(single))]
@@ -110,16 +91,16 @@ def _sums(axes: Axes, record: SensitivityReport) -> None:
             drawn += losses
     if not drawn:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, f"values of {record.metric!r} are no losses\nthat could be added", ha="center", color=_TEXT)
+        axes.text(0.5, 0.5, f"values of {record.metric!r} are no losses\nthat could be added", ha="center", color=TEXT)
         return
     _log_where_it_helps(axes.set_yscale, drawn)
     axes.set_xlabel("groups lowered, the least sensitive first")
     axes.set_ylabel(f"loss ({record.step_unit if record.steps else record.unit})")
     axes.set_title("what lowering more groups costs", fontsize=9, loc="left")
     axes.locator_params(axis="x", integer=True)
-    axes.grid(color=_GREY, linewidth=0.6)
+    axes.grid(color=GREY, linewidth=0.6)
     axes.legend(fontsize=9, frameon=False)
-    _open(axes)
+    without_frame(axes)
 
 
 def _log_where_it_helps(set_scale: object, values: list[float]) -> None:
@@ -130,8 +111,3 @@ def _log_where_it_helps(set_scale: object, values: list[float]) -> None:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= 48 else "..." + name[-45:]
-
-
-def _open(axes: Axes) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable
 from typing import Final
 
+from pyquant.report.plot import in_forms
 from pyquant.report.records.trade_off import TradeOff, TradeOffPoint
-from pyquant.report.render import table
+from pyquant.report.render import bullets, csv_text, page, section, table
 from pyquant.report.trade_off_html import to_html
-from pyquant.report.trade_off_plot import to_png, to_svg
+from pyquant.report.trade_off_plot import picture
 
 _FRONT_ROWS, _FIGURES = 25, 4  # at most, in Markdown; CSV has all
 
@@ -19,17 +17,15 @@ def to_csv(record: TradeOff) -> str:
     """A row a point: its format for each group, latency with its interval, quality, further figures, marks."""
     figures = figure_names(record)
     cost = f"{record.cost.name}_{record.cost.unit}".rstrip("_")
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([
-        *record.groups, cost, "low", "high", record.quality.name, *figures, "measured", "on_front", "chosen",
-    ])  # fmt: skip
-    for p in record.points:
-        formats = [p.configuration[group] for group in record.groups]
-        numbers = [p.cost, p.low, p.high, p.quality, *[p.figures.get(name) for name in figures]]
-        marks = [int(value) for value in (p.measured, p.on_front, p.chosen)]
-        writer.writerow([*formats, *[_cell(value) for value in numbers], *marks])
-    return out.getvalue()
+    header = [*record.groups, cost, "low", "high", record.quality.name, *figures, "measured", "on_front", "chosen"]
+    rows = (
+        [
+            *(p.configuration[group] for group in record.groups), p.cost, p.low, p.high, p.quality,
+            *map(p.figures.get, figures), *map(int, (p.measured, p.on_front, p.chosen)),
+        ]
+        for p in record.points
+    )  # fmt: skip
+    return csv_text(header, rows, 10)
 
 
 def to_markdown(record: TradeOff) -> str:
@@ -42,29 +38,20 @@ def to_markdown(record: TradeOff) -> str:
     if base is not None:
         header = ["", _header(record), f"against {base.name}", record.quality.name + unit]
         rows = [[one.name, f"{one.cost:.1f}", change(one.cost, base.cost), number(one.quality)] for one in record.lines]
-        parts += ["## Reference", table(header, rows)]
-    chosen = [p for p in record.points if p.chosen]
-    if chosen:
-        parts += ["## Chosen", _points(record, chosen)]
+        parts.append(section("Reference", table(header, rows)))
+    if chosen := [p for p in record.points if p.chosen]:
+        parts.append(section("Chosen", _points(record, chosen)))
     front = record.front
-    parts += [f"## Front: {len(front)} configurations", _points(record, thinned(front, _FRONT_ROWS))]
+    parts.append(section(f"Front: {len(front)} configurations", _points(record, thinned(front, _FRONT_ROWS))))
     if len(front) > _FRONT_ROWS:
         parts.append(f"{_FRONT_ROWS} of {len(front)}, evenly spread; all of them are in the CSV.")
     if record.pair is not None:
         slow, fast = record.points[record.pair.slow], record.points[record.pair.fast]
         text = f"Largest difference at equal {record.quality.name} ({number(slow.quality)}{unit}): "
-        parts += [
-            "## Equal quality",
-            text + f"{record.pair.reduction:.1%} less {record.cost.name}.",
-            _points(record, [slow, fast]),
-        ]
-    if record.notes:
-        parts.append("\n".join(f"- {note}" for note in record.notes))
-    if record.caption:
-        parts.append(record.caption)
-    if record.command:
-        parts.append(f"Command: `{record.command}`")
-    return "\n\n".join(parts) + "\n"
+        parts.append(section("Equal quality", text + f"{record.pair.reduction:.1%} less {record.cost.name}."))
+        parts.append(_points(record, [slow, fast]))
+    parts += [bullets(record.notes), record.caption, f"Command: `{record.command}`" if record.command else ""]
+    return page(parts)
 
 
 def _header(record: TradeOff) -> str:
@@ -77,23 +64,13 @@ def better(record: TradeOff) -> str:
 
 
 def change(value: float, base: float) -> str:
-    """A cost against the baseline.
-
-    Example:
-        >>> change(69.0, 100.0), change(100.0, 100.0)
-        ('-31.0 %', '0.0 %')
-    """
+    """A cost against the baseline."""
     share = (value / base - 1) * 100
     return f"{share:+.1f} %" if round(share, 1) else "0.0 %"
 
 
 def number(value: float | None) -> str:
-    """A quality as people read it: whole numbers in groups of three, others to five digits.
-
-    Example:
-        >>> number(1032192.0), number(0.0123456), number(None)
-        ('1 032 192', '0.012346', '-')
-    """
+    """A quality as people read it: whole numbers in groups of three, others to five digits."""
     if value is None:
         return "-"
     return f"{int(value):,}".replace(",", " ") if value == int(value) else f"{value:.5g}"
@@ -127,14 +104,4 @@ def _points(record: TradeOff, points: list[TradeOffPoint]) -> str:
     return table(header, rows)
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.10g}"
-
-
-FORMATS: Final[dict[str, Callable[[TradeOff], str | bytes]]] = {
-    "md": to_markdown,
-    "csv": to_csv,
-    "png": to_png,
-    "svg": to_svg,
-    "html": to_html,
-}
+FORMATS: Final = {"md": to_markdown, "csv": to_csv, **in_forms(picture), "html": to_html}

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from pyquant.report.plot import _figure
+from pyquant.report.plot import TEXT, new_figure, saved, without_frame
 from pyquant.report.records.trade_off import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FRONT, _PAIR, _TEXT = "#000000", "#D01C1C", "#444444"
-
-
-def to_png(record: TradeOff) -> bytes:
-    """The picture as PNG. Raises UnsupportedError where matplotlib is not installed."""
-    return _save(record, "png")
-
-
-def to_svg(record: TradeOff) -> bytes:
-    """The picture as SVG: equal records give equal bytes. Raises UnsupportedError where matplotlib is not installed."""
-    return _save(record, "svg")
+_FRONT, _PAIR = "#000000", "#D01C1C"
 
 
 _LARGER: Final = {"us": ((1e6, "s"), (1e3, "ms")), "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))}
@@ -45,10 +34,11 @@ def scale_of(record: TradeOff) -> tuple[float, str]:
     return 1.0, record.cost.unit
 
 
-def _draw(record: TradeOff) -> Any:
+def picture(record: TradeOff, form: str) -> bytes:
+    """The picture as PNG or SVG: equal records give equal SVG. Raises UnsupportedError where matplotlib is missing."""
     from matplotlib.lines import Line2D
 
-    figure, axes = _figure(10.2, 6.4)
+    figure, axes = new_figure(10.2, 6.4)
     by, unit = scale_of(record)
     _scatter(record, axes, by)
     front = record.front
@@ -69,20 +59,20 @@ def _draw(record: TradeOff) -> Any:
     axes.set_axisbelow(True)
     if max(abs(p.quality) for p in record.points) >= 1e4:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    without_frame(axes)
     handles = axes.get_legend_handles_labels()[0]
     if any(one.quality is not None for one in record.lines):
         star = {"color": _FRONT, "marker": "*", "linestyle": "none", "markersize": 9}
         handles.append(Line2D([], [], label="one format everywhere", **star))  # type: ignore[arg-type]
     figure.legend(handles=handles, fontsize=9, loc="outside upper right", ncol=4, frameon=False)
     caption = record.caption + (f"; {record.command}" if record.command else "")
-    figure.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=_TEXT)
-    return figure
+    return saved(figure, caption, form, width=150, size=7)
 
 
 def _scatter(record: TradeOff, axes: Axes, by: float) -> None:
     """Points coloured by how many groups are not in floating point, which no order of the layers decides."""
+    from matplotlib.ticker import MaxNLocator
+
     n, floating = len(record.groups), record.formats[0]
     drawn = None
     for measured in (True, False):
@@ -91,22 +81,14 @@ def _scatter(record: TradeOff, axes: Axes, by: float) -> None:
             continue
         lowered = [sum(f != floating for f in p.configuration.values()) for p in points]
         xy: tuple[list[float], list[float]] = ([p.cost / by for p in points], [p.quality for p in points])
-        if measured:
-            drawn = axes.scatter(*xy, c=lowered, cmap="viridis_r", vmin=0, vmax=max(n, 1), s=18, zorder=2, alpha=0.75)
-        else:
-            drawn = axes.scatter(*xy, c=lowered, cmap="viridis_r", vmin=0, vmax=max(n, 1), s=20, zorder=2, marker="x",
-                                 linewidths=0.9, label="predicted")  # fmt: skip
+        predicted = {"s": 20, "marker": "x", "linewidths": 0.9, "label": "predicted"}
+        look: dict[str, Any] = {"s": 18, "alpha": 0.75} if measured else predicted
+        drawn = axes.scatter(*xy, c=lowered, cmap="viridis_r", vmin=0, vmax=max(n, 1), zorder=2, **look)
     if drawn is not None:
         bar = axes.figure.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04)
         bar.set_label(f"groups not in {floating}, of {n}", fontsize=9)
-        bar.locator = _whole_numbers()
+        bar.locator = MaxNLocator(integer=True)
         bar.update_ticks()
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True)
 
 
 def _lines(record: TradeOff, axes: Axes, by: float) -> None:
@@ -127,7 +109,7 @@ def _lines(record: TradeOff, axes: Axes, by: float) -> None:
         share = "" if line is record.lines[0] else f" ({(line.cost / base - 1) * 100:+.0f} %)"
         offset = ({"left": 2, "right": -2, "center": 0}[side], 15 if before and after else 4)
         axes.annotate(line.name + share, (x, 1.0), xycoords=("data", "axes fraction"), xytext=offset,
-                      textcoords="offset points", ha=side, fontsize=9, color=_TEXT)  # fmt: skip
+                      textcoords="offset points", ha=side, fontsize=9, color=TEXT)  # fmt: skip
         if line.quality is not None:
             axes.scatter([x], [line.quality], s=70, marker="*", color="black", zorder=5)
 
@@ -146,13 +128,3 @@ def _pair(record: TradeOff, axes: Axes, by: float) -> None:
     axes.annotate(f"{pair.reduction * 100:.0f} % less {record.cost.name} at equal {record.quality.name}",
                   (sum(ends) / 2, slow.quality), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=10,
                   color=_PAIR, zorder=7, path_effects=[withStroke(linewidth=3.5, foreground="white")])  # fmt: skip
-
-
-def _save(record: TradeOff, form: str) -> bytes:
-    figure = _draw(record)
-    import matplotlib
-
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "pyquant", "svg.fonttype": "none"}):
-        figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
-    return out.getvalue()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyquant
-from pyquant.measure.environment import command_line, cpu_features, describe_environment, folder_name, package_version
+from pyquant.measure.environment import command_line, cpu_features, describe_environment, package_version
 
 
 def test_environment_names_versions_and_threads() -> None:
@@ -27,12 +27,6 @@ def test_gpu_takes_the_place_of_the_cpu() -> None:
     environment = replace(describe_environment("cpu"), gpu="NVIDIA H200, sm_90, 132 SMs", driver="570.1", cuda="13.0")
     assert environment.line().startswith("NVIDIA H200")
     assert "driver 570.1" in environment.line()
-    assert folder_name(environment) == "nvidia-h200"
-
-
-def test_folder_names_are_plain() -> None:
-    environment = replace(describe_environment("cpu"), cpu="Intel(R) Xeon(R) Processor @ 2.0GHz", gpu="")
-    assert folder_name(environment) == "cpu-intel-xeon-processor-2-0ghz"
 
 
 def test_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:

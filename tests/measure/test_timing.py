@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from pyquant.errors import ArgumentError
-from pyquant.measure.timing import CpuClock, Timings, geometric_mean, make_clock, time_interleaved
+from pyquant.measure.timing import CpuClock, Timings, make_clock, time_interleaved
 
 
 class ScriptedClock:
@@ -107,10 +107,3 @@ def test_cpu_clock_counts_work() -> None:
     called = []
     assert CpuClock().seconds(lambda: called.append(1), 3) >= 0
     assert len(called) == 3
-
-
-def test_geometric_mean() -> None:
-    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-    for bad in ([], [1.0, 0.0]):
-        with pytest.raises(ArgumentError):
-            geometric_mean(bad)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyquant.report import registry
-from pyquant.report.latency import to_csv, to_markdown, to_png, to_svg
+from pyquant.report.latency import picture, to_csv, to_markdown
 from pyquant.report.records.latency import LatencyTable, MeasuredConfig
 from pyquant.report.records.record import load_record
 
@@ -69,10 +69,10 @@ def test_csv_holds_every_figure() -> None:
 
 def test_the_heat_map_is_drawn_for_few_and_many_groups() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert to_png(_table(1))[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "90 groups, in the order of the model" in to_svg(_table(90)).decode()
-    svg = to_svg(_table())
-    assert svg == to_svg(_table())
+    assert picture(_table(1), "png")[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "90 groups, in the order of the model" in picture(_table(90), "svg").decode()
+    svg = picture(_table(), "svg")
+    assert svg == picture(_table(), "svg")
     for text in ("layer.1", "11.0", "2.0", "10.0%", "a cpu; clock: cpu"):
         assert text in svg.decode()
 

@@ -15,7 +15,7 @@ from pyquant.report.records.bench import Bar, Ceiling, GemmReport, GemmRow, Mode
 from pyquant.report.records.environment import Environment
 from pyquant.report.records.record import from_plain, to_plain
 from pyquant.report.registry import render
-from pyquant.report.render import bars_table, table, write_text
+from pyquant.report.render import bars_section, table, write_text
 
 MACHINE = Environment(
     "cpu", "Some CPU", ["avx2"], 2, 1, "2.13.0", "3.11", "Linux x86_64", "0.1.0", command="python -m x"
@@ -123,7 +123,7 @@ def test_bars_pass_and_fail_by_direction() -> None:
     assert Bar("x", 2.0, 2.0, "<=").passed
     assert not Bar("x", 2.0, 2.01, "<=").passed
     assert not Bar("x", 2.0, float("nan")).passed
-    assert bars_table([Bar("x", 2.0, 1.0)]).count("FAIL") == 1
+    assert bars_section([Bar("x", 2.0, 1.0)]).count("FAIL") == 1
 
 
 def test_table_escapes_bars_and_pads() -> None:

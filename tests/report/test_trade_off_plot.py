@@ -15,10 +15,10 @@ from pyquant.report import trade_off_plot as plot
 
 def test_png_and_svg_are_drawn_and_equal_records_give_equal_bytes() -> None:
     made = small_trade_off()
-    assert plot.to_png(made)[:8] == b"\x89PNG\r\n\x1a\n"
-    svg = plot.to_svg(made)
+    assert plot.picture(made, "png")[:8] == b"\x89PNG\r\n\x1a\n"
+    svg = plot.picture(made, "svg")
     assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-    assert svg == plot.to_svg(made)
+    assert svg == plot.picture(made, "svg")
 
 
 def test_axes_lines_front_and_arrow_are_those_of_the_record() -> None:

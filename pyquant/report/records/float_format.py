@@ -12,22 +12,12 @@ _OLD_NOTE: Final = "written by an older pyquant, which counted floating point as
 
 
 def is_float(name: str) -> bool:
-    """Whether this is a name of the floating-point format.
-
-    Example:
-        >>> is_float("bf16"), is_float("int8")
-        (True, False)
-    """
+    """Whether this is a name of the floating-point format."""
     return name in FLOAT_FORMATS
 
 
 def alike(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two lists of formats are the same, whatever they call the floating-point one.
-
-    Example:
-        >>> alike(("fp32", "int8"), ("float", "int8")), alike(("fp32", "int8"), ("fp32", "int4"))
-        (True, False)
-    """
+    """Whether two lists of formats are the same, whatever they call the floating-point one."""
     return [_one(name) for name in one] == [_one(name) for name in other]
 
 

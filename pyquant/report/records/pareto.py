@@ -14,10 +14,6 @@ def pareto_front(points: Sequence[Point]) -> list[int]:
 
     points  (cost, loss) pairs, smaller is better in both. Of equal points the first is kept.
     Raises ValueError for a NaN.
-
-    Example:
-        >>> pareto_front([(1.0, 5.0), (2.0, 6.0), (3.0, 1.0)])
-        [0, 2]
     """
     if any(math.isnan(value) for point in points for value in point):
         raise ValueError("points: NaN; allowed: numbers")
@@ -36,10 +32,6 @@ def hypervolume(points: Sequence[Point], corner: Point) -> float:
 
     points  (cost, loss) pairs; those beyond the corner in either coordinate add nothing.
     corner  (cost, loss) of the reference point.
-
-    Example:
-        >>> hypervolume([(1.0, 2.0), (2.0, 1.0)], (3.0, 3.0))
-        3.0
     """
     inside = [p for p in points if p[0] < corner[0] and p[1] < corner[1]]
     steps = [inside[i] for i in pareto_front(inside)]

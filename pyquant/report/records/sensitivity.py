@@ -148,10 +148,10 @@ class SensitivityReport:
         ->  in `leave_one_out` how much better things get when the group is left out; None where it was not measured.
         """
         self._check_by(by)
-        value = self.loss[group][format] if by == "loss" else self._drop(self.task.table[group][format])  # type: ignore[union-attr]
+        value = self.loss[group][format] if by == "loss" else self.drop(self.task.table[group][format])  # type: ignore[union-attr]
         if value is None or self.mode != "leave_one_out":
             return value
-        whole = self.uniform[format] if by == "loss" else self._drop(self.task.uniform[format])  # type: ignore[union-attr]
+        whole = self.uniform[format] if by == "loss" else self.drop(self.task.uniform[format])  # type: ignore[union-attr]
         return None if whole is None else whole - value
 
     def ranking(self, format: str | None = None, by: str = "loss") -> list[str]:
@@ -198,7 +198,7 @@ class SensitivityReport:
     def _by_steps(self, max_drop: float, format: int, by: str) -> set[str]:
         self._check_by(by)
         steps = [step for step in self.steps if step.format == self.formats[format]]
-        drops = [step.loss if by == "loss" else self._drop(step.task) for step in steps]
+        drops = [step.loss if by == "loss" else self.drop(step.task) for step in steps]
         within = [i + 1 for i, drop in enumerate(drops) if drop is not None and drop <= max_drop]
         return {step.group for step in steps[: max(within, default=0)]}
 
@@ -210,7 +210,7 @@ class SensitivityReport:
         at = {group.name: g for g, group in enumerate(self.groups)}
         single = [self.sensitivity(at[name], format, by) or 0.0 for name in order]
         if self.mode == "leave_one_out":
-            whole = self.uniform[format] if by == "loss" else self._drop(self.task.uniform[format])  # type: ignore[union-attr]
+            whole = self.uniform[format] if by == "loss" else self.drop(self.task.uniform[format])  # type: ignore[union-attr]
             for skipped in range(len(order) + 1):  # the most sensitive ones are skipped first
                 if (whole or 0.0) - math.fsum(single[len(order) - skipped :]) <= max_drop:
                     return set(order[: len(order) - skipped])
@@ -230,5 +230,6 @@ class SensitivityReport:
         if by not in ("loss", "task") or (by == "task" and self.task is None):
             raise ArgumentError("by", repr(by), "'loss'" if self.task is None else "'loss' or 'task'")
 
-    def _drop(self, value: float | None) -> float | None:
+    def drop(self, value: float | None) -> float | None:
+        """How much worse than the float model a value of the user's metric is; None where there is none."""
         return None if value is None or self.task is None else self.task.drop(value)

@@ -27,12 +27,7 @@ class TradeOffAxis:
     definition: str = ""
 
     def text(self) -> str:
-        """The label of the axis.
-
-        Example:
-            >>> TradeOffAxis("capacity", "bits", "sum of outputs x bits").text()
-            'capacity: sum of outputs x bits, in bits'
-        """
+        """The label of the axis."""
         name = f"{self.name}: {self.definition}" if self.definition else self.name
         return f"{name}, in {self.unit}" if self.unit else name
 
@@ -181,12 +176,7 @@ def trade_off(
 
 
 def largest_spread(latencies: Sequence[float], qualities: Sequence[float]) -> EqualPair | None:
-    """The largest 1 - t_min / t_max among points of exactly equal quality; None where no two differ in latency.
-
-    Example:
-        >>> largest_spread([10.0, 6.0, 9.0], [1.0, 1.0, 2.0])
-        EqualPair(slow=0, fast=1, reduction=0.4)
-    """
+    """The largest 1 - t_min / t_max among points of exactly equal quality; None where no two differ in latency."""
     ends: dict[float, tuple[int, int]] = {}
     for i, (latency, quality) in enumerate(zip(latencies, qualities, strict=True)):
         slow, fast = ends.get(quality, (i, i))
@@ -197,12 +187,7 @@ def largest_spread(latencies: Sequence[float], qualities: Sequence[float]) -> Eq
 
 
 def configuration_text(formats: Sequence[str]) -> str:
-    """Formats in few characters.
-
-    Example:
-        >>> configuration_text(["int8", "fp32"]), configuration_text(["int8", "int8"])
-        ('int8 fp32', 'all int8')
-    """
+    """Formats in few characters."""
     return f"all {formats[0]}" if len(formats) > 1 and len(set(formats)) == 1 else " ".join(formats)
 
 
