@@ -10,6 +10,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -99,19 +100,16 @@ def _torch_learned(x: Tensor, scale: Tensor, granularity: str) -> Function:
     return lambda v: torch._fake_quantize_learnable_per_channel_affine(v, learned, zero, 0, -127, 127, 1.0)
 
 
-def _torch_ao(kind: str) -> Build:
-    def build(x: Tensor, scale: Tensor, granularity: str) -> Function:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ao = importlib.import_module("torch.ao.quantization")
-            words = {"per_tensor": "", "per_channel": "PerChannel"}
-            observer = getattr(ao, f"MovingAverage{words[granularity]}MinMaxObserver")
-            scheme = getattr(torch, f"{granularity}_symmetric")
-            make = getattr(ao, kind)
-            module = make(observer=observer, quant_min=-127, quant_max=127, dtype=torch.qint8, qscheme=scheme)
-        return lambda v: module(v)  # type: ignore[no-any-return]
-
-    return build
+def _torch_ao(kind: str, x: Tensor, scale: Tensor, granularity: str) -> Function:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ao = importlib.import_module("torch.ao.quantization")
+        words = {"per_tensor": "", "per_channel": "PerChannel"}
+        observer = getattr(ao, f"MovingAverage{words[granularity]}MinMaxObserver")
+        scheme = getattr(torch, f"{granularity}_symmetric")
+        make = getattr(ao, kind)
+        module = make(observer=observer, quant_min=-127, quant_max=127, dtype=torch.qint8, qscheme=scheme)
+    return lambda v: module(v)  # type: ignore[no-any-return]
 
 
 def _naive(scale: Tensor) -> Function:
@@ -175,8 +173,8 @@ CANDIDATES: Final = (
     Candidate("torch.fake_quantize_per_tensor_affine", _torch, _TENSOR),
     Candidate("torch.fake_quantize_per_channel_affine", _torch, _CHANNEL),
     Candidate("torch._fake_quantize_learnable (LSQ)", _torch_learned),
-    Candidate("torch.ao FakeQuantize", _torch_ao("FakeQuantize")),
-    Candidate("torch.ao FusedMovingAvgObsFakeQuantize", _torch_ao("FusedMovingAvgObsFakeQuantize")),
+    Candidate("torch.ao FakeQuantize", partial(_torch_ao, "FakeQuantize")),
+    Candidate("torch.ao FusedMovingAvgObsFakeQuantize", partial(_torch_ao, "FusedMovingAvgObsFakeQuantize")),
     Candidate("naive detach recipe", _naive_recipe, _TENSOR),
     Candidate("naive detach recipe + amax", _naive_recipe, _CHANNEL),
     Candidate("torch.compile(naive detach recipe)", _compiled_recipe, _TENSOR),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -71,46 +72,37 @@ class Peer:
     gemm_only: bool = False
 
 
-def _f_linear(dtype: torch.dtype) -> Callable[[Inputs], Candidate]:
-    def build(case: Inputs) -> Candidate:
-        x, w, bias = (t.to(dtype) for t in (case.x, case.weights.w, case.weights.bias))
-        return lambda: F.linear(x, w, bias)
-
-    return build
+def _f_linear(dtype: torch.dtype, case: Inputs) -> Candidate:
+    x, w, bias = (t.to(dtype) for t in (case.x, case.weights.w, case.weights.bias))
+    return lambda: F.linear(x, w, bias)
 
 
-def _onednn_prepacked(dtype: torch.dtype) -> Callable[[Inputs], Candidate]:
-    def build(case: Inputs) -> Candidate:
-        if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-            raise PeerUnavailable("this torch has no mkldnn._reorder_linear_weight")
-        x, w, bias = (t.to(dtype) for t in (case.x, case.weights.w, case.weights.bias))
-        packed = torch.ops.mkldnn._reorder_linear_weight(w, case.m)
-        op = torch.ops.mkldnn._linear_pointwise.default
-        return lambda: op(x, packed, bias, "none", [], "")
-
-    return build
+def _onednn_prepacked(dtype: torch.dtype, case: Inputs) -> Candidate:
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        raise PeerUnavailable("this torch has no mkldnn._reorder_linear_weight")
+    x, w, bias = (t.to(dtype) for t in (case.x, case.weights.w, case.weights.bias))
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, case.m)
+    op = torch.ops.mkldnn._linear_pointwise.default
+    return lambda: op(x, packed, bias, "none", [], "")
 
 
-def _torch_ao_dynamic(engine: str) -> Callable[[Inputs], Candidate]:
-    def build(case: Inputs) -> Candidate:
-        from torch.ao.quantization import quantize_dynamic
+def _torch_ao_dynamic(engine: str, case: Inputs) -> Candidate:
+    from torch.ao.quantization import quantize_dynamic
 
-        if engine not in torch.backends.quantized.supported_engines:
-            raise PeerUnavailable(f"this torch was built without {engine}")
-        before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = engine
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                quantise: Callable[..., torch.nn.Module] = quantize_dynamic
-                module = quantise(torch.nn.Sequential(case.weights.linear()), {torch.nn.Linear}, dtype=torch.qint8)
-        finally:
-            torch.backends.quantized.engine = before
-        x = case.x
-        layer = module.get_submodule("0")  # without the container: its own call costs a microsecond
-        return lambda: layer(x)
-
-    return build
+    if engine not in torch.backends.quantized.supported_engines:
+        raise PeerUnavailable(f"this torch was built without {engine}")
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            quantise: Callable[..., torch.nn.Module] = quantize_dynamic
+            module = quantise(torch.nn.Sequential(case.weights.linear()), {torch.nn.Linear}, dtype=torch.qint8)
+    finally:
+        torch.backends.quantized.engine = before
+    x = case.x
+    layer = module.get_submodule("0")  # without the container: its own call costs a microsecond
+    return lambda: layer(x)
 
 
 def _int_mm_eager(case: Inputs) -> Candidate:
@@ -130,18 +122,15 @@ def _int_mm_codes(case: Inputs) -> Candidate:
     return lambda: torch._int_mm(x_q, wt)
 
 
-def _torchao(config: str) -> Callable[[Inputs], Candidate]:
-    def build(case: Inputs) -> Candidate:
-        try:
-            from torchao import quantization
-        except ImportError as error:
-            raise PeerUnavailable(f"torchao is not installed ({error})") from None
-        module = torch.nn.Sequential(case.weights.linear())
-        quantization.quantize_(module, getattr(quantization, config)())
-        x, layer = case.x, module[0]
-        return lambda: layer(x)
-
-    return build
+def _torchao(config: str, case: Inputs) -> Candidate:
+    try:
+        from torchao import quantization
+    except ImportError as error:
+        raise PeerUnavailable(f"torchao is not installed ({error})") from None
+    module = torch.nn.Sequential(case.weights.linear())
+    quantization.quantize_(module, getattr(quantization, config)())
+    x, layer = case.x, module[0]
+    return lambda: layer(x)
 
 
 FP32 = "F.linear fp32"
@@ -149,13 +138,13 @@ FBGEMM = "torch.ao dynamic int8 (fbgemm)"
 INT_MM_CODES = "torch._int_mm (codes in, int32 out)"
 
 PEERS: tuple[Peer, ...] = (
-    Peer(FP32, _f_linear(torch.float32), 32, 32, "fp32"),
-    Peer("F.linear bf16", _f_linear(torch.bfloat16), 16, 16, "bf16"),
-    Peer("F.linear fp16", _f_linear(torch.float16), 16, 16, "bf16"),
-    Peer("oneDNN prepacked fp32", _onednn_prepacked(torch.float32), 32, 32, "fp32"),
-    Peer("oneDNN prepacked bf16", _onednn_prepacked(torch.bfloat16), 16, 16, "bf16"),
-    Peer(FBGEMM, _torch_ao_dynamic("fbgemm"), 8, 32, "int8"),
+    Peer(FP32, partial(_f_linear, torch.float32), 32, 32, "fp32"),
+    Peer("F.linear bf16", partial(_f_linear, torch.bfloat16), 16, 16, "bf16"),
+    Peer("F.linear fp16", partial(_f_linear, torch.float16), 16, 16, "bf16"),
+    Peer("oneDNN prepacked fp32", partial(_onednn_prepacked, torch.float32), 32, 32, "fp32"),
+    Peer("oneDNN prepacked bf16", partial(_onednn_prepacked, torch.bfloat16), 16, 16, "bf16"),
+    Peer(FBGEMM, partial(_torch_ao_dynamic, "fbgemm"), 8, 32, "int8"),
     Peer("torch._int_mm + eager epilogue", _int_mm_eager, 8, 32, "int8"),
     Peer(INT_MM_CODES, _int_mm_codes, 8, 8, "int8", gemm_only=True),
-    Peer("torchao int8 dynamic", _torchao("Int8DynamicActivationInt8WeightConfig"), 8, 32, "int8"),
+    Peer("torchao int8 dynamic", partial(_torchao, "Int8DynamicActivationInt8WeightConfig"), 8, 32, "int8"),
 )

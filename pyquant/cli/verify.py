@@ -45,6 +45,12 @@ class LayerVerdict:
     cosine: float | None = None
     max_error: float | None = None
 
+    def cells(self) -> list[str]:
+        """A row of the table."""
+        bits = {True: "equal", False: "DIFFER", None: "not promised"}[self.exact]
+        errors = ((self.sqnr_db, ".1f"), (self.cosine, ".6f"), (self.max_error, ".3g"))
+        return [self.name, self.scheme, bits, *("-" if v is None else format(v, form) for v, form in errors)]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `verify`."""
@@ -162,13 +168,11 @@ def compare(y: Tensor, reference: Tensor) -> dict[str, float]:
 def _float_layer(model: nn.Module | None, name: str) -> nn.Linear | nn.Conv2d | None:
     if model is None:
         return None
-    try:
-        module = model.get_submodule(name)
-    except AttributeError:
-        raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised") from None
+    module = dict(model.named_modules(remove_duplicate=False)).get(name)
+    if module is None:
+        raise ArgumentError("--against", f"a model without a layer {name!r}", "the model that was quantised")
     if not isinstance(module, (nn.Linear, nn.Conv2d)):
-        allowed = "a torch.nn.Linear or Conv2d there"
-        raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", allowed)
+        raise ArgumentError("--against", f"{name!r} is a {type(module).__name__}", "a torch.nn.Linear or Conv2d there")
     return module
 
 
@@ -197,12 +201,7 @@ def _print(
         report["run"] = None if traced is None else [asdict(one) for one in traced]
         print(json.dumps(report, indent=1))
         return
-    words = {True: "equal", False: "DIFFER", None: "not promised"}
-    print(table(
-        ["layer", "scheme", "bits", "SQNR dB", "cosine", "max error"],
-        [[v.name, v.scheme, words[v.exact], _cell(v.sqnr_db, ".1f"), _cell(v.cosine, ".6f"), _cell(v.max_error, ".3g")]
-         for v in verdicts],
-    ))  # fmt: skip
+    print(table(["layer", "scheme", "bits", "SQNR dB", "cosine", "max error"], [v.cells() for v in verdicts]))
     if whole:
         cells = f"cosine {whole['cosine']:.6f}, max error {whole['max_error']:.3g}"
         print(f"whole model: SQNR {whole['sqnr_db']:.1f} dB, {cells}")
@@ -230,7 +229,3 @@ def _told_of_run(traced: list[FloatMatrix] | None, why_not: str) -> str:
     share = sum(m.share for m in multiplied)
     summary = f"{len(multiplied)} matrices are multiplied in floating point, {share:.1%} of the weights"
     return f"run once: {summary}: {shown}{more}"
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -146,9 +146,9 @@ def _copy(size_bytes: int, device: torch.device) -> Callable[[], object]:
 
 
 def _matmuls(device: torch.device) -> dict[str, Maker]:
-    makers = {"fp32": _float_mm(torch.float32), "bf16": _float_mm(torch.bfloat16)}
+    makers: dict[str, Maker] = {"fp32": partial(_float_mm, torch.float32), "bf16": partial(_float_mm, torch.bfloat16)}
     if device.type == "cuda":
-        makers |= {"int8": _int8_mm, "fp16": _float_mm(torch.float16), "fp8": _fp8_mm}
+        makers |= {"int8": _int8_mm, "fp16": partial(_float_mm, torch.float16), "fp8": _fp8_mm}
     return makers
 
 
@@ -162,12 +162,9 @@ def _runs(make: Maker, size: int, device: torch.device) -> Callable[[], object] 
     return run
 
 
-def _float_mm(dtype: torch.dtype) -> Maker:
-    def make(size: int, device: torch.device) -> Callable[[], object]:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        return lambda: torch.mm(a, b)
-
-    return make
+def _float_mm(dtype: torch.dtype, size: int, device: torch.device) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return lambda: torch.mm(a, b)
 
 
 def _int8_mm(size: int, device: torch.device) -> Callable[[], object]:

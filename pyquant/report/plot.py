@@ -215,6 +215,6 @@ def without_frame(axes: Axes, sides: Sequence[str] = ("top", "right")) -> None:
         axes.spines[side].set_visible(False)
 
 
-def in_forms(draw: Callable[[Any, str], bytes]) -> dict[str, Callable[[Any], bytes]]:
+def in_forms(draw: Callable[..., bytes]) -> dict[str, Callable[[Any], bytes]]:
     """The entries of a FORMATS for draw(record, format)."""
     return {form: partial(draw, form=form) for form in ("png", "svg")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pyquant.report.plot import in_forms
@@ -104,4 +105,9 @@ def _points(record: TradeOff, points: list[TradeOffPoint]) -> str:
     return table(header, rows)
 
 
-FORMATS: Final = {"md": to_markdown, "csv": to_csv, **in_forms(picture), "html": to_html}
+FORMATS: Final[dict[str, Callable[[TradeOff], str | bytes]]] = {
+    "md": to_markdown,
+    "csv": to_csv,
+    **in_forms(picture),
+    "html": to_html,
+}

@@ -11,6 +11,7 @@ from pyquant.report.records.trade_off import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FRONT, _PAIR = "#000000", "#D01C1C"
 
@@ -36,9 +37,14 @@ def scale_of(record: TradeOff) -> tuple[float, str]:
 
 def picture(record: TradeOff, form: str) -> bytes:
     """The picture as PNG or SVG: equal records give equal SVG. Raises UnsupportedError where matplotlib is missing."""
+    caption = record.caption + (f"; {record.command}" if record.command else "")
+    return saved(_draw(record), caption, form, width=150, size=7)
+
+
+def _draw(record: TradeOff) -> Figure:
+    figure, axes = new_figure(10.2, 6.4)
     from matplotlib.lines import Line2D
 
-    figure, axes = new_figure(10.2, 6.4)
     by, unit = scale_of(record)
     _scatter(record, axes, by)
     front = record.front
@@ -65,8 +71,7 @@ def picture(record: TradeOff, form: str) -> bytes:
         star = {"color": _FRONT, "marker": "*", "linestyle": "none", "markersize": 9}
         handles.append(Line2D([], [], label="one format everywhere", **star))  # type: ignore[arg-type]
     figure.legend(handles=handles, fontsize=9, loc="outside upper right", ncol=4, frameon=False)
-    caption = record.caption + (f"; {record.command}" if record.command else "")
-    return saved(figure, caption, form, width=150, size=7)
+    return figure
 
 
 def _scatter(record: TradeOff, axes: Axes, by: float) -> None:

@@ -57,7 +57,7 @@ def test_the_picture_of_a_gemm_report_is_the_one_that_its_rows_allow(monkeypatch
 @needs_matplotlib
 def test_points_lie_under_the_limits_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_png", lambda figure, caption: figures.append(figure))
+    monkeypatch.setattr(plot, "saved", lambda figure, caption: figures.append(figure))
     plot.roofline_png(gpu_report())
     axis = figures[0].axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
@@ -74,7 +74,7 @@ def test_points_lie_under_the_limits_that_were_measured(monkeypatch: pytest.Monk
 @needs_matplotlib
 def test_axes_of_lengths_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(plot, "_png", lambda figure, caption: figures.append(figure))
+    monkeypatch.setattr(plot, "saved", lambda figure, caption: figures.append(figure))
     plot.model_png(model_report())
     plot.gemm_png(gemm_report())
     plot.qat_png(qat_report())

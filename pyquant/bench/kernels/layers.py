@@ -7,6 +7,7 @@ take quantised inputs do too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,12 +59,9 @@ def _built(state: Any, first: QLinear, take: Callable[[Inputs], Tensor], call: C
     return Built(state, bind, reference if exact else None, lambda m: first.kernel_info(m).kernel)
 
 
-def _from_floats(text: str) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        layer = _make(weights.linear(), scheme_from_name(text))
-        return _built(layer, layer, bf16, lambda layer, x, run: run(layer, x))
-
-    return build
+def _from_floats(text: str, weights: Weights) -> Built:
+    layer = _make(weights.linear(), scheme_from_name(text))
+    return _built(layer, layer, bf16, lambda layer, x, run: run(layer, x))
 
 
 def _static_codes(inputs: Inputs) -> Tensor:
@@ -75,30 +73,24 @@ def _linked(layer: QLinear, codes: Tensor) -> QTensor:
     return QTensor(codes, layer.input_scale, layer.input_zero_point)  # type: ignore[arg-type]
 
 
-def _from_codes(text: str) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        layer = _make(weights.linear(), scheme_from_name(text))
-        return _built(layer, layer, _static_codes, lambda layer, x, run: run(layer, _linked(layer, x)))
-
-    return build
+def _from_codes(text: str, weights: Weights) -> Built:
+    layer = _make(weights.linear(), scheme_from_name(text))
+    return _built(layer, layer, _static_codes, lambda layer, x, run: run(layer, _linked(layer, x)))
 
 
-def _chain(gives_codes: bool) -> Callable[[Weights], Built]:
+def _through(layers: Any, x: Tensor, run: Callable[..., Any]) -> Tensor:
+    y = run(layers[0], _linked(layers[0], x))
+    z: Tensor = run(layers[1], _linked(layers[1], y.data) if isinstance(y, QTensor) else y)
+    return z
+
+
+def _chain(gives_codes: bool, weights: Weights) -> Built:
     """x [m, k] -> [m, n] -> [m, k]: two GEMMs on codes, with codes or with bf16 between them."""
-
-    def through(layers: Any, x: Tensor, run: Callable[..., Any]) -> Tensor:
-        y = run(layers[0], _linked(layers[0], x))
-        z: Tensor = run(layers[1], _linked(layers[1], y.data) if isinstance(y, QTensor) else y)
-        return z
-
-    def build(weights: Weights) -> Built:
-        back = Weights(weights.n, weights.k, weights.device, weights.seed + 1)
-        scheme = scheme_from_name("W8A8")
-        first = _make(weights.linear(), scheme, gives_codes=gives_codes)
-        second = QLinear.from_float(back.linear(), scheme, input_scale=_OUT_AMAX / 127).to(dtype=torch.bfloat16)
-        return _built(nn.ModuleList([first, second]), first, _static_codes, through)
-
-    return build
+    back = Weights(weights.n, weights.k, weights.device, weights.seed + 1)
+    scheme = scheme_from_name("W8A8")
+    first = _make(weights.linear(), scheme, gives_codes=gives_codes)
+    second = QLinear.from_float(back.linear(), scheme, input_scale=_OUT_AMAX / 127).to(dtype=torch.bfloat16)
+    return _built(nn.ModuleList([first, second]), first, _static_codes, _through)
 
 
 def _adapter(text: str) -> Adapter:
@@ -106,18 +98,20 @@ def _adapter(text: str) -> Adapter:
     bits = scheme.weights.bits + (32 / scheme.weights.group_size if scheme.weights.group_size else 0)
     least = 35.0 if scheme.is_float else (15.0 if scheme.weights.group_size else 12.0) if bits < 8 else 30.0
     peak = "int8" if scheme.is_integer else "bf16"
-    return Adapter(layer_name(text), _from_floats(text), bits, 16, peak, ours=True, min_sqnr=least)
+    return Adapter(layer_name(text), partial(_from_floats, text), bits, 16, peak, ours=True, min_sqnr=least)
 
 
 def _codes_adapter(text: str) -> Adapter:
     plain = _adapter(text)
-    return Adapter(codes_name(text), _from_codes(text), plain.w_bits, 8, "int8", ours=True, min_sqnr=plain.min_sqnr)
+    return Adapter(
+        codes_name(text), partial(_from_codes, text), plain.w_bits, 8, "int8", ours=True, min_sqnr=plain.min_sqnr
+    )
 
 
 LAYERS = (
     *(_adapter(text) for text in SCHEMES),
     *(_codes_adapter(text) for text in CODES_IN),
     # min_sqnr does not apply to a chain (its product is another one): the bits decide
-    Adapter(CHAIN_CODES, _chain(True), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
-    Adapter(CHAIN_APART, _chain(False), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
+    Adapter(CHAIN_CODES, partial(_chain, True), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
+    Adapter(CHAIN_APART, partial(_chain, False), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
 )

@@ -6,7 +6,7 @@ changed shows as a candidate that did not run, with the reason, and never as a f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,37 +38,31 @@ def _gemlite_w4a16(weights: Weights) -> Built:
     return module_call(maker.from_weights(unsigned, scale, zeros, weights.bias.to(torch.bfloat16)))
 
 
-def _humming(w_type: str, group_size: int, x_type: str) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        humming = package("humming.layer", "humming-kernels")
-        needs_multiple("K", weights.k, max(group_size, 32))
-        layer = humming.HummingLayer(
-            shape_n=weights.n, shape_k=weights.k, torch_dtype=torch.bfloat16,
-            weight_config={"dtype": w_type, "group_size": group_size, "scale_dtype": "bfloat16"},
-            input_config={"dtype": x_type},
-        ).to(weights.device)  # fmt: skip
-        layer.load_from_unquantized(weights.w.to(torch.bfloat16))
-        layer.transform()
+def _humming(w_type: str, group_size: int, x_type: str, weights: Weights) -> Built:
+    humming = package("humming.layer", "humming-kernels")
+    needs_multiple("K", weights.k, max(group_size, 32))
+    layer = humming.HummingLayer(
+        shape_n=weights.n, shape_k=weights.k, torch_dtype=torch.bfloat16,
+        weight_config={"dtype": w_type, "group_size": group_size, "scale_dtype": "bfloat16"},
+        input_config={"dtype": x_type},
+    ).to(weights.device)  # fmt: skip
+    layer.load_from_unquantized(weights.w.to(torch.bfloat16))
+    layer.transform()
 
-        def arguments(inputs: Inputs) -> dict[str, Any]:
-            if x_type == "bfloat16":
-                return {"inputs": inputs.bf16}
-            x_q, x_scale = humming.HummingLayerMethod.may_quant_input(layer, inputs.bf16)
-            return {"inputs": x_q, "input_scale": x_scale}
+    def arguments(inputs: Inputs) -> dict[str, Any]:
+        if x_type == "bfloat16":
+            return {"inputs": inputs.bf16}
+        x_q, x_scale = humming.HummingLayerMethod.may_quant_input(layer, inputs.bf16)
+        return {"inputs": x_q, "input_scale": x_scale}
 
-        return Built(layer, bound(arguments, lambda state, x: state(**x)))
-
-    return build
+    return Built(layer, bound(arguments, lambda state, x: state(**x)))
 
 
-def _torchao(config: str, **options: Any) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        quantization = package("torchao.quantization", "torchao")
-        module = torch.nn.Sequential(weights.linear(torch.bfloat16))
-        quantization.quantize_(module, getattr(quantization, config)(**options))
-        return module_call(module[0])
-
-    return build
+def _torchao(config: str, weights: Weights, **options: Any) -> Built:
+    quantization = package("torchao.quantization", "torchao")
+    module = torch.nn.Sequential(weights.linear(torch.bfloat16))
+    quantization.quantize_(module, getattr(quantization, config)(**options))
+    return module_call(module[0])
 
 
 def _bitsandbytes_8bit(weights: Weights) -> Built:
@@ -92,11 +86,15 @@ def _loaded(layer: torch.nn.Module, weights: Weights) -> Built:
 OTHERS = (
     Adapter("gemlite W8A8 int8 dynamic", _gemlite_w8a8, 8, 16, "int8", min_sqnr=30),
     Adapter("gemlite W4A16 g128", _gemlite_w4a16, W4_GROUPED, 16, "bf16"),
-    Adapter(HUMMING_W8A8, _humming("uint8", 0, "int8"), 8, 8, "int8", has_bias=False, min_sqnr=30),
-    Adapter(HUMMING_W4A8, _humming("uint4", 0, "int8"), 4, 8, "int8", has_bias=False, min_sqnr=12),
-    Adapter(HUMMING_W4A16, _humming("uint4", GROUP, "bfloat16"), W4_GROUPED, 16, "bf16", has_bias=False),
-    Adapter("torchao int8 dynamic", _torchao("Int8DynamicActivationInt8WeightConfig"), 8, 16, "int8", min_sqnr=30),
-    Adapter("torchao int4 weights g128", _torchao("Int4WeightOnlyConfig", group_size=GROUP), W4_GROUPED, 16, "bf16"),
+    Adapter(HUMMING_W8A8, partial(_humming, "uint8", 0, "int8"), 8, 8, "int8", has_bias=False, min_sqnr=30),
+    Adapter(HUMMING_W4A8, partial(_humming, "uint4", 0, "int8"), 4, 8, "int8", has_bias=False, min_sqnr=12),
+    Adapter(HUMMING_W4A16, partial(_humming, "uint4", GROUP, "bfloat16"), W4_GROUPED, 16, "bf16", has_bias=False),
+    Adapter(
+        "torchao int8 dynamic", partial(_torchao, "Int8DynamicActivationInt8WeightConfig"), 8, 16, "int8", min_sqnr=30
+    ),
+    Adapter(
+        "torchao int4 weights g128", partial(_torchao, "Int4WeightOnlyConfig", group_size=GROUP), W4_GROUPED, 16, "bf16"
+    ),
     Adapter("bitsandbytes 8-bit", _bitsandbytes_8bit, 8, 16, "int8", min_sqnr=28),
     Adapter(BNB_4BIT, _bitsandbytes_4bit, 4 + 32 / 64, 16, "bf16"),
 )

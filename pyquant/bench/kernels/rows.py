@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -94,43 +95,40 @@ def _by_vllm(weights: Weights, m: int) -> str:
     return row_of(native().kernel_table(), vllm_rule(m, weights.n))
 
 
-def _rows(choose: Callable[[Weights, int], str]) -> Callable[[Weights], Built]:
-    def build(weights: Weights) -> Built:
-        module = native()
-        codes, scale = weights.codes
+def _rows(choose: Callable[[Weights, int], str], weights: Weights) -> Built:
+    module = native()
+    codes, scale = weights.codes
 
-        def bind(inputs: Inputs) -> Run:
-            row, problem = choose(weights, inputs.m), problem_of(weights, inputs.m)
-            (x_q, x_scale), index = inputs.codes, device_index(weights.device)
-            needed = module.workspace_bytes(row, problem, index)
-            workspace = torch.empty(max(1, needed), dtype=torch.uint8, device=weights.device)
-            y = torch.full((inputs.m, weights.n), torch.nan, dtype=torch.bfloat16, device=weights.device)
+    def bind(inputs: Inputs) -> Run:
+        row, problem = choose(weights, inputs.m), problem_of(weights, inputs.m)
+        (x_q, x_scale), index = inputs.codes, device_index(weights.device)
+        needed = module.workspace_bytes(row, problem, index)
+        workspace = torch.empty(max(1, needed), dtype=torch.uint8, device=weights.device)
+        y = torch.full((inputs.m, weights.n), torch.nan, dtype=torch.bfloat16, device=weights.device)
 
-            def run(state: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-                w, w_scale, bias = state
-                tensors = {"x": x_q, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias, "out": y}
-                tensors |= {"workspace": workspace} if needed else {}
-                operands = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-                stream = torch.cuda.current_stream(weights.device).cuda_stream
-                module.gemm(row, problem, operands, {}, index, stream)
-                return y
+        def run(state: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            w, w_scale, bias = state
+            tensors = {"x": x_q, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias, "out": y}
+            tensors |= {"workspace": workspace} if needed else {}
+            operands = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+            stream = torch.cuda.current_stream(weights.device).cuda_stream
+            module.gemm(row, problem, operands, {}, index, stream)
+            return y
 
-            return run
+        return run
 
-        def reference(inputs: Inputs, rows: Tensor) -> Tensor:
-            x_q, x_scale = inputs.codes
-            return gemm(
-                rows_of(x_q, rows), codes, scale, rows_of(x_scale, rows), bias=weights.bias, out_dtype=torch.bfloat16
-            )
+    def reference(inputs: Inputs, rows: Tensor) -> Tensor:
+        x_q, x_scale = inputs.codes
+        return gemm(
+            rows_of(x_q, rows), codes, scale, rows_of(x_scale, rows), bias=weights.bias, out_dtype=torch.bfloat16
+        )
 
-        state = (codes.clone(), scale.clone(), weights.bias.clone())
-        return Built(state, bind, reference, lambda m: choose(weights, m))
-
-    return build
+    state = (codes.clone(), scale.clone(), weights.bias.clone())
+    return Built(state, bind, reference, lambda m: choose(weights, m))
 
 
 def _adapter(name: str, choose: Callable[[Weights, int], str]) -> Adapter:
-    return Adapter(name, _rows(choose), 8, 8, "int8", ours=name != VLLM, min_sqnr=30)
+    return Adapter(name, partial(_rows, choose), 8, 8, "int8", ours=name != VLLM, min_sqnr=30)
 
 
 ROWS = (_adapter(CHOSEN, _chosen), _adapter(VLLM, _by_vllm))

@@ -81,14 +81,13 @@ def load_pretrained(
                 continue
             old = names.get(layer.name)
             if old is None:
-                raise CheckpointError(
-                    f"layer '{layer.name}' is in the checkpoint; the model has no module of that name"
-                )
+                message = f"layer '{layer.name}' is in the checkpoint; the model has no module of that name"
+                raise CheckpointError(message)
             places = [name for name, module in names.items() if module is old or aliases.get(name) == layer.name]
             for name in places:  # a name beside the layer's own is another name of such a layer, and of nothing else
                 if type(names[name]) is not type(old):
                     difference = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
-                    raise CheckpointError(f"extra['{OWN_EXTRA}']: alias '{name}' is a {difference}")
+                    raise _bad(f"alias '{name}' is a {difference}")
             replacement = _module(layer, old, dtypes.get(layer.name, torch.float32))
             if layer.name in notes and isinstance(replacement, (QLinear, QConv2d)):
                 replacement.note = notes[layer.name]
@@ -118,7 +117,7 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
     """Rewrite the classes that multiply by matrices of their own, where the saved model had them rewritten."""
     rewritten = checkpoint.extra.get(OWN_EXTRA, {}).get("exposed", {})
     if not isinstance(rewritten, Mapping):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: exposed is not {{name: class}}")
+        raise _bad("exposed is not {name: class}")
     layers = {layer.name for layer in checkpoint.layers if layer.kind == "linear"}
     expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo, True)
     lost = [name for name in rewritten if name not in exposed(skeleton)]
@@ -128,20 +127,24 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
         raise CheckpointError(message)
 
 
+def _bad(what: str) -> CheckpointError:
+    return CheckpointError(f"extra['{OWN_EXTRA}']: {what}")
+
+
 def _own_extra(
     extra: Mapping[str, Any], layers: set[str]
 ) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
     if not isinstance(own, Mapping) or not own.keys() <= _OWN_KEYS:
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
+        raise _bad(f"not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not _is_text(aliases) or any(target not in layers for target in aliases.values()):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: aliases are not names of saved layers")
+        raise _bad("aliases are not names of saved layers")
     if not _is_text(dtypes) or any(k not in layers or v not in FLOATS_BY_NAME for k, v in dtypes.items()):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: dtypes are not {{layer: {' or '.join(FLOATS_BY_NAME)}}}")
+        raise _bad(f"dtypes are not {{layer: {' or '.join(FLOATS_BY_NAME)}}}")
     known = layers | aliases.keys()
     if not _is_text(fused) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: fused is not {{layer: activation in the same module}}")
+        raise _bad("fused is not {layer: activation in the same module}")
     return dict(aliases), {name: FLOATS_BY_NAME[dtype] for name, dtype in dtypes.items()}, dict(fused)
 
 
@@ -149,9 +152,8 @@ def _notes(extra: Mapping[str, Any]) -> Mapping[str, str]:
     """{layer: why it has another scheme than it was given}; absent in older files."""
     notes = extra.get(OWN_EXTRA, {}).get("notes", {})
     if not _is_text(notes) or any(len(note) > _LONGEST_NOTE or not note.isprintable() for note in notes.values()):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: notes are not {{layer: one line of text}}")
-    checked: Mapping[str, str] = notes
-    return checked
+        raise _bad("notes are not {layer: one line of text}")
+    return notes  # type: ignore[no-any-return]
 
 
 def _is_text(value: object) -> bool:
@@ -164,13 +166,13 @@ def _residuals(extra: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[di
     residuals: dict[str, QResidual] = {}
     saved = extra.get(OWN_EXTRA, {}).get("residuals", {})
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"extra['{OWN_EXTRA}']: residuals is not {{name: scheme}}")
+        raise _bad("residuals is not {name: scheme}")
     for name, words in saved.items():
         own = {key: tensors.pop(f"{name}.{key}", None) for key in ("scale", "zero_point")}
         try:
             residuals[name] = QResidual(own["scale"], own["zero_point"], TensorScheme.from_dict(words))  # type: ignore[arg-type]
         except ArgumentError as error:
-            raise CheckpointError(f"extra['{OWN_EXTRA}']: residual '{name}': {error}") from None
+            raise _bad(f"residual '{name}': {error}") from None
     return residuals, tensors
 
 
@@ -232,13 +234,11 @@ def _module(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Module
     if saved != has:
         raise CheckpointError(f"layer '{layer.name}': saved {saved}, the model has {has}")
     if not is_embedding and (old.bias is None) != (layer.bias is None):
-        have, lack = ("the model", "the checkpoint") if layer.bias is None else ("the checkpoint", "the model")
-        hint = (
-            "; a BatchNorm folded into it? then build the model with fold_batch_norm_, too"
-            if lack == "the model"
-            else ""
-        )
-        raise CheckpointError(f"layer '{layer.name}': {have} has a bias, {lack} has none{hint}")
+        sides = "the model has a bias, the checkpoint has none"
+        if layer.bias is not None:
+            sides = "the checkpoint has a bias, the model has none; a BatchNorm folded into it? then build the model "
+            sides += "with fold_batch_norm_, too"
+        raise CheckpointError(f"layer '{layer.name}': {sides}")
     new = _embedding(layer, old, dtype) if is_embedding else layer_of(layer, dtype)
     origin.remember(new, old)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
@@ -302,9 +302,8 @@ def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str,
 
 
 def _some(names: list[str]) -> str:
-    return (
-        ", ".join(sorted(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "nothing"
-    )
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(sorted(names)[:6]) + more or "nothing"
 
 
 def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:

@@ -141,12 +141,10 @@ def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmb
 def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
     if layer.missing is not None:
         raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
-    scale = layer.weight_scale
-    if scale is not None and layer.scheme.weights.granularity == "per_tensor":
-        scale = scale[:1] if scale.numel() else torch.ones(1)
-    zero_point = layer.weight_zero_point
-    if zero_point is not None and layer.scheme.weights.granularity == "per_tensor":
-        zero_point = zero_point[:1] if zero_point.numel() else torch.zeros(1, dtype=torch.int32)
+    scale, zero_point = layer.weight_scale, layer.weight_zero_point
+    if layer.scheme.weights.granularity == "per_tensor":  # layers hold it for each row
+        scale = None if scale is None else torch.cat([scale, scale.new_ones(1)])[:1]
+        zero_point = None if zero_point is None else torch.cat([zero_point, zero_point.new_zeros(1)])[:1]
     return LayerRecord(
         name=name, scheme=_in_files(layer.scheme), in_features=layer.in_features, out_features=layer.out_features,
         codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
@@ -190,8 +188,7 @@ def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
 
 def is_inside(key: str, modules: list[str] | set[str]) -> bool:
     """Whether a state_dict key belongs to one of the modules."""
-    prefix = key.rpartition(".")[0]
-    return prefix in modules
+    return key.rpartition(".")[0] in modules
 
 
 def modules_by_name(skeleton: nn.Module) -> dict[str, nn.Module]:
