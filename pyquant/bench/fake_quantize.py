@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from pyquant import ops
+from pyquant.bench.peers import PeerUnavailable
 
 FLOOR: Final = "clone"
 OURS: Final = "pyquant fake_quantize"
 Function = Callable[[Tensor], Tensor]
-
-
-class Missing(Exception):
-    """A candidate that cannot run here, and why."""
 
 
 GRANULARITIES: Final = ("per_tensor", "per_channel")
@@ -137,7 +134,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # an installed package may fail in any way on another torch
-        raise Missing(f"{name} cannot be imported: {error}") from None
+        raise PeerUnavailable(f"{name} cannot be imported: {error}") from None
 
 
 def _modelopt(x: Tensor, scale: Tensor, granularity: str) -> Function:

@@ -41,6 +41,7 @@ class GemmBench:
     dtype: torch.dtype = torch.float32
     clock: str = "cpu"
     rounds: int = 15
+    budget_s: float | None = None
     cold: bool = False
 
 
@@ -148,7 +149,7 @@ def _time_shape(
 ) -> list[GemmRow]:  # fmt: skip
     limits = {} if multiply is None else _limits(shape, built, multiply, bench.cold)
     runs = {name: b.run for name, b in built.items()} | {name: limit.run for name, limit in limits.items()}
-    timings = time_interleaved(runs, clock=clock, rounds=bench.rounds, flush=flush)
+    timings = time_interleaved(runs, clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush)
     # GB/s, and 1e9 multiply-adds a second.
     rates = {name: limit.amount / timings.median_us(name) * 1e-3 for name, limit in limits.items()}
     return [

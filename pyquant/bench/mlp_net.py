@@ -83,12 +83,6 @@ def capacity(sizes: Sequence[int], config: Config, of: str = "output") -> int:
 
     sizes   of the activations, one more than there are layers.
     of      'output' or 'input': both give the same set of values, but another order of the configurations.
-
-    Example:
-        >>> capacity(SIZES, ("int4",) * 6), capacity(SIZES, ("float",) * 6)
-        (258048, 1032192)
-        >>> capacity((8, 4, 2), ("float", "int4"), "input")
-        144
     """
     if of not in CAPACITIES:
         raise ArgumentError("capacity", of, ", ".join(CAPACITIES))

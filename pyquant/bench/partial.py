@@ -6,7 +6,7 @@ Reports of slices that ran apart are merged. Only runs of the same setting go to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,6 @@ Shape = tuple[int, int, int]
 _LIMITS, _CRASH = "limits", "crash"
 
 
-@dataclass
-class Cell:
-    """Everything about one (M, K, N)."""
-
-    rows: list[GemmRow]
-    unavailable: list[Unavailable]
-
-
 class Partial:
     """Finished cells of one setting; a context manager, which closes the journal.
 
@@ -36,13 +28,13 @@ class Partial:
     path         of the journal; None keeps everything in memory.
     Raises CheckpointError where the file belongs to another setting (naming what differs), is damaged or no journal.
 
-    Attributes: cells, {(M, K, N): Cell}; ceilings, of several runs the best; crashed, candidates that broke the device
-    at a shape: skipped there from then on, and reported.
+    Attributes: cells, {(M, K, N): report of that shape alone}; ceilings, of several runs the best; crashed, candidates
+    that broke the device at a shape: skipped there from then on, and reported.
     """
 
     def __init__(self, key: Mapping[str, Any], environment: Environment, path: str | Path | None = None) -> None:
         self.environment = environment
-        self.cells: dict[Shape, Cell] = {}
+        self.cells: dict[Shape, GemmReport] = {}
         self.ceilings: list[Ceiling] = []
         self.crashed: list[Unavailable] = []
         facts = {name: str(value) for name, value in key.items()}
@@ -99,7 +91,7 @@ class Partial:
             self.crashed += piece.unavailable
         else:
             m, k, n = map(int, name.split())
-            self.cells[m, k, n] = Cell(piece.rows, piece.unavailable)
+            self.cells[m, k, n] = piece
 
 
 def merge(paths: Sequence[str | Path]) -> GemmReport:

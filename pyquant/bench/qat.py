@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyquant.bench import fake_quantize, qat_steps
-from pyquant.bench.peers import named
+from pyquant.bench.peers import PeerUnavailable, named
 from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import make_clock, time_interleaved
@@ -102,7 +102,7 @@ def _check(candidate: fake_quantize.Candidate, y: object, x: Tensor, scale: Tens
     step = scale if scale.numel() == 1 else scale.unsqueeze(-1)
     if isinstance(y, Tensor) and bool(((y.detach() - x).abs() <= 1.5 * step)[x.abs() <= 126 * step].all()):
         return
-    raise fake_quantize.Missing("its result is further than a step from what it was given")
+    raise PeerUnavailable("its result is further than a step from what it was given")
 
 
 def _steps(bench: QatBench, model: str, missing: list[Unavailable], case: str) -> list[QatRow]:

@@ -10,7 +10,6 @@ _KINDS = {"gemm": bench_gemm, "mlp": bench_mlp, "calib": bench_calib, "qat": ben
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sub-commands of `bench`."""
     parser.description = "Measurements."
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     for name, module in _KINDS.items():

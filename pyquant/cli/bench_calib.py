@@ -24,7 +24,6 @@ HELP = "collecting statistics and searching ranges"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `bench calib`."""
     parser.description = (
         "Times histogram collection beside its rivals and every search, and prints the "
         "amax and SQNR of every method on five known distributions."

@@ -39,7 +39,6 @@ HELP = "one linear layer, all candidates side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `bench gemm`."""
     parser.description = (
         "Times a quantised Linear and its rivals in interleaved rounds of one run and prints microseconds, "
         "the ratio to the baseline, and the share of the physical floor that was reached."
@@ -48,16 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--m", type=int, nargs="+", metavar="M", help="rows (default: 1 64; on a GPU 1 to 8192)")
     add("--kn", nargs="+", metavar="KxN",
-                      help="in_features x out_features (default: 384x1536 1024x4096; on a GPU --models)")  # fmt: skip
+        help="in_features x out_features (default: 384x1536 1024x4096; on a GPU --models)")  # fmt: skip
     add("--schemes", nargs="+", metavar="SCHEME",
-                      help="preset, with options in brackets (default: W8A8Dynamic W4A8Dynamic)")  # fmt: skip
+        help="preset, with options in brackets (default: W8A8Dynamic W4A8Dynamic)")  # fmt: skip
     add("--peers", nargs="*", metavar="NAME", help="rivals, by part of their name (default: all)")
     add("--baseline", metavar="NAME", help=f"what ratios divide by (default: {FP32})")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--dtype", choices=FLOATS_BY_NAME, help="of input and output (default: float32; on a GPU bfloat16)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     add("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-                      help="default: wall, cpu with one thread; cuda-graph on a GPU")  # fmt: skip
+        help="default: wall, cpu with one thread; cuda-graph on a GPU")  # fmt: skip
     add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     add("--cold", action="store_true", help="flush the caches before every call")
     add("--no-floor", action="store_true", help="do not measure the machine's limits")

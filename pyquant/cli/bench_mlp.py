@@ -38,7 +38,6 @@ HELP = "the latency of all 729 configurations of a six-layer perceptron"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `bench mlp`."""
     parser.description = (
         "Builds every layer in every format, checks every configuration's results, times all of them in "
         "interleaved rounds, and draws latency against representational capacity."
@@ -51,9 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nn-config", metavar="F,F,..", help="one: a format for each layer, float, int8 (s8) or int4 (s4)"
     )
     add("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
-                     help="activation dimensions (default: %(default)s)")  # fmt: skip
-    add("--scale", type=int, metavar="S",
-                     help=f"divide the dimensions (default: {CPU_SCALE}; on a GPU 1)")  # fmt: skip
+        help="activation dimensions (default: %(default)s)")  # fmt: skip
+    add("--scale", type=int, metavar="S", help=f"divide the dimensions (default: {CPU_SCALE}; on a GPU 1)")
     add("--batch-size", type=int, metavar="M", help=f"rows (default: {CPU_BATCH}; on a GPU {BATCH})")
     add("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
     add("--seed", type=int, default=0, metavar="N", help="of weights, inputs and order (default: 0)")
@@ -61,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--float-type", choices=_TYPES, help="of float layers (default: bfloat16; on a GPU float16)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     add("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-                     help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip
+        help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip
     add("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
     add("--out", metavar="DIR", help="write the results there")
 

@@ -40,7 +40,6 @@ HELP = "fake quantisation, forward and backward, all candidates side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `bench qat`."""
     parser.description = (
         "Times fake quantisers (or, with --step, whole training steps) in interleaved rounds of one run "
         "and prints the time, and its ratio to a clone (to the plain fp32 step)."
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clock", choices=("cpu", "wall"), help="default: wall, cpu with one thread")
     add("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
     add("--allocator", choices=("kept", "default"), default="kept",
-                     help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
+        help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
     add("--json", metavar="FILE", help="write the records as JSON")
     add("--markdown", metavar="FILE", help="write the tables")
 

@@ -23,7 +23,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `calibrate`."""
     parser.description = (
         "Builds a model, prepares it as the recipe says, runs exactly num_calib_batches batches, and "
         "writes the range of every static tensor."

@@ -9,7 +9,6 @@ from pyquant.diagnosis import doctor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `doctor`."""
     parser.description = (
         "Tells what runs natively on this machine, what does not and why, and tests every scheme's bits "
         "against the specification. Exit code 1 when something is wrong."

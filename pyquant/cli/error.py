@@ -16,7 +16,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `error`."""
     parser.description = (
         "Runs a saved model and the float model that it was made of on the same batches: MAE, MSE, SQNR, "
         "cosine and largest error of the weights, inputs and results of every layer, the share of clipped numbers, and "

@@ -22,7 +22,6 @@ The figures are for the shape of the first batch. `pyquant report` draws the sav
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `latency`."""
     parser.description = (
         "Times every group of layers in every format, inside of the model as it runs, and says how well "
         "their sum predicts random configurations of the whole model."

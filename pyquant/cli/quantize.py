@@ -43,7 +43,6 @@ a configuration file:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `quantize`."""
     parser.description = (
         "Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
         "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration."

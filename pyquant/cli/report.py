@@ -21,7 +21,6 @@ trade_off.html ... Pictures need matplotlib; a page needs nothing but a browser,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `report`."""
     parser.description = "Renders saved records in every format that their kind has, or in those that are named."
     parser.epilog = _EXAMPLES
     parser.add_argument("files", nargs="+", metavar="FILE", help="a saved record (JSON)")

@@ -28,7 +28,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `search`."""
     parser.description = (
         "Measures what every format costs and loses in every layer, searches the front of both, times the "
         "best candidates end to end, and writes the plan as a recipe."

@@ -26,7 +26,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `sensitivity`."""
     parser.description = (
         "Builds a model with every layer in every format, says what the analysis costs, measures what each "
         "group of layers loses, and names the layers to keep in floating point."

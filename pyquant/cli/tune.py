@@ -30,7 +30,6 @@ of kernels changes the time of a layer and never its bits.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `tune`."""
     parser.description = (
         "Times every kernel that the cost model thinks close to the best, after checking its result, and "
         "writes the quickest into a table of the user's cache, which every later process follows."
@@ -40,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
     add("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
     add("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
-                        metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
+        metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
     add("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
-                        help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
+        help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
     add("--dtype", choices=FLOATS_BY_NAME, default="bfloat16", help="input and output (default: bfloat16)")
     add("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
     add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")

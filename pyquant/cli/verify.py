@@ -53,7 +53,6 @@ class LayerVerdict:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `verify`."""
     parser.description = (
         "Checks every byte against the manifest's digests and every layer's output bits, as the native "
         "kernels give them, against the executable specification. With --against also reports each layer's error to "

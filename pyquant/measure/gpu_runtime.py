@@ -97,12 +97,7 @@ def gpu_lines(seen: GpuRuntime) -> list[str]:
 
 
 def version(number: int) -> str:
-    """A CUDA version as people write it.
-
-    Example:
-        >>> version(12080)
-        '12.8'
-    """
+    """A CUDA version as people write it."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

@@ -21,6 +21,7 @@ from pyquant.ops.tuned import Choice
 
 Problem = dict[str, Any]
 TORCH: Final = "torch"
+USUAL: Final = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0}  # where none is said
 WITHIN: Final = 3.0  # candidates: rows that the model thinks at most this many times slower than its best
 _WINS_BY: Final = 1.02  # noise does not overrule the model
 _SHORT: Final = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -159,7 +160,7 @@ def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> T
 
 
 def _choice(problem: Problem, row: str, us: float, model_row: str, model_us: float) -> Choice:
-    p = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0, **problem}
+    p = {**USUAL, **problem}
     return Choice(
         p["x"], p["w"], p["out"], p["x_packed"], p["w_layout"], p["group_size"], p["n"], p["k"], p["m"],
         row, round(us, 3), model_row, round(model_us, 3),

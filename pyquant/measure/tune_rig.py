@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from pyquant.errors import UnsupportedError
 from pyquant.measure.exact import check_rows
 from pyquant.measure.floors import random_codes
+from pyquant.measure.gpu_timing import Rotating
 from pyquant.measure.timing import Candidate, Clock, make_clock
-from pyquant.measure.tune import TORCH, Problem
+from pyquant.measure.tune import TORCH, USUAL, Problem
 from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import pack_int4
 from pyquant.ops import plan
@@ -55,7 +57,7 @@ class Bench:
 
     def __init__(self, problem: Problem, device: torch.device, launch: Launch, native: Any) -> None:
         self.problem, self.device, self._launch, self._native = problem, device, launch, native
-        p = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0, **problem}
+        p = {**USUAL, **problem}
         self.m, self.n, self.k = int(p["m"]), int(p["n"]), int(p["k"])
         self.group_size, self.is_float = int(p["group_size"]), p["x"] in ("f16", "bf16")
         self.x_type, self.w_type, self.layout, self.x_packed = p["x"], p["w"], p["w_layout"], bool(p["x_packed"])
@@ -96,27 +98,17 @@ class Bench:
         }  # fmt: skip
         if not self.is_float:
             fixed |= {"x_scale": self.x_scale.data_ptr(), "w_scale": self.w_scale.data_ptr()}
-        turns = [{**fixed, "w": weights.data_ptr()} for weights in self.stored]
-        at = 0
 
-        def run() -> Tensor:
-            nonlocal at
-            at = (at + 1) % len(turns)
+        def run(operands: Mapping[str, int]) -> Tensor:
             stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-            self._launch(name, self.problem, turns[at], {}, index, stream)
+            self._launch(name, self.problem, operands, {}, index, stream)
             return workspace  # keeps it alive as long as the candidate
 
-        return run
+        return Rotating([partial(run, {**fixed, "w": weights.data_ptr()}) for weights in self.stored])
 
     def _torch(self) -> Candidate:
-        at = 0
-
-        def run() -> Tensor:
-            nonlocal at
-            at = (at + 1) % len(self.stored)
-            return torch.mm(self.x[:, : self.k], self.stored[at][:, : self.k].t(), out=self.out)
-
-        return run
+        x, weights = self.x[:, : self.k], (stored[:, : self.k].t() for stored in self.stored)
+        return Rotating([partial(torch.mm, x, w, out=self.out) for w in weights])
 
     def _is_right(self) -> bool:
         rows = check_rows(self.m)

@@ -40,13 +40,6 @@ def render(record: Any, form: str) -> bytes:
 
     form  'json', 'md', 'csv', 'png', 'svg', 'html': what formats_of lists.
     Raises ArgumentError for a format that this kind has not; UnsupportedError where pictures need matplotlib.
-
-    Example:
-        >>> from pyquant.report.records.trade_off import TradeOffAxis, TradeOffPoint, trade_off
-        >>> record = trade_off([TradeOffPoint({"a": "fp32"}, 9.0, 16.0)], "t", TradeOffAxis("latency", "us"),
-        ...                  TradeOffAxis("capacity"), higher_is_better=True, formats=("fp32",))
-        >>> render(record, "md").decode().splitlines()[0]
-        '# t'
     """
     renderers = _renderers(record)
     if form == "json":

@@ -36,13 +36,13 @@ def to_trade_off(report: SearchReport) -> TradeOff:
 def to_markdown(report: SearchReport) -> str:
     """For people: the verdict, the plan layer by layer, the front, the limits, and the cost of the search."""
     base = report.points[report.reference]
-    by, unit, digits = _scale(report.cost_unit)
+    by, unit = _scale(report.cost_unit)
     parts = [f"# {report.model}: a format for every layer", report.verdict]
     rows = []
     for group in report.groups:
         format = report.plan.configuration[group.name]
         share = group.cost[format] / max(group.cost[report.formats[0]], 1e-300)
-        cost = f"{group.cost[format] / by:.{digits}f}"
+        cost = f"{group.cost[format] / by:.3f}"
         rows.append(
             [group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", report.other_formats(group)]
         )
@@ -66,16 +66,16 @@ def to_markdown(report: SearchReport) -> str:
     return page(parts)
 
 
-def _scale(unit: str) -> tuple[float, str, int]:
-    """By what costs are divided in tables, the unit's name then, and how many digits follow the point."""
-    return {"us": (1e3, "ms", 3), "bytes": (1e6, "MB", 3)}.get(unit, (1.0, unit, 3))
+def _scale(unit: str) -> tuple[float, str]:
+    """By what costs are divided in tables, and the unit's name then."""
+    return {"us": (1e3, "ms"), "bytes": (1e6, "MB")}.get(unit, (1.0, unit))
 
 
 def _row(report: SearchReport, p: SearchedPoint, base: SearchedPoint) -> list[str]:
     mark = "plan" if p is report.plan else "float" if p is base else ""
-    by, _, digits = _scale(report.cost_unit)
+    by, _ = _scale(report.cost_unit)
     return [
-        mark, f"{p.cost / by:.{digits}f}", f"{p.cost / max(base.cost, 1e-300):.2f}",
+        mark, f"{p.cost / by:.3f}", f"{p.cost / max(base.cost, 1e-300):.2f}",
         "-" if p.latency_us is None else f"{p.latency_us / 1e3:.3f}", f"{p.size_bytes / 1e6:.2f}",
         f"{p.effective_bits:.2f}", f"{p.loss:.3g}", "-" if p.quality is None else f"{p.quality:.4f}",
     ]  # fmt: skip

@@ -28,10 +28,9 @@ def _data(record: TradeOff) -> dict[str, Any]:
     """What the script draws; configurations as numbers into the list of formats."""
     by, unit = scale_of(record)
     index = {name: i for i, name in enumerate(record.formats)}
-    name = record.cost.name + (f": {record.cost.definition}" if record.cost.definition else "")
     return {
         "title": record.title,
-        "xLabel": f"{name}, in {unit}", "xName": record.cost.name, "xUnit": unit, "xBy": by,
+        "xLabel": record.cost.text(unit), "xName": record.cost.name, "xUnit": unit, "xBy": by,
         "yLabel": record.quality.text(), "yName": record.quality.name, "yUnit": record.quality.unit,
         "higherIsBetter": record.higher_is_better,
         "groups": list(record.groups), "formats": list(record.formats),

@@ -57,8 +57,7 @@ def _draw(record: TradeOff) -> Figure:
         if p.chosen:
             axes.scatter([p.cost / by], [p.quality], s=190, facecolors="none", edgecolors=_PAIR, linewidths=2.2,
                          zorder=6, label="chosen")  # fmt: skip
-    name = record.cost.name + (f": {record.cost.definition}" if record.cost.definition else "")
-    axes.set_xlabel("\n".join(textwrap.wrap(f"{name}, in {unit}", 125)), fontsize=9.5)
+    axes.set_xlabel("\n".join(textwrap.wrap(record.cost.text(unit), 125)), fontsize=9.5)
     axes.set_ylabel("\n".join(textwrap.wrap(record.quality.text(), 66)), fontsize=9.5)
     axes.set_title(record.title, fontsize=12, pad=26)
     axes.grid(color="#e6e6e6", linewidth=0.6)

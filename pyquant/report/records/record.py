@@ -66,10 +66,10 @@ def record(
 
 def to_plain(value: Any) -> dict[str, Any]:
     """A record as dictionaries and lists; numbers that JSON lacks become 'inf', '-inf', 'nan'. from_plain reads it."""
-    kind = next((k for k, (cls, _) in KINDS.items() if type(value) is cls), None)
-    if kind is None:
-        raise TypeError(f"{type(value).__name__} is not a @record")
-    return {"kind": kind, "version": KINDS[kind][1], **plain_of(value)}
+    for kind, (cls, version) in KINDS.items():
+        if type(value) is cls:
+            return {"kind": kind, "version": version, **plain_of(value)}
+    raise TypeError(f"{type(value).__name__} is not a @record")
 
 
 def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:

@@ -26,10 +26,11 @@ class TradeOffAxis:
     unit: str = ""
     definition: str = ""
 
-    def text(self) -> str:
-        """The label of the axis."""
+    def text(self, unit: str | None = None) -> str:
+        """The label of the axis; unit: another one than its own."""
         name = f"{self.name}: {self.definition}" if self.definition else self.name
-        return f"{name}, in {self.unit}" if self.unit else name
+        unit = self.unit if unit is None else unit
+        return f"{name}, in {unit}" if unit else name
 
 
 @dataclass(frozen=True)
