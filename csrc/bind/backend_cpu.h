@@ -85,6 +85,13 @@ struct Cpu {
   }
 
   void gemm(GemmCall& call, const Tensor& x) const;  // ops_cpu.cpp
+
+  // The fused Linear (linear_cpu.cpp). check_input: values of zero points, those of the buffer too.
+  static void check_layout(const LinearSpec& spec);
+  void check_input(const LinearCall& call, const Tensor& packed, int64_t zero_points) const;
+  void linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const;
+  // Codes of x, which share bytes, a byte each as the kernels take them: dense [rows, columns].
+  Tensor widened(const Tensor& x, int64_t rows, int64_t columns) const;
 };
 
 }  // namespace pyquant::bind

@@ -73,6 +73,11 @@ struct Cuda {
   // kernel: the name of a row, or empty for the plan's (ops_cuda.cpp).
   void gemm(GemmCall& call, const Tensor& x, const std::string& kernel = {}) const;
 
+  // The fused Linear (linear_cuda.cpp).
+  static void check_layout(const LinearSpec& spec);
+  void check_input(const LinearCall&, const Tensor&, int64_t) const {}
+  void linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const;
+
   const Tensor& like;
   const On on;
 

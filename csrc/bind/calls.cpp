@@ -2,7 +2,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "bind/check.h"
 #include "core/bounds.h"
@@ -28,16 +27,16 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
     refuse("spec", "n = " + std::to_string(s.n) + ", k = " + std::to_string(s.k), "n and k from 0 to 2147483647");
   if (static_cast<int32_t>(s.activation) >= kActivations)
     refuse("spec", "an unknown activation", "integers as LinearSpec.to_ints() gives");
-  if (s.w_bits != 4 && s.w_bits != 8) refuse("spec", std::to_string(s.w_bits), "4 or 8");
+  weight_type_of("spec", wire_w_bits(wire.data()));
   if (static_cast<int32_t>(s.layout) > 2) refuse("spec", "an unknown layout", "integers as LinearSpec.to_ints() gives");
-  if (s.layout == Layout::rows_blocked128 && s.w_bits != 4)
-    refuse("spec", "layout 'rows_blocked128' with 8 bits", "4-bit weights in that layout");
+  if (s.layout == Layout::rows_blocked128 && s.w->type != DType::s4)
+    refuse("spec", "layout 'rows_blocked128' with " + std::to_string(s.w->bits) + " bits",
+           "4-bit weights in that layout");
   group(s.group_size, s.k);
   code_range(s.x_qmin, s.x_qmax, "spec", "spec");
   code_range(s.out_qmin, s.out_qmax, "spec", "spec");
-  const int64_t w_abs = s.w_bits == 4 ? 8 : 128;
   const int64_t reach = s.x_symmetric ? std::max<int64_t>(-s.x_qmin, s.x_qmax) : s.x_qmax - s.x_qmin;
-  const int64_t limit = k_max(std::max<int64_t>(reach, 1), w_abs);
+  const int64_t limit = k_max(std::max<int64_t>(reach, 1), s.w->largest());
   if (s.k > limit)
     refuse("spec", "k = " + std::to_string(s.k),
            "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
@@ -46,12 +45,13 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
 
 // Codes that come as they are were not clamped to the spec's limits: their type bounds K, whatever the spec says.
 static void codes_bound(const LinearSpec& s, DType type) {
-  int64_t reach = 255;  // u8, its zero point included
-  if (type != DType::u8) {
-    const int64_t low = type == DType::s4 ? -8 : -128, high = type == DType::s4 ? 7 : 127;
-    reach = s.x_symmetric ? -low : std::max({-low, high - s.x_qmin, s.x_qmax - low});
+  const CodeType& code = code_type(type);
+  int64_t reach = code.span();  // unsigned: a zero point of their own
+  if (code.is_signed()) {
+    reach = code.largest();
+    if (!s.x_symmetric) reach = std::max<int64_t>({reach, code.qmax - s.x_qmin, s.x_qmax - code.qmin});
   }
-  const int64_t limit = k_max(reach, s.w_bits == 4 ? 8 : 128);
+  const int64_t limit = k_max(reach, s.w->largest());
   if (s.k > limit)
     refuse("x", std::string(name_of(type)) + " codes with k = " + std::to_string(s.k),
            "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
@@ -70,8 +70,8 @@ void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, con
                 const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
                 const MaybeTensor& out_zero_point) {
   const bool is_static = s.input == InputMode::static_per_tensor;
-  dtype_in("w", w, {s.w_bits == 4 ? ScalarType::Byte : ScalarType::Char});
-  shape_is("w", w, {s.n, s.w_bits == 4 ? (s.k + 1) / 2 : s.k});
+  dtype_in("w", w, {memory_of(s.w->type)});
+  shape_is("w", w, {s.n, columns_of(s.w->type, s.k)});
   vector("w_scale", w_scale, w, ScalarType::Float, s.group_size ? Shape{s.n, s.k / s.group_size} : Shape{s.n});
   present("bias", bias, s.has_bias, "float32 [" + std::to_string(s.n) + "]");
   vector("bias", bias, w, ScalarType::Float, {s.n});
@@ -87,7 +87,7 @@ void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, con
 
 void pack_zero_points(const LinearSpec& s, const LinearWeights& w) {
   // uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes' type
-  zero_points("x_zero_point", w.x_zero_point, 1, s.x_symmetric ? 0 : std::min(s.x_qmin, 0), 255);
+  zero_points("x_zero_point", w.x_zero_point, 1, s.x_symmetric ? 0 : std::min(s.x_qmin, 0), code_type(DType::u8).qmax);
   zero_points("out_zero_point", w.out_zero_point, 1, s.out_qmin, s.out_qmax);
 }
 
@@ -97,8 +97,6 @@ void residual_check(const MaybeTensor& residual, const Tensor& x, const Shape& o
   same_device("residual", *residual, x);
   shape_is("residual", *residual, out_shape);
 }
-
-static bool four_bits(int32_t qmin, int32_t qmax) { return qmin >= -8 && qmax <= 7; }
 
 // What came with the codes of a layer with dynamic inputs.
 static void row_params(const LinearSpec& s, const Tensor& x, const MaybeTensor& x_scale,
@@ -117,7 +115,8 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
   LinearCall call;
   const LinearSpec& s = call.spec = linear_spec(spec);
-  if (x_scale && four_bits(s.x_qmin, s.x_qmax))
+  const CodeType* const packs = packed_type(s.x_qmin, s.x_qmax);
+  if (x_scale && packs)
     dtype_in("x", x, {ScalarType::Char, ScalarType::Byte});
   else if (x_scale)
     dtype_in("x", x, {ScalarType::Char});
@@ -127,10 +126,10 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
     floats("x", x);
   min_dim("x", x, 1);
   if (x_scale || x_zero_point) row_params(s, x, x_scale, x_zero_point, call);
-  const int64_t columns = x.size(x.dim() - 1), bytes = (s.k + 1) / 2;
+  const int64_t columns = x.size(x.dim() - 1);
   // One code is one byte either way, and then means a code of its own.
   const bool x_packed =
-      x.scalar_type() == ScalarType::Byte && four_bits(s.x_qmin, s.x_qmax) && columns == bytes && columns != s.k;
+      x.scalar_type() == ScalarType::Byte && packs && columns == columns_of(packs->type, s.k) && columns != s.k;
   if (columns != s.k && !x_packed) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
   if (x_scale && x.scalar_type() == ScalarType::Byte && !x_packed)
     refuse("x", describe(x), "int8, or uint8 with two codes a byte");
@@ -145,19 +144,19 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
     refuse("clamp_min", std::to_string(s.clamp_min), "at most clamp_max");
   call.x = matrix(x);
   if (x_packed) {
-    call.x.type = DType::s4;
+    call.x.type = packs->type;
     call.x.cols = s.k;
-    call.x.ld *= 2;
+    call.x.ld *= packs->per_byte;
   }
   if (!is_float(call.x.type)) codes_bound(s, call.x.type);
   if (s.codes_out) {
-    const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && four_bits(s.out_qmin, s.out_qmax);
+    const CodeType* const packed = packed_type(s.out_qmin, s.out_qmax);
+    const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && packed;
     if (out_dtype && *out_dtype != ScalarType::Char && !out_packed)
-      refuse("out_dtype", name_of_scalar(*out_dtype),
-             four_bits(s.out_qmin, s.out_qmax) ? "int8, or uint8 for two codes a byte" : "int8");
+      refuse("out_dtype", name_of_scalar(*out_dtype), packed ? "int8, or uint8 for two codes a byte" : "int8");
     call.out_type = out_packed ? ScalarType::Byte : ScalarType::Char;
-    call.out = out_packed ? DType::s4 : DType::s8;
-    if (out_packed) call.out_shape.back() = (s.n + 1) / 2;
+    call.out = out_packed ? packed->type : DType::s8;
+    call.out_shape.back() = columns_of(call.out, s.n);
   } else {
     call.out_type = float_type(out_dtype, is_float(dtype_of(x)) ? x.scalar_type() : ScalarType::Float);
     call.out = dtype_of_scalar(call.out_type);
@@ -168,7 +167,7 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
 
 // ---- the plain GEMM
 
-// What the operands are, by the op's name; those of `gemm` by their types and shapes.
+// What the operands are, by the op's product; those of `gemm` by their types and shapes.
 struct GemmTypes {
   DType x, w;
   bool x_packed = false;
@@ -176,32 +175,32 @@ struct GemmTypes {
 };
 
 static GemmTypes gemm_types(const GemmArgs& a) {
-  const auto is = [&](const char* name) { return !std::strcmp(a.op, name); };
-  const bool any = is("gemm");
+  const bool any = a.product == nullptr;
   if (any) dtype_in("w", a.w, {ScalarType::Char, ScalarType::Byte, ScalarType::Half, ScalarType::BFloat16});
-  const bool real = any && is_float(dtype_of(a.w)),
-             w_s4 = any ? a.w.scalar_type() == ScalarType::Byte : !is("gemm_s8s8");
+  const bool real = any && is_float(dtype_of(a.w));
   if (real)
     dtype_in("x", a.x, {a.w.scalar_type()});
   else
     dtype_in("x", a.x, {ScalarType::Char, ScalarType::Byte});
   min_dim("x", a.x, 1);
-  if (!any) dtype_in("w", a.w, {w_s4 ? ScalarType::Byte : ScalarType::Char});
+  if (!any) dtype_in("w", a.w, {memory_of(a.product->w)});
+  const DType w = !any ? a.product->w : a.w.scalar_type() == ScalarType::Byte ? DType::s4 : dtype_of(a.w);
   exact_dim("w", a.w, 2);
   same_device("w", a.w, a.x);
   const int64_t columns = a.x.size(a.x.dim() - 1), n = a.w.size(0);
   const bool bytes = a.x.scalar_type() == ScalarType::Byte;
   // One uint8 code a row is a code of its own, as in qlinear.
-  const bool packed = bytes && (is("gemm_s4s4") || (any && w_s4 && columns == a.w.size(1) && columns != 1));
-  const DType x = packed || is("gemm_s4s4") ? DType::s4 : dtype_of(a.x);
-  const int64_t k = packed ? 2 * columns : columns;
-  shape_is("w", a.w, {n, w_s4 ? (k + 1) / 2 : k});
-  return {x, real ? dtype_of(a.w) : w_s4 ? DType::s4 : DType::s8, packed, k};
+  const bool as_w = any && is_packed(w) && columns == a.w.size(1) && columns != 1;
+  const bool named = !any && is_packed(a.product->x), packed = bytes && (named || as_w);
+  const DType x = named ? a.product->x : packed ? w : dtype_of(a.x);
+  const int64_t k = packed ? columns * per_byte(x) : columns;
+  shape_is("w", a.w, {n, columns_of(w, k)});
+  return {x, w, packed, k};
 }
 
 static int64_t x_reach(const GemmArgs& a, DType x) {
-  if (a.x_zero_point) return x == DType::s4 ? 15 : 255;
-  return x == DType::u8 ? 255 : x == DType::s4 ? 8 : 128;
+  const CodeType& code = code_type(x);
+  return a.x_zero_point ? code.span() : code.largest();
 }
 
 // What only codes have.
@@ -233,13 +232,13 @@ static void only_accumulator(const GemmArgs& a) {
 
 GemmCall gemm_call(const GemmArgs& a) {
   const GemmTypes types = gemm_types(a);
-  const bool real = is_float(types.w), w_s4 = types.w == DType::s4;
+  const bool real = is_float(types.w);
   const Shape lead = lead_of(a.x);
   const int64_t k = types.k, n = a.w.size(0), m = product(lead);
   if (real) only_floats(a);
   group(a.group_size, k);
-  const int64_t limit = k_max(x_reach(a, types.x), w_s4 ? 8 : 128);
-  if (!real && k > limit)
+  const int64_t limit = real ? k : k_max(x_reach(a, types.x), code_type(types.w).largest());
+  if (k > limit)
     refuse("x", "K = " + std::to_string(k),
            "K <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
   const Shape scale_shape = a.group_size ? Shape{n, k / a.group_size} : Shape{n};
@@ -281,8 +280,8 @@ GemmCall gemm_call(const GemmArgs& a) {
   p.x_packed = types.x_packed;
   p.w = types.w;
   p.out = accumulator ? DType::s32 : codes ? DType::s8 : dtype_of_scalar(a.out_dtype);
-  p.ldx = types.x_packed ? 2 * x.ld : x.ld;
-  p.ldw = w_s4 ? 2 * w.ld : w.ld;
+  p.ldx = types.x_packed ? x.ld * per_byte(types.x) : x.ld;
+  p.ldw = w.ld * per_byte(types.w);
   p.ldo = n;
   p.group_size = a.group_size;
   p.per_token_scale = a.x_scale && shape_of(*a.x_scale) == lead && !lead.empty();

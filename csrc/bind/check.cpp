@@ -66,6 +66,19 @@ DType dtype_of_scalar(ScalarType type) {
   }
 }
 
+ScalarType memory_of(DType type) {
+  const CodeType& code = code_type(type);
+  return code.is_packed() || !code.is_signed() ? ScalarType::Byte : ScalarType::Char;
+}
+
+DType weight_type_of(const char* argument, int64_t bits) {
+  if (const CodeType* type = weight_type(bits)) return type->type;
+  std::string allowed;
+  for (int64_t b = 0; b <= 8; ++b)
+    if (weight_type(b)) allowed += (allowed.empty() ? "" : " or ") + std::to_string(b);
+  refuse(argument, std::to_string(bits), allowed);
+}
+
 DType dtype_of(const Tensor& t) { return dtype_of_scalar(t.scalar_type()); }
 
 void dtype_in(const char* argument, const Tensor& t, std::initializer_list<ScalarType> allowed) {
@@ -148,8 +161,10 @@ void apart(const char* argument, const Tensor& written, const char* other_name, 
 }
 
 void code_range(int64_t qmin, int64_t qmax, const char* low, const char* high) {
-  if (qmin < -128 || qmin > 127) refuse(low, std::to_string(qmin), "-128 to 127");
-  if (qmax <= qmin || qmax > 127) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + " to 127");
+  constexpr const CodeType& code = code_type(DType::s8);
+  const std::string to_last = " to " + std::to_string(code.qmax);
+  if (!code.holds(qmin, qmin)) refuse(low, std::to_string(qmin), std::to_string(code.qmin) + to_last);
+  if (qmax <= qmin || qmax > code.qmax) refuse(high, std::to_string(qmax), std::to_string(qmin + 1) + to_last);
 }
 
 void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax) {

@@ -52,6 +52,8 @@ Activation activation_of(const std::string& name, double clamp_min, double clamp
 bool is_float_type(ScalarType type);
 ScalarType float_type(std::optional<ScalarType> wanted, ScalarType otherwise);
 DType dtype_of_scalar(ScalarType type);
+ScalarType memory_of(DType type);  // of the tensor that holds codes of the type
+DType weight_type_of(const char* argument, int64_t bits);
 
 Shape shape_of(const Tensor& tensor);
 Shape lead_of(const Tensor& tensor);  // all dimensions but the last
@@ -117,8 +119,8 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;
 LinearSpec linear_spec(const std::vector<int64_t>& spec);
 size_t packed_bytes(const LinearSpec& spec);
 
-// The GEMM ops: every rule of their arguments, then the plain structs. `keep` owns copies. `op` is a name of SCHEMAS;
-// gemm takes all pairs of types, floats of 16 bits too. int4 activations also come two a byte: K is then even.
+// The GEMM ops: every rule of their arguments, then the plain structs. `keep` owns copies. `gemm` takes
+// all pairs of types, floats of 16 bits too. int4 activations also come two a byte: K is then even.
 struct GemmCall {
   GemmProblem problem;
   GemmOperands operands;
@@ -128,7 +130,7 @@ struct GemmCall {
   std::vector<Tensor> keep;
 };
 struct GemmArgs {
-  const char* op;
+  const Product* product;  // null: that of the operands' types (`gemm`)
   const Tensor& x;
   const Tensor& w;
   const MaybeTensor &w_scale, &x_scale, &x_zero_point, &bias, &residual, &out_scale, &out_zero_point;

@@ -94,7 +94,7 @@ Tensor by_framework(FloatLayer layer, const Tensor& x, const Tensor& w, const On
 Tensor dequantised(const Tensor& x, const Tensor& w, const FloatLayer& layer, const On& on) {
   const GemmProblem& p = layer.problem;
   Matrix codes = matrix(w);
-  if (p.w == DType::s4) {
+  if (is_packed(p.w)) {
     std::vector<Tensor> keep;
     const auto* packed = static_cast<const uint8_t*>(dense(w, keep));
     codes.keep = empty(x, {p.n, p.k}, ScalarType::Char);
@@ -136,12 +136,12 @@ Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w
                                std::optional<ScalarType> out_dtype) {
   floats("x", x);
   min_dim("x", x, 1);
-  if (w_bits != 4 && w_bits != 8) refuse("w_bits", std::to_string(w_bits), "4 or 8");
-  dtype_in("w", w, {w_bits == 4 ? ScalarType::Byte : ScalarType::Char});
+  const DType type = weight_type_of("w_bits", w_bits);
+  dtype_in("w", w, {memory_of(type)});
   exact_dim("w", w, 2);
   same_device("w", w, x);
   const int64_t n = w.size(0), k = x.size(x.dim() - 1);
-  shape_is("w", w, {n, w_bits == 4 ? (k + 1) / 2 : k});
+  shape_is("w", w, {n, columns_of(type, k)});
   group(group_size, k);
   const Shape scale_shape = group_size ? Shape{n, k / group_size} : Shape{n};
   vector("w_scale", w_scale, x, ScalarType::Float, scale_shape);
@@ -151,8 +151,8 @@ Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w
   if (layer.problem.m == 0 || n == 0) return empty(x, layer.out_shape, layer.out_type);
   const Matrix weights = matrix(w);
   GemmProblem& p = layer.problem;
-  p.w = w_bits == 4 ? DType::s4 : DType::s8;
-  p.ldw = w_bits == 4 ? 2 * weights.ld : weights.ld;
+  p.w = type;
+  p.ldw = weights.ld * per_byte(type);
   p.group_size = group_size;
   p.has_w_zero_point = w_zero_point.has_value();
   layer.operands.w = weights.data;

@@ -29,7 +29,7 @@ int32_t alignment(const void* pointer, int64_t row_bytes) {
 const DeviceInfo& device_info(const On& on) { return info_of(on.context.device); }
 
 void align(GemmProblem* p, const GemmOperands& o) {
-  p->x_align = alignment(o.x, p->ldx * bits_of(p->x == DType::s4 && !p->x_packed ? DType::s8 : p->x) / 8);
+  p->x_align = alignment(o.x, p->ldx * stored_bits(p->x, p->x_packed) / 8);
   p->w_align = alignment(o.w, p->ldw * bits_of(p->w) / 8);
   p->out_align = alignment(o.out, p->ldo * bits_of(p->out) / 8);
   p->residual_align = o.residual ? alignment(o.residual, p->ldr * bits_of(p->residual) / 8) : 16;

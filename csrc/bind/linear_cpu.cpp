@@ -3,23 +3,19 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "bind/cpu_tensor.h"
-#include "cpu/cpu.h"
+#include "bind/backend_cpu.h"
 
 namespace pyquant::bind {
-namespace {
 
-void own_layout(const LinearSpec& s) {
+void Cpu::check_layout(const LinearSpec& s) {
   if (s.layout != Layout::cpu_blocked) refuse("spec", "a layout of CUDA", "layout 'cpu_blocked' on the CPU");
 }
-
-}  // namespace
 
 Tensor pack_linear_cpu(const Tensor& w, const Tensor& w_scale, MaybeTensor bias, MaybeTensor x_scale,
                        MaybeTensor x_zero_point, MaybeTensor out_scale, MaybeTensor out_zero_point,
                        std::vector<int64_t> spec) {
   const LinearSpec s = linear_spec(spec);
-  own_layout(s);
+  Cpu::check_layout(s);
   pack_check(s, w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point);
   std::vector<Tensor> keep;
   LinearWeights weights;
@@ -38,51 +34,54 @@ Tensor pack_linear_cpu(const Tensor& w, const Tensor& w_scale, MaybeTensor bias,
 
 Tensor unpack_linear_cpu(const Tensor& packed, std::vector<int64_t> spec) {
   const LinearSpec s = linear_spec(spec);
-  own_layout(s);
+  Cpu::check_layout(s);
   dtype_in("packed", packed, {ScalarType::Byte});
   shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
-  const bool four = s.w_bits == 4;
-  Tensor codes = empty_cpu({s.n, four ? (s.k + 1) / 2 : s.k}, four ? ScalarType::Byte : ScalarType::Char);
+  Tensor codes = empty_cpu({s.n, columns_of(s.w->type, s.k)}, memory_of(s.w->type));
   const Tensor plain = torch::stable::contiguous(packed);
   cpu::unpack_linear(s, plain.const_data_ptr(), codes.mutable_data_ptr());
   return codes;
 }
 
-Tensor qlinear_cpu(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
-                   std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point) {
-  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
-  own_layout(call.spec);
+void Cpu::check_input(const LinearCall& call, const Tensor& packed, int64_t count) const {
   const LinearSpec& s = call.spec;
-  const bool is_unsigned = call.x.type == DType::u8;
   if (s.input == InputMode::static_per_tensor) {
+    const CodeType* const code = find_code_type(call.x.type);
+    const bool is_unsigned = code && !code->is_signed();
     const int32_t zero = cpu::input_zero_point(packed.const_data_ptr());
     zero_points("x_zero_point", &zero, 1, is_unsigned || s.x_symmetric ? 0 : s.x_qmin,
-                is_unsigned     ? 255
+                is_unsigned     ? code->qmax
                 : s.x_symmetric ? 0
                                 : s.x_qmax);
   }
-  zero_points("x_zero_point", call.x_zero_point, count_of(x_zero_point), s.x_qmin, s.x_qmax);
-  Tensor out = empty_cpu(call.out_shape, call.out_type);
-  if (out.numel() == 0) return out;
+  zero_points("x_zero_point", call.x_zero_point, count, s.x_qmin, s.x_qmax);
+}
+
+Tensor Cpu::widened(const Tensor& x, int64_t rows, int64_t columns) const {
+  const Tensor dense_rows = torch::stable::contiguous(x);
+  Tensor codes = empty({rows, columns}, ScalarType::Char);
+  unpack_int4(static_cast<const uint8_t*>(dense_rows.const_data_ptr()), rows, columns,
+              static_cast<int8_t*>(codes.mutable_data_ptr()));
+  return codes;
+}
+
+void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const {
+  const LinearSpec& s = call.spec;
   Matrix m = call.x;
-  if (m.type == DType::s4) {  // the kernels take a code a byte
-    const Tensor dense_rows = torch::stable::contiguous(x);
-    m.keep = empty_cpu({m.rows, s.k}, ScalarType::Char);
-    cpu::unpack_int4(static_cast<const uint8_t*>(dense_rows.const_data_ptr()), m.rows, s.k,
-                     static_cast<int8_t*>(m.keep.mutable_data_ptr()));
+  if (is_packed(m.type)) {
+    m.keep = widened(x, m.rows, s.k);
     m.data = m.keep.const_data_ptr();
     m.type = DType::s8;
     m.ld = s.k;
   }
-  const bool out_packed = call.out == DType::s4;
-  Tensor codes = out_packed ? empty_cpu({m.rows, s.n}, ScalarType::Char) : out;
-  cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
-              call.residual.ld, codes.mutable_data_ptr(), out_packed ? DType::s8 : call.out, call.x_scale,
-              call.x_zero_point);
-  if (out_packed)
-    cpu::pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n,
-                   static_cast<uint8_t*>(out.mutable_data_ptr()));
-  return out;
+  const auto run = [&](void* y, DType type) {
+    cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
+                call.residual.ld, y, type, call.x_scale, call.x_zero_point);
+  };
+  if (!is_packed(call.out)) return run(out, call.out);
+  Tensor codes = empty({m.rows, s.n}, ScalarType::Char);
+  run(codes.mutable_data_ptr(), DType::s8);
+  pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n, static_cast<uint8_t*>(out));
 }
 
 }  // namespace pyquant::bind

@@ -1,4 +1,4 @@
-// The fused quantised Linear on the CPU (linear_cpu.cpp).
+// The packed buffer of the fused Linear on the CPU (linear_cpu.cpp); CUDA's is laid out in pyquant/ops/rows_layout.py.
 #pragma once
 #include "bind/check.h"
 
@@ -8,7 +8,5 @@ Tensor pack_linear_cpu(const Tensor& w, const Tensor& w_scale, MaybeTensor bias,
                        MaybeTensor x_zero_point, MaybeTensor out_scale, MaybeTensor out_zero_point,
                        std::vector<int64_t> spec);
 Tensor unpack_linear_cpu(const Tensor& packed, std::vector<int64_t> spec);
-Tensor qlinear_cpu(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
-                   std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point);
 
 }  // namespace pyquant::bind

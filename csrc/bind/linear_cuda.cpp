@@ -1,7 +1,6 @@
 // The fused quantised Linear on CUDA: activations to codes (or codes as they come), then one GEMM that writes the
 // result with the caller's own row length. The buffer `packed` is plain padded rows (core/rows_layout.h).
-#include "bind/linear_cuda.h"
-
+#include "bind/backend_cuda.h"
 #include "bind/gemm_cuda.h"
 #include "core/rows_layout.h"
 
@@ -31,13 +30,13 @@ void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmO
   p->n = s.n;
   p->k = s.k;
   p->x = call.x.type;
-  p->x_packed = call.x.type == DType::s4;
+  p->x_packed = is_packed(call.x.type);
   p->ldx = call.x.ld;
-  p->w = s.w_bits == 4 ? DType::s4 : DType::s8;
+  p->w = s.w->type;
   p->out = call.out;
   p->w_layout = s.layout == Layout::rows_blocked128 ? WeightLayout::blocked128 : WeightLayout::natural;
   p->ldw = b.at.k_pad;
-  p->ldo = call.out == DType::s4 ? (s.n + 1) / 2 * 2 : s.n;
+  p->ldo = whole_bytes(call.out, s.n);
   p->group_size = s.group_size;
   o->x = call.x.data;
   o->w = b.base;
@@ -108,21 +107,19 @@ void prepare(const Route& route, const Tensor& x, const LinearCall& call, const 
 
 }  // namespace
 
-Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual, std::vector<int64_t> spec,
-                    std::optional<ScalarType> out_dtype, MaybeTensor x_scale, MaybeTensor x_zero_point) {
-  const LinearCall call = linear_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
-  const LinearSpec& s = call.spec;
+void Cuda::check_layout(const LinearSpec& s) {
   if (s.layout == Layout::cpu_blocked)
     refuse("spec", "layout 'cpu_blocked'", "layout 'rows' or 'rows_blocked128' on CUDA");
-  const On on(x);
-  Tensor out = empty(x, call.out_shape, call.out_type);
-  if (out.numel() == 0) return out;
+}
+
+void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const {
+  const LinearSpec& s = call.spec;
   const Buffer buffer(s, packed);
   GemmProblem p;
   GemmOperands o;
   std::vector<Tensor> keep;
   set_operands(call, buffer, &p, &o);
-  o.out = out.mutable_data_ptr();
+  o.out = out;
   const bool dynamic = s.input == InputMode::dynamic_per_token;
   p.per_token_scale = p.per_token_zero_point = dynamic;
   p.has_zero_point = !dynamic || (call.x_scale ? call.x_zero_point != nullptr : !s.x_symmetric);
@@ -134,10 +131,9 @@ Tensor qlinear_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   e.clamp_max = s.clamp_max;
   e.out_qmin = s.out_qmin;
   e.out_qmax = s.out_qmax;
-  const Route route = route_of(Entry::linear, p, o, on, s.x_qmin >= -8 && s.x_qmax <= 7);
+  const Route route = route_of(Entry::linear, p, o, on, packed_type(s.x_qmin, s.x_qmax) != nullptr);
   prepare(route, x, call, buffer, on, &keep, &o);
   run(route.row, route.problem, o, e, x, on);
-  return out;
 }
 
 }  // namespace pyquant::bind

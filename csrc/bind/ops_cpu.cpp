@@ -6,6 +6,7 @@
 #include "bind/backend_cpu.h"
 #include "bind/fake_quantise_ops.h"
 #include "bind/linear_cpu.h"
+#include "bind/linear_ops.h"
 #include "bind/product_ops.h"
 #include "bind/quantise_ops.h"
 #include "plan/tuned.h"
@@ -14,13 +15,9 @@ namespace pyquant::bind {
 
 void Cpu::gemm(GemmCall& call, const Tensor& x) const {
   GemmProblem& p = call.problem;
-  Tensor codes;
-  if (p.x_packed) {  // the kernels take a code a byte
-    const Tensor rows = torch::stable::contiguous(x);
-    codes = empty({p.m, p.k}, ScalarType::Char);
-    unpack_int4(static_cast<const uint8_t*>(rows.const_data_ptr()), p.m, p.k,
-                static_cast<int8_t*>(codes.mutable_data_ptr()));
-    call.operands.x = codes.const_data_ptr();
+  if (p.x_packed) {
+    call.keep.push_back(widened(x, p.m, p.k));
+    call.operands.x = call.keep.back().const_data_ptr();
     p.x_packed = false;
     p.ldx = p.k;
   }
@@ -73,7 +70,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("magnitude_histogram", TORCH_BOX(&b::QuantiseOps<b::Cpu>::magnitude_histogram));
   m.impl("pack_linear", TORCH_BOX(&b::pack_linear_cpu));
   m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear_cpu));
-  m.impl("qlinear", TORCH_BOX(&b::qlinear_cpu));
+  m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cpu>::qlinear));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
 }
 

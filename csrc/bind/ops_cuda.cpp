@@ -7,7 +7,7 @@
 #include "bind/fake_quantise_ops.h"
 #include "bind/float_cuda.h"
 #include "bind/gemm_cuda.h"
-#include "bind/linear_cuda.h"
+#include "bind/linear_ops.h"
 #include "bind/product_ops.h"
 #include "bind/quantise_ops.h"
 
@@ -40,7 +40,7 @@ Tensor gemm_any(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTens
                 int64_t group_size, Text activation, double clamp_min, double clamp_max, int64_t out_qmin,
                 int64_t out_qmax, ScalarType out_dtype, Text kernel) {
   const std::string name = kernel;
-  const GemmArgs args{"gemm",    x,         w,         w_scale,        x_scale,    x_zero_point,
+  const GemmArgs args{nullptr,   x,         w,         w_scale,        x_scale,    x_zero_point,
                       bias,      residual,  out_scale, out_zero_point, group_size, activation,
                       clamp_min, clamp_max, out_qmin,  out_qmax,       out_dtype};
   if (name.empty() && w.defined() && is_float(dtype_of(w)) && w.scalar_type() != ScalarType::Float) {
@@ -59,7 +59,7 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   b::FakeQuantiseOps<b::Cuda>::add_to(m);
   b::ProductOps<b::Cuda>::add_gemms_to(m);
   m.impl("gemm", TORCH_BOX(&b::gemm_any));
-  m.impl("qlinear", TORCH_BOX(&b::qlinear_cuda));
+  m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cuda>::qlinear));
   if (!pyquant::cuda::is_built()) return;  // what follows has a stand-in in Python (pyquant/ops/fallback.py)
   b::ProductOps<b::Cuda>::add_packing_to(m);
   m.impl("magnitude_histogram", TORCH_BOX(&b::QuantiseOps<b::Cuda>::magnitude_histogram));

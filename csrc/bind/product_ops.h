@@ -14,14 +14,9 @@ struct ProductOps {
   static Tensor product(const GemmArgs& args, const More&... more) {
     GemmCall call = gemm_call(args);
     const Backend on(args.x);
-    const bool is_unsigned = call.problem.x == DType::u8, four = call.problem.x == DType::s4;
-    on.check_zero_points("x_zero_point", call.operands.x_zero_point, count_of(args.x_zero_point),
-                         is_unsigned ? 0
-                         : four      ? -8
-                                     : -128,
-                         is_unsigned ? 255
-                         : four      ? 7
-                                     : 127);
+    if (const CodeType* code = find_code_type(call.problem.x))
+      on.check_zero_points("x_zero_point", call.operands.x_zero_point, count_of(args.x_zero_point), code->qmin,
+                           code->qmax);
     on.check_zero_points("out_zero_point", call.operands.out_zero_point, 1, args.out_qmin, args.out_qmax);
     Tensor out = on.empty(call.out_shape, call.out_type);
     if (out.numel() == 0) return out;
@@ -30,17 +25,16 @@ struct ProductOps {
     return out;
   }
 
-#define PYQUANT_GEMM_OP(NAME)                                                                                 \
-  static Tensor NAME(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale,              \
-                     MaybeTensor x_zero_point, MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, \
-                     MaybeTensor out_zero_point, int64_t group_size, Text activation, double clamp_min,       \
-                     double clamp_max, int64_t out_qmin, int64_t out_qmax, ScalarType out_dtype) {            \
-    return product({#NAME, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,   \
-                    group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});            \
+#define PYQUANT_GEMM_OP(X, W)                                                                                        \
+  static Tensor gemm_##X##W(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTensor x_scale,              \
+                            MaybeTensor x_zero_point, MaybeTensor bias, MaybeTensor residual, MaybeTensor out_scale, \
+                            MaybeTensor out_zero_point, int64_t group_size, Text activation, double clamp_min,       \
+                            double clamp_max, int64_t out_qmin, int64_t out_qmax, ScalarType out_dtype) {            \
+    constexpr Product kProduct{DType::X, DType::W};                                                                  \
+    return product({&kProduct, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,      \
+                    group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype});                   \
   }
-  PYQUANT_GEMM_OP(gemm_s8s8)
-  PYQUANT_GEMM_OP(gemm_s8s4)
-  PYQUANT_GEMM_OP(gemm_s4s4)
+  PYQUANT_PRODUCTS(PYQUANT_GEMM_OP)
 #undef PYQUANT_GEMM_OP
 
   static Tensor pack_int4(const Tensor& q) {
@@ -73,9 +67,9 @@ struct ProductOps {
   }
 
   static void add_gemms_to(torch::stable::detail::StableLibrary& m) {
-    m.impl("gemm_s8s8", TORCH_BOX(&ProductOps::gemm_s8s8));
-    m.impl("gemm_s8s4", TORCH_BOX(&ProductOps::gemm_s8s4));
-    m.impl("gemm_s4s4", TORCH_BOX(&ProductOps::gemm_s4s4));
+#define PYQUANT_GEMM_OP(X, W) m.impl("gemm_" #X #W, TORCH_BOX(&ProductOps::gemm_##X##W));
+    PYQUANT_PRODUCTS(PYQUANT_GEMM_OP)
+#undef PYQUANT_GEMM_OP
   }
   static void add_packing_to(torch::stable::detail::StableLibrary& m) {
     m.impl("pack_int4", TORCH_BOX(&ProductOps::pack_int4));

@@ -9,7 +9,9 @@ constexpr int32_t kDecodeSplitMax = 8;  // blocks of a portable cluster
 
 // What clearing, writing and adding up sums in memory takes, in units of a warp's work: about two microseconds, while
 // eight warps take a fifth of one for a unit each that needs no widening, and longer the more there is to widen.
-constexpr int32_t decode_sums_units(bool is_float, int64_t w_bits) { return w_bits == 4 ? 2 : (is_float ? 5 : 8); }
+constexpr int32_t decode_sums_units(bool is_float, bool packed_weights) {
+  return packed_weights ? 2 : (is_float ? 5 : 8);
+}
 
 // Columns of 8 tokens that the kernel of a tile multiplies, those beyond M included.
 constexpr int32_t decode_columns(int64_t m, int32_t tile_m) { return tile_m == 16 && m <= 8 ? 1 : tile_m / 8; }

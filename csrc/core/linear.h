@@ -17,8 +17,8 @@ enum class Layout : int32_t { rows = 0, cpu_blocked = 1, rows_blocked128 = 2 };
 
 struct LinearSpec {
   int64_t n = 0, k = 0;
-  int32_t w_bits = 8;      // 8 or 4
-  int64_t group_size = 0;  // 0 = per channel; divides k
+  const CodeType* w = &code_type(DType::s8);  // null: a wire asked for bits that no type of weights has
+  int64_t group_size = 0;                     // 0 = per channel; divides k
   InputMode input = InputMode::dynamic_per_token;
   int32_t x_qmin = -127, x_qmax = 127;
   bool x_symmetric = true;  // dynamic affine rows: zero point from the row's range
@@ -34,6 +34,8 @@ struct LinearSpec {
 // patterns of two floats. pyquant/ops/spec.py writes it; tests/ops compare the two.
 enum WireField { kWireN, kWireK, kWireGroupSize, kWireModes, kWireClamp, kWireFields };
 
+inline int64_t wire_w_bits(const int64_t* wire) { return wire[kWireModes] & 15; }
+
 inline LinearSpec spec_from_wire(const int64_t* wire) {
   const auto bits = [&](int at, int count) {
     return static_cast<int32_t>(wire[kWireModes] >> at & ((1 << count) - 1));
@@ -43,7 +45,7 @@ inline LinearSpec spec_from_wire(const int64_t* wire) {
   s.n = wire[kWireN];
   s.k = wire[kWireK];
   s.group_size = wire[kWireGroupSize];
-  s.w_bits = bits(0, 4);
+  s.w = weight_type(wire_w_bits(wire));
   s.activation = static_cast<Activation>(bits(4, 4));
   s.input = static_cast<InputMode>(bits(8, 1));
   s.x_symmetric = bits(9, 1);
@@ -59,7 +61,7 @@ inline LinearSpec spec_from_wire(const int64_t* wire) {
   return s;
 }
 
-// Sources of a packed buffer. Codes are row-major: int8 [n, k], or for w_bits = 4 packed uint8 [n, ceil(k / 2)].
+// Sources of a packed buffer. Codes are row-major: [n, columns_of(type, k)].
 struct LinearWeights {
   const void* codes = nullptr;
   const float* w_scale = nullptr;           // [n] or [n, k / group_size]

@@ -23,7 +23,7 @@ inline RowsLayout rows_layout(const LinearSpec& s) {
   at.k_pad = padded_row(s.k);
   at.groups = s.group_size ? s.k / s.group_size : 1;
   const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes
-  at.w_scale = up(blocked ? up(s.n, 128) * up(s.k, 128) / 2 : at.n_pad * at.k_pad * s.w_bits / 8, 256);
+  at.w_scale = up(blocked ? up(s.n, 128) * up(s.k, 128) / 2 : at.n_pad * columns_of(s.w->type, at.k_pad), 256);
   at.w_sum = at.w_scale + up(4 * at.n_pad * at.groups, 256);
   at.bias = at.w_sum + up(4 * at.n_pad * at.groups, 256);
   at.scalars = at.bias + (s.has_bias ? up(4 * at.n_pad, 256) : 0);

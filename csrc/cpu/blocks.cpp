@@ -4,14 +4,14 @@
 
 namespace pyquant::cpu {
 
-Extent extent_of(int64_t k, int64_t group_size, int w_bits) {
+Extent extent_of(int64_t k, int64_t group_size, DType type) {
   Extent e;
   e.k = k;
   e.grouped = group_size > 0;
   if (e.grouped) {
     e.group = group_size;
     e.groups = k / group_size;
-    e.padded_group = round_up(group_size, w_bits == 4 ? 8 : 4);
+    e.padded_group = round_up(group_size, 4 * per_byte(type));
     e.padded_k = round_up(e.groups * e.padded_group, 64);
   } else {
     e.group = k;
@@ -40,7 +40,7 @@ void pack_block_s8(const PlainWeights& weights, const Extent& e, int64_t first, 
                    int8_t* block) {
   if (channels < kBlockN || e.scattered()) std::memset(block, 0, static_cast<size_t>(e.padded_k * kBlockN));
   const auto* source = static_cast<const uint8_t*>(weights.codes) + first * weights.row_bytes;
-  const bool whole_rows = weights.w_bits == 4 || e.scattered();
+  const bool whole_rows = is_packed(weights.type) || e.scattered();
   // Sixteen quads of every channel at a time: the 4 KiB they go to stay in L1.
   constexpr int64_t kQuads = 16;
   if (!whole_rows) {
@@ -53,7 +53,7 @@ void pack_block_s8(const PlainWeights& weights, const Extent& e, int64_t first, 
   for (int64_t c = 0; c < channels; ++c) {
     const uint8_t* packed = source + c * weights.row_bytes;
     const auto* codes = reinterpret_cast<const int8_t*>(packed);
-    if (weights.w_bits == 4) {
+    if (is_packed(weights.type)) {
       unpack_int4(packed, 1, e.k, row);
       codes = row;
     }

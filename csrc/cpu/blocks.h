@@ -9,19 +9,19 @@ namespace pyquant::cpu {
 constexpr int64_t round_up(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 constexpr int64_t block_count(int64_t n) { return (n + kBlockN - 1) / kBlockN; }
 
-// K as the blocks hold it: each group padded with zero codes to whole quads (octs for int4), the whole to 64.
+// K as the blocks hold it: each group padded with zero codes to whole quads of bytes (octs for int4), the whole to 64.
 struct Extent {
   int64_t k = 0, group = 0, groups = 0;
   int64_t padded_group = 0, padded_k = 0;
   bool grouped = false;
   bool scattered() const { return grouped && padded_group != group; }
 };
-Extent extent_of(int64_t k, int64_t group_size, int w_bits);
+Extent extent_of(int64_t k, int64_t group_size, DType type);
 
 // Row-major source of weights: s8, or s4 with two codes a byte; row_bytes between rows.
 struct PlainWeights {
   const void* codes = nullptr;
-  int w_bits = 8;
+  DType type = DType::s8;
   int64_t row_bytes = 0;
 };
 

@@ -14,8 +14,6 @@ constexpr int64_t kGrain = 1 << 16;  // elements worth a task
 constexpr int64_t kAlign = 512;      // elements of a cache line of the mask: no two threads write one
 constexpr int64_t kLanes = 64;
 
-int64_t bytes_of(DType t) { return bits_of(t) / 8; }
-
 int64_t length_of(int64_t rows, int64_t cols, Granularity granularity, int64_t group_size) {
   return granularity == Granularity::tensor ? rows * cols : granularity == Granularity::groups ? group_size : cols;
 }

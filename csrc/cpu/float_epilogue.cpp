@@ -38,9 +38,9 @@ void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, c
       tile.cols = std::min(kBlockN, n - c);
       for (int64_t i = 0; i < kBlockN; ++i) bias_block[i] = bias && i < tile.cols ? bias[c + i] : -0.f;
       tile.bias = bias_block;
-      tile.out = static_cast<unsigned char*>(out) + (first * n + c) * (bits_of(out_type) / 8);
+      tile.out = static_cast<unsigned char*>(out) + (first * n + c) * bytes_of(out_type);
       if (residual)
-        tile.residual = static_cast<const unsigned char*>(residual) + (first * ldr + c) * (bits_of(residual_type) / 8);
+        tile.residual = static_cast<const unsigned char*>(residual) + (first * ldr + c) * bytes_of(residual_type);
       tile.rows = share.end - first;
       tile.sum = acc + first * n + c;
       tile.ld_sum = n;

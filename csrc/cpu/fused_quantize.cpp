@@ -42,8 +42,6 @@ void each_row(int64_t rows, int64_t cols, Row row) {
   Shares(rows, rows * cols, kGrain).run([&](Share share) { row(share.begin, share.end); });
 }
 
-int64_t bytes_of(DType t) { return bits_of(t) / 8; }
-
 }  // namespace
 
 void norm_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const NormOperands& norm,

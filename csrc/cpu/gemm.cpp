@@ -9,15 +9,14 @@ void gemm(const GemmProblem& p, const GemmOperands& o, const Epilogue& epilogue)
   Layer layer;
   layer.m = p.m;
   layer.n = p.n;
-  const int w_bits = p.w == DType::s4 ? 4 : 8;
-  layer.extent = extent_of(p.k, p.group_size, w_bits);
+  layer.extent = extent_of(p.k, p.group_size, p.w);
   layer.rows.x = o.x;
   layer.rows.type = p.x == DType::u8 ? DType::u8 : DType::s8;  // s4 codes travel one per byte
   layer.rows.ld = p.ldx;
   layer.rows.zero_point = o.x_zero_point;
   layer.rows.zero_point_step = p.per_token_zero_point ? 1 : 0;
   layer.plain = true;
-  layer.plain_weights = {o.w, w_bits, w_bits == 4 ? p.ldw / 2 : p.ldw};
+  layer.plain_weights = {o.w, p.w, columns_of(p.w, p.ldw)};
   layer.plain_scale = o.w_scale;
   layer.plain_bias = o.bias;
   // One scale for the whole input is a single product with each channel's; otherwise it is a step of its own.

@@ -24,7 +24,7 @@ void count_row(const Kernels& in_use, const unsigned char* x, DType type, int64_
                int64_t* counts) {
   if (type == DType::f32) return count(reinterpret_cast<const float*>(x), n, first_key, counts);
   float wide[kPiece];
-  const int64_t bytes = bits_of(type) / 8;
+  const int64_t bytes = bytes_of(type);
   for (int64_t i = 0; i < n; i += kPiece) {
     const int64_t piece = std::min(kPiece, n - i);
     in_use.widen(x + i * bytes, type, piece, wide);
@@ -40,7 +40,7 @@ void magnitude_histogram(const void* x, DType x_type, int64_t rows, int64_t cols
   std::fill(counts, counts + kTable, 0);
   if (rows == 0 || cols == 0) return;
   const auto* data = static_cast<const unsigned char*>(x);
-  const int64_t bytes = bits_of(x_type) / 8, total = rows * cols;
+  const int64_t bytes = bytes_of(x_type), total = rows * cols;
   const int32_t first_key = histogram_first_key(exponent);
   const Kernels& in_use = kernels();
   const Shares shares(total, total, kGrain);

@@ -179,6 +179,7 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
 
 }  // namespace
 
+// Reads like that of every other set; the functions are those of this file alone.
 const Kernels& kernels_avx2() {
   static constexpr Kernels table = [] {
     Kernels k = row_table<V>(Isa::avx2);

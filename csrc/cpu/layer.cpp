@@ -19,8 +19,6 @@ struct Range {
 
 Range part(int64_t total, int64_t parts, int64_t index) { return {total * index / parts, total * (index + 1) / parts}; }
 
-int64_t bytes_of(DType t) { return bits_of(t) / 8; }
-
 // One thread's share of a layer, with all memory it needs.
 class Worker {
  public:

@@ -24,10 +24,10 @@ struct Sections {
 
 Sections sections_of(const LinearSpec& spec) {
   Sections s;
-  s.extent = extent_of(spec.k, spec.group_size, spec.w_bits);
+  s.extent = extent_of(spec.k, spec.group_size, spec.w->type);
   s.blocks = block_count(spec.n);
   s.vectors = s.extent.groups * kBlockN;
-  s.block_bytes = s.extent.padded_k * kBlockN * spec.w_bits / 8;
+  s.block_bytes = columns_of(spec.w->type, s.extent.padded_k) * kBlockN;
   s.w_scale = sizeof(Header);
   s.w_sum = s.w_scale + static_cast<size_t>(s.blocks * s.vectors) * 4;
   s.bias = s.w_sum + static_cast<size_t>(s.blocks * s.vectors) * 4;
@@ -38,7 +38,7 @@ Sections sections_of(const LinearSpec& spec) {
 
 bool is_static(const LinearSpec& spec) { return spec.input == InputMode::static_per_tensor; }
 
-int64_t row_bytes(const LinearSpec& spec) { return spec.w_bits == 4 ? (spec.k + 1) / 2 : spec.k; }
+int64_t row_bytes(const LinearSpec& spec) { return columns_of(spec.w->type, spec.k); }
 
 constexpr int64_t kPackGrain = 1 << 20;  // codes worth a task
 
@@ -81,9 +81,9 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& w, void* packed) {
     for (int64_t b = share.begin; b < share.end; ++b) {
       const int64_t first = b * kBlockN, channels = std::min(kBlockN, spec.n - first);
       unsigned char* codes = base + s.codes + static_cast<size_t>(b * s.block_bytes);
-      pack_block_s8({w.codes, spec.w_bits, row_bytes(spec)}, e, first, channels, row, wide);
+      pack_block_s8({w.codes, spec.w->type, row_bytes(spec)}, e, first, channels, row, wide);
       block_sums(in_use, wide, e, ones, w_sum + b * s.vectors);
-      if (spec.w_bits == 4)
+      if (spec.w->is_packed())
         squeeze_block(wide, e, codes);
       else
         std::memcpy(codes, wide, k * kBlockN);
@@ -109,7 +109,7 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes) {
   auto* row = scratch.take<int8_t>(k);
   for (int64_t n = 0; n < spec.n; ++n) {
     const unsigned char* block = base + n / kBlockN * s.block_bytes;
-    if (spec.w_bits == 4) {
+    if (spec.w->is_packed()) {
       if (n % kBlockN == 0) in_use.unpack_s4(block, s.extent.padded_k / 8, wide);
       unpack_block_row(wide, s.extent, n % kBlockN, row);
       pack_int4(row, 1, spec.k, static_cast<uint8_t*>(codes) + n * row_bytes(spec));
@@ -149,7 +149,7 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   layer.first.w_scale = reinterpret_cast<const float*>(base + s.w_scale);
   layer.first.w_sum = reinterpret_cast<const int32_t*>(base + s.w_sum);
   layer.first.bias = reinterpret_cast<const float*>(base + s.bias);
-  if (spec.w_bits == 4)
+  if (spec.w->is_packed())
     layer.first.codes_s4 = base + s.codes;
   else
     layer.first.codes_s8 = reinterpret_cast<const int8_t*>(base + s.codes);

@@ -43,11 +43,11 @@ void unpack_int4(const uint8_t* packed, int64_t rows, int64_t cols, int8_t* q) {
 void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums) {
   const int64_t group = group_size > 0 ? group_size : k, groups = group_size > 0 ? k / group_size : 1;
   each_row(n, k, [=](int64_t r) {
-    const auto* bytes = static_cast<const uint8_t*>(w) + (w_type == DType::s4 ? r * (ldw / 2) : r * ldw);
+    const auto* bytes = static_cast<const uint8_t*>(w) + r * columns_of(w_type, ldw);
     for (int64_t g = 0; g < groups; ++g) {
       int32_t sum = 0;
       for (int64_t i = g * group; i < (g + 1) * group; ++i)
-        sum += w_type == DType::s4 ? nibble(i % 2 ? bytes[i / 2] >> 4 : bytes[i / 2]) : static_cast<int8_t>(bytes[i]);
+        sum += is_packed(w_type) ? nibble(i % 2 ? bytes[i / 2] >> 4 : bytes[i / 2]) : static_cast<int8_t>(bytes[i]);
       sums[r * groups + g] = sum;
     }
   });

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // elements worth a task
 
-int64_t bytes_of(DType t) { return bits_of(t) / 8; }
-
 const void* at(const void* p, int64_t i, DType t) { return static_cast<const unsigned char*>(p) + i * bytes_of(t); }
 
 // The matrix as runs of elements that share one scale: a row, or a group of a row.

@@ -234,7 +234,7 @@ bool fake_quantizes(const Kernels& candidate, const Kernels& scalar, Random& ran
       r.zero.assign(3, 0);
       k.fake_quantize({x.data(), type, kCount, kCount, 0, kCount, kRow, scale.data(), zero_point.data(), -128, 127,
                        r.y.data(), r.mask.data()});
-      const int64_t bytes = type == DType::f32 ? 4 : 2;
+      const int64_t bytes = bytes_of(type);
       k.fake_quantize_keep(grad.data(), r.mask.data(), bytes, 0, kCount, r.kept.data());
       k.fake_quantize_learned({x.data(), grad.data(), type, 0, 3, kRow, scale.data(), zero_point.data(), -128, 127,
                                r.grad_x.data(), r.sums.data()});

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kBlock) arrange_codes_kernel(Source source, in
 void arrange_codes(const void* x, DType type, int64_t rows, int64_t cols, int64_t ld, int8_t* q, int64_t ldq,
                    const int32_t* zero_point, int32_t* shifted_zero_point, const Context& context) {
   if (rows == 0 || ldq == 0) return;
-  const int64_t row_bytes = type == DType::s4 ? ld / 2 : ld;
-  const bool whole_words = type != DType::s4 && (reinterpret_cast<uintptr_t>(x) | static_cast<uint64_t>(ld)) % 4 == 0;
+  const int64_t row_bytes = columns_of(type, ld);
+  const bool whole_words = !is_packed(type) && (reinterpret_cast<uintptr_t>(x) | static_cast<uint64_t>(ld)) % 4 == 0;
   const int64_t blocks = (rows * (ldq / 4) + kBlock - 1) / kBlock;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(blocks < (int64_t{1} << 20) ? blocks : int64_t{1} << 20));

@@ -98,15 +98,14 @@ void unpack_blocked128(const uint8_t* blocked, int64_t n, int64_t k, int64_t ldw
 
 void weight_sums(const void* w, DType w_type, int64_t n, int64_t k, int64_t ldw, int64_t group_size, int32_t* sums,
                  const Context& context) {
-  const bool packed = w_type == DType::s4;
   const int64_t groups = group_size ? k / group_size : 1, group = group_size ? group_size : k;
   const int64_t count = n * groups;
   if (count == 0) return;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((count + kBlock / 32 - 1) / (kBlock / 32)));
   shape.block = dim3(kBlock);
-  launch<weight_sums_kernel>("weight_sums", shape, context, static_cast<const uint8_t*>(w), packed, count, groups,
-                             group, packed ? ldw / 2 : ldw, sums);
+  launch<weight_sums_kernel>("weight_sums", shape, context, static_cast<const uint8_t*>(w), is_packed(w_type), count,
+                             groups, group, columns_of(w_type, ldw), sums);
 }
 
 }  // namespace pyquant::cuda

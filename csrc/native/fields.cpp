@@ -41,9 +41,9 @@ GemmProblem problem_of(const py::dict& dict) {
   p.out = dtype_of(f.get<std::string>("out", "f32"));
   p.x_packed = f.get<bool>("x_packed", false);
   p.w_layout = named<WeightLayout>(kLayouts, f.get<std::string>("w_layout", "natural"), "weight layout");
-  p.ldx = f.get<int64_t>("ldx", p.x_packed ? (p.k + 1) / 2 * 2 : p.k);
-  p.ldw = f.get<int64_t>("ldw", p.w == DType::s4 ? (p.k + 1) / 2 * 2 : p.k);
-  p.ldo = f.get<int64_t>("ldo", p.out == DType::s4 ? (p.n + 1) / 2 * 2 : p.n);
+  p.ldx = f.get<int64_t>("ldx", p.x_packed ? whole_bytes(p.x, p.k) : p.k);
+  p.ldw = f.get<int64_t>("ldw", whole_bytes(p.w, p.k));
+  p.ldo = f.get<int64_t>("ldo", whole_bytes(p.out, p.n));
   p.ldr = f.get<int64_t>("ldr", p.n);
   p.group_size = f.get<int64_t>("group_size", 0);
   p.per_token_scale = f.get<bool>("per_token_scale", false);

@@ -16,7 +16,6 @@ namespace pyquant::native {
 
 namespace py = pybind11;
 
-constexpr DType kTypes[] = {DType::s4, DType::s8, DType::u8, DType::s32, DType::f16, DType::bf16, DType::f32};
 constexpr const char* kLayouts[] = {"natural", "blocked128"};  // by value
 
 DType dtype_of(const std::string& name);

@@ -20,9 +20,9 @@ bool in_set(uint32_t set, DType type) { return (set & type_bit(type)) != 0; }
 
 // Bits of a code in shared memory: of the widest type that the family takes.
 int64_t widest_bits(uint32_t types, bool a_byte_each) {
-  int64_t bits = a_byte_each ? 8 : 4;
-  for (const DType type : {DType::s8, DType::u8, DType::f16, DType::bf16})
-    if (in_set(types, type)) bits = std::max<int64_t>(bits, bits_of(type));
+  int64_t bits = 0;
+  for (const DType type : kTypes)
+    if (in_set(types, type)) bits = std::max<int64_t>(bits, stored_bits(type, !a_byte_each));
   return bits;
 }
 
@@ -44,7 +44,7 @@ Refusal accept_types(const FamilyFacts& f, const GemmProblem& p, bool has_residu
   if (!in_set(f.outs, p.out)) return refuse(Reason::out_type, f.outs, static_cast<int64_t>(p.out));
   if (has_residual && !in_set(kResidualTypes, p.residual))
     return refuse(Reason::residual_type, kResidualTypes, static_cast<int64_t>(p.residual));
-  if (p.x == DType::s4 && f.x_packing != Packing::either && p.x_packed != (f.x_packing == Packing::nibbles))
+  if (is_packed(p.x) && f.x_packing != Packing::either && p.x_packed != (f.x_packing == Packing::nibbles))
     return refuse(Reason::x_packing, f.x_packing == Packing::nibbles, p.x_packed);
   if ((f.w_layouts & layout_bit(p.w_layout)) == 0 || (p.w_layout != WeightLayout::natural && p.w != DType::s4))
     return refuse(Reason::w_layout, f.w_layouts, static_cast<int64_t>(p.w_layout));
@@ -94,12 +94,10 @@ int64_t shared_bytes(const Row& row) {
 }
 
 int64_t k_bound(const GemmProblem& p) {
-  if (is_float(p.x)) return kSizeLimit;
-  const int64_t x_low = p.x == DType::u8 ? 0 : (p.x == DType::s4 ? -8 : -128);
-  const int64_t x_high = p.x == DType::u8 ? 255 : (p.x == DType::s4 ? 7 : 127);
-  const int64_t w_max = p.w == DType::s4 ? 8 : 128;
-  const int64_t plain = k_max(std::max(-x_low, x_high), w_max);
-  return p.has_zero_point ? std::min(plain, k_max_affine(x_low, x_high, w_max)) : plain;
+  const CodeType *x = find_code_type(p.x), *w = find_code_type(p.w);
+  if (!x || !w) return kSizeLimit;
+  const int64_t plain = k_max(x->largest(), w->largest());
+  return p.has_zero_point ? std::min(plain, k_max_affine(x->qmin, x->qmax, w->largest())) : plain;
 }
 
 Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const DeviceInfo& device) {

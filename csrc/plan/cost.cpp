@@ -50,14 +50,12 @@ double overlapped(double a, double b, double c = 0) {
 }
 
 // Bytes of `count` elements.
-double bytes_of(double count, DType type, bool packed = true) {
-  return count * (type == DType::s4 && !packed ? 8 : bits_of(type)) / 8.0;
-}
+double bytes_of(double count, DType type, bool packed = true) { return count * stored_bits(type, packed) / 8.0; }
 
 // Instructions that widen one weight for the tensor cores; 0 when they take it as it is.
 double widening(const GemmProblem& p) {
-  if (p.w == p.x && (p.w != DType::s4 || p.x_packed)) return 0;
-  if (p.w == DType::s4) return p.w_layout == WeightLayout::natural ? 1.6 : 0.5;
+  if (p.w == p.x && (!is_packed(p.w) || p.x_packed)) return 0;
+  if (is_packed(p.w)) return p.w_layout == WeightLayout::natural ? 1.6 : 0.5;
   return is_float(p.x) ? 1.0 : 0.0;
 }
 
@@ -111,7 +109,7 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const bool has_clusters = row.facts().sm_min >= 90;  // which add their sums without a way through memory
   const bool is_ordered = p.group_size > 0 && !is_float(p.x);
   const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
-  const int32_t sums_units = decode_sums_units(is_float(p.x), bits_of(p.w));
+  const int32_t sums_units = decode_sums_units(is_float(p.x), is_packed(p.w));
   const int64_t split =
       is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count, has_clusters, sums_units);
   const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);

@@ -60,7 +60,6 @@ T word_of(const std::string& word, const T (&values)[N], const char* (*name)(T))
 }
 
 DType type_of(const std::string& word) {
-  constexpr DType kTypes[] = {DType::s4, DType::s8, DType::u8, DType::s32, DType::f16, DType::bf16, DType::f32};
   return word_of<DType>(word, kTypes, [](DType type) { return name_of(type); });
 }
 

@@ -64,6 +64,23 @@ def test_no_code_asks_for_bits_where_the_type_of_codes_knows():
     assert [str(path) for path in files if COMPARISON.search(path.read_text())] == []
 
 
+# Of C++: any number that bits are compared with, a fact written out behind the name of a type, one of two sizes.
+COMPARISON_CPP = re.compile(
+    r"[bB]its\w*(\([^()]*\))?\s*([=!]=|[<>]=?)\s*\d+\b|DType::s\d\b[^?:;]*\?\s*-?\d|\?\s*(4\s*:\s*8|8\s*:\s*4)\b"
+)
+
+
+def test_no_cpp_asks_for_bits_where_the_type_of_codes_knows():
+    for line in (
+        "if (s.w_bits != 4 && s.w_bits != 8)", "kResident = Math::kXBits == 16 && kTileM > 8", "bits_of(type) < 8",
+        "x == DType::s4 ? -8 : -128", "type == DType::s4 && !packed ? 8 : bits_of(type)", "bits = wide ? 8 : 4;",
+    ):  # fmt: skip
+        assert COMPARISON_CPP.search(line), line
+    files = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}]
+    assert len(files) > 100
+    assert [(str(p), m[0]) for p in files for m in COMPARISON_CPP.finditer(p.read_text())] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [((8, True, True), (-127, 127)), ((8, True, False), (-128, 127)), ((8, False, True), (-128, 127)),
@@ -121,7 +138,16 @@ TWINS = r"""
 #include "core/dtype.h"
 using namespace pyquant;
 int main() {
-  for (DType t : {DType::s4, DType::s8, DType::u8}) std::printf("%s %d\n", name_of(t), bits_of(t));
+  for (const CodeType& t : kCodeTypes) {
+    std::printf("%s %d %d %d %d %d", t.name, t.bits, t.qmin, t.qmax, t.per_byte, t.is_packed());
+    std::printf(" %lld %lld", (long long)t.largest(), (long long)t.span());
+    std::printf(" %d %d %d", t.holds(t.qmin, t.qmax), t.holds(t.qmin - 1, t.qmax), t.holds(t.qmin, t.qmax + 1));
+    for (int64_t k = 0; k < 5; ++k) std::printf(" %lld", (long long)columns_of(t.type, k));
+    std::printf(" %s %d\n", name_of(t.type), bits_of(t.type) * t.per_byte);
+  }
+  for (const Product& p : kProducts) std::printf("gemm_%s%s\n", name_of(p.x), name_of(p.w));
+  for (int64_t bits = 0; bits < 17; ++bits)
+    if (const CodeType* t = weight_type(bits)) std::printf("%lld %s\n", (long long)bits, t->name);
   for (int64_t x : {0, 7, 8, 127, 128, 255})
     for (int64_t w : {0, 7, 8, 127, 128}) std::printf("%lld\n", (long long)k_max(x, w));
   std::printf("%lld %lld\n", (long long)k_max_affine(-128, 127, 128), (long long)k_max_affine(-8, 7, 8));
@@ -137,7 +163,12 @@ def test_cpp_twins_hold_the_same_numbers(tmp_path):
     source.write_text(TWINS)
     subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc'}", "-o", program, source], check=True, timeout=120)
     lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    expected = [f"{t.native_name} {t.bits}" for t in (INT4, INT8, UINT8)]
+    expected = [
+        " ".join(map(str, (t.native_name, t.bits, t.qmin, t.qmax, t.per_element, int(t.is_packed), t.largest,
+                           t.qmax - t.qmin, 1, 0, 0, *map(t.columns, range(5)), t.native_name, 8)))
+        for t in QDTYPES.values()
+    ]  # fmt: skip
+    expected += [*PRODUCTS, *(f"{bits} {code_type(bits).native_name}" for bits in KERNEL_BITS)]
     expected += [str(bounds.k_max(x, w)) for x in (0, 7, 8, 127, 128, 255) for w in (0, 7, 8, 127, 128)]
     expected += [f"{bounds.k_max_affine(-128, 127, 128)} {bounds.k_max_affine(-8, 7, 8)}"]
     assert lines == expected

@@ -65,11 +65,11 @@ def compile_one(source: Path, folder: Path, extra: tuple[str, ...] = (), include
     return target
 
 
-def objects(folder: Path, harness: Path, extra: tuple[str, ...] = ()) -> list[Path]:
-    """Object files of csrc/cpu and of a harness. extra: further compiler flags, e.g. of a sanitizer."""
-    sources = [s for s in sorted((ROOT / "csrc/cpu").glob("*.cpp")) if isa_flags(s) is not None] + [harness]
+def objects(folder: Path, harness: Path, extra: tuple[str, ...] = (), include: Path = ROOT / "csrc") -> list[Path]:
+    """Object files of include/cpu and of a harness. extra: further compiler flags, e.g. of a sanitizer."""
+    sources = [s for s in sorted((include / "cpu").glob("*.cpp")) if isa_flags(s) is not None] + [harness]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda source: compile_one(source, folder, extra), sources))
+        return list(pool.map(lambda source: compile_one(source, folder, extra, include), sources))
 
 
 def link(target: Path, objects: Sequence[Path], *flags: str) -> Path:

@@ -53,7 +53,7 @@ LinearSpec spec_of(const int64_t* v) {
   LinearSpec s;
   s.n = v[kSpecN];
   s.k = v[kSpecK];
-  s.w_bits = static_cast<int32_t>(v[kSpecWBits]);
+  s.w = weight_type(v[kSpecWBits]);
   s.group_size = v[kSpecGroupSize];
   s.input = static_cast<InputMode>(v[kSpecInput]);
   s.x_qmin = static_cast<int32_t>(v[kSpecXQmin]);

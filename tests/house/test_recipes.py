@@ -1,7 +1,7 @@
 """CONTRIBUTING's recipes, done: each adds its files to a copy of the package, and a new process uses what was added.
 
-A recipe says how many files it takes, and the copy gets no more than that. Those in C++ are read instead of
-compiled: the files whose code names a built-in one are those that the recipe names.
+A recipe says how many files it takes, and the copy gets no more than that. Those in C++ are read here: the files whose
+code names a built-in one are those that the recipe names. test_native_recipes.py compiles them.
 """
 
 from __future__ import annotations

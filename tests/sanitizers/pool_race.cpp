@@ -134,7 +134,7 @@ Bytes everything(uint32_t seed) {
     LinearSpec spec;
     spec.n = n;
     spec.k = k;
-    spec.w_bits = bits;
+    spec.w = weight_type(bits);
     spec.group_size = bits == 4 ? 100 : 0;
     std::vector<float> scale(static_cast<size_t>(spec.group_size ? n * (k / spec.group_size) : n), 0.01f);
     Bytes packed(cpu::packed_bytes(spec), static_cast<unsigned char>(seed));

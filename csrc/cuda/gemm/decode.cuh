@@ -137,7 +137,7 @@ struct GemmDecode {
     work.tiles = o.tiles_m * ((p.n + kTileN - 1) / kTileN);
     const bool ordered = group != 0 && std::is_same_v<typename Math::Acc, int32_t>;
     const int64_t units = (p.k + o.unit_codes - 1) / o.unit_codes;
-    const int32_t sums = decode_sums_units(std::is_same_v<typename Math::Acc, float>, Math::kWBits);
+    const int32_t sums = decode_sums_units(is_float(Math::kX), is_packed(Math::kW));
     if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count, kCluster, sums);
     const int64_t stride = int64_t{work.split} * kDecodeWarps;  // units from one of a warp to its next
     o.steps = static_cast<int32_t>((units + stride - 1) / stride) * o.unit_steps;
@@ -180,8 +180,8 @@ struct GemmDecode {
     DecodeOperands& o = work.operands;
     o.x = static_cast<const uint8_t*>(call.operands.x);
     o.w = static_cast<const uint8_t*>(call.operands.w);
-    o.ldx_bytes = p.ldx * Math::kXBits / 8;
-    o.ldw_bytes = p.ldw * Math::kWBits / 8;
+    o.ldx_bytes = p.ldx * bits_of(Math::kX) / 8;
+    o.ldw_bytes = p.ldw * bits_of(Math::kW) / 8;
     o.w_scale = call.operands.w_scale;
     o.w_sum = p.has_zero_point ? call.operands.w_sum : nullptr;
     o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;

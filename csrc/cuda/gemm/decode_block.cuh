@@ -38,14 +38,15 @@ struct DecodeTraits {
   using Sum = std::conditional_t<kOrdered, float, Acc>;  // what blocks and warps add
   // Blocks that a multiprocessor shall hold (csrc/plan/cost.cpp counts on it). Fragments of more than 16 tokens, or of
   // 16 of 16 bits, do not fit into half of its registers.
-  static constexpr int kResident = kTileM > 16 || (Math::kXBits == 16 && kTileM > 8) ? 1 : 2;
+  static constexpr int kResident = kTileM > 16 || (is_float(Math::kX) && kTileM > 8) ? 1 : 2;
   // Scales take the place of a stage.
   static constexpr int kStages = kGrouped && kResident > 1 ? kStages_ - 1 : kStages_, kWarps = kDecodeWarps,
                        kThreads = 32 * kWarps;
   static constexpr int kChannels = kTileN, kTokens = kTileM, kRows = kTileN / 16, kColumns = kTileM / 8;
-  static constexpr int kStep = 4 * Math::kCodes;                       // codes that a quad takes at a time
-  static constexpr int kUnits = Math::kCodes * Math::kXBits / 8 / 16;  // 16-byte units of a token's x per lane
-  static constexpr bool kBlocked = Math::kBlocked;                     // weights lie as core/blocked128.h says
+  static constexpr int kXBits = bits_of(Math::kX), kWBits = bits_of(Math::kW);
+  static constexpr int kStep = 4 * Math::kCodes;                 // codes that a quad takes at a time
+  static constexpr int kUnits = Math::kCodes * kXBits / 8 / 16;  // 16-byte units of a token's x per lane
+  static constexpr bool kBlocked = Math::kBlocked;               // weights lie as core/blocked128.h says
   // A token's x in shared memory. Blocked weights ask for four separate words: the padding moves tokens to other banks.
   static constexpr int kTokenBytes = 64 * kUnits + (kBlocked ? 16 : 0);
   static constexpr int kSlotBytes = kTokens * kTokenBytes;  // x of one warp and stage
@@ -67,7 +68,7 @@ struct DecodeTraits {
     column = 2 * (index % (kChannels / 2));
   }
 
-  static_assert(kBlocked || kGrouped || kRingBytes == decode_ring_bytes(kStages, kTokens, kStep, Math::kXBits));
+  static_assert(kBlocked || kGrouped || kRingBytes == decode_ring_bytes(kStages, kTokens, kStep, kXBits));
   static_assert(kTokens <= 16 || (!kOrdered && kSumsBytes <= kRingBytes), "plan/accept.cpp counts the ring alone");
 
   static int shared_bytes(int unit_groups) {
@@ -131,9 +132,9 @@ struct DecodeBlock {
       const int64_t blocks = (o.k + 127) / 128;
       next_w = o.w + (n0 / 128 * blocks + k / 128) * 8192 + n0 / 64 % 2 * 4096 + n0 / 16 % 4 * 512 + lane * 16;
     } else {
-      next_w = o.w + (n0 + g) * o.ldw_bytes + (k + t * Math::kCodes) * Math::kWBits / 8;
+      next_w = o.w + (n0 + g) * o.ldw_bytes + (k + t * Math::kCodes) * T::kWBits / 8;
     }
-    next_x = o.x + x_token * o.ldx_bytes + k * Math::kXBits / 8 + 16 * x_at;
+    next_x = o.x + x_token * o.ldx_bytes + k * T::kXBits / 8 + 16 * x_at;
     // Lane t of a quad holds codes of one group only: of its own.
     scale_at = static_cast<int64_t>(n0 + g) * o.groups + unit * o.unit_groups;
     if constexpr (!T::kBlocked) scale_at += t * o.unit_groups >> 2;
@@ -206,7 +207,7 @@ struct DecodeBlock {
         s.group_code[i / 2][i % 2] = there && group_codes != nullptr ? __ldg(group_codes + at) : 0;
       }
     }
-    constexpr int kPerCopy = 128 / Math::kXBits, kTokensApart = 8 / T::kUnits;  // codes; tokens that 32 lanes copy
+    constexpr int kPerCopy = 128 / T::kXBits, kTokensApart = 8 / T::kUnits;  // codes; tokens that 32 lanes copy
     const bool copied = x_at * kPerCopy < codes;
     const uint8_t* x = next_x;
 #pragma unroll
@@ -226,8 +227,8 @@ struct DecodeBlock {
       }
     }
     rest = max(rest, ahead) - ahead;
-    next_w += T::kBlocked ? static_cast<int64_t>(ahead) * 64 : static_cast<int64_t>(ahead) * Math::kWBits / 8;
-    next_x += static_cast<int64_t>(ahead) * Math::kXBits / 8;
+    next_w += T::kBlocked ? static_cast<int64_t>(ahead) * 64 : static_cast<int64_t>(ahead) * T::kWBits / 8;
+    next_x += static_cast<int64_t>(ahead) * T::kXBits / 8;
   }
 
   // acc += weights x activations of unit `u` of a step; lanes that are not in it add nothing.

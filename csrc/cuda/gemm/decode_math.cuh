@@ -48,7 +48,7 @@ struct DecodeS8S8 {
   using Acc = int32_t;
   using Offset = int32_t;            // what the codes are corrected by before the product (floats only)
   static constexpr int kCodes = 16;  // codes in 16 bytes of weights
-  static constexpr int kXBits = 8, kWBits = 8;
+  static constexpr DType kX = DType::s8, kW = DType::s8;
   static constexpr int kAccShift = 0;  // the accumulator holds the sum times 2^kAccShift
   static constexpr bool kTakesGroups = false, kBlocked = false;
 
@@ -65,7 +65,8 @@ struct DecodeS8S8 {
 // A nibble moved to the top of a byte is the code times 16: two or three instructions unpack eight codes, even k apart
 // from odd k, and the activations follow.
 struct DecodeS8S4 : DecodeS8S8 {
-  static constexpr int kCodes = 32, kWBits = 4, kAccShift = 4;
+  static constexpr DType kW = DType::s4;
+  static constexpr int kCodes = 32, kAccShift = 4;
   static constexpr bool kTakesGroups = true, kBlocked = false;
 
   static bool takes(DType x) { return x == DType::s8 || x == DType::s4; }
@@ -116,10 +117,11 @@ struct DecodeW8A16<__half> {
   using X = __half;
   using Acc = float;
   using Offset = __half2;
-  static constexpr int kCodes = 16, kXBits = 16, kWBits = 8, kAccShift = 0;
+  static constexpr DType kX = DType::f16, kW = DType::s8;
+  static constexpr int kCodes = 16, kAccShift = 0;
   static constexpr bool kTakesGroups = true, kBlocked = false;
 
-  static bool takes(DType x) { return x == DType::f16; }
+  static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
     return __half2half2(__int2half_rn(1024 + 128 + zero_point));
   }
@@ -143,10 +145,11 @@ struct DecodeW8A16<__nv_bfloat16> {
   using X = __nv_bfloat16;
   using Acc = float;
   using Offset = float;
-  static constexpr int kCodes = 16, kXBits = 16, kWBits = 8, kAccShift = 0;
+  static constexpr DType kX = DType::bf16, kW = DType::s8;
+  static constexpr int kCodes = 16, kAccShift = 0;
   static constexpr bool kTakesGroups = true, kBlocked = false;
 
-  static bool takes(DType x) { return x == DType::bf16; }
+  static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
     return static_cast<float>((1 << 23) + 128 + zero_point);
   }
@@ -175,11 +178,12 @@ struct DecodeW4A16 {
   using Acc = float;
   static constexpr bool kHalf = std::is_same_v<Float, __half>;
   using Offset = std::conditional_t<kHalf, __half2, __nv_bfloat162>;
-  static constexpr int kCodes = 32, kXBits = 16, kWBits = 4, kAccShift = 0;
+  static constexpr DType kX = kHalf ? DType::f16 : DType::bf16, kW = DType::s4;
+  static constexpr int kCodes = 32, kAccShift = 0;
   static constexpr bool kTakesGroups = true, kBlocked = false;
   static constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;  // 1024 or 128, twice
 
-  static bool takes(DType x) { return x == (kHalf ? DType::f16 : DType::bf16); }
+  static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
     if constexpr (kHalf)
       return __half2half2(__int2half_rn(1024 + 8 + zero_point));

@@ -154,10 +154,10 @@ void run_simt(const GemmCall& call) {
   SimtOperands o{};
   o.x = static_cast<const uint8_t*>(call.operands.x);
   o.w = static_cast<const uint8_t*>(call.operands.w);
-  o.x_packed = p.x == DType::s4 && p.x_packed;
-  o.ldx_bytes = o.x_packed ? p.ldx / 2 : p.ldx;
-  o.w_packed = p.w == DType::s4;
-  o.ldw_bytes = o.w_packed ? p.ldw / 2 : p.ldw;
+  o.x_packed = is_packed(p.x) && p.x_packed;
+  o.ldx_bytes = p.ldx * stored_bits(p.x, o.x_packed) / 8;
+  o.w_packed = is_packed(p.w);
+  o.ldw_bytes = columns_of(p.w, p.ldw);
   o.k = static_cast<int32_t>(p.k);
   o.group_size = static_cast<int32_t>(p.group_size);
   o.groups = p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1;

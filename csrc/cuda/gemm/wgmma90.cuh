@@ -12,6 +12,7 @@ namespace pyquant::cuda {
 #define PYQUANT_EIGHT_R(T) \
   "+r"(d##T##0), "+r"(d##T##1), "+r"(d##T##2), "+r"(d##T##3), "+r"(d##T##4), "+r"(d##T##5), "+r"(d##T##6), "+r"(d##T##7)
 
+// Written out: the text of an instruction and the numbers of its operands are literals, which no template makes.
 struct Wgmma64x48 {
   using DRegisters = void;
   using ARegisters = uint32_t[4];
