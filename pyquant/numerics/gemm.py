@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pyquant.core.dtypes import PRODUCTS
+from pyquant.core import dtypes
 from pyquant.numerics.epilogue import finish, store
 from pyquant.numerics.pack import unpack
 
@@ -130,7 +130,7 @@ def product(op: str, x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         >>> product("gemm_s8s4", torch.tensor([[2]]), torch.tensor([[15]], dtype=torch.uint8)).tolist()
         [[-2.0]]
     """
-    x_type, w_type = PRODUCTS[op]
+    x_type, w_type = dtypes.PRODUCTS[op]  # not by name: planted bugs exchange the tables of a module
     if x_type.is_packed and x.dtype == x_type.storage:
         x = unpack(x, x.shape[-1] * x_type.per_element, x_type)
     return gemm(x, unpack(w, x.shape[-1], w_type), *args, **kwargs)
