@@ -66,7 +66,9 @@ class HistogramCollector(MaxCalibrator):
         """
         bits = self.bits if bits is None else bits
         percentile = self.percentile if percentile is None else percentile
-        scheme = TensorScheme(bits=bits, calibrator=method or self.method, percentile=percentile)
+        return self._amax(TensorScheme(bits=bits, calibrator=method or self.method, percentile=percentile))
+
+    def _amax(self, scheme: TensorScheme) -> torch.Tensor:
         return compute_range(self.statistics, scheme).amax
 
 
@@ -110,7 +112,6 @@ class EntropyCalibrator(HistogramCollector):
     grid  'first_batch': 2048 equal bins of the first batch's range, and more above, as in the tools of the tutorials,
           whose ranges these are; the order of the batches matters. 'data': as the registered method 'entropy', for
           which it does not.
-
     Raises ArgumentError for another grid; collect() CalibrationError where a later batch is over 32 times as large as
     the first one ('first_batch' only). Source: docs/calibration.md 2.3.
 
@@ -132,7 +133,7 @@ class EntropyCalibrator(HistogramCollector):
         self._histograms: list[FirstBatchHistogram] = []
 
     def collect(self, x: torch.Tensor) -> None:
-        """Takes in one batch, float32, float16 or bfloat16 of any shape. NonFiniteError for NaN or infinity."""
+        """As MaxCalibrator.collect."""
         rows = self.statistics.rows(x)
         if self.grid == "data" or rows.numel() == 0:
             super().collect(x)
@@ -146,13 +147,8 @@ class EntropyCalibrator(HistogramCollector):
         for histogram, row in zip(self._histograms, rows, strict=True):
             histogram.observe(row)
 
-    def compute_amax(
-        self, method: str | None = None, *, bits: int | None = None, percentile: float | None = None
-    ) -> torch.Tensor:
-        """As HistogramCollector.compute_amax."""
-        bits = self.bits if bits is None else bits
-        if method not in (None, "entropy") or not self._histograms:
-            return super().compute_amax(method, bits=bits, percentile=percentile)
-        TensorScheme(bits=bits)  # says which bits there are
-        amax = torch.stack([histogram.entropy_amax(bits) for histogram in self._histograms])
+    def _amax(self, scheme: TensorScheme) -> torch.Tensor:
+        if scheme.calibrator != "entropy" or not self._histograms:
+            return super()._amax(scheme)
+        amax = torch.stack([histogram.entropy_amax(scheme.bits) for histogram in self._histograms])
         return amax.reshape(self.statistics.amax().shape).minimum(self.statistics.amax())

@@ -20,30 +20,20 @@ _AT_ONCE = 1 << 20  # numbers that are widened to float64 at a time
 
 
 class FirstBatchHistogram:
-    """Magnitudes in 2048 equal bins up to the largest of the first batch that is not all zero, and further ones above.
+    """Magnitudes in 2048 equal bins up to the largest of the first batch that is not all zero, and further ones
+    above.
 
     width   of a bin; 0 before there was a number other than 0.
     counts  int64 [bins], on the device of the data. A bin has its lower end; the last one of a batch both.
-
-    Source: docs/calibration.md 2.3.
-
-    Example:
-        >>> histogram = FirstBatchHistogram()
-        >>> histogram.observe(torch.tensor([0.0, 0.5, -1.0])); histogram.observe(torch.tensor([2.0]))
-        >>> histogram.width * 2048, histogram.counts.numel(), histogram.counts.nonzero().flatten().tolist()
-        (1.0, 4096, [0, 1024, 2047, 4095])
-    """
+    Source: docs/calibration.md 2.3."""
 
     def __init__(self) -> None:
         self.width = 0.0
         self.counts = torch.zeros(BINS, dtype=torch.int64)
 
     def observe(self, x: Tensor) -> None:
-        """Takes in one batch.
-
-        x  float32, float16 or bfloat16, any shape, finite; empty tensors change nothing.
-        Raises CalibrationError, remembering nothing of the batch, for numbers 32 times as large as the first batch's.
-        """
+        """Takes in one batch, float of any shape, finite. CalibrationError (nothing is remembered) for numbers 32
+        times as large as the first batch's."""
         magnitudes = x.detach().abs().reshape(-1)
         if magnitudes.numel() == 0:
             return
@@ -58,25 +48,19 @@ class FirstBatchHistogram:
         self.width, self.counts = width, counts
 
     def reach(self, largest: float) -> tuple[float, int]:
-        """(width of a bin, how many bins) with a batch whose largest magnitude is `largest`.
-
-        Raises CalibrationError where the bins would be too many.
-        """
+        """(width of a bin, how many bins) with a batch of that largest magnitude. CalibrationError for too many."""
         width = self.width or largest / BINS
         ratio = largest / width if width else 0.0
         if ratio > MOST_BINS:
-            raise CalibrationError(
-                f"a number of {largest:g} after a first batch of at most {BINS * width:g}: bins of the first batch's "
-                f"width reach {MOST_BINS // BINS} times as far; begin with a batch of the common size, or use "
-                "grid='data', which does not depend on the first batch"
-            )
+            got = f"a number of {largest:g} after a first batch of at most {BINS * width:g}"
+            reach = f"bins of the first batch's width reach {MOST_BINS // BINS} times as far"
+            advice = "begin with a batch of the common size, or use grid='data', which does not depend on the first"
+            raise CalibrationError(f"{got}: {reach}; {advice} batch")
         return width, max(self.counts.numel(), math.ceil(ratio))
 
     def entropy_amax(self, bits: int) -> Tensor:
-        """The end of the bin that the entropy search clips at (docs/calibration.md 2.3), float32 []; 0 for zeros only.
-
-        Source: the search of entropy.divergences, over these bins as they are; candidates from 2^(bits - 1) bins.
-        """
+        """The end of the bin that the search of entropy.divergences clips at, from 2^(bits - 1) bins on; float32 [],
+        0 for zeros only. Source: docs/calibration.md 2.3."""
         counts = self.counts.to(torch.float64)[None]
         counts[:, 0] = counts[:, 1]  # the first bin holds the zeros
         divergence = divergences(counts, torch.zeros_like(counts[:, :1]), 2 ** (bits - 1))[0]

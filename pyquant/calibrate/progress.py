@@ -22,10 +22,7 @@ VERSION: Final = "1"
 
 
 class SavedStatistics:
-    """The file, and how many batches it holds.
-
-    batches  done and saved; 0 where there is no file yet.
-    """
+    """The file, and how many batches it holds: done and saved; 0 where there is no file yet."""
 
     def __init__(self, folder: Path, key: str, collected: Mapping[str, Mapping[str, RangeStatistics]]) -> None:
         self._folder, self._key = folder, key
@@ -36,10 +33,8 @@ class SavedStatistics:
     def open(
         folder: str | Path, model: nn.Module, collected: Mapping[str, Mapping[str, RangeStatistics]], num_batches: int
     ) -> SavedStatistics:
-        """Loads what the folder holds into the statistics.
-
-        Raises CheckpointError for a damaged file, or one of another model, other targets or another num_batches.
-        """
+        """Loads what the folder holds into the statistics. CheckpointError for a damaged file, or one of another
+        model, other targets or another num_batches."""
         progress = SavedStatistics(Path(folder), fingerprint(model, collected, num_batches), collected)
         path = Path(folder) / FILE
         if path.exists():
@@ -67,9 +62,8 @@ class SavedStatistics:
         if facts.get("version") != VERSION or facts.get("digest") != _digest(tensors):
             raise CheckpointError(f"{path}: damaged, or from another version of pyquant; delete it to begin again")
         if facts.get("key") != self._key:
-            raise CheckpointError(
-                f"{path}: of another model, other layers or another num_batches; delete it, or choose another folder"
-            )
+            what = "of another model, other layers or another num_batches"
+            raise CheckpointError(f"{path}: {what}; delete it, or choose another folder")
         for at, statistics in self._statistics.items():
             own = {name.removeprefix(f"{at}/"): t for name, t in tensors.items() if name.rpartition("/")[0] == at}
             statistics.load_state_dict(own)

@@ -51,12 +51,9 @@ RangeFunction = Callable[..., Range]
 
 @dataclass(frozen=True)
 class Method:
-    """A registered calibration method.
-
-    name        as TensorScheme.calibrator spells it.
-    function    (statistics, scheme) -> Range; of HistogramStatistics it sees one channel at a time.
-    statistics  the kind of statistics it needs.
-    """
+    """A registered calibration method: its name, as TensorScheme.calibrator spells it; its function (statistics,
+    scheme) -> Range, which of HistogramStatistics sees one channel at a time; and the kind of statistics that it
+    needs."""
 
     name: str
     function: RangeFunction

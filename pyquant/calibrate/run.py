@@ -94,8 +94,7 @@ def run_calibration(
     arguments.one_of("on_silent", on_silent, ("raise", "ignore"))
     if (save_every is None) != (save_to is None):
         raise ArgumentError("save_every", repr(save_every), "given together with save_to")
-    if save_every is not None:
-        arguments.whole("save_every", save_every, 1)
+    every = num_batches if save_every is None else arguments.whole("save_every", save_every, 1)
     arguments.iterable("data", data)
     named = _named(model, targets)
     to_inputs = inputs_of(model, batch_to_inputs)
@@ -117,15 +116,15 @@ def run_calibration(
             except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
                 raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
-            if saved is not None and save_every is not None and (done + 1) % save_every == 0:
+            if saved is not None and (done + 1) % every == 0:
                 saved.save(done + 1)
             if on_batch is not None:
                 on_batch(done + 1)
         if done + 1 < num_batches:
             raise too_few(num_batches, done + 1)
-        if reduce:
-            for statistics in _each(collected):
-                statistics.reduce_(process_group)
+        for name in sorted(collected) if reduce else ():  # the same order in every process
+            for role in sorted(collected[name]):
+                collected[name][role].reduce_(process_group)
         silent = [name for name, roles in collected.items() if any(s.count == 0 for s in roles.values())]
         if silent and on_silent == "raise":
             raise CalibrationError(f"{len(silent)} of {len(named)} layers saw no data: {', '.join(silent)}")
@@ -137,12 +136,6 @@ def too_few(asked: int, given: int) -> CalibrationError:
     lower = f"num_batches={given} (num_calib_batches of a calibrator or recipe), or " if given else ""
     more = f"data of at least {asked} batches"
     return CalibrationError(f"num_batches: {asked} batches were asked for, the data had {given}; pass {lower}{more}")
-
-
-def _each(collected: Collected) -> Iterator[RangeStatistics]:
-    for name in sorted(collected):  # the same order in every process
-        for role in sorted(collected[name]):
-            yield collected[name][role]
 
 
 def _named(
@@ -195,9 +188,7 @@ def _as_before(model: nn.Module, targets: Mapping[str, object]) -> Iterator[list
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return None
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
 
 
 def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) -> Callable[[Any], Inputs]:
@@ -207,15 +198,14 @@ def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) ->
     accepted = _keywords(model)
 
     def of_batch(batch: Any) -> Inputs:
+        args: Any = ()
         if batch_to_inputs is not None:
             batch = batch_to_inputs(batch)
             args = batch if isinstance(batch, tuple | list) else ()
-        else:
-            if isinstance(batch, tuple | list):
-                if not batch:
-                    raise ArgumentError("data", "an empty batch", "batches that begin with the model's input")
-                batch = batch[0]
-            args = ()
+        elif isinstance(batch, tuple | list):
+            if not batch:
+                raise ArgumentError("data", "an empty batch", "batches that begin with the model's input")
+            batch = batch[0]
         if isinstance(batch, Mapping):
             keywords = {k: v for k, v in batch.items() if batch_to_inputs is not None or accepted(k)}
             if not keywords:

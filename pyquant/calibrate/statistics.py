@@ -7,6 +7,7 @@ whole, bit for bit; int64 counts do not saturate.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,11 +149,9 @@ class RangeStatistics:
 
     _STATE: tuple[str, ...] = ("low", "high")
 
-    def _count_bins(self, rows: Tensor, amax: list[float]) -> None:
-        pass
+    def _count_bins(self, rows: Tensor, amax: list[float]) -> None: ...
 
-    def _merge_bins(self, other: RangeStatistics) -> None:
-        pass
+    def _merge_bins(self, other: RangeStatistics) -> None: ...
 
     def _extend(self, low: Tensor, high: Tensor, count: int) -> None:
         if self.low is None or self.high is None:
@@ -215,13 +214,9 @@ class HistogramStatistics(RangeStatistics):
         low, high = self.range()
         low, high = low.to(torch.float64).clamp_max(0), high.to(torch.float64).clamp_min(0)
         counts, exponent = self._bins[0], int(self.exponent[0])
-        return Distribution(
-            low.reshape(1, 1),
-            high.reshape(1, 1),
-            HistogramTails(counts[0], exponent, -low),
-            HistogramTails(counts[1], exponent, high),
-            HistogramTails(counts.sum(0), exponent, torch.maximum(-low, high)),
-        )
+        parts = ((counts[0], -low), (counts[1], high), (counts.sum(0), torch.maximum(-low, high)))
+        tails = (HistogramTails(part, exponent, largest) for part, largest in parts)
+        return Distribution(low.reshape(1, 1), high.reshape(1, 1), *tails)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = super().state_dict()
@@ -235,9 +230,9 @@ class HistogramStatistics(RangeStatistics):
         if counts is None or exponent is None or self.low is None:
             self.counts, self.exponent = None, torch.empty(0, dtype=torch.int64)
             return
-        if counts.dtype != torch.int64 or list(counts.shape) != [self.low.numel(), 2, BINS]:
-            raise ArgumentError("state['counts']", f"{counts.dtype} {list(counts.shape)}",
-                                f"int64 {[self.low.numel(), 2, BINS]}")  # fmt: skip
+        shape = [self.low.numel(), 2, BINS]
+        if counts.dtype != torch.int64 or list(counts.shape) != shape:
+            raise ArgumentError("state['counts']", f"{counts.dtype} {list(counts.shape)}", f"int64 {shape}")
         if int(counts.min()) < 0 or int(counts.sum()) != self.count:
             raise ArgumentError("state['counts']", f"a sum of {int(counts.sum())}", f"counts that add to {self.count}")
         self.counts, self.exponent = counts.clone(), exponent.to("cpu", torch.int64, copy=True)
@@ -270,8 +265,7 @@ class HistogramStatistics(RangeStatistics):
         """Lets every window end at least where `exponents` says; the counts live on `device` from here on."""
         if self.counts is None:
             self.counts = torch.zeros(len(exponents), 2, BINS, dtype=torch.int64, device=device)
-            self.exponent = torch.full([len(exponents)], EXPONENT_MIN, dtype=torch.int64)
-            self.exponent = torch.maximum(self.exponent, torch.tensor(exponents))
+            self.exponent = torch.tensor(exponents).clamp_min(EXPONENT_MIN)
             return
         self.counts = self.counts.to(device)
         exponent = torch.maximum(self.exponent, torch.tensor(exponents))
@@ -302,13 +296,10 @@ class _Group:
         on_gpu = distributed.get_backend(process_group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
-    def largest(self, tensor: Tensor) -> Tensor:
-        return self._reduced(tensor, self._distributed.ReduceOp.MAX)
+        operations = distributed.ReduceOp
+        self.largest, self.total = (partial(self._reduced, one) for one in (operations.MAX, operations.SUM))
 
-    def total(self, tensor: Tensor) -> Tensor:
-        return self._reduced(tensor, self._distributed.ReduceOp.SUM)
-
-    def _reduced(self, tensor: Tensor, operation: Any) -> Tensor:
+    def _reduced(self, operation: Any, tensor: Tensor) -> Tensor:
         shared = tensor.to(self._device, copy=True)
         self._distributed.all_reduce(shared, operation, group=self._group)
         return shared.to(tensor.device)

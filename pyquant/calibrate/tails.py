@@ -20,10 +20,8 @@ _NARROWEST = 1 + 2.0**-40  # of a bin, end over beginning: its width is a diviso
 
 
 class Tails(ABC):
-    """Magnitudes of R rows, reduced to sums over those above a threshold.
-
-    count, square  float64 [R, 1]: how many numbers there are (zeros included), and the sum of their squares.
-    """
+    """Magnitudes of R rows, reduced to sums over those above a threshold. count, square: float64 [R, 1], how many
+    numbers there are (zeros included), and the sum of their squares."""
 
     count: Tensor
     square: Tensor
@@ -43,12 +41,8 @@ class Tails(ABC):
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the search methods see of the data.
-
-    low, high             float64 [R, 1], the exact range, widened to contain 0.
-    negative, positive    the magnitudes of either sign; the zeros belong to one of them.
-    magnitudes            all of them.
-    """
+    """What the search methods see of the data: the exact range (low, high: float64 [R, 1]), widened to contain 0,
+    and the magnitudes of either sign (the zeros belong to one of them) and all together."""
 
     low: Tensor
     high: Tensor
@@ -63,12 +57,8 @@ class Distribution:
 
 
 class HistogramTails(Tails):
-    """The magnitudes of one histogram row.
-
-    counts    int64 [BINS], as numerics.magnitude_histogram makes them.
-    exponent  of the window.
-    largest   float64 []: the largest magnitude; the last bin in use ends there.
-    """
+    """The magnitudes of one histogram row: counts int64 [BINS], as numerics.magnitude_histogram makes them, the
+    exponent of the window, and the largest magnitude (float64 []), where the last bin in use ends."""
 
     def __init__(self, counts: Tensor, exponent: int, largest: Tensor) -> None:
         n = counts.to(torch.float64)
@@ -111,10 +101,7 @@ class HistogramTails(Tails):
 
 
 class SortedTails(Tails):
-    """The magnitudes of R rows of equal length, exactly.
-
-    magnitudes  float, [R, n], n > 0, any order, >= 0.
-    """
+    """The magnitudes (float [R, n], n > 0, any order, >= 0) of R rows of equal length, exactly."""
 
     def __init__(self, magnitudes: Tensor) -> None:
         self._sorted = magnitudes.to(torch.float64).sort(dim=-1).values

@@ -20,10 +20,8 @@ _LOOKUPS: Final = 1 << 22  # and so many thresholds, some 512 for each code of e
 
 
 class RowStatistics(HistogramStatistics):
-    """Rows of weights in the place of statistics: the same questions, answered exactly from the numbers.
-
-    rows  float [R, n], n > 0, finite.
-    """
+    """Rows of weights (float [R, n], n > 0, finite) in the place of statistics: the same questions, answered
+    exactly."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__(channel_axis=0)
@@ -33,14 +31,9 @@ class RowStatistics(HistogramStatistics):
 
     def distribution(self) -> Distribution:
         rows = self._values.to(torch.float64)
-        low, high = self.range()
-        return Distribution(
-            low.to(torch.float64).clamp_max(0)[:, None],
-            high.to(torch.float64).clamp_min(0)[:, None],
-            SortedTails((-rows).clamp_min(0)),
-            SortedTails(rows.clamp_min(0)),
-            SortedTails(rows.abs()),
-        )
+        low, high = (end.to(torch.float64)[:, None] for end in self.range())
+        tails = map(SortedTails, ((-rows).clamp_min(0), rows.clamp_min(0), rows.abs()))
+        return Distribution(low.clamp_max(0), high.clamp_min(0), *tails)
 
 
 def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq import prepare_
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe
-    from pyquant.simulate.targets import targets_of
+    from pyquant.simulate.calibrate import targets_of
 
     factory, data = model_factory(args.model), load_batches(args.data, "--data")
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register

@@ -15,9 +15,8 @@ from pyquant.calibrate.weights import weight_range
 from pyquant.core import arguments
 from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
-from pyquant.simulate.calibrate import set_ranges_from_data
+from pyquant.simulate.calibrate import set_ranges_from_data, targets_of, unchanged
 from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
-from pyquant.simulate.targets import targets_of, unchanged
 
 log = logging.getLogger("pyquant.ptq")
 
@@ -26,13 +25,8 @@ Ranges = dict[str, Range]
 
 @dataclass(frozen=True)
 class TensorHistogram:
-    """The numbers of one tensor of a model, and the ranges that could be taken of them.
-
-    scheme   of the tensor.
-    edges, counts   bins from its smallest to its largest number, and how many numbers are in each.
-    methods  a Comparison for each method.
-    in_use   (low, high) that the calibrated model has; None before calibration.
-    """
+    """The numbers of one tensor in bins (edges, counts) from its smallest to its largest, a Comparison for each
+    method, and the (low, high) that the calibrated model has in use; None before calibration."""
 
     scheme: str
     edges: list[float]
@@ -201,11 +195,9 @@ def _range_of(fake: FakeQuantize) -> tuple[float, float] | None:
 
 
 def apply_ranges_(model: nn.Module, ranges: Mapping[str, Range]) -> nn.Module:
-    """Set ranges that an earlier calibration of the same model and recipe found.
+    """Set the ranges {'layer.input': Range} that an earlier calibration of the same model and recipe found.
 
-    ranges  {'layer.input': Range}, one for every static tensor of the model, none for anything else.
-    Raises ArgumentError naming missing and unknown tensors; then nothing is changed.
-    """
+    Raises ArgumentError naming missing and unknown tensors; then nothing is changed."""
     targets = targets_of(model, weights=False)
     names = {target.name for target in targets}
     missing, unknown = sorted(names - set(ranges)), sorted(set(ranges) - names)

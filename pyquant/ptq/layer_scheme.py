@@ -10,15 +10,14 @@ from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.simulate.targets import FIELDS
+from pyquant.recipe.layer_rule import changed_tensors
+from pyquant.simulate.calibrate import FIELDS
 
 
 @dataclass(frozen=True)
 class LayerScheme:
-    """scheme: QScheme whose open calibrators read 'percentile'. open: 'weight', 'input', 'output' of those.
-
-    learns: those tensors whose ranges prepare_qat_ makes parameters, where they can be.
-    """
+    """A QScheme; the tensors ('weight', 'input', 'output') whose calibrator is open, which reads 'percentile' in it,
+    and those whose ranges prepare_qat_ makes parameters, where they can be."""
 
     scheme: QScheme
     open: frozenset[str] = frozenset()
@@ -43,26 +42,21 @@ class Defaults:
         self, scheme: QScheme, calibrator_weights: str | None = None, calibrator_inputs: str | None = None
     ) -> LayerScheme:
         """A scheme with calibrators: those given, else the scheme's own where it is not 'max', else the defaults.
-
-        16-bit schemes are as they are. Dynamic inputs have no calibrator.
-        """
+        16-bit schemes are as they are, and dynamic inputs have no calibrator."""
         if scheme.is_float:
             return LayerScheme(scheme)
-        named = {"weight": calibrator_weights, "input": calibrator_inputs, "output": calibrator_inputs}
-        default = {"weight": self.calibrator_weights, "input": self.calibrator_inputs, "output": self.calibrator_inputs}
         still_open = set()
-        for tensor, field in FIELDS.items():
-            old: TensorScheme | None = getattr(scheme, field)
-            if old is None or old.dynamic:
-                continue
-            name = named[tensor] or (old.calibrator if old.calibrator != "max" else default[tensor])
+
+        def calibrated(field: str, old: TensorScheme) -> TensorScheme:
+            is_weight = field == "weights"
+            default = self.calibrator_weights if is_weight else self.calibrator_inputs
+            named = calibrator_weights if is_weight else calibrator_inputs
+            name = named or (old.calibrator if old.calibrator != "max" else default)
             if name == OPEN:
-                still_open.add(tensor)
-            new = replace(old, calibrator="percentile" if name == OPEN else name)
-            changed: dict[str, Any] = {field: new}
-            scheme = replace(scheme, **changed)
-        if not self.per_channel and scheme.weights.granularity == "per_channel":
-            scheme = replace(scheme, weights=replace(scheme.weights, granularity="per_tensor"))
+                still_open.add(field.removesuffix("s"))
+            return replace(old, calibrator="percentile" if name == OPEN else name)
+
+        scheme = changed_tensors(scheme, calibrated, self.per_channel)
         return LayerScheme(scheme, frozenset(still_open), self.learns)
 
 
@@ -86,7 +80,7 @@ def check_calibrator(argument: str, value: object) -> None:
 def _tensor_scheme(argument: str, given: Any) -> tuple[TensorScheme, bool]:
     if isinstance(given, TensorScheme):
         return given, False
-    if hasattr(given, "tensor_scheme"):  # compat.pytorch_quantization.QuantDescriptor
+    if hasattr(given, "tensor_scheme"):  # a QuantDescriptor
         described: tuple[TensorScheme, bool] = given.tensor_scheme()
         return described
     raise ArgumentError(argument, type(given).__name__, "a TensorScheme, a QuantDescriptor, or None")

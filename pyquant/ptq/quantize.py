@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +28,6 @@ from pyquant.recipe.documents import FORMATS
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated
-
-_DEFAULTS: Final[dict[str, object]] = {
-    "filter_fn": None, "embeddings": False, "heads": None, "on_indivisible": "per_channel", "input_scales": None,
-    "num_batches": None,
-}  # fmt: skip
 
 
 def quantize_(
@@ -115,7 +111,8 @@ def quantize_(
     }  # fmt: skip
     if is_recipe(config):
         for name, given in {**layers, "num_batches": num_batches}.items():
-            if given is not _DEFAULTS[name] and given != _DEFAULTS[name]:
+            default = inspect.signature(quantize_).parameters[name].default
+            if given is not default and given != default:
                 raise ArgumentError(name, arguments.shown(given), "nothing beside a recipe, which says it")
         how: dict[str, Any] = {"check_speed": check_speed, "batch_to_inputs": batch_to_inputs}
         quantize_recipe_(model, config, data, improve=names, **how)  # type: ignore[arg-type]
@@ -127,8 +124,7 @@ def quantize_(
         raise ArgumentError("input_scales", "a mapping, together with data", "one of the two")
     arguments.module("model", model)
     count = count_of(data, num_batches)
-    undo: list[Undo] = []
-    with undone_on_error(undo):
+    with undone_on_error() as undo:
         improve_before(model, names, data, count, undo, batch_to_inputs)
         prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
         return quantize_layers_(model, config, prepare=prepare, **layers)  # type: ignore[arg-type]

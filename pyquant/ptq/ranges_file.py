@@ -22,17 +22,7 @@ NAME: Final = "calibration.json"
 
 
 def save_ranges(path: str | os.PathLike[str], ranges: Ranges, recipe: Recipe) -> Path:
-    """Write ranges to a .json file, or to calibration.json in a folder; atomically.
-
-    ->  the file. Raises OSError from the file system.
-
-    Example:
-        >>> import tempfile
-        >>> found = {"0.input": Range(torch.tensor(-1.0), torch.tensor(1.0))}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     load_ranges(save_ranges(folder, found, Recipe()))[0]["0.input"].high.item()
-        1.0
-    """
+    """Write ranges to a .json file, or to calibration.json in a folder, atomically. -> the file. Raises OSError."""
     path = Path(path)
     file = path if path.suffix == ".json" else path / NAME
     document = {
@@ -46,8 +36,7 @@ def save_ranges(path: str | os.PathLike[str], ranges: Ranges, recipe: Recipe) ->
 def load_ranges(path: str | os.PathLike[str]) -> tuple[Ranges, Recipe]:
     """The ranges in a file that save_ranges wrote (or in its folder), and their recipe.
 
-    Raises ArgumentError where there is no such file, CheckpointError for one that is damaged or newer.
-    """
+    Raises ArgumentError where there is no such file, CheckpointError for one that is damaged or newer."""
     path = Path(path)
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
@@ -73,8 +62,7 @@ def _range(entry: Any, where: str) -> Range:
 
 
 def _tensor(value: Any, where: str) -> Tensor:
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
+    for number in value if isinstance(value, list) else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
             raise CheckpointError(f"{where}: {number!r:.40}; allowed: finite numbers")
     tensor = torch.tensor(value, dtype=torch.float32)

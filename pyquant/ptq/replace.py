@@ -19,7 +19,7 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.refusals import already_quantised, check_not_double, is_wholly_quantised
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import PATTERNS, check_names, find_owners
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
 from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
 from pyquant.ptq.mapping import REGISTERED, QuantizedMapping, QuantizedMetadata, ReplacementAction, Wrapper
@@ -47,11 +47,8 @@ class Outcome:
 @dataclass(frozen=True)
 class Like:
     """What a recipe does as quantize_ does, and SelectiveQuantizer alone does not: classes with a linear form are
-    exposed, and everything without an integer twin that is not named stays.
-
-    embeddings, heads  of the recipe.
-    ranges             names of the tensors that have one already, where no data will find any; None: not so.
-    """
+    exposed, and everything without an integer twin that is not named stays. ranges: names of the tensors that have
+    one already, where no data will find any; None: not so."""
 
     embeddings: bool = False
     heads: bool | str | None = EVERYTHING
@@ -105,22 +102,18 @@ class Replacement:
                     inner = dict.fromkeys(map(id, owner.form.modules()), self.kept[id(owner.module)])
                     self.kept |= inner
         self.last = _last_layers(model, leaves, skip_last)
-        try:
+        with undone_on_error(self.undo):
             self._visit_children(model, (), self.default)
             swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
-            self._warn_of_floats(leaves)
+            self._warn_of_floats()
             if not self.lookups and not any(_is_quantised(module) for module in model.modules()):
                 left = [outcome.name for outcome in self.outcomes if outcome.why in self.obstacles]
                 check_not_double(model, map(model.get_submodule, left))
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
-        except BaseException:
-            for step in reversed(self.undo):
-                step()
-            raise
         return self.outcomes
 
-    def _warn_of_floats(self, leaves: tuple[type[nn.Module], ...]) -> None:
+    def _warn_of_floats(self) -> None:
         """What no rule of any kind could reach: classes that multiply by matrices of their own, and layers with one
         that no rule left alone."""
         skips = [rule for rule in self.rules if rule.what is None]
@@ -128,9 +121,9 @@ class Replacement:
         for name, module in self.model.named_modules():
             chains = self.chains.get(id(module), [])
             is_skipped = any(strongest(skips, chain) is not None for chain in chains)
-            if is_skipped or self.default is None or isinstance(module, nn.Embedding):
-                wished.add(name)
-            if self.like is not None and self.like.heads is False and self.kept.get(id(module), _NOT_KEPT).is_head:
+            is_head = self.kept.get(id(module), _NOT_KEPT).is_head
+            is_float_head = is_head and self.like is not None and self.like.heads is False
+            if is_skipped or is_float_head or self.default is None or isinstance(module, nn.Embedding):
                 wished.add(name)
         warn_of_floats(quantization_report(self.model), wished, "SelectiveQuantizer", stacklevel=6)
 
@@ -200,7 +193,8 @@ class Replacement:
             return unwrapped
         if default is not None:
             default = with_descriptors(default, mapping.input_quant_descriptor, mapping.weights_quant_descriptor)
-        place = self._scheme_at(chain, default)
+        best = strongest([rule for rule in self.rules if isinstance(rule.what, LayerScheme)], chain)
+        place: LayerScheme | None = default if best is None else best[0].what  # type: ignore[assignment]
         self.mapped.add(id(inner))  # a counterpart may hold the module that it was made of
         if action is ReplacementAction.RECURE_AND_REPLACE:
             self._visit_children(inner, chain, default)
@@ -216,7 +210,8 @@ class Replacement:
 
     def _leaf(self, module: nn.Module, chain: Chain, decision: LayerDecision, default: LayerScheme | None) -> nn.Module:
         name = chain[-1][0]
-        before = _float(module)
+        before: Any = module.to_float() if is_simulated(module) else module
+        chains = self.chains.get(id(module), [chain])
         if module in self.last and decision.kind == "default":
             return self._kept(before, name, "one of the last layers")
         if decision.what is None and decision.kind != "default":
@@ -231,7 +226,7 @@ class Replacement:
             self.obstacles.add(left.reason)
             remember(before, left.reason, self.undo)
             return self._kept(before, name, left.reason)
-        parents = [self._parent(c) for c in self.chains.get(id(module), [chain])]
+        parents = [c[-2][1] if len(c) > 1 else self.model for c in chains]
         why_not = obstacles.why_not(before, parents)
         if why_not is not None:
             may_stay = why_not.is_usual if self.like is None else why_not.is_final
@@ -243,12 +238,12 @@ class Replacement:
         if scheme is None:
             return self._kept(before, name, note)
         if isinstance(before, nn.Embedding):
-            self.lookups.append(([c[-1][0] for c in self.chains.get(id(module), [chain])], before))
+            self.lookups.append(([c[-1][0] for c in chains], before))
             self._tell(name, before, "int8 rows")
             return before
         place = replace(layer, scheme=scheme)
         new = twin_of(module, name, lambda _: noted(simulated(before, place), note))
-        waits = f"its {_words(layer.open)} by the method of the calibration" if layer.open else ""
+        waits = f"its {' and '.join(sorted(layer.open))} by the method of the calibration" if layer.open else ""
         self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
         return new
 
@@ -272,26 +267,15 @@ class Replacement:
         if best is not None and (own is None or best[1] != "type" or best[0].kind_at(*chain[-1]) is not None):
             rule, kind = best
             # schemes and skips of a block mean the layers in it; a block that has a counterpart still gets that
-            if own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata):
+            is_last_word = own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata)
+            if is_last_word or isinstance(module, tuple(SIMULATED)):
                 return LayerDecision(rule.what, kind, rule.key, self._is_own(rule, chain))
-            if isinstance(module, tuple(SIMULATED)):
-                return LayerDecision(rule.what, kind, rule.key, self._is_own(rule, chain))
-        if own is not None:
-            return LayerDecision(own, "class", type(module))
-        return LayerDecision(None, "default", None)
+        return LayerDecision(None, "default", None) if own is None else LayerDecision(own, "class", type(module))
 
     def _is_own(self, rule: Rule, chain: Chain) -> bool:
         """Whether a key means the place itself (or the module in whose linear form it is), not a block around it."""
         places = [place for i, place in enumerate(chain) if i == len(chain) - 1 or id(place[1]) in self.forms]
         return any(rule.kind_at(*place) is not None for place in places)
-
-    def _scheme_at(self, chain: Chain, default: LayerScheme | None) -> LayerScheme | None:
-        schemes = [rule for rule in self.rules if isinstance(rule.what, LayerScheme)]
-        best = strongest(schemes, chain)
-        return best[0].what if best is not None else default  # type: ignore[return-value]
-
-    def _parent(self, chain: Chain) -> nn.Module:
-        return chain[-2][1] if len(chain) > 1 else self.model
 
     def _kept(self, module: nn.Module, name: str, why: str) -> nn.Module:
         self._tell(name, module, "floating point", why)
@@ -317,7 +301,7 @@ def _shared_children(parent: nn.Module) -> list[tuple[str, nn.Module]]:
 def _static_tensors(name: str, module: nn.Module) -> Iterator[str]:
     """The tensors of simulating layers in a module of that name that need a range from data."""
     for inner, layer in module.named_modules():
-        for tensor, fake in layer.fake_quantizers().items() if is_simulated(layer) else ():  # type: ignore[operator]
+        for tensor, fake in layer.fake_quantizers().items() if is_simulated(layer) else ():
             if tensor != "weight" and not fake.follows:
                 yield ".".join(part for part in (name, inner, tensor) if part)
 
@@ -326,23 +310,13 @@ def _is_quantised(module: nn.Module) -> bool:
     return is_simulated(module) or hasattr(module, "fake_quantizers") or isinstance(module, QLinear)
 
 
-def _float(module: nn.Module) -> Any:
-    return module.to_float() if is_simulated(module) else module  # type: ignore[operator]
-
-
-def _words(words: frozenset[str]) -> str:
-    return " and ".join(sorted(words))
-
-
 def simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
     """The simulating twin of a float layer; for a 16-bit scheme the 16-bit layer itself, as it rounds nothing."""
     if layer.scheme.is_float:
-        if isinstance(module, nn.Linear):
-            return QLinear.from_float(module, layer.scheme).train(module.training)
-        if isinstance(module, nn.Conv2d):
-            return QConv2d.from_float(module, layer.scheme).train(module.training)
-        return module  # a marker computes nothing
+        kinds: dict[type, Any] = {nn.Linear: QLinear, nn.Conv2d: QConv2d}
+        made = [new.from_float(module, layer.scheme) for old, new in kinds.items() if isinstance(module, old)]
+        return made[0].train(module.training) if made else module  # a marker computes nothing
     new = simulate(module, layer.scheme)
-    for tensor, fake in new.fake_quantizers().items():  # type: ignore[operator]
+    for tensor, fake in new.fake_quantizers().items():
         fake.method_is_open, fake.learn_amax = tensor in layer.open, tensor in layer.learns
     return new

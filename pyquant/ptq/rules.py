@@ -45,23 +45,18 @@ class Rule:
         return None if decision is None else decision.kind
 
     def covers(self, place: nn.Module, depth: int) -> bool:
-        """Whether the rule, matched `depth` modules above a place, is meant for the place.
-
-        Skips and schemes hold for all that is inside; a mapping of a container holds for the blocks in it that are of
-        its float source, and otherwise only for the module itself.
-        """
+        """Whether the rule, matched `depth` modules above a place, is meant for it: skips and schemes hold for all
+        inside, a mapping for blocks of its float source or, without one, for the module itself."""
         if not isinstance(self.what, QuantizedMetadata):
             return True
         source = self.what.float_source
-        return (depth == 0 and not _is_container_of(place, source)) if source is None else type(place) is source
+        return depth == 0 if source is None else type(place) is source
 
 
 @dataclass(frozen=True)
 class LayerDecision:
     """what: None (floating point, or nothing said), LayerScheme, QuantizedMetadata. kind, key: the rule used.
-
-    is_own  whether the key means the place itself, not a block around it.
-    """
+    is_own: the key means the place itself, not a block around it."""
 
     what: LayerScheme | QuantizedMetadata | None
     kind: str
@@ -70,10 +65,8 @@ class LayerDecision:
 
 
 def chains_of(model: nn.Module, forms: Mapping[int, nn.Module]) -> dict[int, list[Chain]]:
-    """For every module, under each of its names, the modules from the model down to it; in linear forms, too.
-
-    forms  {id of a module: its linear form}: a chain has both, the form last.
-    """
+    """For every module, under each of its names, the modules from the model down to it. A chain through a linear
+    form ({id of a module: its form}) has the module and the form, which stands last."""
     chains: dict[int, list[Chain]] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
@@ -111,10 +104,8 @@ def strongest(rules: Iterable[Rule], chain: Chain) -> tuple[Rule, str] | None:
 def check_used(
     rules: Iterable[Rule], model: nn.Module, leaves: tuple[type[nn.Module], ...], forms: Mapping[int, nn.Module]
 ) -> None:
-    """Raise ArgumentError naming every key that does nothing in a model: a typing error must not go unseen.
-
-    forms  {id of a module: its linear form}, whose layers have names, too.
-    """
+    """Raise ArgumentError naming every key that does nothing in a model, the layers of linear forms included: a
+    typing error must not go unseen."""
     found = list(model.named_modules(remove_duplicate=False))
     modules = [(name, module) for name, module in found if name]
     for name, module in found:
@@ -129,7 +120,8 @@ def check_used(
             hint = did_you_mean(rule.key, [name for name, _ in modules]) if isinstance(rule.key, str) else ""
             useless[f"{text} (no such module{hint})"] = rule.source
         elif isinstance(rule.what, QuantizedMetadata):
-            source, classes = rule.what.float_source, _with_target(rule.what)
+            source = rule.what.float_source
+            classes = (source, rule.what.quantized_target_class)  # which a second quantize_module finds there
             if source is not None and not any(type(m) in classes for _, hit in hits for m in hit.modules()):
                 useless[f"{text} (no {source.__name__} in it)"] = rule.source
         elif rule.what is not None and not any(
@@ -144,12 +136,3 @@ def check_used(
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         places = ", ".join(dict.fromkeys(useless.values()))
         raise ArgumentError(places, "; ".join(useless), f"keys that match: {shown or 'there is no layer'}")
-
-
-def _with_target(mapping: QuantizedMetadata) -> tuple[type | None, ...]:
-    # a second quantize_module finds the target where the source was
-    return mapping.float_source, mapping.quantized_target_class
-
-
-def _is_container_of(place: nn.Module, source: type[nn.Module] | None) -> bool:
-    return source is not None and type(place) is not source

@@ -23,9 +23,9 @@ from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
 from pyquant.ptq.replace import Like
 from pyquant.ptq.selective import SelectiveQuantizer
 from pyquant.recipe import Recipe
+from pyquant.simulate.calibrate import targets_of
 from pyquant.simulate.insert import convert_
 from pyquant.simulate.kinds import is_simulated
-from pyquant.simulate.targets import targets_of
 
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 

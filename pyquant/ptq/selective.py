@@ -10,7 +10,7 @@ from torch import nn
 
 from pyquant.core import arguments
 from pyquant.core.names import HALF_DTYPES
-from pyquant.core.presets import W8A8
+from pyquant.core.presets import FP16, W8A8
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
@@ -18,13 +18,12 @@ from pyquant.nn.indivisible import check_choice
 from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
 from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
-from pyquant.ptq.mapping import QuantizedMetadata, ReplacementAction
+from pyquant.ptq.mapping import REGISTERED, QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Like, Outcome, Replacement
 from pyquant.ptq.rules import Rule
 from pyquant.recipe import Recipe
 from pyquant.simulate.layer import SimulatedLayer
 
-MODES: Final = ("naive", "hybrid", "selective")
 _ALLOWED: Final = {"naive": (), "hybrid": ("skip",), "selective": ("skip", "mapping", "layer scheme")}
 log = logging.getLogger("pyquant.ptq")
 
@@ -83,8 +82,8 @@ class SelectiveQuantizer:
                  "default_learn_amax": default_learn_amax, "verbose": verbose}  # fmt: skip
         for name, value in flags.items():
             arguments.flag(name, value)
-        if mode not in MODES:
-            raise ArgumentError("mode", repr(mode), ", ".join(map(repr, MODES)))
+        if mode not in _ALLOWED:
+            raise ArgumentError("mode", repr(mode), ", ".join(map(repr, _ALLOWED)))
         if scheme is not None and not isinstance(scheme, QScheme):
             raise ArgumentError("scheme", type(scheme).__name__, "a QScheme such as W8A8(), or None")
         arguments.whole("skip_last", skip_last, 0)
@@ -97,11 +96,8 @@ class SelectiveQuantizer:
             inputs = weights
         if mode == "hybrid" and custom_mappings:
             raise ArgumentError("custom_mappings", "mappings", _hint("hybrid"))
-        mappings = (
-            {}
-            if custom_mappings is None
-            else arguments.mapping("custom_mappings", custom_mappings, "classes of modules to their quantised ones")
-        )
+        what = "classes of modules to their quantised ones"
+        mappings = arguments.mapping("custom_mappings", {} if custom_mappings is None else custom_mappings, what)
         self.mode, self.verbose, self.learn_amax, self.skip_last = mode, verbose, default_learn_amax, skip_last
         self.scheme = scheme or W8A8()
         self.defaults = Defaults(weights, inputs, default_per_channel_quant_weights, default_learn_amax)
@@ -149,14 +145,10 @@ class SelectiveQuantizer:
                      cannot be trained further.
         """
         self._allow("skip")
-        if float_dtype is None:
-            self._register("register_skip_quantization", layer_names, None)
-            return
-        if float_dtype not in HALF_DTYPES:
+        if float_dtype not in (None, *HALF_DTYPES):
             raise ArgumentError("float_dtype", repr(float_dtype), f"None, {', '.join(map(repr, HALF_DTYPES))}")
-        from pyquant.core.presets import FP16
-
-        self._register("register_skip_quantization", layer_names, self.defaults.apply(FP16(float_dtype)))
+        what = None if float_dtype is None else self.defaults.apply(FP16(float_dtype))
+        self._register("register_skip_quantization", layer_names, what)
 
     def register_quantization_mapping(
         self,
@@ -182,9 +174,8 @@ class SelectiveQuantizer:
         if float_source is not None and not isinstance(float_source, type):
             raise ArgumentError("float_source", arguments.shown(float_source), "a class of modules, or None")
         source = float_source or _source_of(quantized_target_class)
-        mapping = QuantizedMetadata(
-            source, quantized_target_class, action, input_quant_descriptor, weights_quant_descriptor
-        )
+        descriptors = (input_quant_descriptor, weights_quant_descriptor)
+        mapping = QuantizedMetadata(source, quantized_target_class, action, *descriptors)
         self._register("register_quantization_mapping", layer_names, mapping)
 
     def register_layer_scheme(
@@ -226,10 +217,8 @@ class SelectiveQuantizer:
     def quantize_reversibly(self, model: nn.Module) -> list[Undo]:
         """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
         kinds = [Residual] if self.skip_residuals else []
-        done = Replacement(
-            model, self.default, list(self.rules.values()), self.custom_mappings, kinds, self.on_indivisible,
-            self.like,
-        )  # fmt: skip
+        rules = list(self.rules.values())
+        done = Replacement(model, self.default, rules, self.custom_mappings, kinds, self.on_indivisible, self.like)
         self.report, self.lookups = done.run(self.skip_last), done.lookups
         for layer in model.modules():
             if isinstance(layer, SimulatedLayer):
@@ -240,14 +229,11 @@ class SelectiveQuantizer:
         return done.undo
 
     def _register(self, source: str, layer_names: Keys, what: Any) -> None:
-        one = isinstance(layer_names, (str, type))
-        keys: list[Any] = (
-            [layer_names] if one else list(arguments.iterable("layer_names", layer_names, "names and classes"))
-        )
+        given = [layer_names] if isinstance(layer_names, (str, type)) else layer_names
+        keys = sorted(arguments.iterable("layer_names", given, "names and classes"), key=str)
         if not keys:
             raise ArgumentError("layer_names", repr(layer_names), "at least one name, glob, 're:...' or module class")
-        new = {key: Rule.of(key, what, source) for key in (keys if len(keys) == 1 else sorted(keys, key=str))}
-        self.rules.update(new)
+        self.rules |= {key: Rule.of(key, what, source) for key in keys}
 
     def _allow(self, what: str) -> None:
         if what not in _ALLOWED[self.mode]:
@@ -259,8 +245,6 @@ def _hint(mode: str) -> str:
 
 
 def _source_of(target: Any) -> type[nn.Module] | None:
-    from pyquant.ptq.mapping import REGISTERED
-
     for source, mapping in REGISTERED.items():
         if mapping.quantized_target_class is target:
             return source

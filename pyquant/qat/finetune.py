@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.qat.guards import check_trainable
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.recipe import OPTIMIZERS, QATRecipe
 from pyquant.recipe import QatParams, Recipe
@@ -25,7 +26,6 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, range_lr: float = 
 
     weight_decay  of parameters with two or more dimensions.
     range_lr      learning rate of learned scales as a share of that of the weights (kept as 'lr_share' of the group).
-    ->            two groups, or three where ranges are learned.
 
     Example:
         >>> [len(group["params"]) for group in param_groups(nn.Linear(2, 2), 0.1)]
@@ -87,14 +87,12 @@ def finetune(
     arguments.function("loss_fn", loss_fn, "(model, batch) -> loss", optional=False)
     arguments.function("on_step", on_step, "(step, loss)")
     arguments.iterable("loader", loader)
-    lr = arguments.number("lr", lr, 0)
-    weight_decay = arguments.number("weight_decay", weight_decay, 0)
-    range_lr = arguments.number("range_lr", range_lr, 0)
+    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("range_lr", range_lr)):
+        arguments.number(name, value, 0)
     if isinstance(recipe, (str, os.PathLike)):
         recipe = Recipe.load(recipe)
     if isinstance(recipe, Recipe):
-        if recipe.ptq_only:
-            raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
+        check_trainable(recipe.ptq_only)
         params = recipe.qat or QatParams()
         recipe = QATRecipe(optimizer=params.optimizer, grad_clip=params.grad_clip)
         momentum = params.momentum if momentum is None else momentum
@@ -105,14 +103,7 @@ def finetune(
     momentum = 0.9 if momentum is None else arguments.number("momentum", momentum, 0)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ArgumentError("autocast", autocast, "None, torch.bfloat16 or torch.float16")
-    arguments.whole("epochs", epochs, 1)
-    if steps is not None:
-        arguments.whole("steps", steps, 0)
-    else:
-        try:
-            steps = epochs * len(loader)  # type: ignore[arg-type]
-        except TypeError:
-            raise ArgumentError("steps", "None", "a number of steps, as the loader has no length") from None
+    steps = _steps(steps, arguments.whole("epochs", epochs, 1), loader)
     first = next(model.parameters(), None)
     if first is None:
         raise ArgumentError("model", f"a {type(model).__name__} without parameters", "a model to train")
@@ -147,6 +138,15 @@ def finetune(
     return losses
 
 
+def _steps(steps: int | None, epochs: int, loader: Iterable[Any]) -> int:
+    if steps is not None:
+        return arguments.whole("steps", steps, 0)
+    try:
+        return epochs * len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError("steps", "None", "a number of steps, as the loader has no length") from None
+
+
 def _optimizers(
     model: nn.Module, groups: list[dict[str, Any]], name: str | None, lr: float, momentum: float
 ) -> list[torch.optim.Optimizer]:
@@ -163,8 +163,8 @@ def _optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         # the adjusted rate moves a matrix about as far as AdamW's of the same learning rate
-        adjusted: dict[str, Any] = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
-        optimizers.append(torch.optim.Muon([{**first, "params": matrices}], lr, **adjusted))
+        how: dict[str, Any] = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(torch.optim.Muon([{**first, "params": matrices}], lr, **how))
     if any(group["params"] for group in others):
         optimizers.append(torch.optim.AdamW(others, lr=lr))
     return optimizers

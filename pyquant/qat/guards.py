@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from pyquant.errors import ArgumentError
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 NAMES_SHOWN = 5
@@ -15,6 +16,12 @@ NAMES_SHOWN = 5
 
 class QATWarning(UserWarning):
     """Training runs, but from a starting point that is known to train badly."""
+
+
+def check_trainable(ptq_only: bool) -> None:
+    """Raise ArgumentError where a recipe, or the one that a model was prepared by, wants no training."""
+    if ptq_only:
+        raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
 
 
 def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:
@@ -37,21 +44,13 @@ def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:
             advice += "; with 4 bits the range decides where training begins, so take its best calibration"
         _warn(f"static ranges without calibration: {_some(uncalibrated)}; {advice}")
     if untrained:
-        _warn(
-            f"4-bit layers whose weights look untrained (still as PyTorch draws them): {_some(untrained)}; 4 bits "
-            "train badly from random weights: start from a trained model, calibrated after training"
-        )
+        advice = "4 bits train badly from random weights: start from a trained model, calibrated after training"
+        _warn(f"4-bit layers whose weights look untrained (still as PyTorch draws them): {_some(untrained)}; {advice}")
 
 
 def looks_untrained(weight: Tensor) -> bool:
     """Whether a weight [N, K, ...] is distributed as nn.Linear and nn.Conv2d draw it: uniform in +-1 / sqrt(K).
-
-    Tensors below 256 elements say too little: False.
-
-    Example:
-        >>> looks_untrained(nn.Linear(64, 64).weight.detach())
-        True
-    """
+    Tensors below 256 elements say too little: False."""
     if weight.dim() < 2 or weight.numel() < 256 or weight.is_meta:
         return False
     limit = 1.0 / math.sqrt(weight[0].numel())

@@ -28,10 +28,8 @@ def why_not_integer(scheme: QScheme) -> str | None:
     if scheme.inputs.bits > 8:
         return "its inputs have int16 codes, and integer products have codes of a byte"
     if scheme.weights.granularity == "per_group":
-        return (
-            f"its weight scales change along in_features (group_size={scheme.weights.group_size}): the sum is no "
-            "integer sum, and its simulation adds in another order"
-        )
+        where = f"along in_features (group_size={scheme.weights.group_size})"
+        return f"its weight scales change {where}: the sum is no integer sum, and its simulation adds in another order"
     return None
 
 
@@ -45,16 +43,13 @@ class Operand(NamedTuple):
 
 
 class IntegerForwardLinear(FakeQuantLinear):
-    """FakeQuantLinear whose product runs in integers, as that of the deployed layer does, bit for bit.
+    """FakeQuantLinear whose product runs in integers, as that of the deployed layer does, bit for bit; by
+    prepare_qat_.
 
-    Inputs and weights are rounded to codes; the product of the codes is exact, and scales and bias follow in the order
-    of docs/numerics.md 5. In float32 it is the simulation without the rounding of its sums; under autocast, where the
-    simulation rounds scale * code to 16 bits before it multiplies, it is what the simulation means. Backward is that of
-    the simulation: gradients are products with the dequantised operands and stop where a range clips. The saved
-    operands are int8 codes and one bit for each element (a learned input range needs the float input besides).
-
-    Made by prepare_qat_(..., forward="int8"). Source: docs/qat.md 4.
-    """
+    The product of the codes is exact, and scales and bias follow in the order of docs/numerics.md 5: in float32 it
+    is the simulation without the rounding of its sums; under autocast, where the simulation rounds scale * code to
+    16 bits before it multiplies, it is what the simulation means. Backward is that of the simulation, from int8
+    codes and one bit for each element (a learned input range needs the float input besides). Source: docs/qat.md 4."""
 
     _kept: Kept[Operand]
 
@@ -89,11 +84,10 @@ class IntegerForwardLinear(FakeQuantLinear):
         return y if self.output_fake_quant is None else self.output_fake_quant(y)
 
     def _weight_operand(self) -> Operand:
-        if can_keep(self.weight):
-            fake = self.weight_fake_quant
-            ranges = () if fake.follows else (fake.scale,)
-            return self._kept.get(lambda old: self._weight_codes(), self.weight, *ranges)
-        return self._weight_codes()
+        if not can_keep(self.weight):
+            return self._weight_codes()
+        ranges = () if self.weight_fake_quant.follows else (self.weight_fake_quant.scale,)
+        return self._kept.get(lambda old: self._weight_codes(), self.weight, *ranges)
 
     def _weight_codes(self) -> Operand:
         fake, weight = self.weight_fake_quant, self.weight.detach()
@@ -121,8 +115,7 @@ def _input_operand(fake: FakeQuantize, x: Tensor) -> Operand:
 
 def _static_operand(fake: FakeQuantize, data: Tensor, needs_mask: bool) -> Operand:
     scale, zero_point = fake.qparams()
-    s = fake.scheme
-    how = (scale, zero_point, s.granularity, 0, *s.code_range)
+    how = (scale, zero_point, *fake.how)  # group size 0: why_not_integer refuses groups
     q = _ops.quantize(data, *how)
     # The mask is one bit that the codes do not tell: whether the largest code is a clipped number.
     needs_mask = needs_mask and not isinstance(fake, LearnedFakeQuantize)
@@ -141,8 +134,7 @@ class _IntegerProduct(torch.autograd.Function):
         kept_w = None if w_learned is None else weight
         ctx.save_for_backward(qx, x_scale, x_zero, x_mask, qw, w_scale, w_mask, kept_x, kept_w)
         ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.x_shape = None if x_learned is None else x_learned.shape
-        ctx.w_shape = None if w_learned is None else w_learned.shape
+        ctx.shapes = [None if learned is None else learned.shape for learned in (x_learned, w_learned)]
         ctx.factors, ctx.ranges, ctx.kept = factors, ranges, kept
         float_bias = None if bias is None else bias.detach().to(torch.float32)
         y: Tensor = _ops.gemm_s8s8(
@@ -164,7 +156,7 @@ class _IntegerProduct(torch.autograd.Function):
             if x is not None:
                 how = ("per_tensor", 0, *x_range)
                 grad_x, grad_x_scale = _ops.fake_quantize_lsq_backward(grad_x, x, x_scale, x_zero, *how)
-                grad_x_scale = grad_x_scale.reshape(ctx.x_shape) * ctx.factors[0]
+                grad_x_scale = grad_x_scale.reshape(ctx.shapes[0]) * ctx.factors[0]
             elif x_mask is not None:
                 grad_x = _ops.fake_quantize_backward(grad_x, x_mask)
         rows = grad.reshape(-1, grad.shape[-1])
@@ -173,11 +165,11 @@ class _IntegerProduct(torch.autograd.Function):
             real_x = _ops.dequantize(qx, x_scale, x_zero, granularity, 0, grad.dtype)
             grad_w = (rows.t() @ real_x.reshape(-1, real_x.shape[-1])).to(w_dtype)
             if weight is not None:
-                per_tensor = ctx.w_shape.numel() == 1 and w_scale.numel() != 1
+                per_tensor = ctx.shapes[1].numel() == 1 and w_scale.numel() != 1
                 how = ("per_tensor" if per_tensor else "per_channel", 0, *w_range)
                 scale = w_scale[:1] if per_tensor else w_scale
                 grad_w, grad_w_scale = _ops.fake_quantize_lsq_backward(grad_w, weight, scale, None, *how)
-                grad_w_scale = grad_w_scale.reshape(ctx.w_shape) * ctx.factors[1]
+                grad_w_scale = grad_w_scale.reshape(ctx.shapes[1]) * ctx.factors[1]
             elif w_mask is not None:
                 grad_w = _ops.fake_quantize_backward(grad_w, w_mask)
         if ctx.needs_input_grad[2]:

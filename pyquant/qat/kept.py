@@ -1,9 +1,8 @@
 """What is computed from a weight once and used until the weight changes.
 
-Weights change once a step, but are read in every micro-batch, in every call of a layer that is used twice, and in every
-batch of an evaluation. Whoever changes a tensor in place raises its version, so one comparison shows whether the result
-is still good. Two ways round that exist, `.data` and FSDP's shards, hence a second check: on a CPU some elements of the
-weight are compared, elsewhere (where looking at values would wait for the device) nothing outlives a backward pass.
+Whoever changes a tensor in place raises its version, so one comparison shows whether the result is still good. Two ways
+round that exist, `.data` and FSDP's shards, hence a second check: on a CPU some elements of the weight are compared,
+elsewhere (where looking at values would wait for the device) nothing outlives a backward pass.
 """
 
 from __future__ import annotations
@@ -19,18 +18,7 @@ SAMPLES: Final = 64
 
 
 class Kept(Generic[T]):
-    """A value made from tensors, made again when one of them has changed.
-
-    A copy (deepcopy, pickle) is empty: the value belongs to the tensors of the original.
-
-    Example:
-        >>> kept, weight = Kept(), torch.ones(3)
-        >>> [kept.get(lambda old: weight.sum().item(), weight) for _ in range(2)], kept.made
-        ([3.0, 3.0], 1)
-        >>> _ = weight.mul_(2)
-        >>> kept.get(lambda old: weight.sum().item(), weight), kept.made
-        (6.0, 2)
-    """
+    """A value made from tensors, made again when one of them has changed; a copy (deepcopy, pickle) is empty."""
 
     def __init__(self) -> None:
         self.value: T | None = None
@@ -65,10 +53,8 @@ class Kept(Generic[T]):
 
 
 def can_keep(weight: Tensor) -> bool:
-    """Whether results of this tensor may be kept: a parameter itself, outside of tracing and inference mode.
-
-    What is computed from a parameter in every forward (the matrix of a convolution) is another tensor each time.
-    """
+    """Whether results of this tensor may be kept: a parameter itself, outside of tracing and inference mode. What is
+    computed in every forward (the matrix of a convolution) is another tensor each time."""
     return (
         not torch.compiler.is_compiling()
         and not torch.is_inference_mode_enabled()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
 from pyquant.qat.kept import Kept, can_keep
-from pyquant.qat.weight import Rounded, copied
-from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.qat.weight import Rounded, copied, rounded_into
+from pyquant.simulate.fake_quantize import FakeQuantize, How
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,9 +54,8 @@ class LearnedFakeQuantize(FakeQuantize):
             scale, zero_point = fake.scale.detach().clone(), fake.zero_point
         twin = copied(fake, cls)
         twin.follows = False
-        twin._buffers.pop("scale", None)
+        twin._buffers = {name: t for name, t in twin._buffers.items() if name not in ("scale", "zero_point")}
         twin.register_parameter("scale", nn.Parameter(scale))
-        twin._buffers.pop("zero_point", None)
         twin.register_buffer("zero_point", zero_point)
         twin._non_persistent_buffers_set = set(twin._non_persistent_buffers_set)
         twin.register_buffer("floor", scale * FLOOR, persistent=False)
@@ -80,9 +79,8 @@ class LearnedFakeQuantize(FakeQuantize):
     def parameter(self) -> Tensor:
         """The scale as the parameter of this step: float32 (ArgumentError otherwise), put back to its floor."""
         if self.scale.dtype != torch.float32:
-            raise ArgumentError(
-                "scale", self.scale.dtype, "float32: leave scales out of mixed-precision policies (docs/qat.md 7)"
-            )
+            allowed = "float32: leave scales out of mixed-precision policies (docs/qat.md 7)"
+            raise ArgumentError("scale", self.scale.dtype, allowed)
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._put_back()
         return self.scale
@@ -109,11 +107,11 @@ class LearnedFakeQuantize(FakeQuantize):
 
     def _static(self, x: Tensor) -> Tensor:
         scale = self.parameter()
-        s = self.scheme
-        how = (s.granularity, s.group_size or 0, *s.code_range)
-        y = None
+        y, how = None, self.how
         if self._kept is not None and can_keep(x) and can_keep(self.scale):
-            y = self._kept.get(lambda old: self._round(x, old, how), x, self.scale).y
+            y = self._kept.get(
+                lambda old: rounded_into(old, x, self.positive_scale, self.zero_point, how), x, self.scale
+            ).y
             if not torch.is_grad_enabled():
                 return y.detach()
         learned: Tensor = _LearnedStep.apply(  # type: ignore[no-untyped-call]
@@ -129,13 +127,6 @@ class LearnedFakeQuantize(FakeQuantize):
             n = x[0].numel() if x.dim() > 1 and x.shape[0] > 0 else x.numel()
         return 1.0 / math.sqrt(max(n, 1) * self.scheme.code_range[1])
 
-    def _round(self, x: Tensor, old: Rounded | None, how: tuple[Any, ...]) -> Rounded:
-        if old is None or old.mask is None or not old.fits(x):
-            mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
-            old = Rounded(torch.empty_like(x), mask)
-        _ops.fake_quantize_out(x.detach(), self.positive_scale, self.zero_point, *how, old.y, old.mask)
-        return old
-
     def _after_backward(self) -> None:
         if self._kept is not None:
             self._kept.after_backward()
@@ -144,15 +135,14 @@ class LearnedFakeQuantize(FakeQuantize):
 class _LearnedStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, floor: Tensor, zero_point: Tensor | None, how: tuple[Any, ...],
+        ctx: Any, x: Tensor, scale: Tensor, floor: Tensor, zero_point: Tensor | None, how: How,
         factor: float, y: Tensor | None, after: Callable[[], None],
     ) -> Tensor:  # fmt: skip
         positive = torch.maximum(scale.detach(), floor)
         ctx.save_for_backward(x, positive, zero_point)
         ctx.how, ctx.factor, ctx.after = how, factor, after
-        if y is None:
-            return _fake_quantize(x, positive, zero_point, how)
-        return y.detach()
+        rounded: Tensor = _ops.fake_quantize(x, positive, zero_point, *how)[0] if y is None else y.detach()
+        return rounded
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,8 +151,3 @@ class _LearnedStep(torch.autograd.Function):
         x, positive, zero_point = ctx.saved_tensors
         grad_x, grad_scale = _ops.fake_quantize_lsq_backward(grad, x, positive, zero_point, *ctx.how)
         return grad_x, grad_scale * ctx.factor, None, None, None, None, None, None
-
-
-def _fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor | None, how: tuple[Any, ...]) -> Tensor:
-    y: Tensor = _ops.fake_quantize(x, scale, zero_point, *how)[0]
-    return y

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pyquant.simulate.linear import plain_linear
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -16,13 +18,12 @@ LEVELS: Final = (4, 8, 16)
 
 
 class LearnedBits(nn.Module):
-    """Rounds to multiples of a learned step d within a learned limit x_max, both in units of the tensor's own range.
+    """Rounds to multiples of a learned step d within a learned limit x_max, both in units of the largest magnitude
+    of each row (a token, an output channel) or, for static inputs, of all: x_max = 1 and d = 1 / 127 is a per-row
+    scheme of 8 bits.
 
-    The unit is the largest magnitude of each row (a token, or an output channel), or of all for static inputs: so at
-    x_max = 1 and d = 1 / 127 it is the 8-bit quantiser of a per-row scheme. d and x_max are held as logarithms, which
-    keeps them positive.
-    Source: Uhlich et al. 2020, arXiv:1905.11452, the case U3 with step and limit as the free pair.
-    """
+    Both are held as logarithms, which keeps them positive. Source: Uhlich et al. 2020, arXiv:1905.11452, the case U3
+    with step and limit as the free pair."""
 
     def __init__(self, bits: int, per_row: bool, device: torch.device) -> None:
         super().__init__()
@@ -34,9 +35,8 @@ class LearnedBits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x float [..., K] -> the same shape and type."""
         real = x.float()
-        amax = (real.detach().abs().amax(-1, keepdim=True) if self.per_row else real.detach().abs().amax()).clamp_min(
-            1e-30
-        )
+        magnitudes = real.detach().abs()
+        amax = (magnitudes.amax(-1, keepdim=True) if self.per_row else magnitudes.amax()).clamp_min(1e-30)
         step, limit = amax * self.log_step.exp2(), amax * self.log_limit.exp2()
         ratio = real / step
         inside = step * (ratio + (torch.round(ratio) - ratio).detach())
@@ -99,6 +99,4 @@ class LearnedBitsLinear(nn.Linear):
 
     def to_float(self) -> nn.Linear:
         """The plain Linear again, around the same parameters."""
-        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight, linear.bias = self.weight, self.bias
-        return linear.train(self.training)
+        return plain_linear(self)

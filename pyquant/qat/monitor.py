@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -66,7 +65,7 @@ class QATMonitor:
             _Watched(name, tensor, layer, fake)
             for name, layer in model.named_modules()
             if is_simulated(layer)
-            for tensor, fake in layer.fake_quantizers().items()  # type: ignore[operator]
+            for tensor, fake in layer.fake_quantizers().items()
         ]
         if not self._watched:
             raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
@@ -87,29 +86,22 @@ class QATMonitor:
             self.rows = [{"step": step, "loss": loss, **watched.look()} for watched in self._watched]
             if self._path is not None:
                 _append(self._path, self.rows)
-            if self._writer is not None:
-                self._report(step)
+            for row in self.rows if self._writer is not None else ():
+                for column in COLUMNS[4:]:
+                    if row[column] is not None:
+                        self._writer.add_scalar(f"{row['layer']}.{row['tensor']}/{column}", row[column], step)
         self._calls += 1
         self._armed = self._calls % self._every == 0
-
-    def _report(self, step: int) -> None:
-        for row in self.rows:
-            for column in COLUMNS[4:]:
-                if row[column] is not None:
-                    self._writer.add_scalar(f"{row['layer']}.{row['tensor']}/{column}", row[column], step)
 
     def close(self) -> None:
         """Take the hooks out of the model."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
 
     def __enter__(self) -> QATMonitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -133,7 +125,7 @@ class _Watched:
         return module.register_forward_pre_hook(observe)
 
     def observe(self, x: Tensor) -> None:
-        fake, s = self.fake, self.fake.scheme
+        fake = self.fake
         if not fake.is_calibrated or x.numel() == 0:
             return
         scale, zero_point = fake.qparams(x)
@@ -141,8 +133,7 @@ class _Watched:
         if fake.follows:
             self.seen.append((torch.zeros((), dtype=torch.int64), x.numel()))
             return
-        how = (s.granularity, s.group_size or 0, *s.code_range)
-        mask = torch.ops.pyquant.fake_quantize(x, scale, zero_point, *how)[1]
+        mask = torch.ops.pyquant.fake_quantize(x, scale, zero_point, *fake.how)[1]
         inside = _ONES.to(mask.device)[mask.to(torch.int64)].sum(dtype=torch.int64)
         self.seen.append((x.numel() - inside, x.numel()))
 
@@ -156,14 +147,10 @@ class _Watched:
         source = weight if weight is not None else getattr(self.fake, "scale", None)
         grad = source.grad if isinstance(source, nn.Parameter) else None
         self.seen, self.log_scale = [], None
-        return {
-            "layer": self.layer_name,
-            "tensor": self.tensor,
-            "clip_share": clipped / total if total else None,
-            "scale": scale,
-            "scale_drift": None if scale is None or not self.first else scale / self.first,
-            "grad_norm": None if grad is None else float(torch.linalg.vector_norm(grad.float())),
-        }
+        drift = None if scale is None or not self.first else scale / self.first
+        norm = None if grad is None else float(torch.linalg.vector_norm(grad.float()))
+        figures = (self.layer_name, self.tensor, clipped / total if total else None, scale, drift, norm)
+        return dict(zip(COLUMNS[2:], figures, strict=True))
 
 
 def _open_csv(path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, Protocol
+from operator import methodcaller
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from pyquant.qat.prepare import prepare_qat_
 from pyquant.simulate.insert import twin_of
 from pyquant.simulate.kinds import is_simulated
 
-PHASES: Final = ("warm-up", "bits", "fine-tune")
 Costs = Mapping[str, Mapping[int, float]]
 
 
@@ -92,10 +92,9 @@ class LearnedPrecision:
         self._done = 0
         self.layers = self._insert(filter_fn, start_bits)
         self._costs = _cost_tables(cost, self.layers, learn_inputs)
-        self._full = sum(table[16] for table in self._costs.values())
-        if sum(table[4] for table in self._costs.values()) > self.target * self._full:
-            least = sum(table[4] for table in self._costs.values()) / self._full
-            raise ArgumentError("target", target, f"above {least:.3f}, the cost with 4 bits everywhere")
+        least, self._full = (sum(table[bits] for table in self._costs.values()) for bits in (4, 16))
+        if least > self.target * self._full:
+            raise ArgumentError("target", target, f"above {least / self._full:.3f}, the cost with 4 bits everywhere")
         swap_modules(model, self._sites)
         parameters = [p for layer in self.layers.values() for p in layer.bit_parameters()]
         self._optimizer = torch.optim.Adam(parameters, lr=bit_lr)
@@ -103,7 +102,7 @@ class LearnedPrecision:
         self._enter("warm-up" if self._ends[0] else "bits")
 
     def _check(self, steps: int, phases: tuple[float, float], start_bits: int) -> None:
-        if is_simulated(self.model) or any(is_simulated(m) for m in self.model.modules()):
+        if any(is_simulated(m) for m in self.model.modules()):
             raise ArgumentError("model", "a model with fake quantisation", "a float model")
         if not 0 < self.target < 1:
             raise ArgumentError("target", self.target, "a number in (0, 1): a share of the cost with 16 bits")
@@ -120,24 +119,19 @@ class LearnedPrecision:
         rules = FqnConfig({"_default": W8A8Dynamic()})
         self._sites: list[tuple[list[str], nn.Module]] = []
         layers: dict[str, LearnedBitsLinear] = {}
+
+        def make(linear: nn.Module) -> nn.Module:
+            return LearnedBitsLinear.of(linear, start_bits, self._learn_inputs, self._dynamic)  # type: ignore[arg-type]
+
         for site in find_sites(self.model, (nn.Linear,)):
-            if scheme_of(rules, site, filter_fn) is None:
-                continue
-            name = site.names[0]
-
-            def make(linear: nn.Module) -> nn.Module:
-                return LearnedBitsLinear.of(linear, start_bits, self._learn_inputs, self._dynamic)  # type: ignore[arg-type]
-
-            layer = twin_of(site.module, name, make)
-            layers[name] = layer  # type: ignore[assignment]
-            self._sites.append((site.names, layer))
+            if scheme_of(rules, site, filter_fn) is not None:
+                layer = twin_of(site.module, site.names[0], make)
+                layers[site.names[0]] = layer  # type: ignore[assignment]
+                self._sites.append((site.names, layer))
         if not layers:
-            raise ArgumentError(
-                "model", f"a {type(self.model).__name__} without layers that take part", "nn.Linear layers"
-            )
+            got = f"a {type(self.model).__name__} without layers that take part"
+            raise ArgumentError("model", got, "nn.Linear layers")
         return layers
-
-    # ---- the loop
 
     def cost(self) -> Tensor:
         """What the bits cost now, as a share of 16 bits everywhere; differentiable."""
@@ -168,8 +162,6 @@ class LearnedPrecision:
         for parameter in (p for layer in self.layers.values() for p in layer.bit_parameters()):
             parameter.requires_grad_(phase == "bits")
 
-    # ---- the result
-
     def bits(self) -> dict[str, tuple[int, int]]:
         """(bits of weights, bits of inputs) of every layer: as learned so far, final ones after the freeze."""
         if self._final is not None:
@@ -184,7 +176,8 @@ class LearnedPrecision:
         if self.phase == "fine-tune":
             return
         self._final = self._snapped()
-        swap_modules(self.model, [(names, twin_of(layer, names[0], _to_float)) for names, layer in self._sites])
+        floats = [(names, twin_of(layer, names[0], methodcaller("to_float"))) for names, layer in self._sites]
+        swap_modules(self.model, floats)
         self.phase = "fine-tune"
         if self._dynamic and any(scheme is not None for scheme in self.config().entries.values()):
             prepare_qat_(self.model, self.config())
@@ -206,14 +199,10 @@ class LearnedPrecision:
                 break
             _, name, bits = max(upgrades)
             level[name] = bits
-        final = {}
-        for name, layer in self.layers.items():
-            weight, inputs = layer.bits_now()
-            if self._learn_inputs:
-                final[name] = _pair(min(_up(weight), level[name]), min(_up(inputs), level[name]))
-            else:
-                final[name] = (level[name], 16 if level[name] == 16 else 8)
-        return final
+        if not self._learn_inputs:
+            return {name: (bits, 16 if bits == 16 else 8) for name, bits in level.items()}
+        now = {name: layer.bits_now() for name, layer in self.layers.items()}
+        return {name: _pair(*(min(_up(bits), level[name]) for bits in pair)) for name, pair in now.items()}
 
     def config(self) -> FqnConfig:
         """The schemes, for quantize_ and prepare_qat_; layers that keep 16 bits stay in floating point (None).
@@ -223,10 +212,6 @@ class LearnedPrecision:
         if self._final is None:
             raise ArgumentError("phase", repr(self.phase), "'fine-tune': bits are final after freeze()")
         return FqnConfig({name: _scheme(*bits, dynamic=self._dynamic) for name, bits in self._final.items()})
-
-
-def _to_float(layer: nn.Module) -> nn.Module:
-    return layer.to_float()  # type: ignore[operator,no-any-return]
 
 
 def _scheme(weight: int, inputs: int, *, dynamic: bool) -> QScheme | None:
@@ -241,9 +226,7 @@ def _scheme(weight: int, inputs: int, *, dynamic: bool) -> QScheme | None:
 
 def _pair(weight: int, inputs: int) -> tuple[int, int]:
     """The nearest pair that has a scheme: 16 bits of either are 16 of both, 4-bit inputs need 4-bit weights."""
-    if 16 in (weight, inputs):
-        return 16, 16
-    return weight, max(inputs, weight)
+    return (16, 16) if 16 in (weight, inputs) else (weight, max(inputs, weight))
 
 
 def _up(bits: int) -> int:
@@ -253,17 +236,15 @@ def _up(bits: int) -> int:
 def _cost_tables(
     cost: str | Costs | LayerCosts, layers: Mapping[str, LearnedBitsLinear], inputs: bool
 ) -> dict[str, dict[int, float]]:
-    tables: dict[str, dict[int, float]] = {}
     if cost == "size":
-        for name, layer in layers.items():
-            elements = layer.weight.numel() + (layer.in_features if inputs else 0)
-            tables[name] = {bits: elements * bits / 8 for bits in LEVELS}
-        return tables
+        sizes = {name: layer.weight.numel() + inputs * layer.in_features for name, layer in layers.items()}
+        return {name: {bits: elements * bits / 8 for bits in LEVELS} for name, elements in sizes.items()}
     if not isinstance(cost, (str, Mapping)) and hasattr(cost, "layer_costs"):
         cost = cost.layer_costs(inputs=inputs)
     if not isinstance(cost, Mapping):
         allowed = "'size', a LatencyTable, or {layer name: {4: time, 8: time, 16: time}}"
         raise ArgumentError("cost", repr(cost)[:80], allowed)
+    tables: dict[str, dict[int, float]] = {}
     for name in layers:
         table = cost.get(name)
         good = isinstance(table, Mapping) and all(

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch  # noqa: F401  (the example)
 from torch import Tensor, nn
 
 from pyquant.core import arguments
-from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES, check_choice
-from pyquant.nn.keep import remember
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
-from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
-from pyquant.nn.tell import warn_of_floats
-from pyquant.qat.guards import warn_of_bad_starts
+from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
+from pyquant.qat.guards import check_trainable, warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import WeightFakeQuantize, copied
 from pyquant.recipe import Recipe
 from pyquant.simulate.fake_quantize import FakeQuantize
-from pyquant.simulate.insert import simulating_twins, twin_of
+from pyquant.simulate.insert import put_in, simulating_twins, twin_of
 from pyquant.simulate.kinds import SIMULATED, is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
 
@@ -93,69 +89,40 @@ def prepare_qat_(
             allowed = "the float model; or start_from: ptq, to go on from a calibrated one"
             raise ArgumentError("recipe.qat.start_from", "float, for a model that simulates already", allowed)
         config = config.config()
-    if ptq_only:
-        raise ArgumentError("recipe.ptq_only", "True", "False, in the recipe of a model that is to be trained")
+    check_trainable(ptq_only)
     if on_indivisible is not None:
         check_choice(on_indivisible)
-    left: list[tuple[Site, str]] = []
+    left: Sequence[tuple[Site, str]] = ()
     rules = None if config is None else rules_of(config)
     if simulating:
         selected = _simulated(simulating, rules, filter_fn)
     else:
-        selected, left = _floats(model, rules, filter_fn, on_indivisible or CHOICES[0])
+        selected, left = simulating_twins(model, rules, filter_fn, on_indivisible or CHOICES[0])
+        if not selected:
+            raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
     learns = _Learning(learn_amax)
     new = []
     for site, layer in selected:
-        name = site.names[0]
-        make = partial(_train, name=name, layer=layer, learns=learns, forward=forward)
-        new.append((site.names, twin_of(site.module, name, make)))
+        make = partial(_train, name=site.names[0], layer=layer, learns=learns, forward=forward)
+        new.append((site.names, twin_of(site.module, site.names[0], make)))
     learns.check_used()
-    undo: list[Undo] = []
-    swap_modules(model, new, undo=undo)
-    with undone_on_error(undo):
-        for site, reason in left:
-            remember(site.module, reason, undo)
-        if rules is not None and not simulating:
-            warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), "prepare_qat_")
+    put_in(model, new, left, "prepare_qat_", None if simulating else rules, filter_fn)
     warn_of_bad_starts((names[0], layer) for names, layer in new)
     return model
-
-
-def _floats(
-    model: nn.Module, rules: FqnConfig | None, filter_fn: Filter | None, on_indivisible: str
-) -> tuple[list[tuple[Site, nn.Module]], list[tuple[Site, str]]]:
-    """Every layer that the config means, and its simulating twin; those that are left for their size, and why."""
-    sites = list(find_sites(model, tuple(SIMULATED)))
-    if not sites:
-        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
-    if rules is None:
-        raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
-    check_keys(rules, model, sites)
-    twins, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
-    if not twins:
-        raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
-    return twins, left
 
 
 def _simulated(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
     """The simulating layers; a config that is given as well must not say anything else than they do."""
     if filter_fn is not None:
         raise ArgumentError("filter_fn", "a function", "None for a model that simulates already")
-    if rules is not None:
-        for site in sites:
-            _check_same(rules, site)
+    for site in sites if rules is not None else ():
+        decision = rules.decide(site.names[0], site.module)  # type: ignore[union-attr]
+        if decision is None or decision.scheme != site.module.scheme:
+            said = "nothing" if decision is None else str(decision.scheme)
+            got = f"{said} for '{site.names[0]}', which simulates {site.module.scheme}"
+            allowed = "None (the schemes are those of the calibrated layers), or the same schemes"
+            raise ArgumentError("config", got, allowed)
     return [(site, site.module) for site in sites]
-
-
-def _check_same(rules: FqnConfig, site: Site) -> None:
-    decision = rules.decide(site.names[0], site.module)
-    scheme: QScheme = site.module.scheme  # type: ignore[assignment]
-    if decision is None or decision.scheme != scheme:
-        said = "nothing" if decision is None else str(decision.scheme)
-        raise ArgumentError(
-            "config", f"{said} for '{site.names[0]}', which simulates {scheme}",
-            "None (the schemes are those of the calibrated layers), or the same schemes",
-        )  # fmt: skip
 
 
 def _train(_: nn.Module, name: str, layer: nn.Module, learns: _Learning, forward: Forward) -> nn.Module:
@@ -166,15 +133,14 @@ def _train(_: nn.Module, name: str, layer: nn.Module, learns: _Learning, forward
     twin = copied(layer, type(layer))
     if how == "int8":
         twin = _integer(name, layer)
-    fakes: dict[str, FakeQuantize] = layer.fake_quantizers()  # type: ignore[operator]
-    for tensor, fake in fakes.items():
+    for tensor, fake in layer.fake_quantizers().items():  # type: ignore[operator]
         place = next(child for child, module in layer._modules.items() if module is fake)
         twin._modules[place] = _trained(f"{name}.{tensor}", layer, tensor, fake, learns)
     return twin
 
 
 def _integer(name: str, layer: nn.Module) -> nn.Module:
-    scheme: QScheme = layer.scheme  # type: ignore[assignment]
+    scheme: Any = layer.scheme
     reason = why_not_integer(scheme)
     if type(layer) not in (FakeQuantLinear, IntegerForwardLinear):
         reason = f"it is a {type(layer).__name__}, and only Linear layers have an integer forward"
@@ -198,10 +164,7 @@ def weight_matrix(layer: nn.Module) -> Tensor:
 
 
 class _Learning:
-    """Which tensors have a learned range: as the call says, or (None) each as its FakeQuantize says.
-
-    A request that no tensor can satisfy raises ArgumentError.
-    """
+    """Which tensors have a learned range: as the call says, or (None) each as its FakeQuantize says."""
 
     def __init__(self, wish: Learn | None) -> None:
         self._wish = wish
@@ -224,11 +187,8 @@ class _Learning:
         elif callable(self._wish):
             learns = bool(self._wish(layer_name, layer))
         else:
-            hits = [
-                pattern
-                for pattern, rule in self._rules.items()
-                if rule.matches(pattern, layer_name, layer) or rule.matches(pattern, tensor_name, layer)
-            ]
+            names = (layer_name, tensor_name)
+            hits = [p for p, rule in self._rules.items() if any(rule.matches(p, name, layer) for name in names)]
             learns = bool(hits)
             if can_learn:
                 self._used.update(hits)
@@ -238,10 +198,9 @@ class _Learning:
     def check_used(self) -> None:
         unused = [pattern for pattern in self._rules if pattern not in self._used]
         if unused or (self._wish is True and not self._met):
-            raise ArgumentError(
-                "learn_amax", f"no range to learn for {', '.join(map(repr, unused)) or 'any layer'}",
-                "names of layers, or of tensors such as 'fc1.weight' and 'fc1.input'; dynamic ranges follow their data",
-            )  # fmt: skip
+            got = f"no range to learn for {', '.join(map(repr, unused)) or 'any layer'}"
+            names = "names of layers, or of tensors such as 'fc1.weight' and 'fc1.input'"
+            raise ArgumentError("learn_amax", got, f"{names}; dynamic ranges follow their data")
 
 
 def range_parameters(model: nn.Module) -> list[nn.Parameter]:

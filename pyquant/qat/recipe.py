@@ -53,8 +53,7 @@ class QATRecipeModification(QatModification):
 
     def __post_init__(self) -> None:
         for name in ("batch_size_divisor", "max_epochs_divisor", "warmup_epochs_divisor"):
-            value = getattr(self, name)
-            arguments.whole(name, value, 1)
+            arguments.whole(name, getattr(self, name), 1)
         arguments.number("lr_decay_factor", self.lr_decay_factor, 0, above=True)
         arguments.number("cosine_final_lr_ratio", self.cosine_final_lr_ratio, 0)
 
@@ -80,16 +79,14 @@ class QATRecipeModification(QatModification):
              the guide has it. With `ptq_only: True` (at either place) nothing is trained: the copy is unchanged, and a
              RecipeNotice says so. Another tells of optimisers that rescale each gradient (Adam, RMSProp).
         """
-        new = copy.deepcopy(dict(cfg))
-        if _trains_not(new):
+        new, hyper, epochs, lr = _training(cfg)
+        if hyper is None:
             return new
-        hyper = _section(new, "training_hyperparams")
         if rescales(hyper.get("optimizer")):
             warnings.warn(f"training_hyperparams.optimizer {hyper['optimizer']!r}: {ADAM}", RecipeNotice, stacklevel=2)
         optimizer = _section(hyper, "optimizer_params", "training_hyperparams.")
-        epochs = _value(hyper, "max_epochs", "training_hyperparams.")
         decay = _value(optimizer, "weight_decay", "training_hyperparams.optimizer_params.")
-        lr = _value(hyper, "initial_lr", "training_hyperparams.") * self.lr_decay_factor
+        lr *= self.lr_decay_factor
         warmup_lr = hyper.get("warmup_initial_lr")
         data = new.get("dataset_params") or {}
         if learns_amax(new):
@@ -100,8 +97,7 @@ class QATRecipeModification(QatModification):
         hyper["initial_lr"] = lr
         hyper["warmup_initial_lr"] = lr * 0.01 if warmup_lr is None else warmup_lr * self.lr_decay_factor
         optimizer["weight_decay"] = decay * self.lr_decay_factor
-        hyper["lr_mode"] = "cosine"
-        hyper["cosine_final_lr_ratio"] = self.cosine_final_lr_ratio
+        hyper |= {"lr_mode": "cosine", "cosine_final_lr_ratio": self.cosine_final_lr_ratio}
         hyper["lr_warmup_epochs"] = max(hyper["max_epochs"] // self.warmup_epochs_divisor, 1)
         for name in ("ema", "sync_bn"):
             if hyper.get(name):
@@ -177,18 +173,14 @@ class QATRecipe:
 
     def __call__(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
         """A changed copy of a recipe of the form that QATRecipeModification takes; unchanged with ptq_only."""
-        new = copy.deepcopy(dict(cfg))
-        if _trains_not(new):
+        new, hyper, epochs, lr = _training(cfg)
+        if hyper is None:
             return new
-        hyper = _section(new, "training_hyperparams")
-        epochs = _value(hyper, "max_epochs", "training_hyperparams.")
-        hyper["initial_lr"] = self.peak_lr(_value(hyper, "initial_lr", "training_hyperparams."))
+        hyper["initial_lr"] = self.peak_lr(lr)
         hyper["max_epochs"] = max(round(epochs * self.schedule), 1)
         hyper["warmup_initial_lr"] = hyper["initial_lr"] * 0.01
         hyper["lr_warmup_epochs"] = max(round(hyper["max_epochs"] * self.warmup), 1) if self.warmup else 0
-        hyper["lr_mode"] = "cosine"
-        hyper["cosine_final_lr_ratio"] = self.final
-        hyper["clip_grad_norm"] = self.grad_clip or None
+        hyper |= {"lr_mode": "cosine", "cosine_final_lr_ratio": self.final, "clip_grad_norm": self.grad_clip or None}
         if self.optimizer is not None:
             hyper["optimizer"] = OPTIMIZERS[self.optimizer]
             parameters = dict(hyper.get("optimizer_params") or {})
@@ -198,9 +190,8 @@ class QATRecipe:
 
 
 def fewest_bits(of: nn.Module | FqnConfig | QScheme | Mapping[Any, QScheme | None]) -> int:
-    """The fewest bits of any quantised tensor of a prepared model or of a config: 2 to 8.
-
-    Raises ArgumentError where nothing is quantised.
+    """The fewest bits of any quantised tensor of a prepared model or of a config: 2 to 8; ArgumentError where there
+    is none.
 
     Example:
         >>> from pyquant.core.presets import W4A8, W8A8
@@ -224,13 +215,17 @@ def learns_amax(cfg: Mapping[str, Any]) -> bool:
     return any((place.get("selective_quantizer_params") or {}).get("learn_amax") for place in places)
 
 
-def _trains_not(cfg: Mapping[str, Any]) -> bool:
-    """Whether a recipe says ptq_only, with a notice that its training stays as it is."""
-    is_ptq_only = any(place.get("ptq_only") for place in (cfg.get("quantization_params") or {}, cfg))
-    if is_ptq_only:
+def _training(cfg: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None, float, float]:
+    """A copy of a recipe, its training_hyperparams, epochs and learning rate; with ptq_only None and a notice that
+    its training stays as it is."""
+    new = copy.deepcopy(dict(cfg))
+    if any(place.get("ptq_only") for place in (new.get("quantization_params") or {}, new)):
         notice = "ptq_only: True, so nothing is trained after calibration, and the training recipe is left as it is"
         warnings.warn(notice, RecipeNotice, stacklevel=3)
-    return is_ptq_only
+        return new, None, 0, 0
+    where = "training_hyperparams."
+    hyper = _section(new, "training_hyperparams")
+    return new, hyper, _value(hyper, "max_epochs", where), _value(hyper, "initial_lr", where)
 
 
 def _section(cfg: dict[str, Any], name: str, where: str = "") -> dict[str, Any]:

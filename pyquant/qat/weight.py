@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pyquant.core.granularity import scale_shape
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.simulate import torch_operators
-from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.fake_quantize import FakeQuantize, How
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,15 +32,13 @@ class Rounded(NamedTuple):
 
 
 class WeightFakeQuantize(FakeQuantize):
-    """FakeQuantize for a weight in training: the same numbers, computed once per change of the weight.
+    """FakeQuantize for a weight in training: the same numbers, computed once per change of the weight; by
+    prepare_qat_.
 
-    The result is a buffer that the next result overwrites: a fresh one of the size of a large weight costs more
-    than the arithmetic. Autograd notices where a graph of an older weight is run backward then and raises, as it does
-    for the weight itself. A range that follows its data clips nothing, so the gradient passes as it is; a calibrated
-    one keeps a bit for each element. Under torch.compile, and in inference mode, it is the plain FakeQuantize.
-
-    Made by prepare_qat_ from the FakeQuantize of a simulating layer. Source: docs/numerics.md 10; docs/qat.md.
-    """
+    The result is a buffer that the next one overwrites (a fresh one of the size of a large weight costs more than
+    the arithmetic); autograd raises where a graph of an older weight is run backward then. A range that follows its
+    data clips nothing; a calibrated one keeps a bit for each element. Under torch.compile and in inference mode it
+    is the plain FakeQuantize. Source: docs/numerics.md 10; docs/qat.md."""
 
     @classmethod
     def of(cls, fake: FakeQuantize) -> Self:
@@ -51,11 +49,6 @@ class WeightFakeQuantize(FakeQuantize):
 
     _kept: Kept[Rounded]
 
-    @property
-    def times_rounded(self) -> int:
-        """How often the kept result was computed."""
-        return self._kept.made
-
     def forward(self, x: Tensor) -> Tensor:
         """x float [N, K] -> the same shape and type, valid until the weight changes and forward runs again."""
         if self.mode != "quantize" or torch_operators.are_chosen() or not can_keep(x):
@@ -65,7 +58,8 @@ class WeightFakeQuantize(FakeQuantize):
         else:
             self.check_calibrated()
             zero_points = () if self.zero_point is None else (self.zero_point,)
-            rounded = self._kept.get(lambda old: self._clip(x, old), x, self.scale, *zero_points)
+            ranges = (self.scale, self.zero_point, self.how)
+            rounded = self._kept.get(lambda old: rounded_into(old, x, *ranges), x, self.scale, *zero_points)
         if x.requires_grad and torch.is_grad_enabled():
             y: Tensor = _StraightThrough.apply(x, rounded.y, rounded.mask, self._kept)  # type: ignore[no-untyped-call]
             return y
@@ -77,20 +71,18 @@ class WeightFakeQuantize(FakeQuantize):
             shape = scale_shape(s.granularity, x.shape, s.group_size or 0)
             scale = torch.empty(shape, dtype=torch.float32, device=x.device)
             old = Rounded(torch.empty_like(x), None, scale, torch.empty_like(scale, dtype=torch.int32))
-        _ops.fake_quantize_dynamic_out(
-            x.detach(), s.granularity, s.group_size or 0, s.symmetric, *s.code_range, old.y, old.scale, old.zero_point
-        )
+        how = (s.granularity, s.group_size or 0, s.symmetric, *s.code_range)
+        _ops.fake_quantize_dynamic_out(x.detach(), *how, old.y, old.scale, old.zero_point)
         return old
 
-    def _clip(self, x: Tensor, old: Rounded | None) -> Rounded:
-        s = self.scheme
-        if old is None or old.mask is None or not old.fits(x):
-            mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
-            old = Rounded(torch.empty_like(x), mask)
-        _ops.fake_quantize_out(
-            x.detach(), self.scale, self.zero_point, s.granularity, s.group_size or 0, *s.code_range, old.y, old.mask
-        )
-        return old
+
+def rounded_into(old: Rounded | None, x: Tensor, scale: Tensor, zero_point: Tensor | None, how: How) -> Rounded:
+    """x rounded by a range of its own, into the buffers of an older result where they fit."""
+    if old is None or old.mask is None or not old.fits(x):
+        mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
+        old = Rounded(torch.empty_like(x), mask)
+    _ops.fake_quantize_out(x.detach(), scale, zero_point, *how, old.y, old.mask)
+    return old
 
 
 class _StraightThrough(torch.autograd.Function):

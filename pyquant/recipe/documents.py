@@ -50,16 +50,12 @@ def read(path: Path, argument: str = "recipe") -> dict[str, Any]:
 
 
 def parse(text: str, format: str, where: str, argument: str = "recipe") -> dict[str, Any]:
-    """Plain data of a document. Raises ArgumentError naming `where` and what is wrong; builds nothing but plain data.
+    """Plain data of a document. Raises ArgumentError naming `where` and what is wrong; builds nothing but plain
+    data.
 
-    Bounds hold for every format: 1 MiB (YAML half of it, TOML an eighth), 8 levels, 2^16 values, integers of 64 bits,
-    numbers of 32 characters, every key once. No text of that size takes more than a second or 100 MB
-    (tests/hostile/test_documents.py measures it).
-
-    Example:
-        >>> parse('{"a": 1}', "json", "text")
-        {'a': 1}
-    """
+    Bounds hold for every format: 1 MiB (YAML half of it, TOML an eighth), 8 levels, 2^16 values, integers of 64
+    bits, numbers of 32 characters, every key once. No text of that size takes more than a second or 100 MB
+    (tests/hostile/test_documents.py measures it)."""
     if not isinstance(text, str):
         raise ArgumentError(argument, f"{where}: a {type(text).__name__}", "text")
     size = len(text.encode("utf-8", "surrogatepass"))

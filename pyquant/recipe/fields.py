@@ -31,23 +31,15 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def checked(default: Any, check: Check, **options: Any) -> Any:
+def checked(default: Any, check: Check) -> Any:
     """A dataclass field with a default and the check that reads its value."""
-    return field(default=default, metadata={"check": check}, **options)
+    return field(default=default, metadata={"check": check})
 
 
 def read(record: type[Record], data: object, where: str) -> Record:
-    """The record in plain data. Raises ArgumentError naming the key that is unknown or wrong.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Size:
-        ...     width: int = checked(1, integer(1))
-        >>> read(Size, {"width": 3}, "size")
-        Size(width=3)
-    """
-    known = {f.name: f.metadata["check"] for f in fields(record) if "check" in f.metadata}  # type: ignore[arg-type]
+    """The record (a dataclass of checked fields) in plain data. ArgumentError naming the key that is unknown or
+    wrong."""
+    known = {f.name: f.metadata["check"] for f in fields(record)}  # type: ignore[arg-type]
     entries = mapping(data, where)
     check_keys(entries, known, where)
     return record(**{key: known[key](value, f"{where}.{key}") for key, value in entries.items()})
@@ -77,29 +69,22 @@ def mapping(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def flag(value: object, where: str) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        refuse(where, shown(value), "true or false")
-    return value
+def accepting(accepts: Callable[[Any], bool], allowed: str) -> Check:
+    """A check that gives back what it accepts."""
+
+    def check(value: object, where: str) -> Any:
+        return value if accepts(value) else refuse(where, shown(value), allowed)
+
+    return check
 
 
-def text(value: object, where: str) -> str:
-    """Text on one line."""
-    if not isinstance(value, str) or not value.isprintable():
-        refuse(where, shown(value), "text on one line")
-    return value
+flag: Final = accepting(lambda value: isinstance(value, bool), "true or false")
+text: Final = accepting(lambda value: isinstance(value, str) and value.isprintable(), "text on one line")
 
 
 def integer(low: int) -> Check:
     """A whole number of at least `low`."""
-
-    def check(value: object, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-            refuse(where, shown(value), f"a whole number of at least {low}")
-        return value
-
-    return check
+    return accepting(lambda value: type(value) is int and low <= value < 2**31, f"a whole number of at least {low}")
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
@@ -118,9 +103,7 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
 
 def choice(*allowed: str | Callable[[], Iterable[str]]) -> Check:
     """One of some words; those of a function are what it gives when a value is checked, so that a registry can grow.
-
-    YAML reads a bare `off` as false, so false is taken for it.
-    """
+    YAML reads a bare `off` as false, so false is taken for it."""
 
     def check(value: object, where: str) -> str:
         words = [word for one in allowed for word in ([one] if isinstance(one, str) else one())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -95,30 +95,33 @@ class LayerRule:
         inputs = base.inputs
         if self.inputs:
             if inputs is None:
-                raise ArgumentError(
-                    "inputs", dict(self.inputs), f"nothing: inputs of {self.scheme} stay in floating point"
-                )
+                allowed = f"nothing: inputs of {self.scheme} stay in floating point"
+                raise ArgumentError("inputs", dict(self.inputs), allowed)
             inputs = _changed(inputs, self.inputs, calibration)
         return replace(base, weights=weights, inputs=inputs)
 
 
 def with_defaults(scheme: QScheme, selective: SelectiveParams, calibration: CalibrationParams) -> QScheme:
     """A scheme with the default calibrators, and weights per tensor where per_channel is false."""
-    weights = _calibrated(scheme.weights, selective.calibrator_w, calibration)
-    if not selective.per_channel and weights.granularity == "per_channel":
-        weights = replace(weights, granularity="per_tensor")
-    changed_scheme = replace(scheme, weights=weights)
-    for name in ("inputs", "outputs"):
-        tensor: TensorScheme | None = getattr(scheme, name)
+
+    def calibrated(field: str, tensor: TensorScheme) -> TensorScheme:
+        name = selective.calibrator_w if field == "weights" else selective.calibrator_i
+        name = calibration.histogram_calib_method if name == OPEN else name
+        return replace(tensor, calibrator=name, percentile=calibration.percentile if name == "percentile" else 99.99)
+
+    return changed_tensors(scheme, calibrated, selective.per_channel)
+
+
+def changed_tensors(scheme: QScheme, change: Callable[[str, TensorScheme], TensorScheme], per_channel: bool) -> QScheme:
+    """A scheme with change(field, tensor) of its static tensors; weights per tensor where per_channel is false."""
+    for field_name in ("weights", "inputs", "outputs"):
+        tensor: TensorScheme | None = getattr(scheme, field_name)
         if tensor is not None and not tensor.dynamic:
-            changed: dict[str, Any] = {name: _calibrated(tensor, selective.calibrator_i, calibration)}
-            changed_scheme = replace(changed_scheme, **changed)
-    return changed_scheme
-
-
-def _calibrated(tensor: TensorScheme, calibrator: str, calibration: CalibrationParams) -> TensorScheme:
-    name = calibration.histogram_calib_method if calibrator == OPEN else calibrator
-    return replace(tensor, calibrator=name, percentile=calibration.percentile if name == "percentile" else 99.99)
+            changed: dict[str, Any] = {field_name: change(field_name, tensor)}
+            scheme = replace(scheme, **changed)
+    if not per_channel and scheme.weights.granularity == "per_channel":
+        scheme = replace(scheme, weights=replace(scheme.weights, granularity="per_tensor"))
+    return scheme
 
 
 def _changed(tensor: TensorScheme, changes: Mapping[str, Any], calibration: CalibrationParams) -> TensorScheme:

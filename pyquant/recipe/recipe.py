@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 from torch import nn
@@ -18,7 +19,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.recipe import documents
-from pyquant.recipe.fields import check_keys, choice, flag, mapping, read, refuse, shown, text, written
+from pyquant.recipe.fields import Check, check_keys, choice, flag, mapping, read, refuse, shown, text, written
 from pyquant.recipe.layer_rule import FLOAT, LayerRule, with_defaults
 from pyquant.recipe.sections import (
     ADAM,
@@ -45,6 +46,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "selective_quantizer_params": SelectiveParams, "calib_params": CalibrationParams, "search": SearchParams,
     "qat": QatParams, "provenance": Provenance,
 }  # fmt: skip
+_MAY_BE_NULL: Final = {*_SECTIONS, "pre_launch_callbacks_list", "layers"}  # which says the same as no such key
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,6 @@ class Recipe:
     qat: QatParams | None = None
     provenance: Provenance | None = None
 
-    # ---- files
-
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Recipe:
         """The recipe in a .yaml, .yml, .toml or .json file.
@@ -131,49 +131,21 @@ class Recipe:
         """The recipe as text; loads gives an equal recipe back."""
         return documents.dump(self.to_dict(), format)
 
-    # ---- plain data
-
     @staticmethod
     def from_dict(data: Mapping[str, Any], where: str = "recipe") -> Recipe:
         """The recipe in plain data. Raises ArgumentError naming the key that is unknown or wrong."""
         entries = dict(mapping(data, where))
-        known = [
-            "pyquant_recipe", "ptq_only", "pre_launch_callbacks_list", "default", "layers", "chains", "residuals",
-            "on_indivisible", "embeddings", "heads",
-            *_SECTIONS,
-        ]  # fmt: skip
-        check_keys(entries, known, where)
+        check_keys(entries, ["pyquant_recipe", *_READERS], where)
         version = entries.pop("pyquant_recipe", VERSION)
         if isinstance(version, bool) or version != VERSION:
             refuse(f"{where}.pyquant_recipe", repr(version), f"{VERSION} (a newer recipe needs a newer pyquant)")
-        sections: dict[str, Any] = {}
-        for key, record in _SECTIONS.items():
-            if entries.get(key) is not None:
-                sections[key] = read(record, entries[key], f"{where}.{key}")
-        if "qat" in sections and rescales(sections["qat"].optimizer):
-            warnings.warn(f"{where}.qat.optimizer {sections['qat'].optimizer!r}: {ADAM}", RecipeNotice, stacklevel=2)
-        if "ptq_only" in entries:
-            sections["ptq_only"] = flag(entries["ptq_only"], f"{where}.ptq_only")
-        if entries.get("pre_launch_callbacks_list") is not None:
-            sections["callback"] = _callback(entries["pre_launch_callbacks_list"], f"{where}.pre_launch_callbacks_list")
-        if "default" in entries:
-            sections["default"] = LayerRule.from_plain(entries["default"], f"{where}.default")
-            if not sections["default"].scheme:
-                refuse(f"{where}.default", "no scheme", "a scheme, or null")
-        if entries.get("layers") is not None:
-            layers = mapping(entries["layers"], f"{where}.layers")
-            sections["layers"] = _layers(layers, where)
-        if "chains" in entries:
-            sections["chains"] = _chains(entries["chains"], f"{where}.chains")
-        if "residuals" in entries:
-            sections["residuals"] = choice("quantize", "float")(entries["residuals"], f"{where}.residuals")
-        if "on_indivisible" in entries:
-            sections["on_indivisible"] = choice(*CHOICES)(entries["on_indivisible"], f"{where}.on_indivisible")
-        if "embeddings" in entries:
-            sections["embeddings"] = flag(entries["embeddings"], f"{where}.embeddings")
-        if "heads" in entries:
-            sections["heads"] = _heads(entries["heads"], f"{where}.heads")
-        recipe = Recipe(**sections)
+        given = {key: value for key, value in entries.items() if value is not None or key not in _MAY_BE_NULL}
+        values = {key: _READERS[key](value, f"{where}.{key}") for key, value in given.items()}
+        if "qat" in values and rescales(values["qat"].optimizer):
+            warnings.warn(f"{where}.qat.optimizer {values['qat'].optimizer!r}: {ADAM}", RecipeNotice, stacklevel=2)
+        if "pre_launch_callbacks_list" in values:
+            values["callback"] = values.pop("pre_launch_callbacks_list")
+        recipe = Recipe(**values)
         recipe.rules()
         return recipe
 
@@ -191,15 +163,9 @@ class Recipe:
             plain["layers"] = {key: rule.to_plain() for key, rule in self.layers.items()}
         plain["chains"] = self.chains if isinstance(self.chains, str) else [list(pair) for pair in self.chains]
         plain["residuals"] = self.residuals
-        if self.on_indivisible != CHOICES[0]:
-            plain["on_indivisible"] = self.on_indivisible
-        if self.embeddings:
-            plain["embeddings"] = True
-        if self.heads != EVERYTHING:
-            plain["heads"] = _WARN if self.heads is None else self.heads
-        return plain
-
-    # ---- what follows for layers
+        later = {"on_indivisible": CHOICES[0], "embeddings": False, "heads": EVERYTHING}  # where they say something
+        plain |= {key: getattr(self, key) for key, default in later.items() if getattr(self, key) != default}
+        return plain | ({"heads": _WARN} if self.heads is None else {})
 
     def default_scheme(self) -> QScheme | None:
         """The scheme of layers that no rule names, calibrators included; None: they stay in floating point."""
@@ -252,13 +218,17 @@ def _callback(data: object, where: str) -> QatModification | None:
         refuse(f"{where}[0]", f"parameters both below and next to {CALLBACK}", "below its name")
     modification = read(QatModification, entries or below or {}, f"{where}[0].{CALLBACK}")
     if entries:
-        warnings.warn(
-            f"{where}[0]: the parameters stand next to {CALLBACK}, where YAML reads them as separate keys; they "
-            "are taken as its parameters. Indent them further to write what is meant",
-            RecipeNotice,
-            stacklevel=2,
-        )
+        told = "where YAML reads them as separate keys; they are taken as its parameters. Indent them further to write"
+        notice = f"{where}[0]: the parameters stand next to {CALLBACK}, {told} what is meant"
+        warnings.warn(notice, RecipeNotice, stacklevel=2)
     return modification
+
+
+def _default(data: object, where: str) -> LayerRule:
+    rule = LayerRule.from_plain(data, where)
+    if not rule.scheme:
+        refuse(where, "no scheme", "a scheme, or null")
+    return rule
 
 
 def _heads(data: object, where: str) -> bool | str | None:
@@ -280,19 +250,21 @@ def _chains(data: object, where: str) -> str | tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _layers(layers: Mapping[str, Any], where: str) -> dict[str, LayerRule]:
+def _layers(data: object, where: str) -> dict[str, LayerRule]:
     """The rules of layers; those of equal data are one rule, which is read once."""
     rules: dict[str, LayerRule] = {}
     known: dict[str, LayerRule] = {}
+    layers = mapping(data, where)
     if (count := sum(key.startswith("re:") for key in layers)) > MAX_EXPRESSIONS:
-        refuse(f"{where}.layers", f"{count} expressions 're:...'", f"at most {MAX_EXPRESSIONS}")
-    for key, data in layers.items():
-        rule_text = _told(data)
+        refuse(where, f"{count} expressions 're:...'", f"at most {MAX_EXPRESSIONS}")
+    for key, rule in layers.items():
+        _key(key, where)
+        rule_text = _told(rule)
         if rule_text not in known:
             if len(known) >= MAX_RULES:
-                refuse(f"{where}.layers", f"more than {MAX_RULES} different rules", f"at most {MAX_RULES}")
-            known[rule_text] = LayerRule.from_plain(data, f"{where}.layers[{key!r}]")
-        rules[_key_text(key, where)] = known[rule_text]
+                refuse(where, f"more than {MAX_RULES} different rules", f"at most {MAX_RULES}")
+            known[rule_text] = LayerRule.from_plain(rule, f"{where}[{key!r}]")
+        rules[key] = known[rule_text]
     return rules
 
 
@@ -303,11 +275,6 @@ def _told(data: Any) -> str:
     if isinstance(data, (list, tuple)):
         return "[" + ", ".join(map(_told, data)) + "]"
     return repr(data) if data is None or isinstance(data, (str, bool, int, float)) else shown(data)
-
-
-def _key_text(key: str, where: str) -> str:
-    _key(key, f"{where}.layers")
-    return key
 
 
 def _key(name: str, where: str = "recipe") -> Key:
@@ -325,3 +292,11 @@ def _key(name: str, where: str = "recipe") -> Key:
         except ArgumentError as error:  # an expression that does not compile
             refuse(where, error.got, error.allowed)
     return name
+
+
+# What reads the value of each key of a recipe.
+_READERS: Final[dict[str, Check]] = {
+    "ptq_only": flag, "pre_launch_callbacks_list": _callback, "default": _default, "layers": _layers, "chains": _chains,
+    "residuals": choice("quantize", "float"), "on_indivisible": choice(*CHOICES), "embeddings": flag, "heads": _heads,
+    **{key: partial(read, record) for key, record in _SECTIONS.items()},
+}  # fmt: skip

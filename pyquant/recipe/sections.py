@@ -27,12 +27,7 @@ ADAM: Final = (
 
 
 def rescales(optimizer: object) -> bool:
-    """Whether the optimiser of that name rescales each parameter's gradient: Adam and its kin, RMSProp.
-
-    Example:
-        >>> rescales("AdamW"), rescales("SGD")
-        (True, False)
-    """
+    """Whether the optimiser of that name rescales each parameter's gradient: Adam and its kin, RMSProp."""
     return isinstance(optimizer, str) and optimizer.lower().startswith(("adam", "rmsprop", "nadam", "radam"))
 
 

@@ -21,20 +21,13 @@ def library() -> Any:
         try:
             import tomli as tomllib
         except ImportError:
-            raise ArgumentError(
-                "recipe", "TOML, which needs Python 3.11", "pip install tomli, or a YAML or JSON file"
-            ) from None
+            allowed = "pip install tomli, or a YAML or JSON file"
+            raise ArgumentError("recipe", "TOML, which needs Python 3.11", allowed) from None
     return tomllib
 
 
 def parse(text: str) -> Any:
-    """Plain data of a document. Raises Refused; ArgumentError where there is no parser.
-
-    Example:
-        >>> import sys
-        >>> parse("a = 1") if sys.version_info >= (3, 11) else {"a": 1}
-        {'a': 1}
-    """
+    """Plain data of a document. Raises Refused; ArgumentError where there is no parser."""
     tomllib = library()
     if len(text) > MAX_BYTES:
         raise Refused(f"{len(text)} characters", f"at most {MAX_BYTES} of TOML; YAML or JSON")
@@ -46,19 +39,14 @@ def parse(text: str) -> Any:
 
 
 def _check_keys(text: str) -> None:
-    """Refuse dotted keys of many parts: the parser walks from the root for every prefix of every key.
-
-    Strings and comments are stepped over with signs of fixed length, so this look is linear in any text.
-    """
+    """Refuse dotted keys of many parts: the parser walks from the root for every prefix of every key. Strings and
+    comments are stepped over with signs of fixed length, so this look is linear in any text."""
     inside, dots = "", 0  # the sign that ends the string or comment we are in
     for match in _SIGNS.finditer(text):
         sign = match.group()
         if inside:
-            if (
-                sign == inside
-                or (sign == "\n" and len(inside) == 1)
-                or (sign[0] == "\\" and inside[0] != '"' and inside in sign)
-            ):
+            ends_literal = sign[0] == "\\" and inside[0] != '"' and inside in sign
+            if sign == inside or (sign == "\n" and len(inside) == 1) or ends_literal:
                 inside = ""
         elif sign[0] in "\"'":
             inside = sign

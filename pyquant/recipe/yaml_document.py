@@ -40,12 +40,7 @@ def library() -> Any:
 
 
 def parse(text: str) -> Any:
-    """Plain data of one document. Raises Refused; ArgumentError where PyYAML is not installed.
-
-    Example:
-        >>> parse("a: {b: [1, 2.5, off, 12:30]}")
-        {'a': {'b': [1, 2.5, False, '12:30']}}
-    """
+    """Plain data of one document. Raises Refused; ArgumentError where PyYAML is not installed."""
     yaml = library()
     loader = getattr(yaml, "CSafeLoader", None)
     if len(text) > MAX_BYTES_OF_YAML:
@@ -64,9 +59,8 @@ def parse(text: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: surrogates
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" (line {mark.line + 1})"
-        raise Refused(
-            " ".join(str(getattr(error, "problem", None) or error).split())[:160] + line, "valid YAML"
-        ) from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())[:160]
+        raise Refused(problem + line, "valid YAML") from None
     return builder.data
 
 

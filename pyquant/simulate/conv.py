@@ -12,7 +12,6 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.patches import Patches, unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.simulate import torch_operators
-from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.layer import SimulatedLayer
 
 if TYPE_CHECKING:
@@ -25,11 +24,11 @@ _SHAPE = (
 
 
 class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
-    """y = conv2d(fake_quantize(x), fake_quantize(W)) + bias, in floating point.
+    """y = conv2d(fake_quantize(x), fake_quantize(W)) + bias, in floating point, around the float layer's own
+    parameters.
 
-    Made by from_float; holds the float layer's own parameters. Weight scales are per output channel over K = kernel
-    height * kernel width * in_channels (or per group along K in that order); a dynamic input has one range an image.
-    weight_fake_quant, input_fake_quant, output_fake_quant   as in FakeQuantLinear; the weights as the matrix [N, K].
+    Weight scales are per output channel over K = kernel height * kernel width * in_channels (or per group along K in
+    that order); a dynamic input has one range an image.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -42,28 +41,26 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
 
     @classmethod
     def from_float(cls, conv: nn.Conv2d, scheme: QScheme) -> Self:
-        """A simulating layer around the parameters of a Conv2d (shared, not copied).
-
-        conv    nn.Conv2d, groups 1, padding mode 'zeros', finite weights.
-        scheme  integer or weight-only; 16-bit layers have nothing to simulate: ArgumentError.
-        """
-        if scheme.is_float:
-            raise ArgumentError("scheme", str(scheme), "a scheme with 4- or 8-bit weights")
+        """A simulating layer around the parameters of a Conv2d (shared, not copied): groups 1, padding mode 'zeros',
+        finite weights; not of a 16-bit scheme, which has nothing to simulate (ArgumentError)."""
         why_not = unsupported(conv)
         if why_not is not None:
             raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        for name in _SHAPE:
-            setattr(layer, name, getattr(conv, name))
+        layer.__dict__.update((name, getattr(conv, name)) for name in _SHAPE)
         layer.weight, layer.bias, layer.patches = conv.weight, conv.bias, Patches.of(conv)
         layer._simulate(scheme, layer.patches.matrix(layer.weight.detach()))
         return layer.train(conv.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """x float [B, in_channels, H, W] (or without B) -> float [B, out_channels, H', W']."""
-        if self.input_fake_quant is not None:
-            x = self._rounded(self.input_fake_quant, x)
+        fake = self.input_fake_quant
+        if fake is not None and fake.scheme.dynamic:
+            rows = x.shape[0] if x.dim() == 4 else 1
+            x = fake(x.reshape(rows, x.shape[-3:].numel())).reshape(x.shape)
+        elif fake is not None:
+            x = fake(x)
         y = self._conv_forward(x, self._rounded_weight(), self.bias)
         return y if self.output_fake_quant is None else self.output_fake_quant(y)
 
@@ -75,20 +72,9 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
             return rounded
         return self.patches.image(fake(self.patches.matrix(self.weight)), self.in_channels)
 
-    def _rounded(self, fake: FakeQuantize, x: Tensor) -> Tensor:
-        if not fake.scheme.dynamic:
-            y: Tensor = fake(x)
-            return y
-        rows = x.shape[0] if x.dim() == 4 else 1
-        flat: Tensor = fake(x.reshape(rows, x.shape[-3] * x.shape[-2] * x.shape[-1]))
-        return flat.reshape(x.shape)
-
     @torch.no_grad()
     def to_quantized(self) -> QConv2d:
-        """The integer layer: codes of the weights as forward rounds them, calibrated ranges of input and output.
-
-        Raises ArgumentError where a static range was never calibrated.
-        """
+        """The integer layer, with the codes of the weights that forward rounds to. ArgumentError: not calibrated."""
         layer = QConv2d.from_codes(**self.codes_of(self.patches.matrix(self.weight)), patches=self.patches)
         return layer.train(self.training)
 
@@ -96,7 +82,6 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         """The plain Conv2d again, around the same parameters."""
         conv = nn.Conv2d.__new__(nn.Conv2d)
         nn.Module.__init__(conv)
-        for name in _SHAPE:
-            setattr(conv, name, getattr(self, name))
+        conv.__dict__.update((name, getattr(self, name)) for name in _SHAPE)
         conv.weight, conv.bias = self.weight, self.bias
         return conv.train(self.training)

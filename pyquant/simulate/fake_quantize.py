@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.state import same_type
 from pyquant.simulate import torch_operators
 
-MODES: Final = ("quantize", "collect", "off")
+How = tuple[str, int, int, int]
 
 
 class FakeQuantize(nn.Module):
@@ -82,12 +82,14 @@ class FakeQuantize(nn.Module):
         return self._static(x)
 
     def _static(self, x: Tensor) -> Tensor:
-        s = self.scheme
-        how = (s.granularity, s.group_size or 0, *s.code_range)
-        y: Tensor = ops.fake_quantize(x, self.scale, self.zero_point, *how)[0]
+        y: Tensor = ops.fake_quantize(x, self.scale, self.zero_point, *self.how)[0]
         return y
 
-    # ---- calibration (pyquant.calibrate.CalibrationTarget)
+    @property
+    def how(self) -> How:
+        """Granularity, group size (0: none), smallest and largest code: what operators of a given range take."""
+        s = self.scheme
+        return s.granularity, s.group_size or 0, *s.code_range
 
     def start_calibration(self) -> dict[str, RangeStatistics]:
         """Forward observes and passes on unchanged from here on; -> new statistics, none where the range follows."""
@@ -146,9 +148,8 @@ class FakeQuantize(nn.Module):
         if x is None:
             raise ArgumentError("x", "None", "the tensor whose range is meant")
         s = self.scheme
-        _, scale, zero_point = ops.quantize_dynamic(
-            x.detach().to(torch.float32), s.granularity, s.group_size or 0, s.symmetric, *s.code_range
-        )
+        how = (s.granularity, s.group_size or 0, s.symmetric, *s.code_range)
+        _, scale, zero_point = ops.quantize_dynamic(x.detach().to(torch.float32), *how)
         return scale, None if s.symmetric else zero_point
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FakeQuantize:

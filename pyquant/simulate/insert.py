@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from pyquant.nn.keep import remember
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of, wished_floats
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
@@ -39,29 +40,38 @@ def insert_fake_quantize_(
     if not isinstance(model, nn.Module) or is_simulated(model) or isinstance(model, tuple(SIMULATED)):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
     if any(is_simulated(module) for module in model.modules()):
-        raise ArgumentError(
-            "model", "a model with fake quantisation", "a float model (remove_fake_quantize_ takes it out)"
-        )
+        allowed = "a float model (remove_fake_quantize_ takes it out)"
+        raise ArgumentError("model", "a model with fake quantisation", allowed)
     check_choice(on_indivisible)
-    sites = list(find_sites(model, tuple(SIMULATED)))
-    if not sites:
-        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     rules = rules_of(config)
-    check_keys(rules, model, sites)
-    twins, left = simulating_twins(rules, sites, filter_fn, on_indivisible)
-    undo: list[Undo] = []
-    swap_modules(model, [(site.names, twin) for site, twin in twins], undo=undo)
-    with undone_on_error(undo):
-        for site, reason in left:
-            remember(site.module, reason, undo)
-        warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), "insert_fake_quantize_")
+    twins, left = simulating_twins(model, rules, filter_fn, on_indivisible)
+    put_in(model, [(site.names, twin) for site, twin in twins], left, "insert_fake_quantize_", rules, filter_fn)
     return model
 
 
+def put_in(
+    model: nn.Module, new: Sequence[tuple[list[str], nn.Module]], left: Iterable[tuple[Site, str]], what: str,
+    rules: FqnConfig | None, filter_fn: Filter | None,
+) -> None:  # fmt: skip
+    """Put new layers into a model, remember why others are left, and warn of what stays (rules None: no word of it)."""
+    with undone_on_error() as undo:
+        swap_modules(model, new, undo=undo)
+        for site, reason in left:
+            remember(site.module, reason, undo)
+        if rules is not None:
+            warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), what, stacklevel=4)
+
+
 def simulating_twins(
-    rules: FqnConfig, sites: Iterable[Site], filter_fn: Filter | None, on_indivisible: str
+    model: nn.Module, rules: FqnConfig | None, filter_fn: Filter | None, on_indivisible: str
 ) -> tuple[list[tuple[Site, nn.Module]], list[tuple[Site, str]]]:
-    """What a config does to the layers of a model: (simulating twins; layers left for their size, and why)."""
+    """What a config does to the layers of a float model: (simulating twins; layers left for their size, and why)."""
+    sites = list(find_sites(model, tuple(SIMULATED)))
+    if not sites:
+        raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
+    if rules is None:
+        raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
+    check_keys(rules, model, sites)
     twins, left = [], []
     for site in sites:
         scheme = scheme_of(rules, site, filter_fn)
@@ -97,15 +107,15 @@ def convert_(model: nn.Module) -> nn.Module:
         >>> type(convert_(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic()))[0]).__name__
         'QLinear'
     """
-    return _replace(model, lambda module: noted(module.to_quantized(), getattr(module, "note", "")))  # type: ignore[operator]
+    return _replace(model, lambda layer: noted(layer.to_quantized(), layer.note))
 
 
 def remove_fake_quantize_(model: nn.Module) -> nn.Module:
     """Take fake quantisation out again: the float layers, around the parameters as they are now, in place."""
-    return _replace(model, lambda module: module.to_float())  # type: ignore[attr-defined,operator,no-any-return]
+    return _replace(model, lambda layer: layer.to_float())
 
 
-def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def _replace(model: nn.Module, make: Callable[[Any], nn.Module]) -> nn.Module:
     if not isinstance(model, nn.Module) or is_simulated(model):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains simulating layers")
     sites = list(find_sites(model, tuple(SIMULATED.values())))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.calibrate import weight_range
 from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError
 from pyquant.nn.weights import check_group_size, scale_shape
 from pyquant.simulate.fake_quantize import FakeQuantize
 
@@ -39,7 +40,8 @@ class Simulated(nn.Module):
 
 
 class SimulatedLayer(Simulated):
-    """Mixed into a float layer class with weights; from_float calls _simulate once the float parameters are there."""
+    """Mixed into a float layer class with weights; from_float calls _simulate once the float parameters are there. A
+    FakeQuantize for the weights as the matrix [N, K], and for inputs and outputs where the scheme has any."""
 
     weight: Any  # Tensor and Tensor or None: each float class declares its own
     bias: Any
@@ -49,6 +51,8 @@ class SimulatedLayer(Simulated):
 
     def _simulate(self, scheme: QScheme, matrix: Tensor) -> None:
         """Fake quantisers for a scheme; `matrix` is the weights as [N, K]."""
+        if scheme.is_float:
+            raise ArgumentError("scheme", str(scheme), "a scheme with 4- or 8-bit weights")
         check_group_size(scheme.weights, matrix.shape[1])
         self.scheme = scheme
         self.weight_fake_quant = fake_quantize_of_weight(matrix, scheme.weights)

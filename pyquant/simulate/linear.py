@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError
 from pyquant.nn.qlinear import QLinear
 from pyquant.simulate.layer import SimulatedLayer
 
@@ -18,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class FakeQuantLinear(SimulatedLayer, nn.Linear):
-    """y = fake_quantize(x) @ fake_quantize(W).T + bias, in floating point.
-
-    Made by from_float; holds the float Linear's own parameters, so that optimisers and tied weights keep working.
-    weight_fake_quant   FakeQuantize of the weights [N, K].
-    input_fake_quant    FakeQuantize of the inputs, or None for weight-only schemes.
-    output_fake_quant   FakeQuantize of the result, or None.
+    """y = fake_quantize(x) @ fake_quantize(W).T + bias, in floating point, around the float Linear's own parameters.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -34,13 +28,8 @@ class FakeQuantLinear(SimulatedLayer, nn.Linear):
 
     @classmethod
     def from_float(cls, linear: nn.Linear, scheme: QScheme) -> Self:
-        """A simulating layer around the parameters of a Linear (shared, not copied).
-
-        linear  nn.Linear, finite weights.
-        scheme  integer or weight-only; 16-bit layers have nothing to simulate: ArgumentError.
-        """
-        if scheme.is_float:
-            raise ArgumentError("scheme", str(scheme), "a scheme with 4- or 8-bit weights")
+        """A simulating layer around the parameters of a Linear (shared, not copied) with finite weights; not of a
+        16-bit scheme, which has nothing to simulate (ArgumentError)."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
@@ -57,14 +46,16 @@ class FakeQuantLinear(SimulatedLayer, nn.Linear):
 
     @torch.no_grad()
     def to_quantized(self) -> QLinear:
-        """The integer layer: codes of the weights as forward rounds them, calibrated ranges of input and output.
-
-        Raises ArgumentError where a static range was never calibrated.
-        """
+        """The integer layer, with the codes of the weights that forward rounds to. ArgumentError: not calibrated."""
         return QLinear.from_codes(**self.codes_of(self.weight)).train(self.training)
 
     def to_float(self) -> nn.Linear:
         """The plain Linear again, around the same parameters."""
-        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight, linear.bias = self.weight, self.bias
-        return linear.train(self.training)
+        return plain_linear(self)
+
+
+def plain_linear(layer: nn.Linear) -> nn.Linear:
+    """An nn.Linear around the parameters of a layer derived from it."""
+    linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    linear.weight, linear.bias = layer.weight, layer.bias
+    return linear.train(layer.training)

@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 
 
 class FakeQuantResidual(Simulated, Residual):
-    """fake_quantize(x), with the static input scheme of its QScheme; x itself under any other scheme.
-
-    Dynamic schemes and weight-only ones leave the branch alone: a sum gains nothing from a separate scale.
-    input_fake_quant   FakeQuantize of the branch, or None.
-
-    Example:
-        >>> from pyquant.core.presets import W8A8
-        >>> sorted(FakeQuantResidual.from_float(Residual(), W8A8()).fake_quantizers())
-        ['input']
-    """
+    """fake_quantize(x), with the static input scheme of its QScheme; x itself under any other: a sum gains nothing
+    from a separate scale."""
 
     input_fake_quant: FakeQuantize | None
 

@@ -62,10 +62,8 @@ def torch_fake_quantize() -> Iterator[None]:
 
 
 def fake_quantize(fake: FakeQuantize, x: Tensor, limits: tuple[int, int] | None = None) -> Tensor:
-    """What `fake` makes of x float [..., K] (weights: [N, ...]), by torch's operators. Same shape and type.
-
-    limits  smallest and largest code; None: the full range of the bits, which exporters take.
-    """
+    """What `fake` makes of x float [..., K] (weights: [N, ...]), by torch's operators. Same shape and type. limits:
+    smallest and largest code; None: the full range of the bits, which exporters take."""
     s = fake.scheme
     rows = _rows(x, s.granularity, s.group_size or 0)
     with warnings.catch_warnings():  # of constants, which are what is wanted

@@ -9,15 +9,7 @@ from pyquant.core.scheme import TensorScheme
 
 @calibrator("max", statistics=RangeStatistics)
 def absmax(statistics: RangeStatistics, scheme: TensorScheme) -> Range:
-    """[-amax, amax], or [min(low, 0), max(high, 0)] of affine schemes. Source: docs/calibration.md 2.1.
-
-    Example:
-        >>> import torch
-        >>> statistics = RangeStatistics()
-        >>> statistics.observe(torch.tensor([1.0, 3.0]))
-        >>> absmax(statistics, TensorScheme(symmetric=False)).low.item()
-        0.0
-    """
+    """[-amax, amax], or [min(low, 0), max(high, 0)] of affine schemes. Source: docs/calibration.md 2.1."""
     if scheme.symmetric:
         return Range.symmetric(statistics.amax())
     low, high = statistics.range()

@@ -1,16 +1,8 @@
 """'entropy': the range whose codes keep the distribution best, by the Kullback-Leibler divergence.
 
-The classical method, on 2048 linear bins over the magnitudes (fewer where data are few). For a candidate i the first i
-bins are the reference P, and what lies beyond joins the last of them; Q gives each of the K codes an equal share of
-these bins and spreads its numbers evenly over those that are not empty. The candidate with the least KL(P || Q) wins,
-the largest of equals. With prefix sums of counts, of occupied bins and of p log p a candidate costs K look-ups, so all
-of them are one small table.
-
-Three things are unlike the well-known implementations. The bins are cut from the whole data, not from the first batch,
-so their order does not matter. The search begins at K bins, not at 128, so that 4 bits find their optimum. And where
-the optimum lies in the lower 3/8 of the bins (outliers: the core of the data sees few bins), the search is repeated
-over the range halved so often that this optimum would lie between 3/8 and 3/4 of the bins. As in theirs the first bin,
-which holds the zeros after a ReLU, counts as much as its neighbour.
+The classical method; docs/calibration.md 2.3 defines it. Unlike in the well-known implementations bins are cut from the
+whole data, and the search begins at K bins, and is repeated over a smaller range where outliers leave the core of the
+data few bins. With prefix sums a candidate costs K look-ups, so all of them are one small table.
 """
 
 from __future__ import annotations
@@ -36,17 +28,8 @@ _AT_ONCE = 12288  # table entries: they stay in the cache, and no new memory has
 
 @calibrator("entropy")
 def entropy(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
-    """The range with the least KL divergence; see the module for the definition.
-
-    Affine schemes search either sign on its own: with all codes where there is one sign only, else with half of them.
-    Source: docs/calibration.md 2.3.
-
-    Example:
-        >>> statistics = HistogramStatistics()
-        >>> statistics.observe(torch.randn(65536, generator=torch.Generator().manual_seed(0)))
-        >>> 2.5 < entropy(statistics, TensorScheme(bits=4)).high.item() < 4
-        True
-    """
+    """The range with the least KL divergence; see the module for the definition. Affine schemes search either sign
+    on its own: with all codes where there is one sign only, else with half of them. Source: docs/calibration.md 2.3."""
     data = statistics.distribution()
     qmin, qmax = scheme.code_range
     if scheme.symmetric:
@@ -62,24 +45,14 @@ def entropy(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
 
 
 def bins_for(count: float, codes: int) -> int:
-    """Linear bins for so many numbers: a power of two from 256 or 4 a code to BINS.
-
-    Example:
-        >>> bins_for(1e6, 128), bins_for(4096, 128), bins_for(4096, 8)
-        (2048, 512, 256)
-    """
+    """Linear bins for so many numbers: a power of two from 256 or 4 a code to BINS."""
     bins = 2 ** int(math.log2(max(count / PER_BIN, 1)))
     return max(min(bins, BINS), min(4 * codes, BINS), 256)
 
 
 def search(side: Tails, largest: Tensor, codes: int) -> Tensor:
-    """The magnitude that the entropy method clips at.
-
-    side     magnitudes of R rows.
-    largest  float64 [R, 1], the largest of each row; rows of 0 give 0.
-    codes    K, codes of that sign, zero included.
-    ->       float64 [R, 1], at most `largest`.
-    """
+    """The magnitude that the entropy method clips at, float64 [R, 1], for the magnitudes of R rows, the largest of
+    each (float64 [R, 1]; rows of 0 give 0) and K codes of that sign, zero included."""
     bins = bins_for(float(side.count[0]), codes)
     limit = torch.where(largest > 0, largest, 1.0)
     best = limit.clone()
@@ -98,10 +71,8 @@ def search(side: Tails, largest: Tensor, codes: int) -> Tensor:
 
 
 def linear_counts(side: Tails, limit: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers of magnitudes in `bins` equal bins of [0, limit], and beyond; float64 [R, bins] and [R, 1].
-
-    The first bin, with the zeros, is overwritten by the second.
-    """
+    """Whole numbers of magnitudes in `bins` equal bins of [0, limit], and beyond; float64 [R, bins] and [R, 1]. The
+    first bin, with the zeros, is overwritten by the second."""
     edges = torch.arange(1, bins + 1, dtype=torch.float64, device=limit.device) / bins
     up_to = torch.round(side.count - side.above(limit * edges)[0])
     counts = torch.diff(up_to, dim=-1, prepend=torch.zeros_like(limit))
@@ -110,11 +81,8 @@ def linear_counts(side: Tails, limit: Tensor, bins: int) -> tuple[Tensor, Tensor
 
 
 def divergences(counts: Tensor, beyond: Tensor, codes: int) -> Tensor:
-    """KL(P || Q) of the candidates codes, ..., bins; infinite where Q misses what P has.
-
-    counts  float64 [R, bins]; beyond  float64 [R, 1], numbers above the last bin.
-    ->      float64 [R, candidates].
-    """
+    """KL(P || Q) of the candidates codes, ..., bins; infinite where Q misses what P has. counts float64 [R, bins]
+    and, above the last bin, beyond float64 [R, 1] -> float64 [R, candidates]."""
     ends = _code_ends(codes, counts.shape[-1]).to(counts.device)  # [candidates, K + 1]
     sums = (_prefix(counts), _prefix((counts > 0).to(torch.float64)), _prefix(_xlogx(counts)))
     at_once = max(1, _AT_ONCE // (counts.shape[0] * (codes + 1)))

@@ -55,12 +55,6 @@ class GivenRange(RangeStatistics):
 
 @calibrator("fixed", statistics=GivenRange)
 def fixed(statistics: GivenRange, scheme: TensorScheme) -> Range:
-    """The given range, widened to contain 0; symmetric schemes: its larger end on both sides.
-
-    Source: docs/calibration.md 2.5.
-
-    Example:
-        >>> fixed(GivenRange.of(low=0.0, high=6.0), TensorScheme(symmetric=False)).high.item()
-        6.0
-    """
+    """The given range, widened to contain 0; symmetric schemes: its larger end on both sides. Source:
+    docs/calibration.md 2.5."""
     return absmax(statistics, scheme)

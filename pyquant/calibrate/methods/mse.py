@@ -1,12 +1,8 @@
 """'mse': the range whose codes are closest to the data, clipping and rounding together, by the mean squared error.
 
-The error of a step s with n codes above zero follows from how many magnitudes, and which sum of them, lie above each
-rounding threshold (q - 1/2) s: with N(t) and F(t) for these,
-
-    error(s, n) = sum of x^2 - 2 s * sum over q of F((q - 1/2) s) + s^2 * sum over q of (2 q - 1) N((q - 1/2) s).
-
-That costs 127 look-ups for int8, whatever the number of data, and gives every n at once: so affine schemes search
-steps only, the best zero point of each step comes for free.
+The error of a step follows from how many magnitudes, and which sum of them, lie above each rounding threshold
+(docs/calibration.md 2.4): 127 look-ups for int8, which give every number of codes above zero at once, so that affine
+schemes search steps only.
 """
 
 from __future__ import annotations
@@ -31,17 +27,8 @@ FINE = 16  # points on either side, second and third pass
 
 @calibrator("mse")
 def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
-    """The range with the least squared error of quantise and dequantise, within 0.01 % in the step.
-
-    Affine ranges may end up to one step beyond the data, as zero points are whole.
-    Source: docs/calibration.md 2.4.
-
-    Example:
-        >>> statistics = HistogramStatistics()
-        >>> statistics.observe(torch.linspace(-1, 1, 10001))
-        >>> mse(statistics, TensorScheme(bits=4)).high.item() < 1  # 7.5 steps to the end serve a flat density best
-        True
-    """
+    """The range with the least squared error of quantise and dequantise, within 0.01 % in the step. Affine ranges
+    may end up to one step beyond the data, as zero points are whole. Source: docs/calibration.md 2.4."""
     data = statistics.distribution()
     qmin, qmax = scheme.code_range
     span, count = qmax - qmin, float(data.magnitudes.count[0])
@@ -61,26 +48,14 @@ def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
 
 
 def lowest(codes: int, codes_lost: float) -> float:
-    """Smallest step, over the largest, at which the optimum can be.
-
-    With the largest step no number is further off than half a step s, the whole error at most count / 4 * s^2. A range
-    that ends k steps s before the largest number costs k^2 s^2 for that number alone (k^2 / 2 s^2 where both ends share
-    it), so no more than `codes_lost` steps can be given up: few for the short rows of weights.
-
-    Example:
-        >>> round(lowest(127, math.sqrt(128) / 2), 3), lowest(7, 1000.0) == 2.0**-OCTAVES
-        (0.955, True)
-    """
+    """Smallest step, over the largest, at which the optimum can be: clipping the largest number alone by k steps
+    costs k^2 of their squares, so no more than `codes_lost` can be given up (docs/calibration.md 2.4)."""
     return max(1 - codes_lost / codes, 2.0**-OCTAVES)
 
 
 def least(error: Callable[[Tensor], Tensor], first: Tensor, bound: float) -> Tensor:
-    """The step in [bound * first, first] with the least error, coarse to fine.
-
-    error  float64 [R, n] steps -> [R, n] errors.
-    first  float64 [R, 1], the largest step.
-    ->     float64 [R, 1].
-    """
+    """The step in [bound * first, first] with the least error, coarse to fine; float64 [R, 1]. error: float64 [R, n]
+    steps -> [R, n] errors. first: float64 [R, 1], the largest step."""
     points = max(math.ceil(-PER_OCTAVE * math.log2(bound)) + 1, KEPT)
     ratios = torch.exp2(-torch.arange(points, dtype=torch.float64, device=first.device) / PER_OCTAVE)
     steps = first * ratios

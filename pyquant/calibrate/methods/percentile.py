@@ -27,18 +27,16 @@ def percentile(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
     """
     data = statistics.distribution()
     share = scheme.percentile / 100
+    whole = data.magnitudes.count
     if scheme.symmetric:
-        chosen = Range.symmetric(_quantile(data.magnitudes, share, data.magnitudes.count, data.amax))
+        chosen = Range.symmetric(_quantile(data.magnitudes, share, whole, data.amax))
     else:
-        whole = data.magnitudes.count
         high = _quantile(data.positive, share, whole, data.high)
         low = 0 - _quantile(data.negative, share, whole, -data.low)
         chosen = Range(low.to(torch.float32), high.to(torch.float32))
     if bool(((chosen.amax == 0) & (data.amax[:, 0] > 0)).any()):
-        raise CalibrationError(
-            f"percentile {scheme.percentile:g} of the data is 0 (nearly all are zeros) but they are not all 0; "
-            "choose a larger percentile or another calibrator"
-        )
+        what = f"percentile {scheme.percentile:g} of the data is 0 (nearly all are zeros) but they are not all 0"
+        raise CalibrationError(f"{what}; choose a larger percentile or another calibrator")
     return chosen
 
 
@@ -46,6 +44,5 @@ def _quantile(side: Tails, share: float, whole: Tensor, largest: Tensor) -> Tens
     """The magnitude of one side beyond which the share 1 - `share` of `whole` numbers lie; [R]."""
     beyond = whole - whole * share
     inside = torch.minimum((side.count - beyond).clamp_min(0), side.count)
-    value = torch.where(inside > 0, side.quantile(inside), 0.0)
-    value = torch.minimum(value, largest)
+    value = torch.minimum(torch.where(inside > 0, side.quantile(inside), 0.0), largest)
     return (largest if share == 1 else value)[:, 0]

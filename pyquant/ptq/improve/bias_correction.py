@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyquant.errors import ArgumentError
+from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, simulated_layers
 from pyquant.simulate.fake_quantize import floating_point
 from pyquant.simulate.linear import FakeQuantLinear
@@ -49,19 +51,14 @@ def bias_correction_(
     with floating_point(model):
         calls = replay.calls(layers)
         means = {name: _means(replay, layers[name], count) for name, count in calls.items()}
-    before = {name: layers[name].bias for name in calls}
     corrections: dict[str, float] = {}
-    try:
+    with undone_on_error([partial(setattr, layers[name], "bias", layers[name].bias) for name in calls]):
         for name, count in calls.items():
             layer, (mean, size) = layers[name], means[name]
             error = _means(replay, layer, count)[0] - mean
             bias = torch.zeros_like(error) if layer.bias is None else layer.bias.double()
             layer.bias = nn.Parameter((bias - error).to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
             corrections[name] = float(error.abs().max()) / max(size, 1e-300) if error.numel() else 0.0
-    except BaseException:
-        for name, old in before.items():
-            layers[name].bias = old
-        raise
     return corrections
 
 

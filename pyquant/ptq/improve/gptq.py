@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.nn.weights import dequantise_weight
 from pyquant.numerics.qparams import scale_recip
 from pyquant.numerics.quantize import code_from_real
@@ -73,10 +75,11 @@ def gptq_(
     layers = simulated_layers(model)
     damp = arguments.number("damp", damp, 0, above=True)
     arguments.flag("act_order", act_order)
-    measure = _error_function(error)
+    also = " or a function (float output, output) -> float"
+    measure = error if callable(error) else _ERRORS[arguments.one_of("error", error, _ERRORS, also)]
     replay = Replay(model, data, num_batches, batch_to_inputs)
     held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
-    if isinstance(held_out, bool) or not isinstance(held_out, int) or not 1 <= held_out < num_batches:
+    if type(held_out) is not int or not 1 <= held_out < num_batches:
         raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
     split = num_batches - held_out
     with floating_point(model):
@@ -88,9 +91,11 @@ def gptq_(
         losses = [_one_number(measure(floats, replay.run(batch))) for floats, batch in pairs]
         return sum(losses) / held_out
 
-    originals = {name: (layers[name].weight, layers[name].weight_fake_quant) for name in calls}
     results: dict[str, GptqLayer] = {}
-    try:
+    put_back: dict[str, Undo] = {
+        name: partial(_put_codes, layers[name], layers[name].weight, layers[name].weight_fake_quant) for name in calls
+    }
+    with undone_on_error(list(put_back.values())):
         before = held_out_error()
         for name, count in calls.items():
             layer = layers[name]
@@ -100,11 +105,7 @@ def gptq_(
             if after <= before:
                 before = after
             else:
-                layer.weight, layer.weight_fake_quant = originals[name]
-    except BaseException:
-        for name, (weight, fake) in originals.items():
-            layers[name].weight, layers[name].weight_fake_quant = weight, fake
-        raise
+                put_back[name]()
     return results
 
 
@@ -124,7 +125,6 @@ def gptq_codes(
 
     weight      float [N, K].     moments   float [K, K]: X^T X of the layer's inputs X [M, K], any factor.
     scale       float32 [N] or [N, K / group_size], > 0.     zero_point   int32, shape of scale, or None for 0.
-    damp, act_order   as in gptq_.
     ->          int8 [N, K] in [qmin, qmax]. Inputs that are always zero leave their column to plain rounding.
     Computed in float64. Raises ArgumentError for shapes that do not fit, NonFiniteError for moments with NaN.
     Source: Frantar et al., arXiv 2210.17323, algorithm 1.
@@ -204,14 +204,12 @@ def _choose_codes(layer: FakeQuantLinear, moments: Tensor, damp: float, act_orde
     qmin, qmax = scheme.code_range
     codes = gptq_codes(weight, moments, scale, zero_point, qmin=qmin, qmax=qmax, damp=damp, act_order=act_order)
     real = dequantise_weight(codes, scale.contiguous(), zero_point, scheme)
-    layer.weight = nn.Parameter(real.to(weight.dtype), requires_grad=weight.requires_grad)
-    layer.weight_fake_quant = fixed.train(layer.training)
+    new = nn.Parameter(real.to(weight.dtype), requires_grad=weight.requires_grad)
+    _put_codes(layer, new, fixed.train(layer.training))
 
 
-def _error_function(error: str | ErrorFunction) -> ErrorFunction:
-    if callable(error):
-        return error
-    return _ERRORS[arguments.one_of("error", error, _ERRORS, " or a function (float output, output) -> float")]
+def _put_codes(layer: FakeQuantLinear, weight: nn.Parameter, fake: FakeQuantize) -> None:
+    layer.weight, layer.weight_fake_quant = weight, fake
 
 
 def _one_number(value: Any) -> float:

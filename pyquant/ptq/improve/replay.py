@@ -24,12 +24,9 @@ class _Enough(Exception):
 
 
 class Replay:
-    """num_batches batches of `data`, kept, and the passes that the improvers make over them.
+    """num_batches batches of `data`, kept, and the passes of improvers over them: in eval mode, without gradients.
 
-    model            nn.Module; runs in eval mode and without gradients, in the modes that its layers are in.
-    batch_to_inputs  as in pyquant.calibrate.run_calibration.
-    Raises ArgumentError; CalibrationError where data holds fewer than num_batches batches.
-    """
+    Raises ArgumentError; CalibrationError where data holds fewer than num_batches batches."""
 
     def __init__(
         self, model: nn.Module, data: Iterable[Any], num_batches: int, batch_to_inputs: BatchToInputs | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.swap import Undo
+from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.ptq.improve import smooth_rules as rules
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
 from pyquant.simulate.kinds import is_simulated
@@ -31,7 +31,7 @@ class _Pair:
     producer: str
     consumers: tuple[str, ...]
     modules: tuple[nn.Module, list[nn.Linear]]
-    amax: Tensor | None = field(default=None)
+    amax: Tensor | None = None
 
     def observe(self, x: Tensor) -> None:
         amax = x.detach().reshape(-1, x.shape[-1]).abs().amax(0).float()
@@ -95,21 +95,12 @@ def smooth_reversibly(
         for batch in replay.batches:
             replay.run(batch)
     parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
-    originals = [(p, p.detach().clone()) for p in parameters.values()]
-    try:
+    put_back: list[Undo] = [partial(p.detach().copy_, p.detach().clone()) for p in parameters.values()]
+    with undone_on_error(put_back):
         spreads = {pair.producer: _fold(pair, float(alpha)) for pair in groups if pair.amax is not None}
         _check_function(reference, replay.run(replay.batches[0]), spreads)
-    except BaseException:
-        for parameter, old in originals:
-            parameter.copy_(old)
-        raise
-    undo += [partial(_put_back, parameter, old) for parameter, old in originals]
+    undo += put_back
     return spreads
-
-
-@torch.no_grad()
-def _put_back(parameter: Tensor, old: Tensor) -> None:
-    parameter.copy_(old)
 
 
 def _find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[_Pair]:
@@ -121,9 +112,8 @@ def _find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[_Pair]:
             for producer, consumers in rules.pairs_of(parent):
                 pair_names.append((prefix + producer, tuple(prefix + c for c in consumers)))
         if not pair_names:
-            raise ArgumentError(
-                "model", f"a {type(model).__name__} in which no rule finds a pair", "pairs=..., or register_smoothing"
-            )
+            got = f"a {type(model).__name__} in which no rule finds a pair"
+            raise ArgumentError("model", got, "pairs=..., or register_smoothing")
     else:
         pair_names = list(rules.flatten(given))
     twice = [name for name, count in Counter(c for _, cs in pair_names for c in cs).items() if count > 1]
@@ -168,7 +158,5 @@ def _check_function(before: Any, after: Any, spreads: dict[str, float]) -> None:
             continue
         moved = float((b.double() - a.double()).norm()) / max(float(a.double().norm()), 1e-30)
         if not moved <= _TOLERANCE[a.dtype]:
-            raise ArgumentError(
-                "pairs", f"an output that moved by {moved:.2g} of its size", "pairs whose producer feeds its consumers "
-                f"and nothing else; undone: {', '.join(spreads)}"
-            )  # fmt: skip
+            allowed = f"pairs whose producer feeds its consumers and nothing else; undone: {', '.join(spreads)}"
+            raise ArgumentError("pairs", f"an output that moved by {moved:.2g} of its size", allowed)

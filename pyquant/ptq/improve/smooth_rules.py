@@ -69,10 +69,8 @@ def register_smoothing(parent_class: type[nn.Module], producer: str, consumers: 
 
 
 def pairs_of(parent: nn.Module) -> Iterator[Rule]:
-    """(producer, consumers) below one module that its class is known for, as paths.
-
-    Raises ArgumentError where a class that the user registered lacks one of its attributes.
-    """
+    """(producer, consumers) below one module that its class is known for, as paths. ArgumentError where a class that
+    the user registered lacks one of its attributes."""
     if "forward" in parent.__dict__:
         return
     kind = type(parent)
@@ -89,10 +87,7 @@ def pairs_of(parent: nn.Module) -> Iterator[Rule]:
         if parent.activation in (F.relu, torch.relu) or isinstance(parent.activation, nn.ReLU):
             yield "linear1", ("linear2",)
     elif kind.__module__.startswith("transformers.models."):
-        rules = TRANSFORMERS_RULES.get(kind.__name__, ())
-        yield from (
-            r for r in rules if all(find(parent, path) is not None for path in (r[0], *r[1])) and _fits(parent, r)
-        )
+        yield from (rule for rule in TRANSFORMERS_RULES.get(kind.__name__, ()) if _fits(parent, rule))
 
 
 def is_producer(module: nn.Module) -> bool:
@@ -134,9 +129,7 @@ def _neighbours(parent: nn.Module) -> Iterator[Rule]:
 
 def _fits(parent: nn.Module, rule: Rule) -> bool:
     """Whether all are there; a Linear that feeds others of another width does so through grouped-query attention."""
-    if any(find(parent, path) is None for path in (rule[0], *rule[1])):
+    producer, *consumers = (find(parent, path) for path in (rule[0], *rule[1]))
+    if producer is None or None in consumers:
         return False
-    producer = find(parent, rule[0])
-    return not isinstance(producer, nn.Linear) or all(
-        find(parent, path).in_features == producer.out_features for path in rule[1]
-    )
+    return not isinstance(producer, nn.Linear) or all(c.in_features == producer.out_features for c in consumers)

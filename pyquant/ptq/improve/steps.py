@@ -30,9 +30,8 @@ def check_names(improve: object, data: object) -> tuple[str, ...]:
     if names and data is None:
         raise ArgumentError("data", f"None, with improve={names!r}", "batches")
     if names and isinstance(data, Iterator):
-        raise ArgumentError(
-            "data", f"a {type(data).__name__}", "a list or a DataLoader: every improver goes through it"
-        )
+        allowed = "a list or a DataLoader: every improver goes through it"
+        raise ArgumentError("data", f"a {type(data).__name__}", allowed)
     return names
 
 
