@@ -15,12 +15,6 @@ class Attention(nn.Module):
     Made by from_float; the Linears share the memory of the module's parameters. forward takes and gives what
     nn.MultiheadAttention's does: masks, need_weights, average_attn_weights, is_causal, batch_first, unbatched inputs,
     other widths of keys and values (kdim, vdim), add_bias_kv, add_zero_attn, dropout in training.
-
-    Example:
-        >>> attention = Attention.from_float(nn.MultiheadAttention(8, 2, batch_first=True))
-        >>> x = torch.zeros(1, 3, 8)
-        >>> attention(x, x, x, need_weights=False)[0].shape
-        torch.Size([1, 3, 8])
     """
 
     # torch's encoder layers look at these before they read weights; they say: no fused path

@@ -102,8 +102,5 @@ def _convolutions(block: nn.Module, *names: str) -> list[Any]:
 
 
 def _shortcut(block: nn.Module) -> nn.Module:
-    for name in ("downsample", "shortcut"):
-        attribute = getattr(block, name, None)
-        if isinstance(attribute, nn.Module):
-            return attribute
-    return nn.Sequential()  # the identity
+    found = (getattr(block, name, None) for name in ("downsample", "shortcut"))
+    return next((module for module in found if isinstance(module, nn.Module)), nn.Sequential())  # the identity

@@ -30,27 +30,39 @@ def _is_zero(value: object) -> bool:
     return type(value) is int and value == 0
 
 
+def _is_taken(scheme: TensorScheme, may_be_dynamic: bool) -> bool:
+    """Whether there are kernels for a scheme of a chain."""
+    granularity = "per_token" if scheme.dynamic else "per_tensor"
+    is_wanted = may_be_dynamic or not scheme.dynamic
+    return is_wanted and scheme.bits in KERNEL_BITS and scheme.granularity == granularity
+
+
 class _WithRange(nn.Module):
     """A static scale and zero point, which keep their types whatever the model is cast to."""
 
     scale: Tensor  # None with a dynamic scheme
     zero_point: Tensor | None
 
-    def _hold(self, scheme: TensorScheme, scale: float | Tensor | None, zero_point: int | Tensor | None) -> None:
-        slot = state.Slot(torch.float32, (1,))
-        home = scale.device if isinstance(scale, Tensor) else torch.device("cpu")
+    def _hold(
+        self, scheme: object, scale: float | Tensor | None, zero_point: int | Tensor | None, may_be_dynamic: bool
+    ) -> None:
+        scheme = TensorScheme() if scheme is None else scheme
+        if not isinstance(scheme, TensorScheme) or not _is_taken(scheme, may_be_dynamic):
+            allowed = "static per_tensor" + " or dynamic per_token" * may_be_dynamic
+            raise ArgumentError("scheme", str(scheme), f"{KERNEL_BITS_TEXT} bits, {allowed}")
         self.scheme = scheme
+        home = scale.device if isinstance(scale, Tensor) else torch.device("cpu")
+        slot = state.Slot(torch.float32, (1,))
         self.register_buffer("scale", None if scheme.dynamic else state.scalar("scale", scale, slot, home))
-        if scale is None and not scheme.dynamic:
-            raise ArgumentError("scale", "None", f"a number > 0 with scheme {scheme}")
+        if (scale is None) != scheme.dynamic:
+            got = "None" if scale is None else scale
+            raise ArgumentError("scale", got, f"{'None' if scheme.dynamic else 'a number > 0'} with scheme {scheme}")
         if scheme.symmetric or scheme.dynamic:
             if zero_point is not None and not _is_zero(zero_point):
                 raise ArgumentError("zero_point", zero_point, f"None with scheme {scheme}")
             zero_point = None
         elif zero_point is None:
             raise ArgumentError("zero_point", "None", f"a whole number with scheme {scheme}")
-        if scheme.dynamic and scale is not None:
-            raise ArgumentError("scale", scale, f"None with scheme {scheme}")
         slot = state.Slot(torch.int32, (1,), scheme.code_range)
         self.register_buffer("zero_point", state.scalar("zero_point", zero_point, slot, home))
 
@@ -85,12 +97,7 @@ class Quantize(_WithRange):
         scheme: TensorScheme | None = None,
     ) -> None:
         super().__init__()
-        scheme = TensorScheme() if scheme is None else scheme
-        granularity = "per_token" if isinstance(scheme, TensorScheme) and scheme.dynamic else "per_tensor"
-        if not isinstance(scheme, TensorScheme) or scheme.bits not in KERNEL_BITS or scheme.granularity != granularity:
-            allowed = f"{KERNEL_BITS_TEXT} bits, static per_tensor or dynamic per_token"
-            raise ArgumentError("scheme", str(scheme), allowed)
-        self._hold(scheme, scale, zero_point)
+        self._hold(scheme, scale, zero_point, may_be_dynamic=True)
 
     def forward(self, x: Tensor) -> QTensor:
         """x float, any shape (dynamic: [..., K]) -> codes of the same shape; int4 ones two a byte (a PackedQTensor)
@@ -100,9 +107,13 @@ class Quantize(_WithRange):
             raise ArgumentError("x", describe(x) if isinstance(x, Tensor) else type(x).__name__, "a float tensor")
         if s.dynamic:
             codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, s.symmetric, *s.code_range)
-            return _as_they_lie(QTensor(codes, scale, None if s.symmetric else zero_point), s)
-        codes = ops.quantize(x, self.scale, self.zero_point, "per_tensor", 0, *s.code_range)
-        return _as_they_lie(QTensor(codes, self.scale, self.zero_point), s)
+            made = QTensor(codes, scale, None if s.symmetric else zero_point)
+        else:
+            codes = ops.quantize(x, self.scale, self.zero_point, "per_tensor", 0, *s.code_range)
+            made = QTensor(codes, self.scale, self.zero_point)
+        if not s.code_type.is_packed or codes.dim() == 0 or not ops.packs_int4(codes.device, codes.shape[-1]):
+            return made
+        return PackedQTensor(ops.pack_int4(codes), made.scale, made.zero_point)
 
 
 class Dequantize(nn.Module):
@@ -180,25 +191,13 @@ class QResidual(_WithRange):
 
     scale, zero_point, scheme   as in Quantize, static.
     The result is real again: it is the residual operand of a kernel's epilogue, which adds in float32.
-
-    Example:
-        >>> QResidual(0.5)(torch.tensor([0.6, -2.0])).tolist()
-        [0.5, -2.0]
     """
 
     def __init__(
         self, scale: float | Tensor, zero_point: int | Tensor | None = None, scheme: TensorScheme | None = None
     ) -> None:
         super().__init__()
-        scheme = TensorScheme() if scheme is None else scheme
-        if (
-            not isinstance(scheme, TensorScheme)
-            or scheme.bits not in KERNEL_BITS
-            or scheme.dynamic
-            or scheme.granularity != "per_tensor"
-        ):
-            raise ArgumentError("scheme", str(scheme), f"{KERNEL_BITS_TEXT} bits, static per_tensor")
-        self._hold(scheme, scale, zero_point)
+        self._hold(scheme, scale, zero_point, may_be_dynamic=False)
 
     def forward(self, x: Tensor | QTensor) -> Tensor:
         """x float, or a QTensor of this module's own scale -> float of x's type (codes: float32). Straight-through
@@ -244,33 +243,18 @@ class QResidualAdd(nn.Module):
             y = self.layer(x, residual=skip)
         else:
             y = self.layer(x) + skip
-        if self.activation is None:
+        if self.activation is None or (isinstance(y, QTensor) and self.relu_is_free):
             return y
         if not isinstance(y, QTensor):
             return torch.relu(y)
-        if self.relu_is_free:
-            return y
-        if isinstance(y, PackedQTensor):
-            plain = unpacked(y)
-            return PackedQTensor(ops.pack_int4(self._clipped(plain)), y.scale, y.zero_point)
-        return QTensor(self._clipped(y), y.scale, y.zero_point)
-
-    @staticmethod
-    def _clipped(y: QTensor) -> Tensor:
-        """ReLU over codes."""
+        plain = unpacked(y)
         floor = torch.zeros(1, dtype=torch.int8, device=y.data.device) if y.zero_point is None else y.zero_point
-        return torch.maximum(y.data, floor.to(torch.int8))
+        codes = torch.maximum(plain.data, floor.to(torch.int8))
+        return type(y)(ops.pack_int4(codes) if isinstance(y, PackedQTensor) else codes, y.scale, y.zero_point)
 
     def extra_repr(self) -> str:
         """The activation, as print(model) shows it."""
         return "" if self.activation is None else f"activation={self.activation}"
-
-
-def _as_they_lie(x: QTensor, scheme: TensorScheme) -> QTensor:
-    """Codes one a byte, as the kernels of their device read them."""
-    if not scheme.code_type.is_packed or x.data.dim() == 0 or not ops.packs_int4(x.data.device, x.data.shape[-1]):
-        return x
-    return PackedQTensor(ops.pack_int4(x.data), x.scale, x.zero_point)
 
 
 def dequantise(x: QTensor, dtype: torch.dtype) -> Tensor:

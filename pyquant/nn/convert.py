@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, PyquantError
+from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin, refusals, state
 from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, remember
-from pyquant.nn.linear_state import LinearState
 from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import Patches
 from pyquant.nn.products import ONLY_ADDED, only_added
@@ -64,11 +63,6 @@ def quantize_layers_(
     """The part of quantize_ that needs no data, whose arguments these are.
 
     prepare  makes the twins of static layers, from data.
-
-    Example:
-        >>> from pyquant.core.presets import W8A8Dynamic
-        >>> type(quantize_layers_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic())[0]).__name__
-        'QLinear'
     """
     arguments.module("model", model)
     arguments.filter_function(filter_fn)
@@ -157,20 +151,17 @@ def _convert(
         return made[key]
     try:
         if twin is not None:
-            new = twin
+            new: Any = twin
         elif isinstance(old, nn.Embedding):
             new = like(old, QEmbedding.from_float(_on(old, device)))
-        elif isinstance(old, nn.Linear):
-            new = QLinear.from_float(_on(old, device), scheme, input_scale=scale)
-        elif isinstance(old, nn.Conv2d):
-            new = QConv2d.from_float(_on(old, device), scheme, input_scale=scale)
-    except PyquantError as error:
-        if isinstance(error, ArgumentError):
-            raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
-        raise
+        else:
+            kind: Any = QLinear if isinstance(old, nn.Linear) else QConv2d
+            new = kind.from_float(_on(old, device), scheme, input_scale=scale)
+    except ArgumentError as error:
+        raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
     new.train(old.training)
     origin.remember(new, old)
-    if note and isinstance(new, LinearState):
+    if note:
         new.note = note
     obstacles.carry_hooks(old, new)
     if twin is None:
@@ -199,27 +190,19 @@ def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
     for name, scale in input_scales.items():
         if isinstance(scale, Tensor) and scale.numel() != 1:
             raise ArgumentError(f"input_scales[{name!r}]", f"{list(scale.shape)}", "one number")
-        if (
-            not isinstance(scale, (int, float, Tensor))
-            or isinstance(scale, bool)
-            or not 0 < float(scale) < float("inf")
-        ):
+        is_number = isinstance(scale, (int, float, Tensor)) and not isinstance(scale, bool)
+        if not is_number or not 0 < float(scale) < float("inf"):
             raise ArgumentError(f"input_scales[{name!r}]", repr(scale), "a finite number above 0")
     return input_scales
 
 
 def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site, QScheme]]) -> None:
-    static = [
-        (site, scheme) for site, scheme in chosen if scheme.is_static and not isinstance(site.module, nn.Embedding)
-    ]
-    without = {site.names[0]: scheme for site, scheme in static if not any(name in scales for name in site.names)}
+    static = [one for one in chosen if one[1].is_static and not isinstance(one[0].module, nn.Embedding)]
+    without = {site.names[0]: scheme for site, scheme in static if not scales.keys() & set(site.names)}
     if without:
         raise refusals.no_ranges(without, "input_scales" if scales else "data")
     known = {name for site, _ in static for name in site.names}
     unused = [name for name in scales if name not in known]
     if unused:
-        raise ArgumentError(
-            "input_scales",
-            f"names of no static layer: {', '.join(map(str, unused[:6]))}",
-            ", ".join(sorted(known)[:8]) or "none",
-        )
+        got = f"names of no static layer: {', '.join(map(str, unused[:6]))}"
+        raise ArgumentError("input_scales", got, ", ".join(sorted(known)[:8]) or "none")

@@ -14,8 +14,8 @@ from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
 from pyquant.nn.forms import restored
 from pyquant.nn.fuse import fused_activations, holder_of
 from pyquant.nn.linear_call import LinearCall
+from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
-from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.swap import distinct, put, swap_modules, undone_on_error
 from pyquant.numerics.activation import ACTIVATIONS
 
@@ -47,10 +47,10 @@ def dequantize_(model: nn.Module) -> nn.Module:
         ('Linear', torch.float32)
     """
     arguments.module("model", model)
-    if _is_quantised(model):
+    if isinstance(model, LinearState):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a module that contains layers; use to_float")
     layers = _layers(model)
-    if not any(_is_quantised(layer) for _, layer in layers):
+    if not any(isinstance(layer, LinearState) for _, layer in layers):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
     fused = fused_activations(model)
     new = [(names, _float(layer, names, fused)) for names, layer in layers]
@@ -58,7 +58,7 @@ def dequantize_(model: nn.Module) -> nn.Module:
     moved = [(path, layer) for names, layer in layers for name, path in fused.items() if name in names]
     with undone_on_error() as undo:
         swap_modules(model, new, undo=undo)
-        rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not _is_quantised(m))
+        rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not isinstance(m, LinearState))
         swap_modules(model, [(names, restored(module, module)) for names, module in rewritten], undo=undo)
         for path, layer in moved:
             parent_name, _, child = path.rpartition(".")
@@ -75,15 +75,11 @@ def _layers(model: nn.Module) -> list[tuple[list[str], Any]]:
         nonlocal inside
         if inside and name.startswith(inside):
             return False
-        is_one = _is_quantised(module) or type(module) in _MARKERS
+        is_one = isinstance(module, LinearState) or type(module) in _MARKERS
         inside = f"{name}." if is_one else ""
         return is_one
 
     return distinct(model, is_outermost)
-
-
-def _is_quantised(module: nn.Module) -> bool:
-    return isinstance(module, (LinearCall, QEmbedding))
 
 
 def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Module:

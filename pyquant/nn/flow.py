@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,15 +21,12 @@ from pyquant.nn.linear_call import LinearCall
 
 @dataclass(frozen=True)
 class Use:
-    """One reader of a layer's result.
+    """One reader of a layer's result."""
 
-    kind  'layer': a module that could take codes; 'residual': the real residual operand of a layer; 'function': a torch
-          function, called by the code of a module; 'result': the caller of the model.
-    name  of the module, or of the function and the module that calls it.
-    """
-
+    # 'layer': a module that could take codes; 'residual': the real residual operand of a layer; 'function': a torch
+    # function, called by the code of a module; 'result': the caller of the model
     kind: str
-    name: str
+    name: str  # of the module, or of the function and the module that calls it
 
 
 @dataclass
@@ -60,11 +57,10 @@ def producers(model: nn.Module) -> dict[str, LinearCall]:
 def trace(model: nn.Module, example_inputs: object) -> tuple[dict[str, Flow], Any]:
     """Run the model once, without gradients. -> the flow of every quantised layer that ran, and the result.
 
-    example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
     Functions that only look (shape, dtype, size) are no readers.
     """
     tracer = _Tracer(model)
-    with torch.no_grad(), tracer.hooks(), tracer:
+    with torch.no_grad(), tracer.calls.watched(), tracer:
         result = call(model, example_inputs)
     for value in values(result):
         tracer.read(value, Use("result", "the caller of the model"))
@@ -82,29 +78,57 @@ def call(model: nn.Module, example_inputs: object) -> Any:
     return model(example_inputs)
 
 
-class _Tracer(TorchFunctionMode):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class Calls:
+    """Which module of a model is at work; entered(module, args, kwargs) and left(module, result) are called around."""
+
+    def __init__(
+        self, model: nn.Module, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None
+    ) -> None:
+        self.model, self.entered, self.left = model, entered, left
         self.names = {id(module): name for name, module in reversed(list(model.named_modules()))}
-        self.producers = producers(model)
-        self.flows: dict[str, Flow] = {}
-        self._made: dict[int, tuple[Any, str]] = {}  # values are kept alive: an id must not be used twice
         self._stack: list[nn.Module] = []
-        self._inside = 0  # depth of modules whose own functions are no readers
 
     @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Watch every call of every module."""
-        handles = []
+    def watched(self) -> Iterator[None]:
+        """Hooks on every module."""
+        handles: list[Any] = []
         for module in self.model.modules():
-            handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
+            if not isinstance(module, torch.jit.ScriptModule):
+                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave, always_call=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def place(self) -> str:
+        """The module at work by name and class; '' for none."""
+        if not self._stack:
+            return ""
+        kind, name = type(self._stack[-1]).__name__, self.names.get(id(self._stack[-1]), "")
+        return f"'{name}' ({kind})" if name else kind
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stack.append(module)
+        if self.entered is not None:
+            self.entered(module, args, kwargs)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        if self._stack and self._stack[-1] is module:
+            self._stack.pop()
+        if self.left is not None:
+            self.left(module, result)
+
+
+class _Tracer(TorchFunctionMode):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.calls = Calls(model, self._enter, self._leave)
+        self.producers = producers(model)
+        self.flows: dict[str, Flow] = {}
+        self._made: dict[int, tuple[Any, str]] = {}  # values are kept alive: an id must not be used twice
+        self._inside = 0  # depth of modules whose own functions are no readers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,7 +136,9 @@ class _Tracer(TorchFunctionMode):
         if not self._inside and self._made and any(isinstance(v, Tensor) for v in tree_leaves(result)):
             for value in values((args, kwargs)):
                 if id(value) in self._made:
-                    self.read(value, Use("function", f"{_function_name(func)} {self._place()}"))
+                    place = self.calls.place()
+                    where = f"in {place}" if place else "outside of the model"
+                    self.read(value, Use("function", f"{_function_name(func)} {where}"))
         return result
 
     def read(self, value: object, use: Use) -> None:
@@ -122,8 +148,7 @@ class _Tracer(TorchFunctionMode):
             self.flows[source[1]].uses.append(use)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stack.append(module)
-        name = self.names[id(module)]
+        name = self.calls.names[id(module)]
         if _takes_codes(module):
             given = [args[0] if args else kwargs.get("x")]
             self.read(given[0], Use("layer", name))
@@ -131,11 +156,9 @@ class _Tracer(TorchFunctionMode):
                 self.read(value, Use("residual", name))
         self._inside += _is_opaque(module)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        if self._stack and self._stack[-1] is module:
-            self._stack.pop()
+    def _leave(self, module: nn.Module, result: Any) -> None:
         self._inside -= _is_opaque(module)
-        name = self.names[id(module)]
+        name = self.calls.names[id(module)]
         layer = self.producers.get(name)
         if layer is None or result is None:
             return
@@ -144,12 +167,6 @@ class _Tracer(TorchFunctionMode):
         flow.elements += data.numel() * (2 if isinstance(result, PackedQTensor) else 1)
         flow.dtype, flow.gives_codes = data.dtype, isinstance(result, QTensor)
         self._made[id(result)] = (result, name)
-
-    def _place(self) -> str:
-        for module in reversed(self._stack):
-            name = self.names[id(module)]
-            return f"in '{name}' ({type(module).__name__})" if name else f"in {type(module).__name__}"
-        return "outside of the model"
 
 
 def _takes_codes(module: nn.Module) -> bool:
@@ -161,11 +178,10 @@ def _is_opaque(module: nn.Module) -> bool:
     return is_sum or _takes_codes(module)
 
 
-def values(tree: Any) -> Iterator[object]:
+def values(tree: Any) -> list[Any]:
     """Tensors and QTensors (each as one value) among nested arguments."""
-    yield from (
-        v for v in tree_leaves(tree, is_leaf=lambda v: isinstance(v, QTensor)) if isinstance(v, (Tensor, QTensor))
-    )
+    leaves = tree_leaves(tree, is_leaf=lambda v: isinstance(v, QTensor))
+    return [leaf for leaf in leaves if isinstance(leaf, (Tensor, QTensor))]
 
 
 def _function_name(func: Any) -> str:
@@ -181,12 +197,7 @@ def check_model(model: object) -> nn.Module:
 
 
 def first_tensor(result: Any) -> Tensor | None:
-    """What counts of a model's result: itself, 'logits', 'last_hidden_state', or the first tensor in it; None: none.
-
-    Example:
-        >>> first_tensor((None, torch.ones(2)))
-        tensor([1., 1.])
-    """
+    """What counts of a model's result: itself, 'logits', 'last_hidden_state', or the first tensor in it; None: none."""
     if isinstance(result, Mapping):
         named = [result.get(key) for key in ("logits", "last_hidden_state")]
         result = [*named, *result.values()]

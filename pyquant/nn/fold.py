@@ -89,7 +89,6 @@ def _folded(layer: nn.Module, parent: nn.Module, second: str, name: str) -> tupl
         new_bias = (shift * factor + beta).to(weight.dtype)
     for what, tensor in (("weight", new_weight), ("bias", new_bias)):
         if not tensor.is_meta and not bool(tensor.isfinite().all()):
-            raise NonFiniteError(
-                "model", f"'{name}': a folded {what} that is not finite", "finite statistics and weights"
-            )
+            got = f"'{name}': a folded {what} that is not finite"
+            raise NonFiniteError("model", got, "finite statistics and weights")
     return new_weight, new_bias

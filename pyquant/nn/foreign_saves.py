@@ -32,10 +32,7 @@ _RESUMERS: Final = frozenset({"save_state"})
 
 
 def refuse(prefix: str) -> None:
-    """Raise UnsupportedError where another library's saver is asking for the state of a layer that holds codes.
-
-    prefix   of the layer's names in the state, with the dot at its end.
-    """
+    """Raise UnsupportedError where another library's saver asks for the state of a layer that holds codes."""
     saver = None if torch.compiler.is_compiling() else _saver()
     if saver is not None:
         library, function = saver

@@ -140,11 +140,7 @@ def expose_linears_(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool
 def expose_reversibly(
     model: nn.Module, filter_fn: Callable[[nn.Module, str], bool] | None, undo: list[Undo], remembers: bool = False
 ) -> None:
-    """expose_linears_ for a caller that may still fail.
-
-    undo       receives the steps that take it back.
-    remembers  whether dequantize_ is to bring the modules back.
-    """
+    """expose_linears_ for a caller that may still fail; remembers: dequantize_ is to bring the modules back."""
 
     def is_meant(name: str, module: nn.Module) -> bool:
         return bool(name) and has_form(module) and (filter_fn is None or filter_fn(module, name))

@@ -44,11 +44,8 @@ def fuse_(model: nn.Module) -> nn.Module:
     """
     arguments.module("model", model)
     if not any(isinstance(module, LinearCall) for module in model.modules()):
-        raise ArgumentError(
-            "model",
-            f"a {type(model).__name__} without QLinear or QConv2d",
-            "a model with quantised layers: call quantize_ first",
-        )
+        got = f"a {type(model).__name__} without QLinear or QConv2d"
+        raise ArgumentError("model", got, "a model with quantised layers: call quantize_ first")
     uses = uses_of(model)
     layers: list[tuple[list[str], nn.Module]] = []
     places: list[tuple[nn.Module, str]] = []

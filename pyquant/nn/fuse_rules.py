@@ -159,26 +159,20 @@ def pairs_of(parent: nn.Module) -> list[Pair]:
 
 def activation_of(value: object) -> Activation | None:
     """The kernels' name, and limits for 'clamp', of a module or function; None for what they do not compute."""
-    if isinstance(value, nn.Module):
-        return None if "forward" in value.__dict__ else _module(value)
     if isinstance(value, functools.partial):
         is_gelu = value.func is F.gelu and not value.args and set(value.keywords) <= {"approximate"}
         return (_GELU[value.keywords.get("approximate", "none")], None) if is_gelu else None
-    name = next((name for function, name in _FUNCTIONS if value is function), None)
-    return None if name is None else (name, (0.0, 6.0) if name == "clamp" else None)
-
-
-def _module(value: nn.Module) -> Activation | None:
+    if not isinstance(value, nn.Module):
+        name = next((name for function, name in _FUNCTIONS if value is function), None)
+        return None if name is None else (name, (0.0, 6.0) if name == "clamp" else None)
     kind = type(value)
+    if "forward" in value.__dict__:
+        return None
     if kind is nn.GELU:
         return _GELU[str(value.approximate)], None
-    if kind is nn.ReLU:
-        return "relu", None
-    if kind is nn.SiLU:
-        return "silu", None
     if isinstance(value, nn.Hardtanh) and kind in (nn.Hardtanh, nn.ReLU6):
-        low, high = float(value.min_val), float(value.max_val)
-        return ("clamp", (low, high)) if math.isfinite(low) and math.isfinite(high) else None
-    if kind.__module__ == "transformers.activations" and kind.__name__ in _TRANSFORMERS:
-        return _TRANSFORMERS[kind.__name__], None
-    return None
+        limits = float(value.min_val), float(value.max_val)
+        return ("clamp", limits) if all(map(math.isfinite, limits)) else None
+    of_transformers = _TRANSFORMERS if kind.__module__ == "transformers.activations" else {}
+    name = of_transformers.get(kind.__name__) or {nn.ReLU: "relu", nn.SiLU: "silu"}.get(kind)
+    return None if name is None else (name, None)

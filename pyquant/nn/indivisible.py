@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -20,29 +21,18 @@ def check_choice(on_indivisible: object) -> str:
     return str(on_indivisible)
 
 
-def row_length(module: nn.Module) -> int | None:
-    """K of a Linear or Conv2d, None for other modules."""
-    if isinstance(module, nn.Linear):
-        return module.in_features
-    if isinstance(module, nn.Conv2d):
-        return module.in_channels * module.kernel_size[0] * module.kernel_size[1]
-    return None
-
-
 def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str, name: str = "") -> tuple[QScheme | None, str]:
     """The scheme that a layer can have, and what to say of it ('' where it is the given one).
 
     on_indivisible  'per_channel': one scale an output channel instead of groups; 'skip': None, the layer stays in
                     floating point; 'error': SchemeError.
     name            of the layer, for the error.
-
-    Example:
-        >>> from pyquant.core.presets import W4A8Dynamic
-        >>> str(fitted(W4A8Dynamic(128), nn.Linear(192, 8), "per_channel")[0])
-        'W4A8Dynamic(group_size=None)'
     """
-    group, k = scheme.weights.group_size, row_length(module)
-    if group is None or k is None or k % group == 0:
+    group = scheme.weights.group_size
+    if group is None or not isinstance(module, (nn.Linear, nn.Conv2d)):
+        return scheme, ""
+    k = module.in_features if isinstance(module, nn.Linear) else module.in_channels * math.prod(module.kernel_size)
+    if k % group == 0:
         return scheme, ""
     if on_indivisible == "error":
         argument = f"{name}: group_size" if name else "group_size"

@@ -22,17 +22,14 @@ MOSTLY: Final = 0.5  # share of the weights that must be frozen for the rest to 
 
 @dataclass(frozen=True)
 class Kept:
-    """Why a layer is kept in floating point. is_head: patterns of a config that mean it overrule that."""
+    """Why a layer is kept in floating point."""
 
     reason: str
-    is_head: bool = False
+    is_head: bool = False  # patterns of a config that mean it overrule that
 
 
 def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
-    """{id of a module: why it is kept}, for the whole model.
-
-    heads  True: output heads, and embeddings tied to them, are quantised like every other layer.
-    """
+    """{id of a module: why it is kept}; heads: quantise output heads, and embeddings tied to them, like the rest."""
     kept: dict[int, Kept] = {}
     if not heads:
         found = list(output_heads(model))
@@ -47,10 +44,7 @@ def kept_layers(model: nn.Module, heads: bool = False) -> dict[int, Kept]:
 
 
 def remember(module: nn.Module, reason: str, undo: list[Callable[[], Any]]) -> None:
-    """Keep with a float layer why quantize_ left it ('': excluded by the caller): the model itself does not show.
-
-    undo  receives the step that takes it back.
-    """
+    """Keep with a float layer why quantize_ left it ('': excluded by the caller): the model itself does not show."""
     put(module.__dict__, _LEFT, reason, undo)
 
 

@@ -18,8 +18,8 @@ from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
-from pyquant.nn import reference, state, straight_through, traced, weights
-from pyquant.nn.linear_state import LinearState, activation_and_limits, check_scheme
+from pyquant.nn import reference, state, straight_through, weights
+from pyquant.nn.linear_state import LinearState, activation_and_limits, check_scheme, traced
 from pyquant.nn.patches import Patches
 from pyquant.ops.transforms import autocast
 from pyquant.ops.translate import reraise
@@ -207,7 +207,7 @@ class LinearCall(LinearState):
 
     def _forward_general(self, x: Tensor | QTensor, residual: Tensor | None) -> Any:
         if isinstance(x, Proxy):
-            return traced.node(self, x, residual)
+            return traced(self, x, residual)
         self._check_ready(x, residual)
         try:
             gives_numbers = self.scheme.is_integer and not self._gives_codes
@@ -349,11 +349,9 @@ class LinearCall(LinearState):
             self._check_operand(x.data, (torch.int8, torch.uint8))
 
     def _check_parts(self, x: QTensor) -> None:
-        for name, tensor, dtype in (
-            ("data", x.data, None),
-            ("scale", x.scale, torch.float32),
-            ("zero_point", x.zero_point, torch.int32),
-        ):
+        wanted = {"data": None, "scale": torch.float32, "zero_point": torch.int32}
+        for name, dtype in wanted.items():
+            tensor = getattr(x, name)
             if tensor is None and name == "zero_point":
                 continue
             if not isinstance(tensor, Tensor) or dtype not in (None, tensor.dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from pyquant import ops
 from pyquant.core import arguments
@@ -98,7 +100,7 @@ class LinearState(nn.Module):
                 raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
         missing = next((name for name in self.state_slots if name not in checked), None)
         storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
-        is_packed = self._packs() and missing is None
+        is_packed = self.scheme.is_integer and missing is None
         if is_packed:
             storage = ops.pack_linear(
                 storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
@@ -124,10 +126,6 @@ class LinearState(nn.Module):
     def _waits(self) -> bool:
         """Whether to_empty made the numbers: they stand in until a state_dict is loaded."""
         return self.missing == self._weight_name
-
-    def _packs(self) -> bool:
-        """Whether the product runs through the packed buffer of the fused op."""
-        return self.scheme.is_integer
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
         scheme = self.scheme
@@ -167,6 +165,8 @@ class LinearState(nn.Module):
         layer with the same scheme, whose scales come along.
         """
         foreign_saves.refuse_resizing()
+        if (lent := self._lent_by_caller("weight")) is not None:
+            return cast(Tensor, lent)
         storage, form = cast(Tensor, self._buffers["storage"]), self._form
         if self._plain_weight is not None:
             storage, form = self._plain_weight, replace(form, spec=())
@@ -193,7 +193,8 @@ class LinearState(nn.Module):
         """
         if self._weight_name != "weight_packed":
             raise AttributeError(f"weight_packed is for 4-bit weights; this layer's scheme is {self.scheme}")
-        return self._canonical()
+        lent = self._lent_by_caller("weight_packed")
+        return self._canonical() if lent is None else cast(Tensor, lent)
 
     def _assign_weight(self, name: str, value: object) -> None:
         if isinstance(value, QWeight):
@@ -220,6 +221,8 @@ class LinearState(nn.Module):
         In a 16-bit layer each access makes a copy. Assignment takes float32, or `dtype`.
         """
         held = self._buffers[state.held("bias")]
+        if (lent := self._lent_by_caller("bias")) is not None:
+            return cast(Tensor, lent)
         if held is None or held.dtype == self.dtype:
             return held
         shown: Any = held.to(self.dtype)
@@ -237,20 +240,26 @@ class LinearState(nn.Module):
         return held if is_unchanged else value.to(torch.float32)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "bias":
-            value = self._bias_to_hold(value)
         if name in state.NUMBERS:
-            changed = self._state() | ({} if value is None else {name: value})
-            if value is None:
-                changed.pop(name, None)
+            if name == "bias":
+                value = self._bias_to_hold(value)
             if name not in self.state_slots and value is not None:
                 raise ArgumentError(name, "a tensor", f"None with scheme {self.scheme}")
-            self._fill(changed)
-            return
-        if name in ("weight", "weight_packed"):
+            changed = {n: t for n, t in self._state().items() if n != name}
+            self._fill(changed if value is None else changed | {name: value})
+        elif name in ("weight", "weight_packed"):
             self._assign_weight(name, value)
+        else:
+            super().__setattr__(name, value)
             return
-        super().__setattr__(name, value)
+        lent = self.__dict__.setdefault("_lent", {})
+        if lent.pop(name, None) is None and _is_functional_call(2):
+            lent[name] = value
+
+    def _lent_by_caller(self, name: str) -> Any:
+        """What functional_call put here, where it is the one that asks: it writes that into the dict of its caller."""
+        lent = self.__dict__.get("_lent")
+        return lent.get(name) if lent and _is_functional_call(3) else None
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if not self.scheme.is_float:
@@ -266,27 +275,23 @@ class LinearState(nn.Module):
         if strict:
             missing_keys.extend(prefix + name for name in self.state_slots if name not in here)
             unexpected_keys.extend(prefix + name for name in here if name not in self.state_slots)
-        current = {} if self._waits else self._state()
         taken = {name: here[name] for name in self.state_slots if name in here}
+        assign, device = bool(local_metadata.get("assign_to_params_buffers", False)), self.storage.device
         # With strict=False the layer would keep its own codes, or read new ones by its own scales.
-        other = "weight" if self._weight_name == "weight_packed" else "weight_packed"
-        if self._weight_name not in taken and isinstance(here.get(other), Tensor):
-            expected = f"{self._weight_name} {self.state_slots[self._weight_name].text}"
+        own, place = self._weight_name, prefix or type(self).__name__
+        other = "weight" if own == "weight_packed" else "weight_packed"
+        wrong = ""
+        if own not in taken and isinstance(here.get(other), Tensor):
             got = f"{prefix}{other}: {describe(here[other])} for a layer of scheme {self.scheme}"
-            error_msgs.append(f"{got}, which takes {expected}; load a float state before quantize_")
+            wrong = f"{got}, which takes {own} {self.state_slots[own].text}; load a float state before quantize_"
+        elif own in taken and "weight_scale" in self.state_slots and "weight_scale" not in here:
+            wrong = f"{prefix}{own}: codes without their {prefix}weight_scale"
+        elif taken and device.type == "meta" and not assign:
+            wrong = f"{place}: is on the meta device; use load_state_dict(..., assign=True)"
+        if wrong or not taken:
+            error_msgs.extend([wrong] if wrong else [])
             return
-        if self._weight_name in taken and "weight_scale" in self.state_slots and "weight_scale" not in here:
-            error_msgs.append(f"{prefix}{self._weight_name}: codes without their {prefix}weight_scale")
-            return
-        if not taken:
-            return
-        assign = bool(local_metadata.get("assign_to_params_buffers", False))
-        device = self.storage.device
-        if device.type == "meta" and not assign:
-            error_msgs.append(
-                f"{prefix or type(self).__name__}: is on the meta device; use load_state_dict(..., assign=True)"
-            )
-            return
+        current = {} if self._waits else self._state()
         try:
             for name, value in taken.items():
                 state.check(name, value, self.state_slots[name])
@@ -297,7 +302,7 @@ class LinearState(nn.Module):
             unchanged = {name: tensor for name, tensor in current.items() if not (assign and tensor.is_meta)}
             self._fill(unchanged | moved, in_place=not assign)
         except (PyquantError, KeyError) as error:
-            error_msgs.append(f"{prefix or type(self).__name__}: {error}")
+            error_msgs.append(f"{place}: {error}")
 
     def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         storage = self.storage
@@ -317,6 +322,11 @@ class LinearState(nn.Module):
         return self
 
 
+def _is_functional_call(depth: int) -> bool:
+    """Whether the function `depth` frames up exchanges tensors for torch.func.functional_call."""
+    return not torch.compiler.is_compiling() and sys._getframe(depth).f_code.co_name == "swap_tensor"
+
+
 def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are known to hold the same numbers; those of a batch of vmap are not."""
     if one.shape != other.shape or values.is_batch(one) or values.is_batch(other):
@@ -330,6 +340,12 @@ def _written(old: Tensor | None, new: Tensor) -> Tensor:
     if old is None or not fits or old.is_inference():
         return new
     return old.copy_(new)
+
+
+def traced(layer: nn.Module, x: Proxy, *args: Any) -> Any:
+    """The call of a layer on a value of torch.fx: one node, whatever the tracer's own idea of leaves."""
+    tracer: Any = x.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (x, *args), {})
 
 
 def check_scheme(scheme: object) -> None:

@@ -142,7 +142,7 @@ def _record(model: nn.Module, one: Flow) -> ChainRecord:
 
 def _codes_in_a_byte(model: nn.Module, one: Flow) -> int:
     """Of the codes that this result is or could be: those that its readers take, else those that its layer takes."""
-    taken = [expected_range(_module(model, use.name)) for use in one.uses if use.kind == "layer"]
+    taken = [expected_range(model.get_submodule(use.name)) for use in one.uses if use.kind == "layer"]
     kinds = [one.layer.scheme.outputs, *(known[0] for known in taken if known), one.layer.scheme.inputs]
     scheme = next((kind for kind in kinds if kind is not None), None)
     return 2 if one.layer.packs_codes(scheme, one.layer.storage.device) else 1
@@ -158,20 +158,17 @@ def _judge(model: nn.Module, one: Flow) -> tuple[str, str]:
         return "linked", ""
     if not one.layer.scheme.is_integer:
         return "broken", f"scheme {one.layer.scheme} computes in floating point and gives real numbers"
-    if obstacles.has_hooks(_module(model, one.name)) or obstacles.has_hooks(one.layer):
+    if obstacles.has_hooks(model.get_submodule(one.name)) or obstacles.has_hooks(one.layer):
         return "broken", "the layer has hooks, which expect real numbers"
-    ranges = []
     for use in one.uses:
         reason = _why_real(model, use)
         if reason is not None:
             return "broken", reason
-        ranges.append((use.name, _range_of(_module(model, use.name))))
-    first_name, first = ranges[0]
-    for name, other in ranges[1:]:
-        if other[0].code_range != first[0].code_range or not (
-            same_numbers(first[1], other[1]) and same_numbers(first[2], other[2])
-        ):
-            difference = f"{first[1].item():.6g} for '{first_name}', {other[1].item():.6g} for '{name}'"
+    (first, own), *others = [(use.name, _range_of(model.get_submodule(use.name))) for use in one.uses]
+    for name, other in others:
+        is_same = own[0].code_range == other[0].code_range and same_numbers(own[1], other[1])
+        if not is_same or not same_numbers(own[2], other[2]):
+            difference = f"{own[1].item():.6g} for '{first}', {other[1].item():.6g} for '{name}'"
             return "broken", f"it is read with different scales or zero points: {difference}"
     return "linkable", ""
 
@@ -184,23 +181,18 @@ def _why_real(model: nn.Module, use: Use) -> str | None:
         return f"{use.name} works on real numbers: fuse it, fold it, or quantise what it is part of"
     if use.kind == "residual":
         return f"it is the residual operand of '{use.name}', not quantised: use QResidualAdd or mark it with Residual"
-    reader = _module(model, use.name)
+    reader = model.get_submodule(use.name)
     if obstacles.has_hooks(reader):
         return f"'{use.name}' has hooks, which expect real numbers"
     if expected_range(reader) is not None:
         return None
-    if isinstance(reader, LinearCall):
-        inputs = reader.scheme.inputs
-        if inputs is not None and inputs.dynamic:
-            return f"'{use.name}' finds the scale of its input at run time ({reader.scheme}); codes need a static one"
-        if inputs is not None:
-            return f"'{use.name}' is not calibrated"
+    if not isinstance(reader, LinearCall):
+        return f"'{use.name}' ({type(reader).__name__}) has no input scale"
+    if reader.scheme.inputs is None:
         return f"'{use.name}' takes real numbers ({reader.scheme})"
-    return f"'{use.name}' ({type(reader).__name__}) has no input scale"
-
-
-def _module(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name) if name else model
+    if reader.scheme.inputs.dynamic:
+        return f"'{use.name}' finds the scale of its input at run time ({reader.scheme}); codes need a static one"
+    return f"'{use.name}' is not calibrated"
 
 
 def _range_of(reader: nn.Module) -> ExpectedRange:
@@ -242,22 +234,20 @@ def _paired(model: nn.Module, pairs: Iterable[tuple[str, str]]) -> Iterator[Flow
 
 
 def _link(model: nn.Module, flows: list[Flow], undo: list[Undo]) -> None:
-    modules = {one.name: [_module(model, u.name) for u in one.uses if u.kind == "layer"] for one in flows}
-    readers = {name: [m for m in taken if expected_range(m) is not None] for name, taken in modules.items()}
-    flows = [one for one in flows if readers[one.name]]
+    readers = {}
     for one in flows:
-        first, *others = readers[one.name]
-        for other in others:  # one memory for all, so that no call needs to compare numbers
-            _share(first, other, undo)
+        taken = [model.get_submodule(use.name) for use in one.uses if use.kind == "layer"]
+        readers[one.name] = [reader for reader in taken if expected_range(reader) is not None]
+        for other in readers[one.name][1:]:  # one memory for all, so that no call needs to compare numbers
+            _share(readers[one.name][0], other, undo)
     new: list[tuple[list[str], nn.Module]] = []
-    for one in flows:
+    for one in (one for one in flows if readers[one.name]):
         scheme, scale, zero_point = _range_of(readers[one.name][0])
-        owner = _module(model, one.name)
-        name = f"{one.name}.layer" if isinstance(owner, QResidualAdd) else one.name
+        owner = model.get_submodule(one.name)
         if isinstance(owner, QResidualAdd):
             is_free = zero_point is not None and int(zero_point) == scheme.code_range[0]
             put(owner.__dict__, "relu_is_free", is_free, undo)
-        names = [n.lstrip(".") for n, m in model.named_modules(remove_duplicate=False) if m is one.layer] or [name]
+        names = [name for name, module in model.named_modules(remove_duplicate=False) if module is one.layer]
         new.append((names, one.layer.with_outputs(scheme, scale, zero_point)))
     if any("" in names for names, _ in new):
         raise ArgumentError("model", "a single layer", "a module that contains layers")
@@ -280,11 +270,8 @@ def _compare(model: nn.Module, example_inputs: object, before: Any, exact: bool)
         except Exception as error:
             raise PyquantError(f"the linked model fails on the example; it is as before: {error}") from error
     old, new = ([v for v in flows.values(tree) if isinstance(v, Tensor)] for tree in (before, after))
-    same = len(old) == len(new) and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, new, strict=True)
-    )
-    if same and exact:
-        same = all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(old, new, strict=True))
-    if not same:
+    same = [(t.shape, t.dtype) for t in old] == [(t.shape, t.dtype) for t in new]
+    pairs = zip(old, new, strict=True) if same and exact else ()
+    if not same or not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs):
         raise PyquantError("the linked model gives another result on the example; it is as before: does some code look "
                            "at results in a way that depends on their type?")  # fmt: skip

@@ -52,9 +52,8 @@ class FqnConfig:
 
     def __init__(self, entries: Mapping[Key, QScheme | None]) -> None:
         if not isinstance(entries, Mapping) or not entries:
-            raise ArgumentError(
-                "config", f"{type(entries).__name__} {entries!r}"[:120], "a mapping {name: QScheme or None}"
-            )
+            got = f"{type(entries).__name__} {entries!r}"[:120]
+            raise ArgumentError("config", got, "a mapping {name: QScheme or None}")
         self.entries: dict[Key, Any] = {key: _scheme(key, value) for key, value in entries.items()}
         self._names: dict[str, QScheme | None] = {}
         self._expressions: dict[str, Expression] = {}
@@ -135,28 +134,17 @@ class FqnConfig:
         used, hits = self._covered(layers), self._covered(others)
         unused = [
             key
-            for key in self.entries
-            if key != DEFAULT
-            and key not in used
-            and not (self.entries[key] is None and _is_harmless(hits.get(key, []), layers))
+            for key, value in self.entries.items()
+            if key != DEFAULT and key not in used and not (value is None and _is_harmless(hits.get(key, []), layers))
         ]
         if not unused:
             return
-        problems = []
-        for key in unused[:_TOLD]:
-            text = repr(key[:120]) if isinstance(key, str) else key.__name__
-            text += did_you_mean(key, [name for name, _ in layers]) if isinstance(key, str) and key not in hits else ""
-            if key in hits:
-                name, module = hits[key][0]
-                text += f" (matches {name!r}, a {type(module).__name__}, which is not converted"
-                text += f"; '{key!s:.120}.*' means the layers inside)" if any(True for _ in module.children()) else ")"
-            problems.append(text)
-        if len(unused) > _TOLD:
-            problems.append(f"{len(unused) - _TOLD} more")
-        names = ", ".join(name for name, _ in layers[:8]) + (", ..." if len(layers) > 8 else "")
-        raise ArgumentError(
-            "config", "no layer for " + "; ".join(problems), f"keys that match a layer: {names or 'there is none'}"
-        )
+        known = [name for name, _ in layers]
+        problems = [_problem(key, hits.get(key, []), known) for key in unused[:_TOLD]]
+        problems += [f"{len(unused) - _TOLD} more"] if len(unused) > _TOLD else []
+        names = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+        allowed = f"keys that match a layer: {names or 'there is none'}"
+        raise ArgumentError("config", "no layer for " + "; ".join(problems), allowed)
 
     def __repr__(self) -> str:
         return f"FqnConfig({self.entries!r})"
@@ -167,6 +155,16 @@ def _scheme(key: Key, value: object) -> object:
         return to_scheme(value)
     except ArgumentError as error:
         raise ArgumentError("config", f"{key!r}: {error.got}"[:160], error.allowed) from None
+
+
+def _problem(key: Key, hits: list[tuple[str, nn.Module]], known: list[str]) -> str:
+    """A key that covers no layer, with what it covers instead or what it may have been meant for."""
+    text = repr(key[:120]) if isinstance(key, str) else key.__name__
+    if not hits:
+        return text + (did_you_mean(key, known) if isinstance(key, str) else "")
+    name, module = hits[0]
+    inside = f"; '{key!s:.120}.*' means the layers inside" if any(True for _ in module.children()) else ""
+    return f"{text} (matches {name!r}, a {type(module).__name__}, which is not converted{inside})"
 
 
 def _is_harmless(hits: list[tuple[str, nn.Module]], layers: list[tuple[str, nn.Module]]) -> bool:

@@ -57,7 +57,6 @@ def holders(model: nn.Module, known: tuple[type[nn.Module], ...]) -> Iterator[Ho
     """Modules that hold matrices, in the order of named_modules; a tensor that several modules hold appears once.
 
     known  classes to leave out: layers with a quantised twin, and the twins.
-    A matrix is a floating-point parameter with at least two dimensions larger than 1.
     """
     seen = {id(p) for m in model.modules() if isinstance(m, known) for p in m._parameters.values() if p is not None}
     for name, module in model.named_modules():

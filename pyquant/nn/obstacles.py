@@ -26,17 +26,12 @@ KINDS: Final[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Embedding, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What is in the way of a quantised twin.
+    """What is in the way of a quantised twin."""
 
-    reason    what it is. remedy: what to do.
-    is_usual  stock models have it, so a config that does not name the layer passes over it.
-    is_final  nothing that is done to the model later takes it away: quantize_ leaves such a layer and says so.
-    """
-
-    reason: str
-    remedy: str
-    is_usual: bool = False
-    is_final: bool = True
+    reason: str  # what it is
+    remedy: str  # what to do
+    is_usual: bool = False  # stock models have it, so a config that does not name the layer passes over it
+    is_final: bool = True  # nothing that is done to the model later takes it away: quantize_ leaves the layer, says so
 
 
 def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | None:
@@ -46,24 +41,19 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
         return None
     exclude = "leave it out with filter_fn or None in the config"
     if any(isinstance(parent, nn.MultiheadAttention) for parent in parents):
-        return Obstacle(
-            "belongs to nn.MultiheadAttention, which reads its weight and never calls it",
-            f"rewrite the module with pyquant.expose_linears_, or {exclude}",
-            is_usual=True,
-        )
+        what = "belongs to nn.MultiheadAttention, which reads its weight and never calls it"
+        return Obstacle(what, f"rewrite the module with pyquant.expose_linears_, or {exclude}", is_usual=True)
     if any(p is not None and is_lazy(p) for p in module._parameters.values()):
         return Obstacle("is lazy and has no weights yet", "run one forward pass first", is_final=False)
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
-        return Obstacle(
-            "has a computed weight (parametrisation, weight norm or pruning)", f"remove it first, or {exclude}"
-        )
+        what = "has a computed weight (parametrisation, weight norm or pruning)"
+        return Obstacle(what, f"remove it first, or {exclude}")
     own_forward = type(module).forward is not base.forward and not isinstance(module, nn.Embedding)
     if "forward" in module.__dict__ or own_forward:
         return Obstacle(f"is a {type(module).__name__} with a forward of its own", exclude)
     unsaved = module._non_persistent_buffers_set if isinstance(module, nn.Embedding) else ()
-    extra = [
-        n for n in (*module._parameters, *module._buffers, *module._modules) if n not in ("weight", "bias", *unsaved)
-    ]
+    held = (*module._parameters, *module._buffers, *module._modules)
+    extra = [name for name in held if name not in ("weight", "bias", *unsaved)]
     if extra:
         return Obstacle(f"is a {type(module).__name__} with tensors of its own ({', '.join(extra[:4])})", exclude)
     weight = module._parameters["weight"]

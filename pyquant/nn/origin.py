@@ -8,7 +8,6 @@ from torch import nn
 
 from pyquant.nn import obstacles
 from pyquant.nn.linear_state import LinearState
-from pyquant.nn.qembedding import QEmbedding
 
 _MARK: Final = "pyquant_origin"
 _VIEWS: Final = ("_flat_weights", "_flat_weight_refs")  # of nn.LSTM and nn.GRU: the parameters once more
@@ -21,7 +20,7 @@ def remember(new: nn.Module, old: nn.Module) -> None:
     Where `old` itself stands for another module, that one is meant.
     """
     shell = old.__dict__.get(_MARK)
-    is_given = type(old) in obstacles.KINDS or isinstance(old, (nn.Embedding, LinearState, QEmbedding))
+    is_given = type(old) in obstacles.KINDS or isinstance(old, (nn.Embedding, LinearState))
     if shell is None and not is_given:
         shell = _shell(old)
     if shell is not None:

@@ -42,16 +42,7 @@ _TWINS: Final[dict[type[nn.Embedding], type[_OwnRows]]] = {}
 
 
 def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
-    """`new` as a twin of `old`: itself for a plain nn.Embedding, else one of old's class that runs its forward.
-
-    Example:
-        >>> class Scaled(nn.Embedding):
-        ...     def forward(self, ids):
-        ...         return 2 * super().forward(ids)
-        >>> old = Scaled(4, 2)
-        >>> isinstance(like(old, QEmbedding.from_float(old)), Scaled)
-        True
-    """
+    """`new` as a twin of `old`: itself for a plain nn.Embedding, else one of old's class that runs its forward."""
     kind = old._kind if isinstance(old, _OwnRows) else type(old)
     if kind is nn.Embedding or (isinstance(old, QEmbedding) and not isinstance(old, _OwnRows)):
         return new

@@ -62,20 +62,14 @@ class Patches:
         """Pixels of one patch."""
         return self.kernel_size[0] * self.kernel_size[1]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every pixel is one patch, so that the rows are the image itself."""
-        return self == Patches((1, 1))
-
     def out_size(self, height: int, width: int) -> Pair:
         """Height and width of the result. Raises ArgumentError where the kernel is larger than the padded image."""
         top, bottom, left, right = self.padding
         spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         room = (height + top + bottom, width + left + right)
         if room[0] < spans[0] or room[1] < spans[1]:
-            raise ArgumentError(
-                "x", f"an image of {height} x {width}", f"at least {spans[0]} x {spans[1]} with padding"
-            )
+            allowed = f"at least {spans[0]} x {spans[1]} with padding"
+            raise ArgumentError("x", f"an image of {height} x {width}", allowed)
         return (room[0] - spans[0]) // self.stride[0] + 1, (room[1] - spans[1]) // self.stride[1] + 1
 
     def gather(self, image: Tensor, fill: Tensor | None = None) -> Tensor:
@@ -86,7 +80,7 @@ class Patches:
         batch, height, width, channels = image.shape
         out_height, out_width = self.out_size(height, width)
         rows = (batch * out_height * out_width, self.pixels * channels)
-        if self.is_plain:
+        if self == Patches((1, 1)):  # every pixel is one patch
             return image.reshape(rows)
         if any(self.padding):
             image = self._padded(image, fill)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyquant.nn.flow import call
+from pyquant.nn.flow import Calls, call
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.matrices import is_matrix
-from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.weight_view import QWeight
 
 MULTIPLIED: Final = "multiplied"
@@ -61,21 +58,15 @@ _KNOWN: Final = ("prim", "prims", _OURS)  # beside ATen: operators that multiply
 
 @dataclass
 class Seen:
-    """What a run did with one matrix.
-
-    size      its bytes.
-    is_held   whether a module holds it as a parameter or buffer in floating point.
-    is_view   whether it is the weight of a quantised layer, dequantised for code other than the layer's forward.
-    products, others   names of the operators that multiply by it, or read it otherwise together with data.
-    """
+    """What a run did with one matrix."""
 
     name: str
     shape: tuple[int, ...]
-    size: int
-    is_held: bool = True
-    is_view: bool = False
-    products: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)
+    size: int  # bytes
+    is_held: bool = True  # by a module, as a parameter or buffer in floating point
+    is_view: bool = False  # the weight of a quantised layer, dequantised for code other than the layer's forward
+    products: set[str] = field(default_factory=set)  # operators that multiply by it
+    others: set[str] = field(default_factory=set)  # and those that read it otherwise together with data
 
     @property
     def use(self) -> str:
@@ -90,7 +81,6 @@ class Seen:
 def watch_products(model: nn.Module, example_inputs: object) -> list[Seen]:
     """Run the model once, in evaluation mode and without gradients. -> what became of every float matrix, as named.
 
-    example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
     A matrix is followed through views, casts, copies and whatever is computed from parameters alone (weight norm,
     merged adapters), so that what is multiplied is found under the name of what is held.
     """
@@ -99,7 +89,7 @@ def watch_products(model: nn.Module, example_inputs: object) -> list[Seen]:
     try:
         for module in training:
             module.training = False
-        with torch.no_grad(), watcher.places(), watcher:
+        with torch.no_grad(), watcher.calls.watched(), watcher:
             call(model, example_inputs)
     finally:
         for module in training:
@@ -123,17 +113,15 @@ class _Watcher(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, example_inputs: object) -> None:
         super().__init__()
-        self.model = model
+        self.calls = Calls(model)
         self.seen: dict[str, Seen] = {}
         self._origin: Any = WeakTensorKeyDictionary()
         self._memory: dict[int, frozenset[str]] = {}  # of tensors that live as long as the model
-        self._names = {id(module): name for name, module in reversed(list(model.named_modules()))}
-        self._stack: list[nn.Module] = []
         for value in tree_leaves(example_inputs):
             if isinstance(value, Tensor):
                 self._origin[value] = None
         for place, module in model.named_modules():
-            if not isinstance(module, (LinearState, QEmbedding)):
+            if not isinstance(module, LinearState):
                 for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                     if tensor is not None and tensor not in self._origin:
                         self._hold(f"{place}.{name}" if place else name, tensor)
@@ -141,28 +129,10 @@ class _Watcher(TorchDispatchMode):
     def _hold(self, name: str, tensor: Tensor) -> None:
         names = frozenset([name] if tensor.is_floating_point() else [])
         if is_matrix(tensor):
-            self.seen[name] = Seen(name, tuple(tensor.shape), tensor.numel() * tensor.element_size())
+            self._see(name, tensor)
         if not tensor.is_meta and type(tensor.data) is Tensor and tensor.numel():
             self._memory.setdefault(tensor.data_ptr(), names)
         self._origin[tensor] = names
-
-    @contextmanager
-    def places(self) -> Iterator[None]:
-        """Know at any moment which module is at work."""
-        handles = []
-        for module in self.model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                handles.append(module.register_forward_pre_hook(lambda module, _: self._stack.append(module)))
-                handles.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _leave(self, module: nn.Module, _: object, __: object) -> None:
-        if self._stack and self._stack[-1] is module:
-            self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -228,21 +198,20 @@ class _Watcher(TorchDispatchMode):
     def _view(self, weight: QWeight) -> str:
         """The weight of a quantised layer read by other code than its own forward: dequantised."""
         layer = None if weight.home is None else weight.home()
-        name = f"{self._names[id(layer)]}.weight" if id(layer) in self._names else f"a weight in {self._place()}"
-        size = weight.numel() * weight.element_size()
-        self.seen.setdefault(name, Seen(name, tuple(weight.shape), size, is_held=False, is_view=True))
+        known = self.calls.names.get(id(layer))
+        name = f"a weight in {self._place()}" if known is None else f"{known}.weight"
+        self._see(name, weight, is_held=False, is_view=True)
         return name
 
     def _foreign(self, tensor: Tensor) -> str:
         name = f"{list(tensor.shape)} in {self._place()}"
-        size = tensor.numel() * tensor.element_size()
-        self.seen.setdefault(name, Seen(name, tuple(tensor.shape), size, is_held=False))
+        self._see(name, tensor, is_held=False)
         self._origin[tensor] = frozenset([name])
         return name
 
+    def _see(self, name: str, tensor: Tensor, is_held: bool = True, is_view: bool = False) -> None:
+        size = tensor.numel() * tensor.element_size()
+        self.seen.setdefault(name, Seen(name, tuple(tensor.shape), size, is_held, is_view))
+
     def _place(self) -> str:
-        if not self._stack:
-            return "the model"
-        module = self._stack[-1]
-        name = self._names.get(id(module), "")
-        return f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+        return self.calls.place() or "the model"

@@ -12,8 +12,8 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import state, traced, weights
-from pyquant.nn.linear_state import LinearState
+from pyquant.nn import state, weights
+from pyquant.nn.linear_state import LinearState, traced
 
 ROWS: Final = TensorScheme(bits=8, granularity="per_channel")
 
@@ -61,9 +61,8 @@ class QEmbedding(LinearState):
         if not isinstance(embedding, nn.Embedding):
             raise ArgumentError("embedding", type(embedding).__name__, "a torch.nn.Embedding")
         if embedding.max_norm is not None:
-            raise ArgumentError(
-                "embedding", f"max_norm={embedding.max_norm}", "max_norm=None: it changes the weights in place"
-            )
+            got = f"max_norm={embedding.max_norm}"
+            raise ArgumentError("embedding", got, "max_norm=None: it changes the weights in place")
         codes, scale, _ = weights.quantise_weight(embedding.weight, ROWS)
         return cls.from_codes(codes, scale, padding_idx=embedding.padding_idx, dtype=embedding.weight.dtype)
 
@@ -96,7 +95,7 @@ class QEmbedding(LinearState):
         Raises ArgumentError for another type, and for an index outside [0, num_embeddings) on the CPU.
         """
         if isinstance(x, Proxy):
-            return traced.node(self, x)  # type: ignore[return-value]
+            return traced(self, x)  # type: ignore[no-any-return]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
             got = describe(x) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError("x", got, "an int64 or int32 tensor of indices")

@@ -18,11 +18,6 @@ class Recurrent(nn.Module):
     Made by from_float; the Linears share the module's parameters. The inputs of all steps go through ih in one product,
     the state through hh once a step. forward takes and gives what nn.LSTM's and nn.GRU's do: batch_first, unbatched
     inputs, PackedSequence, initial states, several layers, both directions, proj_size, dropout between layers.
-
-    Example:
-        >>> lstm = Recurrent.from_float(nn.LSTM(8, 4))
-        >>> lstm(torch.zeros(5, 2, 8))[0].shape
-        torch.Size([5, 2, 4])
     """
 
     def __init__(self, module: nn.LSTM | nn.GRU) -> None:

@@ -12,26 +12,20 @@ from pyquant.core.presets import PRESETS, preset_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.linear_state import LinearState
-from pyquant.nn.qembedding import QEmbedding
 
-QUANTISED: Final = (LinearState, QEmbedding)
+QUANTISED: Final = LinearState
 _SHOWN: Final = 6
 
 
 def no_ranges(layers: Mapping[str, QScheme], argument: str) -> ArgumentError:
-    """Layers (with their schemes) whose inputs are static and for which there is neither data nor a scale.
-
-    argument  the one of the two that was given, or is the usual one.
-    """
+    """Layers (with their schemes) whose inputs are static, without data or a scale: `argument` gives the usual one."""
     name = preset_name(next(iter(layers.values()))) or "their scheme"
     head, bracket, options = name.partition("(")
     dynamic = f"{head}Dynamic"
     instead = f" {dynamic}{bracket}{options}, which needs none;" if dynamic in PRESETS else ""
-    return ArgumentError(
-        argument,
-        f"nothing for {_listed(list(layers))}: {name} has static input ranges",
-        f"data to find them with (`pyquant quantize --data FN`);{instead} or input_scales (docs/calibration.md)",
-    )
+    got = f"nothing for {_listed(list(layers))}: {name} has static input ranges"
+    allowed = f"data to find them with (`pyquant quantize --data FN`);{instead} or input_scales (docs/calibration.md)"
+    return ArgumentError(argument, got, allowed)
 
 
 def no_layers(model: nn.Module) -> ArgumentError:
@@ -52,18 +46,12 @@ def already_quantised(model: nn.Module) -> ArgumentError:
     """A model whose layers are integers already."""
     names = [name for name, module in model.named_modules() if isinstance(module, QUANTISED)]
     count = "1 layer" if len(names) == 1 else f"{len(names)} layers"
-    return ArgumentError(
-        "model",
-        f"a {type(model).__name__} that is quantised already ({count}: {_listed([repr(name) for name in names])})",
-        "a float model; for another scheme start from that, or call dequantize_ first",
-    )
+    got = f"a {type(model).__name__} that is quantised already ({count}: {_listed([repr(name) for name in names])})"
+    return ArgumentError("model", got, "a float model; for another scheme start from that, or call dequantize_ first")
 
 
 def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
-    """Raise ArgumentError where float64 keeps every one of the layers that were to be quantised as it is.
-
-    layers  those that were meant, of which none was taken.
-    """
+    """Raise ArgumentError where float64 keeps every one of the layers that were to be quantised as it is."""
     double = [layer for layer in layers if getattr(layer, "weight", None) is not None]
     if double and all(layer.weight.dtype == torch.float64 for layer in double):
         got = f"a {type(model).__name__} of float64, which no kernel multiplies ({len(double)} layers)"

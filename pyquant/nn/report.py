@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -14,9 +15,7 @@ from pyquant.nn.fuse import fused_activations
 from pyquant.nn.keep import kept_layers, remembered
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.matrices import holders
-from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
-from pyquant.nn.qlinear import QLinear
 
 LEFT_ALONE = "left alone"
 
@@ -60,15 +59,11 @@ def quantization_report(model: nn.Module) -> list[LayerReport]:
         >>> quantization_report(nn.Sequential(nn.Linear(4, 2)))[0].bytes_before
         40
     """
-    records = _by_place(arguments.module("model", model))
+    arguments.module("model", model)
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    records = sorted([*_layers(model), *_others(model)], key=lambda record: order[record.name])
     total = sum(record.bytes_before for record in records) or 1
     return [replace(record, share=record.bytes_before / total) for record in records]
-
-
-def _by_place(model: nn.Module) -> list[LayerReport]:
-    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
-    records = [*_layers(model), *_others(model)]
-    return sorted(records, key=lambda record: order[record.name])
 
 
 def _layers(model: nn.Module) -> Iterator[LayerReport]:
@@ -76,64 +71,37 @@ def _layers(model: nn.Module) -> Iterator[LayerReport]:
     fused = fused_activations(model)
     kept = kept_layers(model)
     # a matrix that a head shares with an embedding belongs to the head, which multiplies by it
-    counted = _parameters(m for m in model.modules() if _is_layer(m) and not isinstance(m, nn.Embedding))
+    heads = (m for m in model.modules() if isinstance(m, obstacles.KINDS) and not isinstance(m, nn.Embedding))
+    counted = {id(p) for module in heads for p in module._parameters.values() if p is not None}
     seen: set[int] = set()
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, (QLinear, QConv2d)):
+        if isinstance(module, LinearState):
             count = module.in_features * module.out_features + ("bias" in module.state_slots) * module.out_features
-            before, after = count * module.dtype.itemsize, _slot_bytes(module)
+            kind, text = (
+                ("QEmbedding", "int8 per row") if isinstance(module, QEmbedding) else (kind, str(module.scheme))
+            )
+            after = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in module.state_slots.values())
             inside, codes = fused.get(name, ""), module.scheme.outputs is not None
-            yield LayerReport(name, kind, str(module.scheme), before, after, module.note, inside, codes)
-        elif isinstance(module, QEmbedding):
-            before = module.num_embeddings * module.embedding_dim * module.dtype.itemsize
-            yield LayerReport(name, "QEmbedding", "int8 per row", before, _slot_bytes(module))
-        elif hasattr(module, "fake_quantizers") and isinstance(module, obstacles.KINDS):
-            size = sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in seen)
-            seen |= {id(p) for p in module.parameters()}
-            yield LayerReport(name, kind, f"{module.scheme}, simulated", size, size, getattr(module, "note", ""))
+            yield LayerReport(name, kind, text, count * module.dtype.itemsize, after, module.note, inside, codes)
         elif isinstance(module, obstacles.KINDS):
             shared = counted | seen if isinstance(module, nn.Embedding) else seen
-            own = [p for p in module.parameters() if not _is_lazy(module) and id(p) not in shared]
+            own = [p for p in module.parameters() if not is_lazy(p) and id(p) not in shared]
             seen |= {id(p) for p in own}
             size = sum(p.numel() * p.element_size() for p in own)
+            if hasattr(module, "fake_quantizers"):
+                yield LayerReport(name, kind, f"{module.scheme}, simulated", size, size, getattr(module, "note", ""))
+                continue
             obstacle = obstacles.why_not(module, [parents[id(module)]] if id(module) in parents else [])
-            if obstacle is not None:
-                reason = obstacle.reason
-            elif id(module) in kept and not remembered(module):
-                reason = kept[id(module)].reason
-            else:
-                reason = remembered(module) or LEFT_ALONE
+            usual = kept[id(module)].reason if id(module) in kept else LEFT_ALONE
+            reason = (remembered(module) or usual) if obstacle is None else obstacle.reason
             yield LayerReport(name, kind, "float", size, size, reason)
 
 
 def _others(model: nn.Module) -> Iterator[LayerReport]:
     kept = kept_layers(model)
-    for holder in holders(model, (LinearState, QEmbedding, *obstacles.KINDS)):
-        remembered_reason = remembered(holder.module)
-        reason = remembered_reason or (kept[id(holder.module)].reason if id(holder.module) in kept else holder.reason)
-        kind = type(holder.module).__name__
-        is_certain = holder.is_certain or reason != holder.reason
+    for holder in holders(model, (LinearState, *obstacles.KINDS)):
+        left = remembered(holder.module) or (kept[id(holder.module)].reason if id(holder.module) in kept else "")
+        reason = left or holder.reason
+        kind, is_certain = type(holder.module).__name__, holder.is_certain or reason != holder.reason
         yield LayerReport(holder.name, kind, "float", holder.size, holder.size, reason, is_certain=is_certain)
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, obstacles.KINDS)
-
-
-def _parameters(modules: Iterable[nn.Module]) -> set[int]:
-    return {id(p) for module in modules for p in module._parameters.values() if p is not None}
-
-
-def _slot_bytes(module: LinearState | QEmbedding) -> int:
-    total = 0
-    for slot in module.state_slots.values():
-        count = 1
-        for size in slot.shape:
-            count *= size
-        total += count * slot.dtype.itemsize
-    return total
-
-
-def _is_lazy(module: nn.Module) -> bool:
-    return any(p is not None and is_lazy(p) for p in module._parameters.values())

@@ -25,15 +25,12 @@ Config = QScheme | str | Callable[[], QScheme] | FqnConfig | Mapping[Key, QSchem
 
 @dataclass
 class Site:
-    """One float module of the model with every name and parent under which it is reachable.
-
-    owner  the module in whose linear form this one is, with its names; None for a module of the model itself.
-    """
+    """One float module of the model with every name and parent under which it is reachable."""
 
     module: nn.Module
     names: list[str] = field(default_factory=list)
     parents: list[nn.Module] = field(default_factory=list)
-    owner: Owner | None = None
+    owner: Owner | None = None  # in whose linear form this one is
 
 
 @dataclass
@@ -78,16 +75,12 @@ def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator
 
 @dataclass(frozen=True)
 class Fate:
-    """The decision for one site. scheme: None leaves it in floating point.
+    """The decision for one site."""
 
-    is_wish  whether filter or config exclude it; otherwise `reason` is the obstacle.
-    is_named whether the config names it exactly.
-    """
-
-    scheme: QScheme | None
-    reason: str = ""
-    is_wish: bool = False
-    is_named: bool = False
+    scheme: QScheme | None  # None leaves it in floating point
+    reason: str = ""  # the obstacle
+    is_wish: bool = False  # whether filter or config exclude it
+    is_named: bool = False  # whether the config names it exactly
 
 
 _LONGEST_NAME: Final = 256
@@ -110,11 +103,8 @@ def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme
 
 
 def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mapping[int, Kept]) -> Fate:
-    """The decision for one module where everything that is not named exactly may be left, with a reason.
-
-    kept  kept_layers() of the model.
-    Raises ArgumentError where its names disagree, and where it cannot be converted and is named exactly or is lazy.
-    """
+    """The decision for one module, which may be left, with a reason, unless it is named exactly; `kept` is
+    kept_layers(). Raises ArgumentError where its names disagree, and for one named exactly, or lazy, that cannot be."""
     decisions = _decisions(rules, site, filter_fn)
     if not decisions or decisions[0].scheme is None:
         return Fate(None, is_wish=True)
@@ -131,25 +121,22 @@ def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mappin
 
 
 def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[Decision]:
-    """What a config says about a module under all of its names, of one mind; empty: it does not mean the module.
-
-    Raises ArgumentError where the names disagree.
-    """
+    """What a config says about a module under all of its names, which must agree; empty: it does not mean it."""
     arguments.filter_function(filter_fn)
     selected = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
     if not selected:
         return []
     decisions = [_decision(rules, name, site) for name in selected]
     schemes = [None if decision is None else decision.scheme for decision in decisions]
-    if len(selected) != len(site.names) or any(scheme != schemes[0] for scheme in schemes):
-        named = [d for d in decisions if d is not None and d.kind != "default"]
-        if len({d.scheme for d in named}) > 1 or len(selected) != len(site.names):
-            named_schemes = ", ".join(f"{n}: {s}" for n, s in zip(selected, schemes, strict=True))
-            raise ArgumentError(
-                "config", f"one shared layer under several names ({named_schemes})", "the same scheme for all its names"
-            )
-        return named
-    return [d for d in decisions if d is not None]
+    said = [d for d in decisions if d is not None]
+    if len(selected) == len(site.names) and all(scheme == schemes[0] for scheme in schemes):
+        return said
+    named = [d for d in said if d.kind != "default"]
+    if len({d.scheme for d in named}) > 1 or len(selected) != len(site.names):
+        got = ", ".join(f"{n}: {s}" for n, s in zip(selected, schemes, strict=True))
+        allowed = "the same scheme for all its names"
+        raise ArgumentError("config", f"one shared layer under several names ({got})", allowed)
+    return named
 
 
 def _decision(rules: FqnConfig, name: str, site: Site) -> Decision | None:
@@ -176,19 +163,16 @@ def rules_of(config: object) -> FqnConfig:
         return config
     if isinstance(config, Mapping):
         return FqnConfig(config)
-    raise ArgumentError(
-        "config",
-        f"{type(config).__name__} {config!r}"[:120],
-        "a QScheme such as W8A8Dynamic(), its name, or a FqnConfig",
-    )
+    got = f"{type(config).__name__} {config!r}"[:120]
+    raise ArgumentError("config", got, "a QScheme such as W8A8Dynamic(), its name, or a FqnConfig")
 
 
 def check_keys(rules: FqnConfig, model: nn.Module, sites: Iterable[Site]) -> None:
     """Raise ArgumentError naming every key of the config that covers none of the sites."""
     sites = list(sites)
     check_names(name for site in sites for name in site.names)
-    layers = [(name, site.module) for site in sites for name in site.names]
-    layers += [(n, site.owner.module) for site in sites if site.owner is not None for n in site.owner.names]
+    holders: list[Site | Owner] = [*sites, *(site.owner for site in sites if site.owner is not None)]
+    layers = [(name, holder.module) for holder in holders for name in holder.names]
     known = {name for name, _ in layers}
     others = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if name and name not in known]
     rules.check_used(layers, others)
@@ -206,14 +190,14 @@ def wished_floats(
     model: nn.Module, rules: FqnConfig, filter_fn: Filter | None, embeddings: bool = False, heads: bool | None = None
 ) -> set[str]:
     """Names that the arguments leave in floating point, in addition to the layers that config or filter exclude."""
-    names = set()
     left_heads = {id(head) for head in output_heads(model)} if heads is False else set()
-    for name, module in model.named_modules():
+
+    def is_left(name: str, module: nn.Module) -> bool:
         decision = rules.decide(name, module)
-        is_left = decision is None or decision.scheme is None or decision.scheme.is_float or id(module) in left_heads
+        is_excluded = decision is None or decision.scheme is None or decision.scheme.is_float
         is_lookup = isinstance(module, nn.Embedding) and not embeddings
         # with a filter layers are chosen by hand, and it is asked about layers only
         is_no_layer = filter_fn is not None and not isinstance(module, obstacles.KINDS)
-        if is_left or is_lookup or is_no_layer:
-            names.add(name)
-    return names
+        return is_excluded or is_lookup or is_no_layer or id(module) in left_heads
+
+    return {name for name, module in model.named_modules() if is_left(name, module)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, QuantizationWarning
-from pyquant.nn.flow import call
+from pyquant.nn.flow import Calls, call
 from pyquant.nn.obstacles import has_hooks
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
@@ -82,10 +81,8 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
 def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed]:
     """Time the convolutions that integers make slower most often: on a CPU, with fewer than SHORT_ROWS codes a patch.
 
-    model    as quantize_ has just made it; it is not run. Each kind of convolution is timed once in a process, on one
-             image of 28 x 28 pixels (or as large as its kernel).
-    seconds  of measuring altogether, about: kinds that it does not suffice for are left out.
-    ->       one record a layer that was timed, the slowest ratio first.
+    Each kind is timed once in a process, on one image of 28 x 28 pixels (or as large as its kernel); kinds that the
+    seconds do not suffice for are left out. -> one record a layer that was timed, the slowest ratio first.
     """
     start, speeds = perf_counter(), []
     for name, layer in model.named_modules():
@@ -118,19 +115,18 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
 def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
     """What quantize_ says without being given an example: the figures of convolutions that are clearly slower."""
     slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]
-    if slow:
-        advice = (
-            f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
-        )
-        warn_of_slow_layers(slow, stacklevel + 1, advice)
+    how = f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
+    _warn(slow, f"{len(slow)} convolutions", how, stacklevel + 1)
 
 
-def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3, advice: str = "") -> None:
-    """One QuantizationWarning with the figures of the layers that are slower than in floating point, if there are any.
-
-    advice  how they were timed, where that was not on the model's own shapes.
-    """
+def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3) -> None:
+    """One QuantizationWarning with the figures of the layers that are slower than in floating point, if any are."""
     slow = [one for one in speeds if one.ratio < 1]
+    whole = sum(s.float_us for s in speeds) / (sum(s.quantised_us for s in speeds) or 1)
+    _warn(slow, f"{len(slow)} of {len(speeds)} layers", f"all layers together: {whole:.2f}x", stacklevel + 1)
+
+
+def _warn(slow: list[LayerSpeed], count: str, how: str, stacklevel: int) -> None:
     if not slow:
         return
     lines = [
@@ -138,9 +134,6 @@ def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3, advice: s
         for s in slow[:_SHOWN]
     ]
     more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
-    whole = sum(s.float_us for s in speeds) / sum(s.quantised_us for s in speeds)
-    how = advice or f"all layers together: {whole:.2f}x"
-    count = f"{len(slow)} convolutions" if advice else f"{len(slow)} of {len(speeds)} layers"
     text = (
         f"quantize_: {count} are slower in integers than in floating point on this machine ({how}): "
         f"{'; '.join(lines)}{more}. None in the config leaves a layer as it is"
@@ -150,27 +143,18 @@ def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3, advice: s
 
 def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any, Tensor]]:
     """{name: (layer, its first float input)} of every quantised layer that the example reaches."""
-    seen: dict[str, tuple[Any, Tensor]] = {}
-    handles = []
-
-    def watch(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-                seen.setdefault(name, (layer, args[0].detach()))
-
-        return hook
-
-    for name, module in model.named_modules():
-        if isinstance(module, (QLinear, QConv2d)):
-            handles.append(module.register_forward_pre_hook(watch(name)))
-    if not handles:
+    if not any(isinstance(module, (QLinear, QConv2d)) for module in model.modules()):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
-    try:
-        with torch.no_grad():
-            call(model, example_inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    seen: dict[str, tuple[Any, Tensor]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], _: object) -> None:
+        is_float = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        if is_float and isinstance(module, (QLinear, QConv2d)):
+            seen.setdefault(calls.names[id(module)], (module, args[0].detach()))
+
+    calls = Calls(model, note)
+    with torch.no_grad(), calls.watched():
+        call(model, example_inputs)
     return seen
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import CodeType, describe, dtype_name
-from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.weights import check_group_size, codes_of, scale_shape
 from pyquant.ops import values
@@ -39,16 +39,18 @@ class Slot:
 
 
 def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) -> dict[str, Slot]:
-    """Every tensor that a layer of this scheme holds, in the order of its state_dict.
-
-    Raises SchemeError where the group size does not divide in_features.
-    """
+    """Every tensor that a layer holds, in the order of its state_dict; SchemeError for an indivisible group size."""
     slots: dict[str, Slot] = {}
+    w = scheme.weights
     if scheme.is_float:
         slots["weight"] = Slot(getattr(torch, scheme.float_dtype or ""), (out_features, in_features))
     else:
-        check_group_size(scheme.weights, in_features)
-        slots |= _weight_slots(scheme.weights, out_features, in_features)
+        check_group_size(w, in_features)
+        t, shape = w.code_type, tuple(scale_shape(w, out_features, in_features))
+        slots[t.weight_name] = Slot(t.storage, (out_features, t.columns(in_features)), w.code_range, t)
+        slots["weight_scale"] = Slot(torch.float32, shape)
+        if not w.symmetric:
+            slots["weight_zero_point"] = Slot(torch.int32, shape, w.code_range)
     if has_bias:
         slots["bias"] = Slot(torch.float32, (out_features,))
     for name, tensor in (("input", scheme.inputs), ("output", scheme.outputs)):
@@ -59,32 +61,18 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
     return slots
 
 
-def _weight_slots(weights: TensorScheme, out_features: int, in_features: int) -> dict[str, Slot]:
-    shape = tuple(scale_shape(weights, out_features, in_features))
-    t = weights.code_type
-    slots = {t.weight_name: Slot(t.storage, (out_features, t.columns(in_features)), weights.code_range, t)}
-    slots["weight_scale"] = Slot(torch.float32, shape)
-    if not weights.symmetric:
-        slots["weight_zero_point"] = Slot(torch.int32, shape, weights.code_range)
-    return slots
-
-
 def fresh(found: dict[str, Slot], device: torch.device) -> dict[str, Tensor]:
     """The tensors of a layer that waits for a state_dict: zero weights, scales of 1, no ranges of activations."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, slot in found.items():
-        if name in ("weight", "weight_packed", "bias", "weight_zero_point"):
-            tensors[name] = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
-        elif name == "weight_scale":
-            tensors[name] = torch.ones(slot.shape, dtype=slot.dtype, device=device)
+        if not name.startswith(("input", "output")):
+            make = torch.ones if name == "weight_scale" else torch.zeros
+            tensors[name] = make(slot.shape, dtype=slot.dtype, device=device)
     return tensors
 
 
 def check(name: str, tensor: object, slot: Slot) -> Tensor:
-    """The tensor, if it is what its slot says: dtype, shape, and values where they can be read.
-
-    Raises ArgumentError, or NonFiniteError for a scale that is not finite and positive.
-    """
+    """The tensor, if it is what its slot says: dtype, shape, values where they can be read (scales: finite, > 0)."""
     if not isinstance(tensor, Tensor):
         raise ArgumentError(name, f"{type(tensor).__name__} {tensor!r}"[:120], slot.text)
     if tensor.dtype != slot.dtype or tuple(tensor.shape) != slot.shape or tensor.layout != torch.strided:
@@ -106,29 +94,24 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
 
 
 def scalar(name: str, value: object, slot: Slot | None, device: torch.device) -> Tensor | None:
-    """A Python number or one-element tensor as the [1] tensor of its slot; None stays None.
-
-    Raises ArgumentError where the scheme has no such slot, or the value is not one number.
-    """
+    """A Python number or one-element tensor as the [1] tensor of its slot, if it has one; None stays None."""
     if value is None:
         return None
     if slot is None:
         raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:120], "None with this scheme")
+    is_whole = slot.dtype == torch.int32
     if isinstance(value, Tensor):
-        whole = slot.dtype == torch.int32
-        if value.numel() != 1 or value.is_floating_point() == whole or value.dtype in (torch.bool, torch.complex64):
-            raise ArgumentError(name, describe(value), f"a number, or {slot.text}")
-        tensor = value.detach().reshape(1).to(device=device, dtype=slot.dtype)
-    elif isinstance(value, bool) or not isinstance(value, int if slot.dtype == torch.int32 else (int, float)):
-        raise ArgumentError(name, f"{type(value).__name__} {value!r}"[:120], f"a number, or {slot.text}")
+        others = (torch.bool, torch.complex64)
+        is_number = value.numel() == 1 and value.is_floating_point() != is_whole and value.dtype not in others
     else:
-        tensor = _from_number(name, value, slot, device)
-    return check(name, tensor, slot)
-
-
-def _from_number(name: str, value: float, slot: Slot, device: torch.device) -> Tensor:
+        is_number = not isinstance(value, bool) and isinstance(value, int if is_whole else (int, float))
+    if not is_number:
+        got = describe(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"[:120]
+        raise ArgumentError(name, got, f"a number, or {slot.text}")
+    if isinstance(value, Tensor):
+        return check(name, value.detach().reshape(1).to(device=device, dtype=slot.dtype), slot)
     try:
-        return torch.tensor([value], dtype=slot.dtype, device=device)
+        return check(name, torch.tensor([value], dtype=slot.dtype, device=device), slot)
     except (OverflowError, RuntimeError):
         raise ArgumentError(name, value, slot.text) from None
 
@@ -147,9 +130,8 @@ def device_of(device: object) -> torch.device:
     try:
         return torch.empty(0, device=device).device  # type: ignore[call-overload, no-any-return]
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise ArgumentError(
-            "device", repr(device), f"a device of this machine ({str(error).splitlines()[0]})"
-        ) from None
+        allowed = f"a device of this machine ({str(error).splitlines()[0]})"
+        raise ArgumentError("device", repr(device), allowed) from None
 
 
 def same_type(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:

@@ -17,11 +17,7 @@ _SHOWN: Final = 5
 def warn_of_floats(
     records: Sequence[LayerReport], wished: Iterable[str], what: str = "quantize_", stacklevel: int = 3
 ) -> None:
-    """One QuantizationWarning, or none where there is nothing to say.
-
-    records  quantization_report of the converted model.
-    wished   names that config or arguments ask to leave in floating point.
-    """
+    """One QuantizationWarning of the report's records, or none; `wished` are names that the user asks to leave."""
     leave = set(wished)
     left = [record for record in records if record.scheme == "float" and record.name not in leave]
     if sum(record.share for record in left if not record.is_certain) < UNCERTAIN:

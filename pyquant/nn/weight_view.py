@@ -28,18 +28,12 @@ _SAME: Final = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.defa
 
 @dataclass(frozen=True)
 class Form:
-    """How the tensors that hold a weight become real numbers.
+    """How the tensors that hold a weight become real numbers."""
 
-    columns   K.
-    scheme    of the codes; None: the storage holds 16-bit floats.
-    spec      of the packed buffer (LinearSpec.to_ints); empty: the storage is the weight as state_dict spells it.
-    patches   geometry of a convolution, whose weight is [N, channels, height, width]; None: a matrix.
-    """
-
-    columns: int
-    scheme: TensorScheme | None
-    spec: tuple[int, ...] = ()
-    patches: Patches | None = None
+    columns: int  # K
+    scheme: TensorScheme | None  # of the codes; None: the storage holds 16-bit floats
+    spec: tuple[int, ...] = ()  # of the packed buffer (LinearSpec.to_ints); empty: the weight as state_dict spells it
+    patches: Patches | None = None  # of a convolution, whose weight is [N, channels, height, width]
 
     def codes(self, storage: Tensor) -> Tensor:
         """int8 codes [N, K], or the 16-bit floats."""

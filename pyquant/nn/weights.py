@@ -50,13 +50,8 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
     weight  float32, float16 or bfloat16 [N, K], finite; widened to float32 first.
     ->      codes int8 [N, K]; scale float32 and (affine schemes only) zero point int32, [N] or [N, K / group_size].
             A per-tensor scale is held once per channel, N equal numbers.
-    Raises SchemeError for a group size that does not divide K, NonFiniteError for NaN or infinity, ArgumentError for
-    a dtype or rank. Source: docs/numerics.md 2.
-
-    Example:
-        >>> codes, scale, _ = quantise_weight(torch.tensor([[1.27, -0.5]]), TensorScheme(granularity="per_channel"))
-        >>> codes.tolist()
-        [[127, -50]]
+    Raises SchemeError for a group size that does not divide K, NonFiniteError, ArgumentError for a dtype or rank.
+    Source: docs/numerics.md 2.
     """
     if weight.dtype not in FLOATS or weight.dim() != 2:
         raise ArgumentError("weight", describe(weight), "float32, float16 or bfloat16 [out_features, in_features]")

@@ -91,8 +91,14 @@ def test_functional_call_takes_every_tensor(scheme: pyquant.QScheme) -> None:
     assert torch.equal(functional_call(model, model.state_dict(), (x,)), before)
     for reverse in (False, True):
         state = dict(sorted((("0." + n, t) for n, t in new.state_dict().items()), reverse=reverse))
+        given = dict(state)
         assert torch.equal(functional_call(model, state, (x,)), wanted)
         assert torch.equal(model(x), before)
+        half = copy.deepcopy(model).half()  # whose bias shows float16, and is held in float32
+        functional_call(half, state, (x.half(),))
+        for name, tensor in given.items():  # torch writes back what it finds in the layer
+            assert (type(state[name]), state[name].dtype) == (type(tensor), tensor.dtype), name
+            assert torch.equal(state[name], tensor), name
     bias = torch.randn(24)
     twin = copy.deepcopy(q)
     twin.bias = bias
