@@ -21,22 +21,13 @@ class Ledger:
 
     fingerprint  what the pieces depend on; must be the same in every process.
     journal      file that process 0 keeps; None: nothing survives the process.
-    progress     progress(stage, key, done, total), called when a piece is there; in process 0 also for those of the
-                 journal. done, total: of the stage.
+    progress     progress(stage, key, done, total), called when a piece is there. done, total: of the stage.
     Attributes: counts ({stage: pieces}, those of an earlier run included).
     Raises CheckpointError for a journal that is damaged or of something else; ArgumentError where processes differ.
-
-    Example:
-        >>> with Ledger("f") as ledger:
-        ...     ledger.rows("halves", ["1", "2"], lambda i: [i / 2], [1, 2], 1)
-        [[0.5], [1.0]]
     """
 
     def __init__(
-        self,
-        fingerprint: str,
-        journal: str | os.PathLike[str] | None = None,
-        progress: OnPiece | None = None,
+        self, fingerprint: str, journal: str | os.PathLike[str] | None = None, progress: OnPiece | None = None
     ) -> None:
         check_equal("model", fingerprint)
         self._journal = by_first(lambda: None if journal is None else Journal(journal, KIND, fingerprint))
@@ -75,12 +66,10 @@ class Ledger:
                 self._journal.add(asked[i], [x if math.isfinite(x) else repr(x) for x in row])
             self._report(stage, asked[i], total)
 
-        rows_held = by_first(
-            lambda: {i: row for i, key in enumerate(asked) if (row := self._known(key, width)) is not None}
-        )
-        for i in rows_held or ():
-            self._report(stage, asked[i], total)
-        rows = spread_rows([at[key] for key in asked], fn, width, known=rows_held, on_row=keep)
+        held = plain_by_first(lambda: [self._known(key, width) for key in asked])
+        for key in (key for key, row in zip(asked, held, strict=True) if row is not None):
+            self._report(stage, key, total)
+        rows = spread_rows([at[key] for key in asked], fn, width, known=held, on_row=keep)
         self._rows.update(zip(asked, rows, strict=True))
         return [self._rows[key] for key in keys]
 
@@ -100,16 +89,12 @@ class Ledger:
         self._report(stage, key, total)
         return value
 
-    def close(self) -> None:
-        """Releases the journal."""
-        if self._journal is not None:
-            self._journal.close()
-
     def __enter__(self) -> Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def _known(self, key: str, width: int) -> list[float] | None:
         if self._journal is None or key not in self._journal.entries:

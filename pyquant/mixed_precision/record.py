@@ -28,7 +28,7 @@ def plan_of(findings: Findings) -> Plan:
     configs = list(findings.losses)
     front = {configs[i] for i in pareto_front([(findings.problem.cost_of(c), findings.losses[c]) for c in configs])}
     points = tuple(_point(findings, config, config in front) for config in configs)
-    environment = describe_environment(next((p.device for p in findings.switchable.model.parameters()), "cpu"))
+    environment = describe_environment(findings.switchable.device)
     record = SearchReport(
         model=type(findings.switchable.model).__name__,
         formats=tuple(f.name for f in findings.switchable.formats),
@@ -50,9 +50,10 @@ def plan_of(findings: Findings) -> Plan:
         latency_table_sha256="" if findings.latency is None else _digest(to_plain(findings.latency)),
         model_sha256=_digest({name: digest(t.detach().cpu().contiguous()) for name, t in _tensors(findings)}),
     )  # fmt: skip
+    formats = {layer: findings.switchable.formats[f] for layer, f in findings.switchable.chosen(chosen).items()}
     rules = {
         layer: replace(format.rule, reason=_reason(findings, layer)) if format.is_float else format.rule
-        for layer, format in findings.switchable.layer_formats(chosen).items()
+        for layer, format in formats.items()
     }
     search = SearchParams(
         formats=record.formats, metric=findings.options.metric, sensitivity=findings.options.sensitivity,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,14 +25,14 @@ def spread_rows(
     fn: Callable[[T], Sequence[float]],
     width: int,
     *,
-    known: Mapping[int, Sequence[float]] | None = None,
+    known: Sequence[list[float] | None] = (),
     on_row: Callable[[int, list[float]], None] | None = None,
 ) -> Rows:
     """fn(item) -> `width` numbers of every item, in order; each is worked out by one process of torch.distributed.
 
     items   the same in every process.
     fn      must not use collectives itself.
-    known   {index: row} that process 0 has already; what the other processes pass is not looked at.
+    known   rows that are there already, None for others; the same in every process.
     on_row  on_row(index, row), called in every process for every new row, in order, before more work begins.
     ->      float64 numbers, the same in every process.
     Raises what fn raises, in its process; PyquantError in the others.
@@ -42,7 +42,7 @@ def spread_rows(
         [[0.5], [1.0], [1.5]]
     """
     group = _Processes()
-    rows: list[list[float] | None] = group.shared([(known or {}).get(i) for i in range(len(items))], width)
+    rows = list(known) or [None] * len(items)
     missing = [i for i, row in enumerate(rows) if row is None]
     for first in range(0, len(missing), group.world):
         turn = missing[first : first + group.world]
@@ -61,24 +61,14 @@ def by_first(fn: Callable[[], T]) -> T | None:
 
 
 def plain_by_first(make: Callable[[], Any]) -> Any:
-    """What process 0 makes, in every process: plain data, sent as JSON text, so that nothing is unpickled.
-
-    Example:
-        >>> plain_by_first(lambda: {"a": [1.5, None]})
-        {'a': [1.5, None]}
-    """
-    group = _Processes()
-    value = group.together(make if group.rank == 0 else lambda: None)
-    return value if group.world == 1 else group.plain(value)
+    """What process 0 makes, in every process: plain data, sent as JSON text, so that nothing is unpickled."""
+    return _Processes().plain(by_first(make))
 
 
 def check_equal(what: str, fingerprint: str) -> None:
     """Raises ArgumentError in every process where the processes have different fingerprints."""
     group = _Processes()
-    if group.world == 1:
-        return
-    mine = [float(byte) for byte in hashlib.sha256(fingerprint.encode()).digest()]
-    digests = group.gathered(mine)
+    digests = group.gathered([float(byte) for byte in hashlib.sha256(fingerprint.encode()).digest()])
     if any(row != digests[0] for row in digests):
         raise ArgumentError(what, f"different ones in the {group.world} processes", "the same in every process")
 
@@ -104,17 +94,10 @@ class _Processes:
         self._distributed.all_gather(each, mine)
         return [one.tolist() for one in each]
 
-    def shared(self, rows: Sequence[Sequence[float] | None], width: int) -> list[list[float] | None]:
-        """What process 0 knows."""
-        if self.world == 1 or not rows:
-            return [None if row is None else list(row) for row in rows]
-        flat = [x for row in rows for x in ([0.0] * (width + 1) if row is None else [1.0, *row])]
-        data = torch.tensor(flat, dtype=torch.float64, device=self._device)
-        self._distributed.broadcast(data, 0)
-        return [row[1:] if row[0] else None for row in data.view(len(rows), width + 1).tolist()]
-
     def plain(self, value: Any) -> Any:
-        """The plain data of process 0."""
+        """The plain data of process 0; JSON has every float exactly."""
+        if self.world == 1:
+            return value
         data = json.dumps(value).encode() if self.rank == 0 else b""
         size = torch.tensor([float(len(data))], dtype=torch.float64, device=self._device)
         self._distributed.broadcast(size, 0)
@@ -126,32 +109,26 @@ class _Processes:
 
     def collected(self, fn: Callable[[], Sequence[float]], width: int, turns: int) -> Rows:
         """One row of each of the first `turns` processes."""
-        row, error = [0.0] * width, None
-        if self.rank < turns:
-            try:
-                row = list(fn())
-                if len(row) != width:
-                    raise ValueError(f"a row of {len(row)} numbers; allowed: {width}")
-            except Exception as caught:
-                row, error = [0.0] * width, caught
-        self._all_well(error)
-        return self.gathered(row)[:turns]
+
+        def work() -> list[float]:
+            row = list(fn()) if self.rank < turns else [0.0] * width
+            if len(row) != width:
+                raise ValueError(f"a row of {len(row)} numbers; allowed: {width}")
+            return row
+
+        return self.gathered(self.together(work))[:turns]
 
     def together(self, fn: Callable[[], Any]) -> Any:
-        """fn(), in all processes; fails in all where it fails in one."""
+        """fn(), in all processes. One that fails does not leave the others waiting for it: they fail too."""
         result, error = None, None
         try:
             result = fn()
         except Exception as caught:
             error = caught
-        self._all_well(error)
-        return result
-
-    def _all_well(self, error: Exception | None) -> None:
-        """A process that failed must not leave the others waiting for it."""
         if self.world > 1:
             failed = [rank for rank, (flag,) in enumerate(self.gathered([float(error is not None)])) if flag]
             if error is None and failed:
                 raise PyquantError(f"process {failed[0]} of {self.world} failed; its own message says why")
         if error is not None:
             raise error
+        return result

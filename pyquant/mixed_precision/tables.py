@@ -12,7 +12,7 @@ from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_la
 from pyquant.mixed_precision.latency.whole import measure_configurations
 from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
-from pyquant.mixed_precision.loss.scorers import Scoring
+from pyquant.mixed_precision.loss.scorers import Scorer, Scoring
 from pyquant.mixed_precision.options import SearchOptions
 from pyquant.report.records.latency import LatencyTable
 from pyquant.report.records.record import from_plain, to_plain
@@ -56,19 +56,13 @@ def first_tables(
 ) -> list[list[float]]:
     """[groups][formats]: what the model loses when one group alone has a format; 0 where it cannot have it."""
     scoring = Scoring(switchable, loss, task, seed=options.seed)
-    scorer = SCORERS.find(options.sensitivity or options.metric)(scoring)
+    scorer: Scorer = SCORERS.find(options.sensitivity or options.metric)(scoring)
     if scorer.evaluator is None:
-        pieces = scorer.work()
-        keys = [" ".join(filter(None, (scorer.name, scorer.settings, piece.key))) for piece in pieces]
-        return scorer.table(ledger.rows("sensitivities", keys, scorer.measure, pieces, scorer.width))
-    cells = scoring.cells()
+        return scorer.scored(ledger, "sensitivities")
     start = switchable.uniform(0)
     key = "loss" if scorer.evaluator.unit == loss.unit else scorer.name
-    asked = [single(start, g, f) for g, f in cells]
-    table = scorer.empty()
-    for (g, f), value in zip(cells, ledger.numbers("sensitivities", asked, scorer.evaluator, key=key), strict=True):
-        table[g][f] = value
-    return table
+    asked = [single(start, g, f) for g, f in scoring.cells()]
+    return scorer.filled(ledger.numbers("sensitivities", asked, scorer.evaluator, key=key))
 
 
 def single(start: Config, group: int, format_index: int) -> Config:

@@ -56,7 +56,8 @@ def test_entries_that_are_no_rows_are_refused(tmp_path: Path, value: object) -> 
 def test_spread_in_one_process() -> None:
     assert spread_rows([], lambda item: [1.0], 1) == []
     new: list[int] = []
-    rows = spread_rows([1, 2, 3], lambda x: [x, x * x], 2, known={1: [7.0, 8.0]}, on_row=lambda i, row: new.append(i))
+    known = [None, [7.0, 8.0], None]
+    rows = spread_rows([1, 2, 3], lambda x: [x, x * x], 2, known=known, on_row=lambda i, row: new.append(i))
     assert rows == [[1, 1], [7.0, 8.0], [3, 9]]
     assert new == [0, 2]
     with pytest.raises(ValueError, match="allowed: 2"):

@@ -35,11 +35,10 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
         record(name, _text(tensor))
     for i, format in enumerate(switchable.formats):
         record("format", format.name, format.scheme)
-        for group in switchable.groups:
-            for layer in group.layers if i else ():
-                record(group.name, layer)
-                for name, tensor in switchable.layer(layer, i).state_dict().items():
-                    record(name, _text(tensor))
+        for layer, g in switchable.group_of.items() if i else ():
+            record(switchable.groups[g].name, layer)
+            for name, tensor in switchable.layer(layer, i).state_dict().items():
+                record(name, _text(tensor))
     for batch in batches:
         record("batch", _text(batch))
     return hasher.hexdigest()

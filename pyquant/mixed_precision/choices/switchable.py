@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
@@ -16,7 +16,8 @@ from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of
-from pyquant.mixed_precision.choices.groups import Group, Grouping, find_groups, quantisable
+from pyquant.mixed_precision.choices.groups import Grouping, find_groups, quantisable
+from pyquant.mixed_precision.choices.watch import as_before
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
@@ -69,9 +70,10 @@ class SwitchableModel:
         self.model = arguments.module("model", model)
         arguments.function("to_output", to_output, "result of the model -> tensor")
         self._sites = {site.names[0]: site for site in quantisable(model, filter_fn)}
-        self.formats = formats_of(formats, {_dtype(site.module) for site in self._sites.values()})
+        self.formats = formats_of(formats, {_weight(site).dtype for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
-        self._to_inputs = inputs_of(model, batch_to_inputs)
+        # batch -> (arguments, keyword arguments) of the model's call, on its device
+        self.inputs: Callable[[Any], Inputs] = inputs_of(model, batch_to_inputs)
         self._to_output = output_tensor if to_output is None else to_output
         self._batch_to_inputs = batch_to_inputs
         self.batches = _first_batches(data, num_batches, [f.name for f in self.formats if f.needs_data])
@@ -82,9 +84,8 @@ class SwitchableModel:
             modules = self._build(format)
             for name in self._layers:
                 self._layers[name].append(modules.get(name, self._sites[name].module))
-        names = [f.name for f in self.formats]
         self.allowed = tuple(
-            tuple(all((layer, name) not in self.refusals for layer in group.layers) for name in names)
+            tuple(all((layer, f.name) not in self.refusals for layer in group.layers) for f in self.formats)
             for group in self.groups
         )
 
@@ -95,9 +96,19 @@ class SwitchableModel:
         return self._layers[name][format_index]
 
     @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(t.device for t in (*self.model.parameters(), *self.model.buffers()))
+
+    @property
+    def group_of(self) -> dict[str, int]:
+        """{layer: the index of its group}."""
+        return {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
+
+    @property
     def numel(self) -> tuple[int, ...]:
         """Weights of each group."""
-        return tuple(sum(_weight(self._sites[n].module).numel() for n in g.layers) for g in self.groups)
+        return tuple(sum(_weight(self._sites[n]).numel() for n in g.layers) for g in self.groups)
 
     def uniform(self, format_index: int) -> Config:
         """Every group in that format, or in floating point where it cannot take it."""
@@ -105,36 +116,38 @@ class SwitchableModel:
 
     def group_bytes(self) -> list[list[int]]:
         """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte."""
-        return [[sum(_bytes(self.layer(n, f)) for n in g.layers) for f in range(len(self.formats))]
+        formats = range(len(self.formats))
+        return [[sum(_bytes(self.layer(n, f).state_dict().values()) for n in g.layers) for f in formats]
                 for g in self.groups]  # fmt: skip
 
     def group_bits(self) -> list[list[int]]:
         """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
-        floats = [sum(8 * _weight(self._sites[n].module).nbytes for n in g.layers) for g in self.groups]
+        floats = [sum(8 * _weight(self._sites[n]).nbytes for n in g.layers) for g in self.groups]
         return [[first, *(numel * f.weight_bits for f in self.formats[1:])]
                 for first, numel in zip(floats, self.numel, strict=True)]  # fmt: skip
 
     def other_bytes(self) -> int:
         """Bytes of everything that is in no group."""
         own = {id(t) for layers in self._layers.values() for t in layers[0].parameters()}
-        tensors = {id(t): t for t in (*self.model.parameters(), *self.model.buffers()) if id(t) not in own}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        return _bytes(t for t in (*self.model.parameters(), *self.model.buffers()) if id(t) not in own)
 
     def named(self, config: Config) -> dict[str, str]:
         """{group: format} of a configuration."""
         return {g.name: self.formats[f].name for g, f in zip(self.groups, self.check(config), strict=True)}
 
-    def layer_formats(self, config: Config) -> dict[str, Format]:
-        """{layer: its format} of a configuration."""
-        chosen = zip(self.groups, self.check(config), strict=True)
-        return {layer: self.formats[f] for group, f in chosen for layer in group.layers}
+    def text(self, config: Config) -> str:
+        """'group: format, ...' of a configuration, for messages."""
+        return ", ".join(f"{group}: {format}" for group, format in self.named(config).items())
+
+    def chosen(self, config: Config) -> dict[str, int]:
+        """{layer: the index of its format} of a configuration."""
+        return {layer: f for group, f in zip(self.groups, self.check(config), strict=True) for layer in group.layers}
 
     def ranges(self, config: Config) -> Ranges:
         """{'layer.input': Range} of every static tensor of a configuration, as quantize_recipe_ takes them."""
         ranges: Ranges = {}
-        for group, f in zip(self.groups, self.check(config), strict=True):
-            for layer in group.layers:
-                ranges |= {name: r for name, r in self._ranges[f].items() if name.rpartition(".")[0] == layer}
+        for layer, f in self.chosen(config).items():
+            ranges |= {name: r for name, r in self._ranges[f].items() if name.rpartition(".")[0] == layer}
         return ranges
 
     def check(self, config: Config) -> Config:
@@ -153,27 +166,20 @@ class SwitchableModel:
     @contextmanager
     def using(self, config: Config) -> Iterator[nn.Module]:
         """The model in that configuration, for the length of the block; in evaluation mode."""
-        new = [
-            (self._sites[layer].names, self._layers[layer][f])
-            for group, f in zip(self.groups, self.check(config), strict=True)
-            for layer in group.layers
-            if f
-        ]
-        training = [(module, module.training) for module in self.model.modules()]
-        undo: list[Undo] = []
-        swap_modules(self.model, new, undo=undo)
-        try:
+        new = {layer: self._layers[layer][f] for layer, f in self.chosen(config).items() if f}
+        with as_before(self.model), self._with(new):
             self.model.eval()
             yield self.model
-        finally:
-            for step in reversed(undo):
-                step()
-            for module, flag in training:
-                module.training = flag
 
-    def inputs(self, batch: Any) -> Inputs:
-        """(arguments, keyword arguments) of the model's call for one batch, on its device."""
-        return self._to_inputs(batch)
+    @contextmanager
+    def _with(self, layers: dict[str, nn.Module]) -> Iterator[None]:
+        """Other modules in place of some layers, for the length of the block."""
+        undo: list[Undo] = []
+        swap_modules(self.model, [(self._sites[name].names, module) for name, module in layers.items()], undo=undo)
+        with ExitStack() as stack:
+            for step in undo:
+                stack.callback(step)
+            yield
 
     def call(self, batch: Any) -> Tensor:
         """The output tensor of the model, as it is now, for one batch; the caller decides about gradients."""
@@ -193,22 +199,14 @@ class SwitchableModel:
                 simulating[name] = twin_of(site.module, name, partial(simulate, scheme=cast(QScheme, format.scheme)))
             except PyquantError as error:
                 self.refusals[name, format.name] = str(error)
-        undo: list[Undo] = []
-        swap_modules(self.model, [(self._sites[n].names, m) for n, m in simulating.items()], undo=undo)
-        try:
+        with self._with(simulating):
             ranges: Ranges = {}
             if format.needs_data and simulating:
                 ranges = QuantizationCalibrator().calibrate_model(
                     self.model, self.batches, "mse", len(self.batches), batch_to_inputs=self._batch_to_inputs
                 )
             self._ranges.append(ranges)
-            modules: dict[str, nn.Module] = {}
-            for name, twin in simulating.items():
-                modules[name] = twin_of(twin, name, lambda m: m.to_quantized()).eval()  # type: ignore[operator]
-            return modules
-        finally:
-            for step in reversed(undo):
-                step()
+            return {name: twin_of(twin, name, _integer).eval() for name, twin in simulating.items()}
 
 
 def output_tensor(result: Any) -> Tensor:
@@ -232,17 +230,13 @@ def _first_batches(data: Iterable[Any] | None, num_batches: int | None, static: 
     return batches
 
 
-def _weight(module: nn.Module) -> Tensor:
-    return cast(Tensor, module.weight)
+def _integer(twin: Any) -> nn.Module:
+    return cast(nn.Module, twin.to_quantized())
 
 
-def _dtype(module: nn.Module) -> torch.dtype:
-    return _weight(module).dtype
+def _weight(site: Site) -> Tensor:
+    return cast(Tensor, site.module.weight)
 
 
-def _bytes(module: nn.Module) -> int:
-    tensors = {id(t): t for t in module.state_dict().values() if isinstance(t, Tensor)}
-    return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-__all__ = ["Config", "Format", "Group", "Site", "SwitchableModel", "output_tensor"]
+def _bytes(values: Iterable[Any]) -> int:
+    return sum({id(t): t.nbytes for t in values if isinstance(t, Tensor)}.values())

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pyquant.mixed_precision.latency.samples import Config, Forward, Samples, median_interval
+from pyquant.mixed_precision.choices.switchable import Config
+from pyquant.mixed_precision.latency.samples import Forward, Samples, median_interval
 
 Groups = Sequence[Sequence[str]]  # names of the layers of each group
 Points = Sequence[tuple[float, float]]  # (sum of the parts, total)

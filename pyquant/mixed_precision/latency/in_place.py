@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
-from pyquant.mixed_precision.choices.switchable import SwitchableModel
-from pyquant.mixed_precision.latency.samples import Config, Effort, Forward, ProgressCall, Samples
-from pyquant.mixed_precision.latency.timers import LayerTimers, Stamp, StampClock, overhead_ns
+from pyquant.mixed_precision.choices.switchable import Config
+from pyquant.mixed_precision.latency.samples import Forward, Samples, Task
+from pyquant.mixed_precision.latency.timers import Stamp, StampClock, overhead_ns, stamping
 
 _SAMPLE_S: Final = 0.002  # a sample repeats short models until it lasts about this long
 _MOST_CALLS: Final = 25
 
 
-def samples_in_place(
-    switchable: SwitchableModel,
-    design: Sequence[Config],
-    whole: Sequence[Config],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    clock: StampClock,
-    effort: Effort,
-    seed: int,
-    tell: ProgressCall,
-) -> tuple[Samples, int]:
-    """Readings of `design` with timers inside and of `whole` without. -> samples, rounds done."""
-    names = [(name, g) for g, group in enumerate(switchable.groups) for name in group.layers]
-    count = len(switchable.formats)
-    layers = {switchable.layer(name, f): i for i, (name, _) in enumerate(names) for f in range(count)}
-    timers, own_ns = LayerTimers(layers, clock), overhead_ns(clock)
-    tasks = [*((c, True) for c in design), *((c, False) for c in whole)]
-    calls = _calls(switchable, args, kwargs)
-    samples, rng, started = Samples(), random.Random(seed), time.perf_counter()
-    model, now = switchable.model, clock.now_ns
-
-    def forward() -> tuple[int, int]:
-        began = now()
-        model(*args, **kwargs)
-        return began, now()
-
-    done = 0
-    while not effort.is_enough(done, started, samples):
-        rng.shuffle(tasks)
-        for config, is_timed in tasks:
-            with switchable.using(config):
-                model(*args, **kwargs)  # the caches are as this configuration leaves them
-                if not is_timed:
-                    runs = [forward() for _ in range(calls)]
-                    totals = [max(0.0, ended - began - own_ns) * 1e-3 for began, ended in runs]
-                    samples.totals[config].append((done, statistics.median(totals)))
-                    continue
-                runs_read = []
-                with timers.running() as stamps:
-                    for _ in range(calls):
-                        stamps.clear()
-                        began, ended = forward()
-                        runs_read.append((ended - began, began, ended, list(stamps)))
-            _, began, ended, read = sorted(runs_read, key=lambda f: f[0])[calls // 2]  # one that really was
-            samples.forwards.append(_read(done, config, names, began, ended, read, own_ns))
-        done += 1
-        tell(done, effort.rounds, "rounds")
-    return samples, done
+def samples_in_place(task: Task, design: Sequence[Config], whole: Sequence[Config], clock: StampClock) -> Samples:
+    """Readings of `design` with timers inside and of `whole` without."""
+    switchable, now = task.switchable, clock.now_ns
+    model, args, kwargs = switchable.model, task.args, task.kwargs
+    names, formats = list(switchable.group_of.items()), range(len(switchable.formats))
+    layers = {switchable.layer(name, f): i for i, (name, _) in enumerate(names) for f in formats}
+    own_ns = overhead_ns(clock)
+    calls, samples = _calls(task), Samples()
+    runs = [*((config, True) for config in design), *((config, False) for config in whole)]
+    for round_, (config, is_timed) in task.rounds(runs, samples):
+        read: list[tuple[int, int, list[Stamp]]] = []
+        watch: AbstractContextManager[list[Stamp]] = stamping(layers, clock) if is_timed else nullcontext([])
+        with switchable.using(config), watch as stamps:
+            task.run()  # the caches are as this configuration leaves them
+            for _ in range(calls):
+                stamps.clear()
+                began = now()
+                model(*args, **kwargs)
+                read.append((began, now(), list(stamps)))
+        if is_timed:
+            one = sorted(read, key=lambda run: run[1] - run[0])[calls // 2]  # one that really was
+            samples.forwards.append(_read(round_, config, names, *one, own_ns))
+        else:
+            totals = [max(0.0, ended - began - own_ns) * 1e-3 for began, ended, _ in read]
+            samples.totals[config].append((round_, statistics.median(totals)))
+    return samples
 
 
 def _read(
@@ -92,11 +70,11 @@ def _read(
     return Forward(round_, config, (ended - began) * 1e-3, layers, after, gap)
 
 
-def _calls(switchable: SwitchableModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def _calls(task: Task) -> int:
     """Forwards in a sample."""
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        switchable.model(*args, **kwargs)
+        task.run()
         seconds.append(time.perf_counter() - began)
     return max(1, min(_MOST_CALLS, round(_SAMPLE_S / max(min(seconds), 1e-7))))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +17,12 @@ from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.timing import Clock, make_clock, using_threads
 from pyquant.mixed_precision.choices.groups import Grouping
-from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.latency import samples as analysis
 from pyquant.mixed_precision.latency.in_place import samples_in_place
 from pyquant.mixed_precision.latency.isolated import GRAPH_CLOCKS, isolated_samples
-from pyquant.mixed_precision.latency.samples import Config, Effort, ProgressCall, Samples, median_interval
+from pyquant.mixed_precision.latency.samples import Effort, ProgressCall, Samples, Task, median_interval, silent
 from pyquant.mixed_precision.latency.timers import STAMPS, StampClock, make_stamps
 from pyquant.nn.sites import Filter
 from pyquant.report.records.latency import LatencyTable, MeasuredConfig
@@ -92,21 +91,18 @@ def measure_latency(
             model, formats, data, num_batches=num_batches, batch_to_inputs=batch_to_inputs, grouping=grouping,
             filter_fn=filter_fn,
         )  # fmt: skip
-    args, kwargs = example_of(switchable, example_inputs)
-    tell = progress or (lambda done, total, what: None)
+    task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, progress or silent)
     with using_threads(threads), torch.inference_mode():
-        timer = clock_of(clock, switchable.model)
+        timer = clock_of(clock, switchable)
         plan = _plan(switchable, held_out, seed)
-        has_borders = _look(switchable, plan, args, kwargs, borders)
+        has_borders = _look(task, plan, borders)
         if isinstance(timer, StampClock):
-            samples, done = samples_in_place(
-                switchable, plan.design, plan.whole, args, kwargs, timer, effort, seed, tell
-            )
+            samples = samples_in_place(task, plan.design, plan.whole, timer)
         else:
-            make = partial(make_clock, timer.name) if clock is None or isinstance(clock, str) else partial(_same, timer)
-            samples, done = isolated_samples(switchable, plan.whole, args, kwargs, make, effort, seed, tell)
+            given = None if clock is None or isinstance(clock, str) else timer
+            samples = isolated_samples(task, plan.whole, lambda: given or make_clock(timer.name))
         fingerprint = latency_fingerprint(switchable, example_inputs)
-    return _table(switchable, plan, samples, has_borders, timer.name, done, fingerprint)
+    return _table(switchable, plan, samples, has_borders, timer.name, fingerprint)
 
 
 def load_latency(
@@ -123,23 +119,19 @@ def load_latency(
 def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None) -> dict[str, str]:
     """What a latency belongs to: machine, versions, threads, shapes and dtypes of the inputs, formats, layers."""
     args, kwargs = example_of(switchable, example_inputs)
-    device = _device_of(switchable.model)
-    environment = describe_environment(device)
+    environment = describe_environment(switchable.device)
     facts = {
-        "device": device.type, "cpu": environment.cpu, "gpu": environment.gpu, "driver": environment.driver,
+        "device": switchable.device.type, "cpu": environment.cpu, "gpu": environment.gpu, "driver": environment.driver,
         "cuda": environment.cuda, "threads": str(environment.threads), "torch": environment.torch,
         "pyquant": environment.pyquant, "libraries": library_digest(),
         "formats": ", ".join(f.name for f in switchable.formats),
     }  # fmt: skip
     facts |= {f"input {i}": _text_of(value) for i, value in enumerate(args)}
     facts |= {f"input {name!r}": _text_of(value) for name, value in kwargs.items()}
-    for group in switchable.groups:
-        for name in group.layers:
-            layer = switchable.layer(name, 0)
-            weight: Any = layer.weight
-            shape = " x ".join(map(str, weight.shape))
-            dtype = dtype_name(weight.dtype)
-            facts[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {group.name}"
+    for name, g in switchable.group_of.items():
+        layer: Any = switchable.layer(name, 0)
+        shape, dtype = " x ".join(map(str, layer.weight.shape)), dtype_name(layer.weight.dtype)
+        facts[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {switchable.groups[g].name}"
     return facts
 
 
@@ -174,47 +166,34 @@ def _plan(switchable: SwitchableModel, count: int, seed: int) -> _Plan:
     return _Plan(design, uniform, unseen)
 
 
-def _look(
-    switchable: SwitchableModel, plan: _Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any], borders: bool | None
-) -> bool:
+def _look(task: Task, plan: _Plan, borders: bool | None) -> bool:
     """One forward of every uniform configuration: which layers are called, in which order, and what they return."""
-    names = {name: g for g, group in enumerate(switchable.groups) for name in group.layers}
-    order: list[int] = []
-    called: set[str] = set()
+    switchable, group_of = task.switchable, task.switchable.group_of
+    called: list[str] = []
     integers = False
 
-    def seen(name: str, result: Any) -> None:
-        nonlocal integers
-        called.add(name)
-        order.append(names[name])
-        integers |= not (isinstance(result, Tensor) and result.is_floating_point())
+    def watch(name: str) -> Callable[..., None]:
+        def seen(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            nonlocal integers
+            called.append(name)
+            integers |= not (isinstance(result, Tensor) and result.is_floating_point())
+
+        return seen
 
     for config in plan.uniform:
-        order.clear()
-        with switchable.using(config), _hooks(switchable, config, seen):
-            switchable.model(*args, **kwargs)
-    missing = [name for name in names if name not in called]
+        before = len(called)
+        watched = [(switchable.layer(name, f), watch(name)) for name, f in switchable.chosen(config).items()]
+        with switchable.using(config), hooked(watched):
+            task.run()
+    missing = [name for name in group_of if name not in called]
     if missing:
         raise ArgumentError("example_inputs", f"a batch for which {missing[0]!r} is not called", "one that calls every "
                             "layer of the groups, or filter_fn to leave layers out")  # fmt: skip
     with_borders = integers if borders is None else borders
-    if with_borders and list(dict.fromkeys(order)) != list(range(len(switchable.groups))):
+    order = dict.fromkeys(group_of[name] for name in called[before:])
+    if with_borders and list(order) != list(range(len(switchable.groups))):
         raise ArgumentError("borders", True, "False: the model does not call its groups in their order")
     return with_borders
-
-
-@contextmanager
-def _hooks(switchable: SwitchableModel, config: Config, seen: Callable[[str, Any], None]) -> Iterator[None]:
-    handles = []
-    try:
-        for group, f in zip(switchable.groups, config, strict=True):
-            for name in group.layers:
-                layer = switchable.layer(name, f)
-                handles.append(layer.register_forward_hook(lambda m, a, y, name=name: seen(name, y)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # ---- the record
@@ -226,7 +205,6 @@ def _table(
     samples: Samples,
     borders: bool,
     clock: str,
-    rounds: int,
     fingerprint: dict[str, str],
 ) -> LatencyTable:
     from pyquant.mixed_precision.latency.estimate import estimate  # numpy, which `import pyquant` does without
@@ -239,14 +217,14 @@ def _table(
                 "grouping", f"{group.name}: in {switchable.formats[missing[0]].name} the model never calls its layers",
                 "groups that are called in every format; fused encoder layers need several groups",
             )  # fmt: skip
-    layer_us: dict[str, tuple[float | None, ...]] = {}
-    for g, group in enumerate(groups):
-        for name in group.layers:
-            layer_us[name] = tuple(
-                fit.groups[g, f][0] * _share(fit.layers[name, f], [fit.layers[n, f] for n in group.layers])
-                if (g, f) in fit.groups else None
-                for f in formats
-            )  # fmt: skip
+    layer_us = {
+        name: tuple(
+            fit.groups[g, f][0] * _share(fit.layers[name, f], [fit.layers[n, f] for n in groups[g].layers])
+            if (g, f) in fit.groups else None
+            for f in formats
+        )
+        for name, g in switchable.group_of.items()
+    }  # fmt: skip
     interval = {c: median_interval([us for _, us in rows]) for c, rows in samples.steadied().totals.items()}
 
     def measured(config: Config) -> MeasuredConfig:
@@ -279,7 +257,7 @@ def _table(
         uniform=tuple(measured(config) for config in plan.uniform),
         held_out=tuple(measured(config) for config in plan.held_out),
         clock=clock,
-        rounds=rounds,
+        rounds=samples.rounds,
         fingerprint=fingerprint,
         scale=fit.scale,
         notes=tuple(notes),
@@ -304,28 +282,19 @@ def example_of(switchable: SwitchableModel, example_inputs: Any) -> tuple[tuple[
     return switchable.inputs(example_inputs)
 
 
-def clock_of(clock: str | StampClock | Clock | None, model: nn.Module) -> StampClock | Clock:
-    on_gpu = _device_of(model).type == "cuda"
+def clock_of(clock: str | StampClock | Clock | None, switchable: SwitchableModel) -> StampClock | Clock:
+    on_gpu = switchable.device.type == "cuda"
     if clock is None:
         clock = "cuda-graph" if on_gpu else "cpu" if torch.get_num_threads() == 1 else "wall"
     if not isinstance(clock, str):
         if not hasattr(clock, "name") or not (hasattr(clock, "seconds") or isinstance(clock, StampClock)):
-            raise ArgumentError(
-                "clock", arguments.shown(clock), "the name of a clock, or a Clock (its seconds and name)"
-            )
+            allowed = "the name of a clock, or a Clock (its seconds and name)"
+            raise ArgumentError("clock", arguments.shown(clock), allowed)
         return clock
-    allowed = GRAPH_CLOCKS if on_gpu else tuple(STAMPS)
-    if clock not in allowed:
-        raise ArgumentError("clock", repr(clock), f"{', '.join(map(repr, allowed))} for a model on {_device_of(model)}")
+    names = GRAPH_CLOCKS if on_gpu else tuple(STAMPS)
+    if clock not in names:
+        raise ArgumentError("clock", repr(clock), f"{', '.join(map(repr, names))} for a model on {switchable.device}")
     return make_clock(clock) if on_gpu else make_stamps(clock)
-
-
-def _same(clock: Clock) -> Clock:
-    return clock
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def _text_of(value: Any) -> str:

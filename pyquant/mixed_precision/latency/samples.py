@@ -7,13 +7,14 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 
-Config = tuple[int, ...]
 Mask = Sequence[Sequence[bool]]
 ProgressCall = Callable[[int, int, str], None]
 _MOST_DRAWS = 1000  # random configurations in a row that were known already: there are no more
@@ -47,11 +48,13 @@ class Samples:
 
     totals    {configuration: [(round, us)]} of the whole model, without timers inside.
     forwards  with timers inside; or, from layers that were timed alone, isolated: {(layer, format): [us]}.
+    rounds    of the whole model, how many.
     """
 
     totals: dict[Config, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     forwards: list[Forward] = field(default_factory=list)
     isolated: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    rounds: int = 0
 
     def steadied(self) -> Samples:
         """The same as if every round had run at the speed of the median round: slow rounds are divided out.
@@ -84,19 +87,48 @@ class Effort:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "min_rounds"):
-            value = getattr(self, name)
-            arguments.whole(name, value, 1)
+            arguments.whole(name, getattr(self, name), 1)
         if self.min_rounds > self.rounds:
             raise ArgumentError("min_rounds", self.min_rounds, f"at most rounds, {self.rounds}")
         for name in ("max_seconds", "tolerance"):
             arguments.number(name, getattr(self, name), 0, above=True, infinite=True)
 
-    def is_enough(self, done: int, started: float, samples: Samples) -> bool:
-        """After `done` rounds, begun at `started` of time.perf_counter."""
-        if done < self.min_rounds:
+    def is_enough(self, started: float, samples: Samples) -> bool:
+        """Of samples that were begun at `started` of time.perf_counter."""
+        if samples.rounds < self.min_rounds:
             return False
         late = time.perf_counter() - started > self.max_seconds
-        return done >= self.rounds or late or is_stable(samples, self.tolerance)
+        return samples.rounds >= self.rounds or late or is_stable(samples, self.tolerance)
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """The ProgressCall of nobody."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed: the model, the arguments of its call, how long, in which random order, and whom to tell of it."""
+
+    switchable: SwitchableModel
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    effort: Effort
+    seed: int
+    tell: ProgressCall
+
+    def run(self) -> None:
+        """The model as it is now, once."""
+        self.switchable.model(*self.args, **self.kwargs)
+
+    def rounds(self, runs: list[Any], samples: Samples, what: str = "rounds") -> Iterator[tuple[int, Any]]:
+        """(round, run) of all runs in random order, round after round until the samples are enough."""
+        rng, started = random.Random(self.seed), time.perf_counter()
+        while not self.effort.is_enough(started, samples):
+            rng.shuffle(runs)
+            for run in runs:
+                yield samples.rounds, run
+            samples.rounds += 1
+            self.tell(samples.rounds, self.effort.rounds, what)
 
 
 def is_stable(samples: Samples, tolerance: float) -> bool:

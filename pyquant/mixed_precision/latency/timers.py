@@ -42,34 +42,25 @@ class WallStamps:
 STAMPS: Final[Mapping[str, Callable[[], StampClock]]] = {"cpu": CpuStamps, "wall": WallStamps}
 
 
-class LayerTimers:
-    """Reads a clock before and after the forward of some layers.
+@contextmanager
+def stamping(layers: Mapping[nn.Module, int], clock: StampClock) -> Iterator[list[Stamp]]:
+    """Reads a clock before and after every forward of some layers, for the length of the block.
 
     layers  modules to be timed, each with the number that its stamps carry.
-    clock   StampClock.
-    stamps  of the calls since `begin`, in the order in which they ended.
-
-    A layer keeps its class and its place: only its `forward` is led round the clock, and only inside of `running`.
+    ->      the stamps in the order in which calls ended, to be cleared by the caller.
+    A layer keeps its class and its place: only its `forward` is led round the clock.
     """
-
-    def __init__(self, layers: Mapping[nn.Module, int], clock: StampClock) -> None:
-        self._layers, self._now = dict(layers), clock.now_ns
-        self.stamps: list[Stamp] = []
-
-    @contextmanager
-    def running(self) -> Iterator[list[Stamp]]:
-        """The layers are timed for the length of the block; -> the stamps, to be cleared by the caller."""
-        before = {layer: layer.__dict__.get("forward") for layer in self._layers}
-        try:
-            for layer, number in self._layers.items():
-                layer.__dict__["forward"] = timed(layer.forward, number, self._now, self.stamps)
-            yield self.stamps
-        finally:
-            for layer, own in before.items():
-                layer.__dict__.pop("forward", None)
-                if own is not None:
-                    layer.__dict__["forward"] = own
-            self.stamps.clear()
+    before = {layer: layer.__dict__.get("forward") for layer in layers}
+    stamps: list[Stamp] = []
+    try:
+        for layer, number in layers.items():
+            layer.__dict__["forward"] = timed(layer.forward, number, clock.now_ns, stamps)
+        yield stamps
+    finally:
+        for layer, own in before.items():
+            layer.__dict__.pop("forward", None)
+            if own is not None:
+                layer.__dict__["forward"] = own
 
 
 def timed(run: Callable[..., Any], number: int, now: Callable[[], int], stamps: list[Stamp]) -> Callable[..., Any]:

@@ -9,11 +9,11 @@ import torch
 
 from pyquant.errors import ArgumentError
 from pyquant.measure.timing import Clock, using_threads
-from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.latency.in_place import samples_in_place
 from pyquant.mixed_precision.latency.isolated import whole_samples
 from pyquant.mixed_precision.latency.measure import clock_of, example_of
-from pyquant.mixed_precision.latency.samples import Config, Effort, ProgressCall, Samples, median_interval
+from pyquant.mixed_precision.latency.samples import Effort, ProgressCall, Samples, Task, median_interval, silent
 from pyquant.mixed_precision.latency.timers import StampClock
 
 
@@ -50,14 +50,12 @@ def measure_configurations(
     checked = list(dict.fromkeys(switchable.check(config) for config in configs))
     if not checked:
         raise ArgumentError("configs", "none", "at least one configuration")
-    args, kwargs = example_of(switchable, example_inputs)
-    tell = progress or (lambda done, total, what: None)
+    task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, progress or silent)
     with using_threads(threads), torch.inference_mode():
-        timer = clock_of(clock, switchable.model)
+        timer = clock_of(clock, switchable)
         if isinstance(timer, StampClock):
-            samples, _ = samples_in_place(switchable, [], checked, args, kwargs, timer, effort, seed, tell)
+            samples = samples_in_place(task, [], checked, timer)
         else:
-            samples = Samples()
-            whole_samples(switchable, checked, args, kwargs, timer, effort, seed, samples, tell)
+            samples = whole_samples(task, checked, timer, Samples())
     steady = samples.steadied()
     return {config: median_interval([us for _, us in steady.totals[config]]) for config in checked}

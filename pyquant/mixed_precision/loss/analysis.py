@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from pyquant.core import arguments
 from pyquant.core.registry import SCORERS
@@ -27,6 +27,7 @@ from pyquant.report.records.sensitivity import (
 )
 
 MODES: Final = ("one_at_a_time", "leave_one_out", "cumulative")
+K = TypeVar("K")
 
 
 class Latency(Protocol):
@@ -49,8 +50,8 @@ class Analysis:
             raise ArgumentError("metric", f"{metric!r} in mode 'leave_one_out'", allowed)
         # what whole configurations are measured by
         self.measured: Evaluator = self.scorer.evaluator or scoring.loss
-        self.groups, self.formats = scoring.switchable.groups, scoring.switchable.formats
-        self.allowed = scoring.switchable.allowed
+        self.groups, self.allowed = scoring.switchable.groups, scoring.switchable.allowed
+        self.formats = tuple(f.name for f in scoring.switchable.formats)
         self.zeros: Config = (0,) * len(self.groups)
         self.lowered = [f for f in range(1, len(self.formats)) if any(row[f] for row in self.allowed)]
 
@@ -104,16 +105,15 @@ class Analysis:
         loss = self._grid(self._losses(ledger, measure))
         whole = self.whole()
         steps = self._steps(measure, loss, latency) if self.mode == "cumulative" else ()
-        uniform = dict(zip(whole, measure.loss(self.measured, list(whole.values())), strict=True))
-        uniform |= {[f.name for f in self.formats].index(s.format): s.loss for s in steps}  # the last of each counts
+        uniform = measure.loss(self.measured, whole)
+        uniform |= {self.formats.index(s.format): s.loss for s in steps}  # the last of each counts
         suspects = usual_suspects(switchable)
-        device = next((t.device for t in switchable.model.parameters()), "cpu")
         return SensitivityReport(
             model=type(switchable.model).__name__,
             metric=self.scorer.name,
             unit=self.scorer.unit,
             mode=self.mode,
-            formats=tuple(f.name for f in self.formats),
+            formats=self.formats,
             groups=tuple(
                 SensitivityGroup(g.name, g.layers, numel, suspects.get(g.name, ""))
                 for g, numel in zip(self.groups, switchable.numel, strict=True)
@@ -128,32 +128,28 @@ class Analysis:
             refusals=tuple(f"{layer}: {name}: {why}" for (layer, name), why in sorted(switchable.refusals.items())),
             cost=cost,
             scored_on=scored_on,
-            environment=asdict(describe_environment(device)),
+            environment=asdict(describe_environment(switchable.device)),
         )
 
     def _losses(self, ledger: Ledger, measure: Measure) -> dict[tuple[int, int], float]:
-        cells = self.cells()
         if self.scorer.evaluator is not None:
-            return dict(zip(cells, measure.loss(self.scorer.evaluator, list(cells.values())), strict=True))
-        work = self.scorer.work()
-        keys = [" ".join(filter(None, (self.scorer.name, self.scorer.settings, w.key))) for w in work]
-        table = self.scorer.table(ledger.rows("", keys, self.scorer.measure, work, self.scorer.width))
-        return {(g, f): table[g][f] for g, f in cells}
+            return measure.loss(self.scorer.evaluator, self.cells())
+        table = self.scorer.scored(ledger, "")
+        return {(g, f): table[g][f] for g, f in self.cells()}
 
     def _steps(self, measure: Measure, loss: Cells, latency: Latency | None) -> tuple[SensitivityStep, ...]:
         steps: list[SensitivityStep] = []
         for f in self.lowered:
             losses_alone = {g: value for g, row in enumerate(loss) if (value := row[f]) is not None}
             order = sorted(losses_alone, key=lambda g: (losses_alone[g], g))
-            configs: list[Config] = [
-                tuple(f if g in order[: n + 1] else 0 for g in range(len(self.groups))) for n in range(len(order))
-            ]
+            configs = {
+                g: tuple(f if i in order[: n + 1] else 0 for i in range(len(self.groups))) for n, g in enumerate(order)
+            }
             losses = measure.loss(self.measured, configs)
-            task = self.scoring.task
-            values = [None] * len(configs) if task is None else measure.values(task, configs)
-            for g, config, value, task_value in zip(order, configs, losses, values, strict=True):
+            values = {} if self.scoring.task is None else measure.values(self.scoring.task, configs)
+            for g, config in configs.items():
                 us = None if latency is None else float(latency.predict(config))
-                steps.append(SensitivityStep(self.formats[f].name, self.groups[g].name, value, task_value, us))
+                steps.append(SensitivityStep(self.formats[f], self.groups[g].name, losses[g], values.get(g), us))
         return tuple(steps)
 
     def _task(self, measure: Measure, steps: Sequence[SensitivityStep]) -> SensitivityTask | None:
@@ -161,15 +157,12 @@ class Analysis:
         task = self.scoring.task
         if task is None:
             return None
-        baseline = measure.values(task, [self.zeros])[0]
-        cells = {} if steps and task is not self.measured else self.cells()
-        values = dict(zip(cells, measure.values(task, list(cells.values())), strict=True))
-        whole = self.whole()
-        uniform: dict[int, float | None] = dict(zip(whole, measure.values(task, list(whole.values())), strict=True))
-        uniform |= {[f.name for f in self.formats].index(s.format): s.task for s in steps}
-        return SensitivityTask(
-            baseline, task.higher_is_better, self._grid(values, baseline), self._row(uniform, baseline)
-        )
+        baseline = measure.values(task, {0: self.zeros})[0]
+        values = measure.values(task, {} if steps and task is not self.measured else self.cells())
+        uniform: dict[int, float | None] = {**measure.values(task, self.whole())}
+        uniform |= {self.formats.index(s.format): s.task for s in steps}
+        grid, row = self._grid(values, baseline), self._row(uniform, baseline)
+        return SensitivityTask(baseline, task.higher_is_better, grid, row)
 
     def _latency(self, latency: Latency | None, steps: Sequence[SensitivityStep]) -> SensitivityLatency | None:
         if latency is None:
@@ -181,34 +174,34 @@ class Analysis:
 
     def _grid(self, values: Mapping[tuple[int, int], float], floats: float = 0.0) -> Cells:
         """[groups][formats], None where nothing is known."""
-        return tuple(
-            self._row({f: values.get((g, f)) for f in range(1, len(self.formats))}, floats)
-            for g in range(len(self.groups))
-        )
+        formats = range(1, len(self.formats))
+        return tuple(self._row({f: values.get((g, f)) for f in formats}, floats) for g in range(len(self.groups)))
 
     def _row(self, values: Mapping[int, float | None], floats: float = 0.0) -> tuple[float | None, ...]:
         return (floats, *(values.get(f) for f in range(1, len(self.formats))))
 
 
 class Measure:
-    """Configurations through a ledger."""
+    """Configurations through a ledger, each by a key of the caller's."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def values(self, evaluator: Evaluator, configs: Sequence[Config]) -> list[float]:
+    def values(self, evaluator: Evaluator, configs: Mapping[K, Config]) -> dict[K, float]:
         """Losses of outputs, or what a task metric is."""
         name = "eval" if isinstance(evaluator, TaskMetric) else evaluator.metric.name
         fn: Callable[[Config], float] = evaluator.value if isinstance(evaluator, TaskMetric) else evaluator
-        keys = [f"{name} {','.join(map(str, config))}" for config in configs]
-        return [row[0] for row in self._ledger.rows("", keys, lambda config: [fn(config)], configs, 1)]
+        keys = [f"{name} {','.join(map(str, config))}" for config in configs.values()]
+        rows = self._ledger.rows("", keys, lambda config: [fn(config)], list(configs.values()), 1)
+        return {key: row[0] for key, row in zip(configs, rows, strict=True)}
 
-    def loss(self, evaluator: Evaluator, configs: Sequence[Config]) -> list[float]:
+    def loss(self, evaluator: Evaluator, configs: Mapping[K, Config]) -> dict[K, float]:
         """Losses, small is better: for a task metric its drop."""
-        if not isinstance(evaluator, TaskMetric) or not configs:
-            return self.values(evaluator, configs)
-        baseline, *values = self.values(evaluator, [(0,) * len(configs[0]), *configs])
-        return [baseline - v if evaluator.higher_is_better else v - baseline for v in values]
+        if isinstance(evaluator, TaskMetric) and configs:
+            zeros = (0,) * len(next(iter(configs.values())))
+            evaluator.baseline = self.values(evaluator, {0: zeros})[0]
+            return {key: evaluator.loss_of(value) for key, value in self.values(evaluator, configs).items()}
+        return self.values(evaluator, configs)
 
 
 def check_names(metric: str, mode: str) -> None:
@@ -221,8 +214,7 @@ def check_latency(latency: Latency | None, switchable: SwitchableModel) -> None:
     """Raises ArgumentError for a table that names other groups or formats than the model has."""
     if latency is not None and not callable(getattr(latency, "predict", None)):
         raise ArgumentError("latency", arguments.shown(latency), "a LatencyTable, or what has its predict(config)")
-    own = {"groups": [g.name for g in switchable.groups], "formats": [f.name for f in switchable.formats]}
-    for what, names in own.items():
-        given = getattr(latency, what, None)
+    for what in ("groups", "formats"):
+        names, given = [one.name for one in getattr(switchable, what)], getattr(latency, what, None)
         if given is not None and not (alike(given, names) if what == "formats" else list(given) == names):
             raise ArgumentError("latency", f"a table of {what} {', '.join(given)}"[:200], ", ".join(names)[:200])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
+from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.metrics import Accumulator, OutputMetric, find_metric
 
 
@@ -78,8 +78,8 @@ class LossOfOutputs:
                 try:
                     distance.add(reference, self.switchable.call(batch))
                 except NonFiniteError as error:
-                    named = ", ".join(f"{g}: {f}" for g, f in self.switchable.named(config).items())
-                    raise NonFiniteError(error.argument, f"{error.got} ({named})", error.allowed) from error
+                    got = f"{error.got} ({self.switchable.text(config)})"
+                    raise NonFiniteError(error.argument, got, error.allowed) from error
         return distance.value()
 
 
@@ -141,31 +141,21 @@ class TaskMetric:
         return self.baseline - value if self.higher_is_better else value - self.baseline
 
     def _measure(self, config: Config) -> float:
-        with self.switchable.using(config) as model, torch.no_grad(), self._counted(model):
+        with self.switchable.using(config) as model, torch.no_grad(), hooked([(model, self._count)], before=True):
             result = self.eval_fn(model)
         if isinstance(result, Tensor) and result.numel() == 1:
             result = result.item()
         try:
             value = float(result)
         except (TypeError, ValueError):
-            raise ArgumentError(
-                "eval_fn", f"a function that returned a {type(result).__name__}", "one number"
-            ) from None
+            got = f"a function that returned a {type(result).__name__}"
+            raise ArgumentError("eval_fn", got, "one number") from None
         if not math.isfinite(value):
-            named = ", ".join(f"{g}: {f}" for g, f in self.switchable.named(config).items())
-            raise NonFiniteError("eval_fn", f"{value} ({named})", "a finite number")
+            raise NonFiniteError("eval_fn", f"{value} ({self.switchable.text(config)})", "a finite number")
         return value
 
-    @contextmanager
-    def _counted(self, model: nn.Module) -> Iterator[None]:
-        def count(*_: Any) -> None:
-            self.forward_passes += 1
-
-        hook = model.register_forward_pre_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def _count(self, *_: Any) -> None:
+        self.forward_passes += 1
 
 
 Evaluator = LossOfOutputs | TaskMetric

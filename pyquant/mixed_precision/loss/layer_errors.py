@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from pyquant import ops
 from pyquant.calibrate.run import inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.mixed_precision.choices.watch import as_before, hooked
+from pyquant.mixed_precision.loss.scorers.layers import rounded_input
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.patches import Patches
@@ -67,11 +67,13 @@ def error_report(
     if not pairs:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4]) or "no quantised layer"
         raise ArgumentError("model", why, "a quantised or simulating model, and the float model with the same names")
-    sums: dict[tuple[str, str], _Sums] = {}
+    sums: _AllSums = {}
     for pair in pairs:
         _add_weight(sums, pair)
     to_inputs, done = inputs_of(reference, batch_to_inputs), 0
-    with _evaluating(model), _evaluating(reference), torch.no_grad():
+    with as_before(model), as_before(reference), torch.no_grad():
+        model.eval()
+        reference.eval()
         for _, batch in zip(range(num_batches), data, strict=False):
             args, kwargs = to_inputs(batch)
             _add_batch(sums, pairs, model, reference, args, kwargs)
@@ -142,27 +144,26 @@ def _quantised_weight(layer: Any) -> Tensor:
     return rounded
 
 
-def _add_weight(sums: dict[tuple[str, str], _Sums], pair: _Pair) -> None:
+def _add_weight(sums: _AllSums, pair: _Pair) -> None:
     original, s = _matrix(pair.original, pair.original.weight).float(), pair.scheme.weights
     if isinstance(pair.layer, LinearCall):
         qparams: _Qparams = (pair.layer.weight_scale, pair.layer.weight_zero_point)
     else:
         qparams = pair.layer.weight_fake_quant.qparams(original)
     per = s.group_size or (original.numel() if qparams[0].numel() == 1 else original.shape[1])
-    entry = sums[(pair.name, "weight")] = _Sums()
+    entry = _entry(sums, pair.name, "weight")
     entry.add(_quantised_weight(pair.layer), original)
     entry.clipped = _clipped(original, s, qparams, per)
 
 
 def _add_batch(
-    sums: dict[tuple[str, str], _Sums], pairs: list[_Pair], model: nn.Module, reference: nn.Module, args: Any,
-    kwargs: Any,
-) -> None:  # fmt: skip
+    sums: _AllSums, pairs: list[_Pair], model: nn.Module, reference: nn.Module, args: Any, kwargs: Any
+) -> None:
     """One batch through both models; what the float layers gave is held until the quantised ones have run."""
     given: dict[str, list[Tensor]] = {}
 
     def originally(pair: _Pair) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: Any, y: Any) -> None:
             if inputs and isinstance(inputs[0], Tensor) and isinstance(y, Tensor):
                 given.setdefault(pair.name, []).append(y)
                 _add_input(sums, pair, inputs[0])
@@ -172,45 +173,38 @@ def _add_batch(
         return hook
 
     def quantised(pair: _Pair) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
+        def hook(_: nn.Module, inputs: Any, keywords: Any, y: Any) -> None:
             references = given.get(pair.name)
             if references and isinstance(y, Tensor) and not pair.computes_more:
                 _entry(sums, pair.name, "output").add(y, references.pop(0))
 
         return hook
 
-    with _hooked([(pair.original, originally(pair)) for pair in pairs]):
+    with hooked([(pair.original, originally(pair)) for pair in pairs]):
         want = first_tensor(reference(*args, **kwargs))
-    with _hooked([(pair.layer, quantised(pair)) for pair in pairs]):
+    with hooked([(pair.layer, quantised(pair)) for pair in pairs]):
         got = first_tensor(model(*args, **kwargs))
     if want is not None and got is not None and want.shape == got.shape:
         _entry(sums, "", "output").add(got, want)
 
 
-def _add_input(sums: dict[tuple[str, str], _Sums], pair: _Pair, x: Tensor) -> None:
+def _add_input(sums: _AllSums, pair: _Pair, x: Tensor) -> None:
     """What the layer's codes make of the float model's input."""
-    s = pair.scheme.inputs
+    s, layer = pair.scheme.inputs, pair.layer
     if s is None:
         return
     entry = _entry(sums, pair.name, "input")
-    if s.dynamic:
-        is_image = x.dim() > 2 and hasattr(pair.layer, "patches")  # one range an image
-        rows = x.reshape(x.shape[0] if x.dim() == 4 else 1, -1) if is_image else x
-        if isinstance(pair.layer, SimulatedLayer) and pair.layer.input_fake_quant is not None:
-            y = pair.layer.input_fake_quant(rows)
-        else:
-            y = ops.fake_quantize_dynamic(rows, s.granularity, 0, s.symmetric, *s.code_range)[0]
-        entry.add(y.reshape(x.shape), x)
-        return
-    if isinstance(pair.layer, SimulatedLayer):
-        fake: Any = pair.layer.input_fake_quant
-        qparams: _Qparams = fake.qparams()
-        y = fake(x)
+    fake = layer.input_fake_quant if isinstance(layer, SimulatedLayer) else None
+    if fake is None:
+        y = rounded_input(layer, x)[0]
+    elif s.dynamic and x.dim() > 2 and hasattr(layer, "patches"):  # one range an image
+        y = fake(x.reshape(x.shape[0] if x.dim() == 4 else 1, -1)).reshape(x.shape)
     else:
-        qparams = (pair.layer.input_scale, pair.layer.input_zero_point)
-        y = ops.fake_quantize(x, *qparams, "per_tensor", 0, *s.code_range)[0]
+        y = fake(x)
     entry.add(y, x)
-    entry.clipped += _clipped(x, s, qparams, x.numel())
+    if not s.dynamic:
+        qparams = (layer.input_scale, layer.input_zero_point) if fake is None else fake.qparams()
+        entry.clipped += _clipped(x, s, qparams, x.numel())
 
 
 def _clipped(x: Tensor, s: TensorScheme, qparams: _Qparams, per: int) -> int:
@@ -281,28 +275,8 @@ class _Sums:
         return max(float((p * (p / q).log()).sum()), 0.0)
 
 
-def _entry(sums: dict[tuple[str, str], _Sums], name: str, tensor: str) -> _Sums:
-    if (name, tensor) not in sums:
-        sums[(name, tensor)] = _Sums(clipped=0 if tensor == "input" else -1)
-    return sums[(name, tensor)]
+_AllSums = dict[tuple[str, str], _Sums]  # by the names of layer and tensor
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextlib.contextmanager
-def _hooked(hooks: list[tuple[nn.Module, Callable[..., None]]]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _entry(sums: _AllSums, name: str, tensor: str) -> _Sums:
+    return sums.setdefault((name, tensor), _Sums(clipped=0 if tensor == "input" else -1))

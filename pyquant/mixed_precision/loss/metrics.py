@@ -1,4 +1,4 @@
-"""How far outputs are from reference outputs: KL, noise to signal, mean squared error, cosine; functions of tensors.
+"""How far outputs are from reference outputs: KL, noise to signal, mean squared error, cosine.
 
 Every metric is a few float64 numbers a row (the last dimension is a row: a token, a sample) and a rule that makes one
 number of their sums. The sums are exact (math.fsum), so how rows are cut into batches changes nothing.
@@ -41,7 +41,13 @@ class OutputMetric:
 class Accumulator:
     """One metric over many batches.
 
-    metric   a name ('kl', 'sqnr', 'mse', 'cosine') or an OutputMetric.
+    metric   an OutputMetric, or its name:
+             'kl'      KL(softmax(reference) || softmax(output)) of the last dimension, nats, mean of the rows.
+             'sqnr'    sum of squares of the difference over that of the reference: 1 / SQNR, which adds up over
+                       independent errors. A reference that is all zero gives 0 where the output is too, else infinity.
+             'mse'     mean squared difference of all elements.
+             'cosine'  1 - cosine of the angle between rows, mean of the rows; 0 between rows of zeros, 1 between one
+                       and anything else.
 
     Example:
         >>> distance = Accumulator("mse")
@@ -76,102 +82,9 @@ class Accumulator:
         return self.metric.finish(sums, sum(len(piece[0]) for piece in self._terms))
 
 
-def kl(reference_logits: Tensor, logits: Tensor) -> float:
-    """Kullback-Leibler divergence KL(softmax(reference) || softmax(logits)) of the last dimension, mean of the rows.
-
-    reference_logits, logits  float [..., classes], classes >= 2, equal shapes.
-    ->  nats a row (a token, a sample), >= 0 up to rounding; computed in float64.
-    Raises ArgumentError, NonFiniteError.
-
-    Example:
-        >>> round(kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3.0)]])), 4)
-        0.1438
-    """
-    return _single("kl", reference_logits, logits)
-
-
-def noise_to_signal(reference: Tensor, output: Tensor) -> float:
-    """Sum of squares of the difference over that of the reference: 1 / SQNR, which adds up over independent errors.
-
-    reference, output  float [..., columns].
-    ->  ratio, >= 0; a reference that is all zero gives 0 where the output is too, else infinity.
-    Raises ArgumentError, NonFiniteError.
-
-    Example:
-        >>> noise_to_signal(torch.tensor([2.0, 0.0]), torch.tensor([2.0, 1.0]))
-        0.25
-    """
-    return _single("sqnr", reference, output)
-
-
-def sqnr_db(reference: Tensor, output: Tensor) -> float:
-    """Signal to quantisation noise in decibel: -10 log10(noise_to_signal).
-
-    reference, output  float [..., columns].
-    ->  dB; infinity where they are equal, minus infinity where only the reference is all zero.
-    Raises ArgumentError, NonFiniteError.
-
-    Example:
-        >>> sqnr_db(torch.tensor([10.0]), torch.tensor([9.0]))
-        20.0
-    """
-    return to_db(noise_to_signal(reference, output))
-
-
-def mse(reference: Tensor, output: Tensor) -> float:
-    """Mean squared difference of all elements.
-
-    reference, output  float [..., columns].
-    ->  square of their unit, >= 0.
-    Raises ArgumentError, NonFiniteError.
-
-    Example:
-        >>> mse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
-        2.0
-    """
-    return _single("mse", reference, output)
-
-
-def cosine(reference: Tensor, output: Tensor) -> float:
-    """Cosine of the angle between rows, mean of the rows.
-
-    reference, output  float [..., columns].
-    ->  in [-1, 1]; a row of zeros has cosine 1 to another one, 0 to anything else.
-    Raises ArgumentError, NonFiniteError.
-
-    Example:
-        >>> cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]]))
-        0.5
-    """
-    return 1.0 - _single("cosine", reference, output)
-
-
-def to_db(ratio: float) -> float:
-    """A noise-to-signal ratio as dB of signal to noise.
-
-    Example:
-        >>> to_db(0.01), to_db(0.0)
-        (20.0, inf)
-    """
-    if ratio == 0:
-        return math.inf
-    return -math.inf if ratio == math.inf else -10 * math.log10(ratio)
-
-
 def find_metric(name: str) -> OutputMetric:
-    """The metric of that name. Raises ArgumentError for an unknown one.
-
-    Example:
-        >>> find_metric("kl").unit
-        'nats per row'
-    """
+    """The metric of that name. Raises ArgumentError for an unknown one."""
     return OUTPUT_METRICS[arguments.one_of("metric", name, OUTPUT_METRICS)]
-
-
-def _single(name: str, reference: Tensor, output: Tensor) -> float:
-    accumulator = Accumulator(name)
-    accumulator.add(reference, output)
-    return accumulator.value()
 
 
 def _checked(reference: Tensor, output: Tensor, batch: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@ format the one that is worse in both can never be part of a better whole: each s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -36,22 +37,19 @@ class _States:
     def take(self, index: NDArray[np.int64]) -> _States:
         return _States(self.cost[index], self.loss[index], self.key[index], self.parent[index])
 
-
-@dataclass
-class FrontCounts:
-    """Work of exact_front: partial configurations generated, and the most that one group retained."""
-
-    generated: int = 0
-    peak: int = 0
+    @staticmethod
+    def joined(states: Sequence[_States]) -> _States:
+        """All of them in a row."""
+        fields = ("cost", "loss", "key", "parent")
+        return _States(*(np.concatenate([getattr(s, name) for s in states]) for name in fields))
 
 
-def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCounts | None = None) -> list[FrontPoint]:
+def exact_front(problem: SearchProblem, epsilon: float = 0.0) -> list[FrontPoint]:
     """Every point of the Pareto front of (cost, loss) as the tables predict them, the cheapest first.
 
     epsilon  0: exact. Above: beginnings whose costs fall into one cell of a grid are merged, so that every point of the
              exact front has a returned one with no more loss and at most epsilon x (dearest - cheapest) more cost.
              For problems of more than about 20 groups: 0.001.
-    counts   filled with what was done.
     Of configurations of equal cost and loss the first in the order of tuples is given (epsilon = 0). Constraints of
     the problem are not looked at. Raises ArgumentError for a negative epsilon.
     Source: docs/search.md 2.
@@ -63,39 +61,24 @@ def exact_front(problem: SearchProblem, epsilon: float = 0.0, counts: FrontCount
     """
     if not 0 <= epsilon < 1:
         raise ArgumentError("epsilon", epsilon, "0 (exact) to below 1")
-    counts = FrontCounts() if counts is None else counts
     cell = epsilon * _span(problem) / max(1, len(problem.groups))
     (cost, costs), (loss, losses) = problem.steps("cost"), problem.steps("loss")
-    states = [
-        _States(np.array([problem.cost_base + cost[f]]), np.array([problem.loss_base + loss[f]]), *_first(f))
-        if problem.mask[0, f]
-        else _empty()
-        for f in range(len(problem.formats))
-    ]
-    history = [states]
+    none, formats = np.empty(0, dtype=np.int64), range(len(problem.formats))
+    # one beginning a format, which is its key; nothing is before it
+    first = _States(problem.cost_base + cost, problem.loss_base + loss, np.array(formats), np.full(len(formats), -1))
+    history = [[first.take(np.array([f]) if problem.mask[0, f] else none) for f in formats]]
     for g in range(1, len(problem.groups)):
         states = [
-            _extend(states, costs[g - 1][:, f], losses[g - 1][:, f], f, cell, counts)
+            _extend(history[-1], costs[g - 1][:, f], losses[g - 1][:, f], f, cell)
             if problem.mask[g, f]
-            else _empty()
-            for f in range(len(problem.formats))
+            else first.take(none)
+            for f in formats
         ]
-        states = _with_dense_keys(states)
-        counts.peak = max(counts.peak, sum(len(s.cost) for s in states))
-        history.append(states)
-    return _read_back(history, _merge(states))
+        history.append(_with_dense_keys(states))
+    return _read_back(history, _needed(_States.joined(history[-1]), 0.0))
 
 
-def _first(f: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.array([f], dtype=np.int64), np.array([-1], dtype=np.int64)
-
-
-def _empty() -> _States:
-    none, integers = np.empty(0), np.empty(0, dtype=np.int64)
-    return _States(none, none, integers, integers)
-
-
-def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float, counts: FrontCounts) -> _States:
+def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float) -> _States:
     """Every partial configuration extended by format f, without the dominated ones."""
     starts = np.cumsum([0, *(len(s.cost) for s in states)])
     extended = _States(
@@ -104,7 +87,6 @@ def _extend(states: list[_States], cost: Table, loss: Table, f: int, cell: float
         np.concatenate([s.key * len(states) + f for s in states]),
         np.arange(starts[-1], dtype=np.int64),
     )
-    counts.generated += len(extended.cost)
     return extended.take(_needed(extended, cell))
 
 
@@ -117,30 +99,22 @@ def _needed(states: _States, cell: float) -> NDArray[np.int64]:
     return order[loss < best]
 
 
-def _merge(states: list[_States]) -> NDArray[np.int64]:
-    """The Pareto set over all states, as indices into them in a row."""
-    joined = (np.concatenate([getattr(s, name) for s in states]) for name in ("cost", "loss", "key", "parent"))
-    return _needed(_States(*joined), 0.0)
-
-
 def _with_dense_keys(states: list[_States]) -> list[_States]:
     """Keys 0, 1, 2, ... in the same order: they would outgrow 64 bits otherwise."""
-    keys = np.unique(np.concatenate([s.key for s in states]), return_inverse=True)[1].astype(np.int64)
-    ends = np.cumsum([len(s.key) for s in states])
-    parts = np.split(keys, ends[:-1])
-    return [_States(s.cost, s.loss, part, s.parent) for s, part in zip(states, parts, strict=True)]
+    keys = np.unique(_States.joined(states).key, return_inverse=True)[1].astype(np.int64)
+    parts = np.split(keys, np.cumsum([len(s.key) for s in states])[:-1])
+    return [replace(s, key=part) for s, part in zip(states, parts, strict=True)]
 
 
 def _read_back(history: list[list[_States]], chosen: NDArray[np.int64]) -> list[FrontPoint]:
     """The configurations of some of the last group's states, format by format from the end."""
-    cost, loss = (np.concatenate([getattr(s, name) for s in history[-1]])[chosen] for name in ("cost", "loss"))
+    last, index = _States.joined(history[-1]).take(chosen), chosen
     configs = np.empty((len(chosen), len(history)), dtype=np.int64)
-    index = chosen
     for g in range(len(history) - 1, -1, -1):
         ends = np.cumsum([len(s.cost) for s in history[g]])
         configs[:, g] = np.searchsorted(ends, index, side="right")
-        index = np.concatenate([s.parent for s in history[g]])[index]
-    rows = zip(configs.tolist(), cost.tolist(), loss.tolist(), strict=True)
+        index = _States.joined(history[g]).parent[index]
+    rows = zip(configs.tolist(), last.cost.tolist(), last.loss.tolist(), strict=True)
     return [FrontPoint(tuple(c), a, b) for c, a, b in rows]
 
 

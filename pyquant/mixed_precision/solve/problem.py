@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Config = tuple[int, ...]  # the index of a format for every group
@@ -41,8 +42,8 @@ class Constraint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", _table(f"constraint {self.name!r}", self.table, 2, negative=False))
-        _number(f"limit of {self.name!r}", self.limit, negative=False)
-        _number(f"base of {self.name!r}", self.base, negative=False)
+        _number(f"limit of {self.name!r}", self.limit, low=0)
+        _number(f"base of {self.name!r}", self.base, low=0)
 
     def cost_of(self, config: Config) -> float:
         """The total of a configuration."""
@@ -104,8 +105,8 @@ class SearchProblem:
             given = getattr(self, name)
             if given is not None:
                 put(self, name, _table(name, given, 3, pairs, negative=negative, where=both))
-        put(self, "cost_base", _number("cost_base", self.cost_base, negative=False))
-        put(self, "loss_base", _number("loss_base", self.loss_base, negative=True))
+        put(self, "cost_base", _number("cost_base", self.cost_base, low=0))
+        put(self, "loss_base", _number("loss_base", self.loss_base))
         put(self, "constraints", tuple(self.constraints))
         for constraint in self.constraints:
             if not isinstance(constraint, Constraint) or constraint.table.shape != shape:
@@ -121,27 +122,22 @@ class SearchProblem:
 
     def cost_of(self, config: Config) -> float:
         """What the tables say a configuration costs. Raises ArgumentError for one that is not of this problem."""
-        return self._total(self.check(config), self.cost_base, self.cost, self.cost_pairs)
+        return float(self._totals("cost", [self.check(config)])[0])
 
     def costs_of(self, configs: Sequence[Config]) -> Table:
         """cost_of for many configurations of this problem, which are not checked. -> float64 [configs]."""
-        index = np.array(configs, dtype=np.int64).reshape(-1, len(self.groups))
-        (first, steps), before = self.steps("cost"), index[:, 0]
-        total: Table = self.cost_base + first[before]
-        for g, step in enumerate(steps, start=1):
-            total = total + step[before, index[:, g]]
-            before = index[:, g]
-        return total
+        return self._totals("cost", configs)
 
     def loss_of(self, config: Config) -> float:
         """What the tables predict that a configuration loses. Raises ArgumentError as cost_of."""
-        return self._total(self.check(config), self.loss_base, self.loss, self.loss_pairs)
+        return float(self._totals("loss", [self.check(config)])[0])
 
     def uniform(self, format_index: int) -> Config:
         """The same format for every group, where a group cannot have it, the nearest before it that it can."""
         if isinstance(format_index, bool) or not 0 <= format_index < len(self.formats):
             raise ArgumentError("format_index", format_index, f"0 to {len(self.formats) - 1}")
-        return tuple(self._nearest(g, format_index) for g in range(len(self.groups)))
+        choices = [np.flatnonzero(row) for row in self.mask]
+        return tuple(int(max(c[c <= format_index], default=c[0])) for c in choices)
 
     def check(self, config: Sequence[int]) -> Config:
         """A configuration as a tuple of int. Raises ArgumentError for a wrong length, index or format not allowed."""
@@ -194,17 +190,14 @@ class SearchProblem:
         for c in self.constraints:
             yield f"{c.name} {float(c.limit).hex()} {float(c.base).hex()}".encode() + c.table.astype("<f8").tobytes()
 
-    def _total(self, config: Config, base: float, table: Table, pairs: Table | None) -> float:
-        total = base + float(table[0, config[0]])
-        for g in range(1, len(config)):
-            step = float(table[g, config[g]])
-            total += step if pairs is None else float(pairs[g - 1, config[g - 1], config[g]]) + step
+    def _totals(self, what: str, configs: Sequence[Config]) -> Table:
+        index = np.array(configs, dtype=np.int64).reshape(-1, len(self.groups))
+        (first, steps), before = self.steps(what), index[:, 0]
+        total: Table = getattr(self, f"{what}_base") + first[before]
+        for g, step in enumerate(steps, start=1):
+            total = total + step[before, index[:, g]]
+            before = index[:, g]
         return total
-
-    def _nearest(self, group: int, format_index: int) -> int:
-        choices = np.flatnonzero(self.mask[group])
-        before = choices[choices <= format_index]
-        return int(before[-1] if len(before) else choices[0])
 
 
 def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -254,9 +247,5 @@ def _table(
     return table
 
 
-def _number(argument: str, value: float, *, negative: bool) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-        raise ArgumentError(argument, repr(value), "a number")
-    if not math.isfinite(value) or (not negative and value < 0):
-        raise ArgumentError(argument, value, "a finite number" if negative else "a finite number >= 0")
-    return float(value)
+def _number(argument: str, value: Any, low: float = -math.inf) -> float:
+    return arguments.number(argument, value.item() if isinstance(value, np.generic) else value, low)

@@ -32,7 +32,7 @@ def test_every_configuration_equals_its_recipe() -> None:
     model, data = _model(), _data()
     switchable = SwitchableModel(model, FORMATS, data, num_batches=4)
     for config in itertools.product(range(3), repeat=3):
-        layers = {name: f.rule for name, f in switchable.layer_formats(config).items()}
+        layers = {name: switchable.formats[f].rule for name, f in switchable.chosen(config).items()}
         recipe = Recipe(layers=layers, default=LayerRule("float"), calib_params=CalibrationParams(num_calib_batches=4))
         twin = copy.deepcopy(model)
         if any(config):

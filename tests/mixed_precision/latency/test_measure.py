@@ -20,7 +20,7 @@ from pyquant.mixed_precision.latency import estimate, in_place
 from pyquant.mixed_precision.latency.isolated import layer_calls, rotating
 from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
 from pyquant.mixed_precision.latency.samples import design, held_out, median_interval
-from pyquant.mixed_precision.latency.timers import LayerTimers
+from pyquant.mixed_precision.latency.timers import stamping
 from pyquant.report.records.latency import LatencyTable
 
 FORMATS = ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=8)")
@@ -288,14 +288,12 @@ def test_timers_give_a_layer_its_own_forward_back() -> None:
     layer, clock = nn.Linear(2, 2), FakeClock()
     own = layer.forward
     layer.forward = own  # type: ignore[method-assign]  # as other tools do it
-    timers = LayerTimers({layer: 3}, clock)
-    with timers.running() as stamps:
+    with stamping({layer: 3}, clock) as stamps:
         layer(torch.ones(1, 2))
         assert stamps == [(3, 0, 0)]
-    with pytest.raises(RuntimeError, match=r"shapes"), timers.running():
+    with pytest.raises(RuntimeError, match=r"shapes"), stamping({layer: 3}, clock):
         layer(torch.ones(1, 3))
     assert layer.__dict__["forward"] is own
-    assert timers.stamps == []
 
 
 def test_layers_alone_on_a_clock_of_graphs() -> None:

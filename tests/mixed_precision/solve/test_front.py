@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,31 @@ from search_problems import brute_front, decreasing, random_problem
 
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve import SearchProblem, exact_front
-from pyquant.mixed_precision.solve.front import FrontCounts
+from pyquant.mixed_precision.solve import front as dynamic_programme
+
+
+class Work:
+    """Of exact_front: partial configurations generated, and the most that one group retained."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generated = self.peak = 0
+        extend, after = dynamic_programme._extend, dynamic_programme._with_dense_keys
+
+        def extended(states: list[Any], *rest: Any) -> Any:
+            self.generated += sum(len(s.cost) for s in states)
+            return extend(states, *rest)
+
+        def retained(states: list[Any]) -> Any:
+            self.peak = max(self.peak, sum(len(s.cost) for s in states))
+            return after(states)
+
+        monkeypatch.setattr(dynamic_programme, "_extend", extended)
+        monkeypatch.setattr(dynamic_programme, "_with_dense_keys", retained)
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    return Work(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -44,21 +69,19 @@ def test_one_group_and_one_format() -> None:
     assert [tuple(c) for c in exact_front(single)] == [((0, 0), 8.0, 0.0)]
 
 
-def test_twelve_groups_are_little_work() -> None:
-    counts = FrontCounts()
-    front = exact_front(decreasing(12), counts=counts)
+def test_twelve_groups_are_little_work(work: Work) -> None:
+    front = exact_front(decreasing(12))
     assert len(front) > 30
-    assert counts.generated < 20_000  # of 531 441 configurations
+    assert work.generated < 20_000  # of 531 441 configurations
 
 
-def test_every_beginning_is_needed_where_all_trade() -> None:
+def test_every_beginning_is_needed_where_all_trade(work: Work) -> None:
     """Powers of two: no beginning dominates another, and the front is every configuration. The work shows it."""
     groups = 7
     weights = 3.0 ** np.arange(groups)[:, None] * np.arange(3)
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b", "c"), weights, weights[:, ::-1])
-    counts = FrontCounts()
-    assert len(exact_front(problem, counts=counts)) == 3**groups
-    assert counts.peak == 3**groups
+    assert len(exact_front(problem)) == 3**groups
+    assert work.peak == 3**groups
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.05])
@@ -71,19 +94,17 @@ def test_a_coarse_front_is_as_near_as_it_says(epsilon: float) -> None:
             assert any(c.loss <= point.loss and c.cost <= point.cost + room for c in coarse)
 
 
-def test_a_coarse_front_bounds_the_work() -> None:
+def test_a_coarse_front_bounds_the_work(work: Work) -> None:
     groups = 10
     weights = 2.0 ** np.arange(groups)[:, None] * np.array([0.0, 1.0])
     problem = SearchProblem(tuple(map(str, range(groups))), ("a", "b"), weights, weights[:, ::-1])
-    counts = FrontCounts()
-    assert len(exact_front(problem, 0.1, counts)) < 300
-    assert counts.peak < 600
+    assert len(exact_front(problem, 0.1)) < 300
+    assert work.peak < 600
     for wrong in (-0.1, 1.0, float("nan")):
         with pytest.raises(ArgumentError, match="epsilon"):
             exact_front(problem, wrong)
 
 
-def test_thirty_six_groups_stay_small() -> None:
-    counts = FrontCounts()
-    assert len(exact_front(decreasing(36), counts=counts)) > 100
-    assert counts.generated < 500_000
+def test_thirty_six_groups_stay_small(work: Work) -> None:
+    assert len(exact_front(decreasing(36))) > 100
+    assert work.generated < 500_000

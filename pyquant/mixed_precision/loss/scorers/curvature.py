@@ -84,20 +84,12 @@ def _squares_from_itself(outputs: Tensor) -> Tensor:
     return (outputs.double() - outputs.detach().double()).square().sum()
 
 
-def _rows(outputs: Tensor) -> float:
-    return float(outputs.shape[0])
-
-
-def _elements(outputs: Tensor) -> float:
-    return float(outputs.numel())
-
-
 def _signal(outputs: Tensor) -> float:
     return outputs.detach().double().square().sum().item()
 
 
 _CURVATURES: Final = {
-    "kl": Curvature(_label_loss, _kl_from_itself, _rows, 0.5),
-    "mse": Curvature(_normal_product, _squares_from_itself, _elements, 1.0),
+    "kl": Curvature(_label_loss, _kl_from_itself, lambda outputs: float(outputs.shape[0]), 0.5),
+    "mse": Curvature(_normal_product, _squares_from_itself, lambda outputs: float(outputs.numel()), 1.0),
     "sqnr": Curvature(_normal_product, _squares_from_itself, _signal, 1.0),
 }

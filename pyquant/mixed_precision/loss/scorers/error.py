@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,35 +28,28 @@ class RoundingError(Scorer):
     def width(self) -> int:
         return 2 * len(self.scoring.cells())
 
-    def work(self) -> list[Work]:
-        return [Work(f"batch {i}", i, forwards=1) for i in range(len(self.scoring.batches))]
-
     def measure(self, work: Work) -> Sequence[float]:
-        switchable, cells = self.scoring.switchable, self.scoring.cells()
-        group_of = {layer: g for g, group in enumerate(switchable.groups) for layer in group.layers}
+        switchable, cells, cells_of = self.scoring.switchable, self.scoring.cells(), self.scoring.cells_of()
         sums: dict[tuple[int, int], list[list[float]]] = {cell: [[0.0], [0.0]] for cell in cells}
 
         def see(name: str, x: Tensor, _: Tensor) -> None:
-            g = group_of[name]
-            for cell in cells:
-                if cell[0] == g:
-                    y = rounded_input(switchable.layer(name, cell[1]), x)[0].double()
-                    sums[cell][0].append(x.double().square().sum().item())
-                    sums[cell][1].append((y - x.double()).square().sum().item())
+            for cell in cells_of[name]:
+                y = rounded_input(switchable.layer(name, cell[1]), x)[0].double()
+                sums[cell][0].append(x.double().square().sum().item())
+                sums[cell][1].append((y - x.double()).square().sum().item())
 
         with watching(switchable, see), torch.no_grad():
             switchable.call(self.scoring.batches[work.at])
         return [math.fsum(part) for cell in cells for part in sums[cell]]
 
     def table(self, rows: Sequence[Sequence[float]]) -> Table:
-        switchable, table = self.scoring.switchable, self.empty()
-        for i, (g, f) in enumerate(self.scoring.cells()):
-            signal, noise = (math.fsum(row[2 * i + k] for row in rows) for k in (0, 1))
-            inputs = noise / signal if signal else 0.0
+        switchable, sums = self.scoring.switchable, [math.fsum(column) for column in zip(*rows, strict=True)]
+        values = []
+        for (g, f), signal, noise in zip(self.scoring.cells(), sums[::2], sums[1::2], strict=True):
             weights = Accumulator("sqnr")
             for name in switchable.groups[g].layers:
-                old = switchable.layer(name, 0)
-                w = old.weight.detach().double().reshape(1, -1)  # type: ignore[operator,union-attr]
+                old: Any = switchable.layer(name, 0)
+                w = old.weight.detach().double().reshape(1, -1)
                 weights.add(w, w + weight_change(old, switchable.layer(name, f)).reshape(1, -1))
-            table[g][f] = weights.value() + inputs
-        return table
+            values.append(weights.value() + (noise / signal if signal else 0.0))
+        return self.filled(values)

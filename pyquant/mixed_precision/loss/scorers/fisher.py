@@ -28,23 +28,20 @@ class Fisher(Scorer):
 
     def __init__(self, scoring: Scoring) -> None:
         super().__init__(scoring)
-        self.unit = scoring.loss.metric.unit
-        self._curvature = find_curvature(scoring.loss.metric.name)
-
-    @property
-    def settings(self) -> str:
-        return f"{super().settings} loss={self.scoring.loss.metric.name}"
+        self.unit, self.loss_name = scoring.loss.unit, scoring.loss.metric.name
+        self._curvature = find_curvature(self.loss_name)
 
     @property
     def width(self) -> int:
         return len(self.scoring.cells()) + 1
 
-    def work(self) -> list[Work]:
-        return [Work(f"batch {i}", i, forwards=1, backwards=self.draws) for i in range(len(self.scoring.batches))]
+    @property
+    def backwards(self) -> int:
+        return self.draws
 
     def measure(self, work: Work) -> Sequence[float]:
         scoring, switchable, cells = self.scoring, self.scoring.switchable, self.scoring.cells()
-        group_of = {layer: g for g, group in enumerate(switchable.groups) for layer in group.layers}
+        cells_of = scoring.cells_of()
         products: dict[tuple[int, int], list[Tensor]] = {}
 
         def see(name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -57,13 +54,12 @@ class Fisher(Scorer):
             def backward(g: Tensor) -> None:
                 if x._version != version:
                     raise UnsupportedError(f"{name}: its input is changed in place after the layer; use metric 'kl'")
-                for cell in cells:
-                    if cell[0] == group_of[name]:
-                        f = cell[1]
-                        dy = changes[f] if f in changes else switchable.layer(name, f)(x).double() - before.double()
-                        if self.draws > 1:
-                            changes[f] = dy
-                        products.setdefault(cell, []).append((g.double() * dy).sum(axis).reshape(-1))
+                for cell in cells_of[name]:
+                    f = cell[1]
+                    dy = changes[f] if f in changes else switchable.layer(name, f)(x).double() - before.double()
+                    if self.draws > 1:
+                        changes[f] = dy
+                    products.setdefault(cell, []).append((g.double() * dy).sum(axis).reshape(-1))
 
             leaf.register_hook(backward)
             return leaf.clone()
@@ -75,8 +71,7 @@ class Fisher(Scorer):
                 raise no_gradients("the layers")
             for draw in range(self.draws):
                 products.clear()
-                generator = torch.Generator(outputs.device)
-                generator.manual_seed(scoring.draw_seed("fisher", work.at, draw))
+                generator = scoring.generator(outputs.device, "fisher", work.at, draw)
                 self._curvature.drawn(outputs, generator).backward(retain_graph=draw + 1 < self.draws)  # type: ignore[no-untyped-call]
                 for i, cell in enumerate(cells):
                     for dots in joined(products.get(cell, ()), outputs.shape[0]):
@@ -84,8 +79,5 @@ class Fisher(Scorer):
         return [*(math.fsum(s) * self._curvature.factor / self.draws for s in sums), self._curvature.weight(outputs)]
 
     def table(self, rows: Sequence[Sequence[float]]) -> Table:
-        table = self.empty()
-        weight = math.fsum(row[-1] for row in rows)
-        for i, (g, f) in enumerate(self.scoring.cells()):
-            table[g][f] = math.fsum(row[i] for row in rows) / weight if weight else 0.0
-        return table
+        *sums, weight = (math.fsum(column) for column in zip(*rows, strict=True))
+        return self.filled(total / weight if weight else 0.0 for total in sums)

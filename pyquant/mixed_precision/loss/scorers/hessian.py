@@ -26,37 +26,35 @@ class HessianTrace(Scorer):
 
     def __init__(self, scoring: Scoring) -> None:
         super().__init__(scoring)
-        self._curvature = find_curvature(scoring.loss.metric.name) if scoring.loss_fn is None else None
-        self.unit = scoring.loss.metric.unit if scoring.loss_fn is None else "loss_fn"
-        self._layers = [layer for group in scoring.switchable.groups for layer in group.layers]
+        fn, metric = scoring.loss_fn, scoring.loss.metric
+        self._curvature = find_curvature(metric.name) if fn is None else None
+        self.unit = metric.unit if fn is None else "loss_fn"
+        self.loss_name = metric.name if fn is None else getattr(fn, "__qualname__", type(fn).__qualname__)
 
     @property
-    def settings(self) -> str:
-        fn = self.scoring.loss_fn
-        loss = self.scoring.loss.metric.name if fn is None else getattr(fn, "__qualname__", type(fn).__qualname__)
-        return f"{super().settings} loss={loss}"
+    def _layers(self) -> list[str]:
+        return list(self.scoring.switchable.group_of)
 
     @property
     def width(self) -> int:
         return len(self._layers) + 1
 
-    def work(self) -> list[Work]:
-        backwards = 1 + 2 * self.draws  # a Hessian-vector product goes back through the backward pass as well
-        return [Work(f"batch {i}", i, forwards=1, backwards=backwards) for i in range(len(self.scoring.batches))]
+    @property
+    def backwards(self) -> int:
+        return 1 + 2 * self.draws  # a Hessian-vector product goes back through the backward pass as well
 
     def measure(self, work: Work) -> Sequence[float]:
         switchable = self.scoring.switchable
         weights: list[nn.Parameter] = [switchable.layer(name, 0).weight for name in self._layers]  # type: ignore[misc]
         # attention kernels have no second derivative; the plain formula has
         with watching(switchable, _nothing) as model, gradients_of(model, weights), sdpa_kernel(SDPBackend.MATH):
-            loss, scale, weight = self._loss(model, self.scoring.batches[work.at])
+            loss, weight = self._loss(model, self.scoring.batches[work.at])
             if not loss.requires_grad:
                 raise no_gradients("the weights")
             first = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
             traces = [[0.0] for _ in weights]
             for draw in range(self.draws):
-                generator = torch.Generator(weights[0].device)
-                generator.manual_seed(self.scoring.draw_seed("hessian", work.at, draw))
+                generator = self.scoring.generator(weights[0].device, "hessian", work.at, draw)
                 probes = [
                     torch.randint(0, 2, w.shape, generator=generator, device=w.device).to(w.dtype) * 2 - 1
                     for w in weights
@@ -69,27 +67,26 @@ class HessianTrace(Scorer):
                 )
                 for trace, v, hv in zip(traces, probes, second, strict=True):
                     trace.append((v.double() * hv.double()).sum().item())
-        return [*(math.fsum(t) * scale / self.draws for t in traces), weight]
+        return [*(math.fsum(t) / self.draws for t in traces), weight]
 
     def table(self, rows: Sequence[Sequence[float]]) -> Table:
-        switchable, table = self.scoring.switchable, self.empty()
-        weight = math.fsum(row[-1] for row in rows)
-        at = {name: i for i, name in enumerate(self._layers)}
-        for g, f in self.scoring.cells():
-            parts = []
-            for name in switchable.groups[g].layers:
-                change = weight_change(switchable.layer(name, 0), switchable.layer(name, f))
-                trace = math.fsum(row[at[name]] for row in rows) / weight if weight else 0.0
-                parts.append(0.5 * trace / max(1, change.numel()) * change.square().sum().item())
-            table[g][f] = math.fsum(parts)
-        return table
+        switchable = self.scoring.switchable
+        *sums, weight = (math.fsum(column) for column in zip(*rows, strict=True))
+        traces = {name: total / weight if weight else 0.0 for name, total in zip(self._layers, sums, strict=True)}
 
-    def _loss(self, model: nn.Module, batch: object) -> tuple[Tensor, float, float]:
-        """A scalar; by what to multiply it to get the batch's sum; the weight of the batch."""
+        def rise(name: str, f: int) -> float:
+            change = weight_change(switchable.layer(name, 0), switchable.layer(name, f))
+            return 0.5 * traces[name] / max(1, change.numel()) * change.square().sum().item()
+
+        layers = [group.layers for group in switchable.groups]
+        return self.filled(math.fsum(rise(name, f) for name in layers[g]) for g, f in self.scoring.cells())
+
+    def _loss(self, model: nn.Module, batch: object) -> tuple[Tensor, float]:
+        """A scalar, the batch's sum; the weight of the batch."""
         if self._curvature is None:
-            return self.scoring.loss_fn(model, batch), 1.0, 1.0  # type: ignore[misc]
+            return self.scoring.loss_fn(model, batch), 1.0  # type: ignore[misc]
         outputs = rows_of(self.scoring.switchable.call(batch))
-        return self._curvature.loss(outputs), 1.0, self._curvature.weight(outputs)
+        return self._curvature.loss(outputs), self._curvature.weight(outputs)
 
 
 def _nothing(name: str, x: Tensor, y: Tensor) -> None:

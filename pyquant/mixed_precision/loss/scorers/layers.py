@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pyquant import ops
 from pyquant.errors import UnsupportedError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
+from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.nn.qconv import QConv2d
 
 # see(layer's name, its input, its output) -> another output, or None
@@ -21,20 +22,19 @@ See = Callable[[str, Tensor, Tensor], Tensor | None]
 @contextmanager
 def watching(switchable: SwitchableModel, see: See, layers: tuple[str, ...] | None = None) -> Iterator[nn.Module]:
     """The float model with see(name, x, y) at every call of its layers (None: those of all groups)."""
-    names = layers if layers is not None else tuple(name for group in switchable.groups for name in group.layers)
+
+    def watch(name: str) -> Callable[..., Tensor | None]:
+        return lambda _, args, kwargs, y: see(name, args[0] if args else next(iter(kwargs.values())), y)
+
+    watched = [(switchable.layer(name, 0), watch(name)) for name in layers or switchable.group_of]
     fast = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as undo, switchable.using(switchable.uniform(0)) as model:
+    with switchable.using(switchable.uniform(0)) as model, hooked(watched):
         # torch's encoder layers have an inference path that reads the weights of their layers without calling them
         torch.backends.mha.set_fastpath_enabled(False)
-        undo.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        for name in names:
-
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor, name: str = name) -> Any:
-                return see(name, args[0] if args else next(iter(kwargs.values())), y)
-
-            handle = switchable.layer(name, 0).register_forward_hook(hook, with_kwargs=True)
-            undo.callback(handle.remove)
-        yield model
+        try:
+            yield model
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextmanager

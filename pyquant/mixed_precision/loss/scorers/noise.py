@@ -28,11 +28,7 @@ class Noise(Scorer):
 
     def __init__(self, scoring: Scoring) -> None:
         super().__init__(scoring)
-        self.unit, self.predicts = scoring.loss.metric.unit, scoring.loss.metric.additive
-
-    @property
-    def settings(self) -> str:
-        return f"{super().settings} loss={self.scoring.loss.metric.name}"
+        self.unit, self.predicts, self.loss_name = scoring.loss.unit, scoring.loss.additive, scoring.loss.metric.name
 
     def work(self) -> list[Work]:
         passes = len(self.scoring.batches)
@@ -46,8 +42,7 @@ class Noise(Scorer):
         g, f, draw = work.at
         scoring, switchable = self.scoring, self.scoring.switchable
         names = switchable.groups[g].layers
-        device = next(iter(switchable.layer(names[0], 0).parameters())).device
-        generator = torch.Generator(device).manual_seed(scoring.draw_seed("noise", g, f, draw))
+        generator = scoring.generator(switchable.device, "noise", g, f, draw)
         noisy = {name: _noisy_weight(switchable.layer(name, 0), switchable.layer(name, f), generator) for name in names}
 
         def see(name: str, x: Tensor, _: Tensor) -> Tensor:
@@ -62,10 +57,8 @@ class Noise(Scorer):
         return [distance.value()]
 
     def table(self, rows: Sequence[Sequence[float]]) -> Table:
-        table = self.empty()
-        for i, (g, f) in enumerate(self.scoring.cells()):
-            table[g][f] = math.fsum(row[0] for row in rows[i * self.draws : (i + 1) * self.draws]) / self.draws
-        return table
+        drawn = [rows[i : i + self.draws] for i in range(0, len(rows), self.draws)]
+        return self.filled(math.fsum(row[0] for row in rows) / self.draws for rows in drawn)
 
 
 def _uniform(shape: Any, step: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.loss.evaluate import Evaluator, LossOfOutputs
+from pyquant.mixed_precision.loss.evaluate import LossOfOutputs
 from pyquant.mixed_precision.loss.metrics import OUTPUT_METRICS
 from pyquant.mixed_precision.loss.scorers.scorer import Scorer, Scoring, sensitivity_metric
 
@@ -15,32 +15,12 @@ class OutputPasses(Scorer):
         super().__init__(scoring)
         loss = scoring.loss
         same = loss.metric.name == self.name
-        self._loss = loss if same else LossOfOutputs(scoring.switchable, self.name, loss.batches)
-        self.unit, self.predicts = OUTPUT_METRICS[self.name].unit, OUTPUT_METRICS[self.name].additive
-
-    @property
-    def evaluator(self) -> Evaluator:
-        return self._loss
+        self.evaluator = loss if same else LossOfOutputs(scoring.switchable, self.name, loss.batches)
+        self.unit, self.predicts = self.evaluator.unit, self.evaluator.additive
 
 
-@sensitivity_metric("kl")
-class KlPasses(OutputPasses):
-    """Kullback-Leibler divergence of the softmax of the outputs, nats a token."""
-
-
-@sensitivity_metric("sqnr")
-class SqnrPasses(OutputPasses):
-    """Noise to signal of the outputs."""
-
-
-@sensitivity_metric("mse")
-class MsePasses(OutputPasses):
-    """Mean squared error of the outputs."""
-
-
-@sensitivity_metric("cosine")
-class CosinePasses(OutputPasses):
-    """1 - cosine of the outputs."""
+for _name in OUTPUT_METRICS:
+    sensitivity_metric(_name)(type(_name, (OutputPasses,), {}))
 
 
 @sensitivity_metric("eval")
@@ -53,8 +33,4 @@ class TaskPasses(Scorer):
         super().__init__(scoring)
         if scoring.task is None:
             raise ArgumentError("eval_fn", "None, with metric 'eval'", "a function of the model that returns a number")
-        self._task = scoring.task
-
-    @property
-    def evaluator(self) -> Evaluator:
-        return self._task
+        self.evaluator = scoring.task
