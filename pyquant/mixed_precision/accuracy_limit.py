@@ -14,10 +14,6 @@ def isotonic(values: Sequence[float]) -> list[float]:
     """The non-decreasing sequence nearest to the values in least squares, by pooling adjacent violators.
 
     Source: Ayer, Brunk, Ewing, Reid, Silverman 1955, doi:10.1214/aoms/1177728423.
-
-    Example:
-        >>> isotonic([1.0, 3.0, 2.0, 4.0])
-        [1.0, 2.5, 2.5, 4.0]
     """
     blocks: list[tuple[float, int]] = []
     for value in values:
@@ -40,10 +36,6 @@ def within_limit(
     ->           (indices that hold it by themselves and by the trend of all that was evaluated, {index: drop}).
     The points of least loss are kept in mind whatever bisection says: where the best one does not hold the limit, the
     first list is empty.
-
-    Example:
-        >>> within_limit([0.0, 1.0, 2.0, 3.0], lambda i: 0.01 * i, 0.015, 8)[0]
-        [0, 1]
     """
     order = sorted(range(len(losses)), key=lambda i: (losses[i], i))
     drops: dict[int, float] = {}

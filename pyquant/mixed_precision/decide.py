@@ -15,6 +15,7 @@ from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import Dropped
 from pyquant.mixed_precision.tables import Interval
 from pyquant.report.records.latency import LatencyTable
+from pyquant.report.records.pareto import pareto_front
 
 _UNITS: Final = {"us": "us", "bytes": "bytes", "bits": "bits a weight"}
 _SCATTER: Final = 0.25  # an interval wider than this share of its median says little
@@ -58,14 +59,20 @@ class Findings:
         return find_metric(self.options.metric).unit
 
 
+def front_of(problem: SearchProblem, losses: Mapping[Config, float]) -> list[Config]:
+    """The configurations that none dominates in (cost, loss), the cheapest first."""
+    configs = list(losses)
+    return [configs[i] for i in pareto_front([(problem.cost_of(c), losses[c]) for c in configs])]
+
+
 def order_of(
-    problem: SearchProblem, losses: Mapping[Config, float], max_drop: float | None, options: SearchOptions
+    problem: SearchProblem, losses: Mapping[Config, float], has_quality: bool
 ) -> Callable[[Config], tuple[float, float]]:
     """What makes a configuration better among those that keep the limits: less cost where quality has a limit, else
     less loss."""
-    if max_drop is None and options.max_loss is None:
-        return lambda c: (losses[c], problem.cost_of(c))
-    return lambda c: (problem.cost_of(c), losses[c])
+    if has_quality:
+        return lambda c: (problem.cost_of(c), losses[c])
+    return lambda c: (losses[c], problem.cost_of(c))
 
 
 def choose(findings: Findings) -> tuple[Config, str]:
@@ -73,7 +80,8 @@ def choose(findings: Findings) -> tuple[Config, str]:
     problem, start = findings.problem, findings.start
     if not findings.feasible:
         raise _infeasible(findings, min(findings.losses, key=lambda c: _excess(findings, c)))
-    order = order_of(problem, findings.losses, findings.max_drop, findings.options)
+    has_quality = findings.max_drop is not None or findings.options.max_loss is not None
+    order = order_of(problem, findings.losses, has_quality)
     best = min(findings.feasible, key=order)
     if findings.times:
         most = float("inf") if findings.options.max_latency_us is None else findings.options.max_latency_us
@@ -81,10 +89,9 @@ def choose(findings: Findings) -> tuple[Config, str]:
         if not candidates:
             raise _infeasible(findings, min(findings.times, key=lambda c: findings.times[c][0]))
         best = min(candidates, key=order)
-        if findings.objective == "latency" and (findings.max_drop is not None or findings.options.max_loss is not None):
+        if findings.objective == "latency" and has_quality:
             return _fastest(findings, candidates)
-    least = findings.max_drop is None and findings.options.max_loss is None
-    why = "loses least of what keeps the limits" if least else "costs least of what keeps the limits"
+    why = f"{'costs' if has_quality else 'loses'} least of what keeps the limits"
     saved = 1 - problem.cost_of(best) / max(problem.cost_of(start), 1e-300)
     measured = f", {findings.times[best][0]:.1f} us end to end" if best in findings.times else ""
     return best, (
@@ -145,17 +152,14 @@ def _excess(findings: Findings, config: Config) -> float:
 
 def beyond_reach(switchable: SwitchableModel, limit: Constraint, least: Config) -> InfeasibleError:
     """A limit that no configuration keeps, not even `least`, which has the least of what it limits."""
-    named = switchable.named(least)
     text = f"no configuration keeps {limit.name} {limit.limit:g}: {limit.cost_of(least):g} is the least, with "
-    return InfeasibleError(text + ", ".join(f"{g}: {f}" for g, f in named.items()), named)
+    return InfeasibleError(text + switchable.text(least), switchable.named(least))
 
 
 def _infeasible(findings: Findings, nearest: Config) -> InfeasibleError:
     limits = {"max_drop": findings.max_drop, **findings.options.limits()}
     asked = ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
-    named = findings.switchable.named(nearest)
-    formats = ", ".join(f"{g}: {f}" for g, f in named.items())
+    formats = findings.switchable.text(nearest)
     missed = "; ".join(f"{n} {v:g} exceeds {most:g}" for n, v, most in _limits(findings, nearest) if v > most)
-    return InfeasibleError(
-        f"no configuration that was measured keeps {asked}; the nearest is {formats}: {missed}", named
-    )
+    text = f"no configuration that was measured keeps {asked}; the nearest is {formats}: {missed}"
+    return InfeasibleError(text, findings.switchable.named(nearest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyquant.io.atomic import write_file
 from pyquant.ptq import quantize_recipe_
 from pyquant.ptq.calibrator import Ranges
 from pyquant.ptq.ranges_file import save_ranges
-from pyquant.recipe import LayerRule, Recipe
+from pyquant.recipe import Recipe
 from pyquant.recipe.documents import format_of
 from pyquant.report.records.record import save_record
 from pyquant.report.records.search import SearchReport
@@ -96,9 +96,3 @@ class Plan:
     def __str__(self) -> str:
         """The verdict, then a line a group: its format and what speaks for it and against the others."""
         return "\n".join([self.record.verdict, *(f"  {name}: {why}" for name, why in self.record.reasons().items())])
-
-
-def recipe_of_layers(rules: dict[str, LayerRule], num_batches: int, **sections: Any) -> Recipe:
-    """A recipe that says something about exactly these layers and leaves everything else alone."""
-    recipe = Recipe(default=LayerRule("float"), layers=rules, **sections)
-    return replace(recipe, calib_params=replace(recipe.calib_params, num_calib_batches=num_batches))

@@ -13,11 +13,10 @@ from pyquant.io.shards import digest
 from pyquant.measure.environment import describe_environment
 from pyquant.mixed_precision.choices.switchable import Config
 from pyquant.mixed_precision.costs import bits_cost, size_cost
-from pyquant.mixed_precision.decide import Findings, choose
-from pyquant.mixed_precision.plan import Plan, recipe_of_layers
-from pyquant.recipe import Provenance, SearchParams
+from pyquant.mixed_precision.decide import Findings, choose, front_of
+from pyquant.mixed_precision.plan import Plan
+from pyquant.recipe import LayerRule, Provenance, Recipe, SearchParams
 from pyquant.report.records.float_format import FLOAT
-from pyquant.report.records.pareto import pareto_front
 from pyquant.report.records.record import to_plain
 from pyquant.report.records.search import SearchedGroup, SearchedPoint, SearchReport
 
@@ -25,8 +24,7 @@ from pyquant.report.records.search import SearchedGroup, SearchedPoint, SearchRe
 def plan_of(findings: Findings) -> Plan:
     """The plan. Raises InfeasibleError where nothing keeps the limits."""
     chosen, verdict = choose(findings)
-    configs = list(findings.losses)
-    front = {configs[i] for i in pareto_front([(findings.problem.cost_of(c), findings.losses[c]) for c in configs])}
+    configs, front = list(findings.losses), front_of(findings.problem, findings.losses)
     points = tuple(_point(findings, config, config in front) for config in configs)
     environment = describe_environment(findings.switchable.device)
     record = SearchReport(
@@ -45,10 +43,12 @@ def plan_of(findings: Findings) -> Plan:
         notes=_notes(findings),
         environment={"": environment.line(), "command": environment.command},
     )
+    state = findings.switchable.model.state_dict()
+    weights = {name: tensor.detach() for name, tensor in state.items() if isinstance(tensor, Tensor)}
     provenance = Provenance(
         gpu=environment.gpu, driver=environment.driver, torch=environment.torch, pyquant=environment.pyquant,
         latency_table_sha256="" if findings.latency is None else _digest(to_plain(findings.latency)),
-        model_sha256=_digest({name: digest(t.detach().cpu().contiguous()) for name, t in _tensors(findings)}),
+        model_sha256=_digest({name: digest(t.cpu().contiguous()) for name, t in weights.items()}),
     )  # fmt: skip
     formats = {layer: findings.switchable.formats[f] for layer, f in findings.switchable.chosen(chosen).items()}
     rules = {
@@ -60,15 +60,16 @@ def plan_of(findings: Findings) -> Plan:
         algorithm=findings.options.algorithm, max_drop=min(1.0, findings.max_drop or 0.0),
         never_slower_margin=findings.options.never_slower_margin,
     )  # fmt: skip
-    recipe = recipe_of_layers(
-        dict(rules), max(1, len(findings.switchable.batches)), provenance=provenance, search=search
-    )  # fmt: skip
+    # about exactly these layers; everything else is left alone
+    recipe = Recipe(default=LayerRule(FLOAT), layers=rules, provenance=provenance, search=search)
+    calibration = replace(recipe.calib_params, num_calib_batches=max(1, len(findings.switchable.batches)))
+    recipe = replace(recipe, calib_params=calibration)
     return Plan(record, recipe, findings.switchable.ranges(chosen))
 
 
 def _point(findings: Findings, config: Config, on_front: bool) -> SearchedPoint:
     size, bits = size_cost(findings.switchable), bits_cost(findings.switchable)
-    time = findings.times.get(config)
+    median, low, high = findings.times.get(config, (None, None, None))
     return SearchedPoint(
         configuration=findings.switchable.named(config),
         cost=findings.problem.cost_of(config),
@@ -78,9 +79,9 @@ def _point(findings: Findings, config: Config, on_front: bool) -> SearchedPoint:
         predicted_loss=findings.problem.loss_of(config),
         quality=findings.quality.get(config),
         drop=findings.drops.get(config),
-        latency_us=None if time is None else time[0],
-        latency_low_us=None if time is None else time[1],
-        latency_high_us=None if time is None else time[2],
+        latency_us=median,
+        latency_low_us=low,
+        latency_high_us=high,
         predicted_us=None if findings.latency is None else findings.latency.predict(config),
         is_on_front=on_front,
     )
@@ -88,44 +89,30 @@ def _point(findings: Findings, config: Config, on_front: bool) -> SearchedPoint:
 
 def _groups(findings: Findings) -> tuple[SearchedGroup, ...]:
     formats = [f.name for f in findings.switchable.formats]
-    dropped: dict[str, dict[str, str]] = {g.name: {} for g in findings.switchable.groups}
-    for (layer, format), why in findings.switchable.refusals.items():
-        owner = next(g.name for g in findings.switchable.groups if layer in g.layers)
-        dropped[owner].setdefault(format, why)
+    switchable, problem = findings.switchable, findings.problem
+    dropped: dict[str, dict[str, str]] = {g.name: {} for g in switchable.groups}
+    for (layer, format), why in switchable.refusals.items():
+        dropped[switchable.groups[switchable.group_of[layer]].name].setdefault(format, why)
     for one in findings.dropped:
         dropped[one.group].setdefault(one.format, one.reason)
     groups = []
-    for g, (group, row) in enumerate(zip(findings.switchable.groups, findings.switchable.allowed, strict=True)):
-        allowed = [f for f in range(len(formats)) if row[f]]
-        groups.append(
-            SearchedGroup(
-                group.name,
-                group.layers,
-                findings.switchable.numel[g],
-                dropped[group.name],
-                {formats[f]: float(findings.problem.loss[g, f]) for f in allowed},
-                {formats[f]: float(findings.problem.cost[g, f]) for f in allowed},
-            )
+    for g, (group, row) in enumerate(zip(switchable.groups, switchable.allowed, strict=True)):
+        loss, cost = (
+            {name: float(value) for name, value, ok in zip(formats, table[g], row, strict=True) if ok}
+            for table in (problem.loss, problem.cost)
         )
+        groups.append(SearchedGroup(group.name, group.layers, switchable.numel[g], dropped[group.name], loss, cost))
     return tuple(groups)
 
 
 def _reason(findings: Findings, layer: str) -> str:
     """Why a layer stays in floating point."""
-    g = next(i for i, group in enumerate(findings.switchable.groups) if layer in group.layers)
-    if sum(findings.switchable.allowed[g]) == 1:
+    switchable, g = findings.switchable, findings.switchable.group_of[layer]
+    able = [f.name for f, ok in zip(switchable.formats, switchable.allowed[g], strict=True) if ok and not f.is_float]
+    if not able:
         return "no format can be taken"
-    slower = {one.format for one in findings.dropped if one.group == findings.switchable.groups[g].name}
-    if all(
-        not ok or f.is_float or f.name in slower
-        for ok, f in zip(findings.switchable.allowed[g], findings.switchable.formats)
-    ):
-        return "nothing is faster"
-    return "sensitive"
-
-
-def _tensors(findings: Findings) -> list[tuple[str, Tensor]]:
-    return [(name, t) for name, t in findings.switchable.model.state_dict().items() if isinstance(t, Tensor)]
+    slower = {one.format for one in findings.dropped if one.group == switchable.groups[g].name}
+    return "nothing is faster" if slower.issuperset(able) else "sensitive"
 
 
 def _digest(plain: Mapping[str, object]) -> str:

@@ -15,11 +15,11 @@ from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.accuracy_limit import within_limit
 from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, Config, SwitchableModel
-from pyquant.mixed_precision.costs import CostTable, bits_cost, cost_table, size_cost
-from pyquant.mixed_precision.decide import Findings, beyond_reach, order_of
+from pyquant.mixed_precision.costs import CostTable, cost_table
+from pyquant.mixed_precision.decide import Findings, beyond_reach, front_of, order_of
 from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import DISAGREEMENT, LossOfOutputs, TaskMetric
-from pyquant.mixed_precision.options import SearchOptions
+from pyquant.mixed_precision.options import LIMITS, SearchOptions
 from pyquant.mixed_precision.plan import Plan
 from pyquant.mixed_precision.record import plan_of
 from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
@@ -27,59 +27,46 @@ from pyquant.mixed_precision.solve.prune import drop_slower
 from pyquant.mixed_precision.solve.solver import search_front
 from pyquant.mixed_precision.tables import first_tables, latency_table, single, timed
 from pyquant.report.records.latency import LatencyTable
-from pyquant.report.records.pareto import pareto_front
 
 
-def run_search(
-    model: nn.Module,
-    example_inputs: Any,
-    calib_data_loader: Iterable[Any] | None,
-    formats: Sequence[str],
-    eval_fn: Callable[[nn.Module], Any] | None,
-    max_drop: float | None,
-    objective: str,
-    options: dict[str, Any],
-) -> Plan:
-    """pyquant.search, whose arguments these are; `options` as a dictionary."""
-    given = SearchOptions.of(options)
-    OBJECTIVES.find(objective)
-    if max_drop is not None:
-        arguments.number("max_drop", max_drop, 0, infinite=True)
-    if max_drop is not None and eval_fn is None and given.metric != "kl":
-        allowed = "a function of the model; or max_drop=None and another limit such as max_loss"
-        raise ArgumentError("eval_fn", f"None, with metric {given.metric!r}", allowed)
-    if max_drop is None and not given.limits():
-        raise ArgumentError("max_drop", "None, and no other limit", "a limit: max_drop, max_loss, max_latency_us, "
-                            "max_size_bytes or max_effective_bits")  # fmt: skip
-    switchable = SwitchableModel(
-        model, formats, calib_data_loader, num_batches=given.num_batches, batch_to_inputs=given.batch_to_inputs,
-        grouping=given.grouping, filter_fn=given.filter_fn, to_output=given.to_output,
-    )  # fmt: skip
-    return _Search(switchable, example_inputs, eval_fn, max_drop, objective, given).run()
-
-
-class _Search:
-    """One search; its methods are its steps, in order."""
+class Search:
+    """One call of pyquant.search, whose arguments these are, `options` as a dictionary; its methods are its steps."""
 
     def __init__(
         self,
-        switchable: SwitchableModel,
+        model: nn.Module,
         example_inputs: Any,
+        calib_data_loader: Iterable[Any] | None,
+        formats: Sequence[str],
         eval_fn: Callable[[nn.Module], Any] | None,
         max_drop: float | None,
         objective: str,
-        options: SearchOptions,
+        options: dict[str, Any],
     ) -> None:
-        self.switchable, self.example, self.objective, self.options = switchable, example_inputs, objective, options
-        self.max_drop = max_drop
-        self.loss = LossOfOutputs(switchable, options.metric, _score_batches(options))
-        self.task = None if eval_fn is None else TaskMetric(switchable, eval_fn, options.higher_is_better)
-        self.agreement = (
-            LossOfOutputs(switchable, DISAGREEMENT, self.loss.batches)
-            if eval_fn is None and max_drop is not None
-            else None
-        )
-        self.needs_latency = objective == "latency" or options.max_latency_us is not None
+        self.options = given = SearchOptions.of(options)
+        OBJECTIVES.find(objective)
+        if max_drop is not None:
+            arguments.number("max_drop", max_drop, 0, infinite=True)
+        if max_drop is not None and eval_fn is None and given.metric != "kl":
+            allowed = "a function of the model; or max_drop=None and another limit such as max_loss"
+            raise ArgumentError("eval_fn", f"None, with metric {given.metric!r}", allowed)
+        if max_drop is None and not given.limits():
+            allowed = f"a limit: max_drop, {', '.join(LIMITS[:-1])} or {LIMITS[-1]}"
+            raise ArgumentError("max_drop", "None, and no other limit", allowed)
+        self.switchable = SwitchableModel(
+            model, formats, calib_data_loader, num_batches=given.num_batches, batch_to_inputs=given.batch_to_inputs,
+            grouping=given.grouping, filter_fn=given.filter_fn, to_output=given.to_output,
+        )  # fmt: skip
+        self.example, self.max_drop, self.objective = example_inputs, max_drop, objective
+        scored = None
+        if given.score_data is not None:
+            scored = list(itertools.islice(given.score_data, given.num_batches or USUAL_BATCHES))
+        self.loss = LossOfOutputs(self.switchable, given.metric, scored)
+        self.task = None if eval_fn is None else TaskMetric(self.switchable, eval_fn, given.higher_is_better)
+        self.agreement = None
+        if eval_fn is None and max_drop is not None:
+            self.agreement = LossOfOutputs(self.switchable, DISAGREEMENT, self.loss.batches)
+        self.needs_latency = objective == "latency" or given.max_latency_us is not None
 
     def run(self) -> Plan:
         settings = {"objective": self.objective, "max_drop": f"{self.max_drop}", **self.options.settings()}
@@ -87,7 +74,9 @@ class _Search:
         progress = self.options.progress
         on_piece = None if progress is None else lambda stage, key, done, total: progress(stage, done, total)
         with Ledger(facts, self.options.journal, on_piece) as ledger:
-            latency = self._latency(ledger)
+            latency = None
+            if self.needs_latency:
+                latency = latency_table(ledger, self.switchable, self.example, self.options)
             costs = cost_table(self.objective, self.switchable, latency)
             problem = self._problem(ledger, costs, latency)
             losses = self._front(ledger, problem)
@@ -112,9 +101,6 @@ class _Search:
             )
             return plan_of(findings)
 
-    def _latency(self, ledger: Ledger) -> LatencyTable | None:
-        return latency_table(ledger, self.switchable, self.example, self.options) if self.needs_latency else None
-
     def _problem(self, ledger: Ledger, costs: CostTable, latency: LatencyTable | None) -> SearchProblem:
         allowed = np.array(self.switchable.allowed)
         limits = self._constraints(latency)
@@ -136,13 +122,10 @@ class _Search:
 
     def _constraints(self, latency: LatencyTable | None) -> tuple[Constraint, ...]:
         limits = []
-        for name, limit, make in (
-            ("max_latency_us", self.options.max_latency_us, lambda: cost_table("latency", self.switchable, latency)),
-            ("max_size_bytes", self.options.max_size_bytes, lambda: size_cost(self.switchable)),
-            ("max_effective_bits", self.options.max_effective_bits, lambda: bits_cost(self.switchable)),
-        ):
-            if limit is not None:
-                table = make()
+        costs = {"max_latency_us": "latency", "max_size_bytes": "size", "max_effective_bits": "effective_bits"}
+        for name, limit in self.options.limits().items():
+            if name in costs:
+                table = cost_table(costs[name], self.switchable, latency)
                 limits.append(Constraint(name, np.array(table.table), limit, table.base))
         return tuple(limits)
 
@@ -209,17 +192,6 @@ class _Search:
         """Microseconds end to end of the best candidates and of the float model: (median, low, high)."""
         if not self.needs_latency or not feasible:
             return {}
-        first = sorted(feasible, key=order_of(problem, losses, self.max_drop, self.options))[: self.options.candidates]
+        has_quality = self.max_drop is not None or self.options.max_loss is not None
+        first = sorted(feasible, key=order_of(problem, losses, has_quality))[: self.options.candidates]
         return timed(ledger, self.switchable, [problem.uniform(0), *first], self.example, self.options)
-
-
-def front_of(problem: SearchProblem, losses: dict[Config, float]) -> list[Config]:
-    """The configurations that none dominates in (cost, loss), the cheapest first."""
-    configs = list(losses)
-    return [configs[i] for i in pareto_front([(problem.cost_of(c), losses[c]) for c in configs])]
-
-
-def _score_batches(options: SearchOptions) -> list[Any] | None:
-    if options.score_data is None:
-        return None
-    return list(itertools.islice(options.score_data, options.num_batches or USUAL_BATCHES))

@@ -74,6 +74,6 @@ def search(
         >>> plan.configuration
         {'0': 'int8', '2': 'int8'}
     """
-    from pyquant.mixed_precision.run import run_search
+    from pyquant.mixed_precision.run import Search
 
-    return run_search(model, example_inputs, calib_data_loader, formats, eval_fn, max_drop, objective, options)
+    return Search(model, example_inputs, calib_data_loader, formats, eval_fn, max_drop, objective, options).run()

@@ -36,10 +36,6 @@ def spread_rows(
     on_row  on_row(index, row), called in every process for every new row, in order, before more work begins.
     ->      float64 numbers, the same in every process.
     Raises what fn raises, in its process; PyquantError in the others.
-
-    Example:
-        >>> spread_rows([1, 2, 3], lambda x: [x / 2], 1)
-        [[0.5], [1.0], [1.5]]
     """
     group = _Processes()
     rows = list(known) or [None] * len(items)

@@ -8,8 +8,13 @@ from typing import Any
 
 from pyquant.core.registry import SCORERS
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
-from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
-from pyquant.mixed_precision.latency.whole import measure_configurations
+from pyquant.mixed_precision.latency.measure import (
+    latency_fingerprint,
+    load_latency,
+    measure_configurations,
+    measure_latency,
+)
+from pyquant.mixed_precision.latency.samples import Effort
 from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.loss.scorers import Scorer, Scoring
@@ -42,8 +47,9 @@ def timed(
     configs = list(dict.fromkeys(configs))
 
     def measure() -> list[list[float]]:
+        effort = Effort(max_seconds=options.latency_seconds, tolerance=0.01)
         times = measure_configurations(
-            switchable, configs, example, max_seconds=options.latency_seconds, clock=options.clock, seed=options.seed
+            switchable, configs, example, effort=effort, clock=options.clock, seed=options.seed
         )
         return [list(times[config]) for config in configs]
 

@@ -18,12 +18,6 @@ def fingerprint(switchable: SwitchableModel, batches: Iterable[Any], *facts: obj
     batches  tensors, numbers and text, and lists, tuples and mappings of them are distinguished by their content; other
              objects by their class alone.
     ->       64 hexadecimal digits.
-
-    Example:
-        >>> from torch import nn
-        >>> switchable = SwitchableModel(nn.Sequential(nn.Linear(8, 2)), ("float", "W8A8Dynamic"))
-        >>> fingerprint(switchable, [1]) == fingerprint(switchable, [1]) != fingerprint(switchable, [2])
-        True
     """
     hasher = hashlib.sha256()
 

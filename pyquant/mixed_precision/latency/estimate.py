@@ -176,10 +176,6 @@ def fit_line(points: Points) -> tuple[float, float]:
     """(base, scale) with the least squares of (base + scale * sum) / total - 1 for (sum, total); base >= 0.
 
     Where the points do not determine a scale, or it would be far from 1, the same as fit_base.
-
-    Example:
-        >>> fit_line([(10.0, 25.0), (30.0, 45.0)])
-        (15.0, 1.0)
     """
     rows = np.array([[1 / total, part / total] for part, total in points if total > 0 and part > 0])
     if len(rows) > 1:

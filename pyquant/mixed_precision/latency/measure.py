@@ -1,4 +1,4 @@
-"""measure_latency: what every group of layers costs in every format, on this machine, for these inputs."""
+"""What groups of layers cost in every format, and whole models side by side: on this machine, for these inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.latency import samples as analysis
 from pyquant.mixed_precision.latency.in_place import samples_in_place
-from pyquant.mixed_precision.latency.isolated import GRAPH_CLOCKS, isolated_samples
+from pyquant.mixed_precision.latency.isolated import GRAPH_CLOCKS, isolated_samples, whole_samples
 from pyquant.mixed_precision.latency.samples import Effort, ProgressCall, Samples, Task, median_interval, silent
 from pyquant.mixed_precision.latency.timers import STAMPS, StampClock, make_stamps
 from pyquant.nn.sites import Filter
@@ -103,6 +103,35 @@ def measure_latency(
             samples = isolated_samples(task, plan.whole, lambda: given or make_clock(timer.name))
         fingerprint = latency_fingerprint(switchable, example_inputs)
     return _table(switchable, plan, samples, has_borders, timer.name, fingerprint)
+
+
+def measure_configurations(
+    switchable: SwitchableModel,
+    configs: Sequence[Config],
+    example_inputs: Any = None,
+    *,
+    effort: Effort,
+    clock: str | StampClock | Clock | None = None,
+    seed: int = 0,
+) -> dict[Config, tuple[float, float, float]]:
+    """Microseconds of the whole model in each configuration, in interleaved rounds of one run: what is promised of a
+    plan is measured as the model really runs.
+
+    ->  {configuration: (median, low, high)}, the interval being that of the median (95 %). What slows a whole round
+        alike is taken out of all of them.
+    Raises ArgumentError for no or wrong configurations; the model is as before, also after an exception.
+    """
+    checked = list(dict.fromkeys(switchable.check(config) for config in configs))
+    if not checked:
+        raise ArgumentError("configs", "none", "at least one configuration")
+    task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, silent)
+    with torch.inference_mode():
+        timer = clock_of(clock, switchable)
+        if isinstance(timer, StampClock):
+            samples = samples_in_place(task, [], checked, timer)
+        else:
+            samples = whole_samples(task, checked, timer, Samples())
+    return _intervals(samples, checked)
 
 
 def load_latency(
@@ -200,12 +229,7 @@ def _look(task: Task, plan: _Plan, borders: bool | None) -> bool:
 
 
 def _table(
-    switchable: SwitchableModel,
-    plan: _Plan,
-    samples: Samples,
-    borders: bool,
-    clock: str,
-    fingerprint: dict[str, str],
+    switchable: SwitchableModel, plan: _Plan, samples: Samples, borders: bool, clock: str, fingerprint: dict[str, str]
 ) -> LatencyTable:
     from pyquant.mixed_precision.latency.estimate import estimate  # numpy, which `import pyquant` does without
 
@@ -225,7 +249,7 @@ def _table(
         )
         for name, g in switchable.group_of.items()
     }  # fmt: skip
-    interval = {c: median_interval([us for _, us in rows]) for c, rows in samples.steadied().totals.items()}
+    interval = _intervals(samples, plan.whole)
 
     def measured(config: Config) -> MeasuredConfig:
         return MeasuredConfig(config, *interval[config], fit.of(config))
@@ -262,6 +286,11 @@ def _table(
         scale=fit.scale,
         notes=tuple(notes),
     )
+
+
+def _intervals(samples: Samples, configs: Sequence[Config]) -> dict[Config, tuple[float, float, float]]:
+    totals = samples.steadied().totals
+    return {config: median_interval([us for _, us in totals[config]]) for config in configs}
 
 
 def _share(part: float, parts: Sequence[float]) -> float:

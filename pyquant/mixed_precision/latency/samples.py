@@ -152,10 +152,6 @@ def design(allowed: Mask) -> list[Config]:
 
     Format of group g in configuration (i, j): (i + j * g) mod formats; j = 0 are the uniform ones. Refused formats
     become the first one.
-
-    Example:
-        >>> design([[True, True], [True, True], [True, False]])
-        [(0, 0, 0), (0, 1, 0), (1, 1, 0), (1, 0, 0)]
     """
     count = len(allowed[0])
     configs = [
@@ -182,12 +178,7 @@ def held_out(allowed: Mask, known: Sequence[Config], count: int, seed: int) -> l
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): the 95 % interval of the median by order statistics, whatever the distribution.
-
-    Example:
-        >>> median_interval([5.0, 1.0, 2.0, 3.0, 4.0])
-        (3.0, 1.0, 5.0)
-    """
+    """(median, low, high): the 95 % interval of the median by order statistics, whatever the distribution."""
     ordered = sorted(values)
     out = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
     return statistics.median(ordered), ordered[out], ordered[-1 - out]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -13,7 +13,7 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.mixed_precision.choices.switchable import Config, SwitchableModel
 from pyquant.mixed_precision.choices.watch import hooked
-from pyquant.mixed_precision.loss.metrics import Accumulator, OutputMetric, find_metric
+from pyquant.mixed_precision.loss.metrics import Accumulator, OutputMetric, find_metric, mean
 
 
 class LossOfOutputs:
@@ -93,18 +93,8 @@ class TaskMetric:
     Raises ArgumentError for what returns no number, NonFiniteError for NaN and infinity.
 
     Attributes: forward_passes (calls of the model inside of eval_fn so far).
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-        >>> x = torch.randn(64, 8)
-        >>> labels = model(x).argmax(-1)
-        >>> task = TaskMetric(SwitchableModel(model, ("float", "W8A8Dynamic")),
-        ...                   lambda model: (model(x).argmax(-1) == labels).float().mean())
-        >>> task.baseline, task((0, 0)), task.value((1, 1)) <= 1.0
-        (1.0, 0.0, True)
     """
 
-    additive = False
     unit = "drop of eval_fn"
 
     def __init__(
@@ -172,9 +162,5 @@ def _changed_rows(reference: Tensor, output: Tensor) -> Tensor:
     return (reference.argmax(-1) != output.argmax(-1)).to(torch.float64).unsqueeze(-1)
 
 
-def _share(sums: Sequence[float], rows: int) -> float:
-    return sums[0] / rows
-
-
 # A prediction that stays the float model's is right or wrong as it was: accuracy moves by no more than this share.
-DISAGREEMENT: Final = OutputMetric("disagreement", "share of predictions that change", False, _changed_rows, _share)
+DISAGREEMENT: Final = OutputMetric("disagreement", "share of predictions that change", False, _changed_rows, mean)

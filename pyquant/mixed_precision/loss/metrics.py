@@ -48,13 +48,6 @@ class Accumulator:
              'mse'     mean squared difference of all elements.
              'cosine'  1 - cosine of the angle between rows, mean of the rows; 0 between rows of zeros, 1 between one
                        and anything else.
-
-    Example:
-        >>> distance = Accumulator("mse")
-        >>> distance.add(torch.zeros(2, 2), torch.ones(2, 2))
-        >>> distance.add(torch.zeros(1, 2), torch.zeros(1, 2))
-        >>> round(distance.value(), 3)
-        0.667
     """
 
     def __init__(self, metric: str | OutputMetric) -> None:
@@ -124,7 +117,8 @@ def _angle_rows(reference: Tensor, output: Tensor) -> Tensor:
     return torch.where((a == 0).all(-1, keepdim=True) ^ (b == 0).all(-1, keepdim=True), 1.0, distance)
 
 
-def _mean(sums: Sequence[float], rows: int) -> float:
+def mean(sums: Sequence[float], rows: int) -> float:
+    """The `finish` of a metric with one term."""
     return sums[0] / rows
 
 
@@ -138,9 +132,9 @@ def _ratio(sums: Sequence[float], rows: int) -> float:
 OUTPUT_METRICS: Final[dict[str, OutputMetric]] = {
     m.name: m
     for m in (
-        OutputMetric("kl", "nats per row", True, _kl_rows, _mean),
+        OutputMetric("kl", "nats per row", True, _kl_rows, mean),
         OutputMetric("sqnr", "noise to signal", True, _square_rows, _ratio),
-        OutputMetric("mse", "mean squared error", True, _mean_square_rows, _mean),
-        OutputMetric("cosine", "1 - cosine", False, _angle_rows, _mean),
+        OutputMetric("mse", "mean squared error", True, _mean_square_rows, mean),
+        OutputMetric("cosine", "1 - cosine", False, _angle_rows, mean),
     )
 }

@@ -16,13 +16,6 @@ def usual_suspects(switchable: SwitchableModel) -> dict[str, str]:
 
     A bottleneck has a layer whose narrower side (inputs of a product, outputs) is at most a quarter of the median of
     all layers'. It is a guess to compare measurements with, never used instead of them.
-
-    Example:
-        >>> from torch import nn
-        >>> sizes = (64, 64, 8, 64, 64, 64, 64)
-        >>> model = nn.Sequential(*(nn.Linear(k, n) for k, n in zip(sizes, sizes[1:])))
-        >>> usual_suspects(SwitchableModel(model, ("float", "W8A8Dynamic")))
-        {'0': 'first', '1': 'bottleneck of 8', '2': 'bottleneck of 8', '5': 'last'}
     """
     sides = {
         group.name: min(_narrower(switchable.layer(name, 0)) for name in group.layers) for group in switchable.groups

@@ -22,13 +22,7 @@ MAX_POOL: Final = 2000
 
 
 class Stairs:
-    """The front of points below a corner, as steps: cost edges and the loss that is reached between them.
-
-    Example:
-        >>> stairs = Stairs([(1.0, 2.0)], (3.0, 3.0))
-        >>> stairs.gains(np.array([2.0]), np.array([[1.0]])).tolist()
-        [[1.0]]
-    """
+    """The front of points below a corner, as steps: cost edges and the loss that is reached between them."""
 
     def __init__(self, points: Sequence[Point], corner: Point) -> None:
         inside = [p for p in points if p[0] < corner[0] and p[1] < corner[1]]

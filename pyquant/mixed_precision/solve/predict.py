@@ -51,12 +51,6 @@ class Model:
     problem   its tables are the prior.
     measured  (configuration, loss) pairs, finite losses.
     shares    None: the likeliest ones.
-
-    Example:
-        >>> problem = SearchProblem(("a", "b"), ("fp32", "int4"), loss=[[0, 1], [0, 3]], cost=[[8, 2], [8, 2]])
-        >>> model = Model(problem, [((1, 1), 5.0), ((1, 0), 1.0), ((0, 1), 3.0)])
-        >>> bool(abs(model.predict([(1, 1)]).mean[0] - 5.0) < 0.2)
-        True
     """
 
     def __init__(
@@ -64,8 +58,10 @@ class Model:
     ) -> None:
         self.problem = problem
         size, formats = problem.loss.size, len(problem.formats)
-        pairs = np.zeros((len(problem.groups) - 1, formats, formats))
-        self._terms = np.concatenate([problem.loss.ravel(), _or(problem.loss_pairs, pairs).ravel()])
+        pairs = problem.loss_pairs
+        if pairs is None:
+            pairs = np.zeros((len(problem.groups) - 1, formats, formats))
+        self._terms = np.concatenate([problem.loss.ravel(), pairs.ravel()])
         self._rows = self._features([config for config, _ in measured])
         risen = np.array([loss for _, loss in measured]) - problem.loss_base
         factor = _unit(self._rows @ self._terms, risen)
@@ -141,10 +137,8 @@ class Model:
 
 def _likelihoods(parts: Sequence[Table], rest: Table) -> Table:
     """The logarithm of the likelihood of the rests under each of the shares in GRID, up to a constant."""
-    squares = np.array(GRID) ** 2
-    covariance = np.einsum("sp,pij->sij", squares[:, :3], np.array(parts)) + squares[:, 3, None, None] * np.eye(
-        len(rest)
-    )
+    squares, alone = np.array(GRID) ** 2, np.eye(len(rest))
+    covariance = np.einsum("sp,pij->sij", squares[:, :3], np.array(parts)) + squares[:, 3, None, None] * alone
     weights = np.linalg.solve(covariance, np.broadcast_to(rest[:, None], (len(GRID), len(rest), 1)))[..., 0]
     likelihood: Table = -0.5 * (weights @ rest + np.linalg.slogdet(covariance)[1])
     return likelihood
@@ -164,7 +158,3 @@ def _magnitude(problem: SearchProblem, factor: float, floor: float) -> Table:
     magnitude = factor * np.abs(problem.loss)
     floors = np.where((np.arange(len(problem.formats)) == 0) & (magnitude == 0), 0.0, floor)
     return np.where(problem.mask, np.maximum(magnitude, floors), 0.0)
-
-
-def _or(table: Table | None, default: Table) -> Table:
-    return default if table is None else table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,12 @@ class Search:
         """The losses of configurations. Raises BudgetSpent, which an algorithm does not catch."""
         return self.measurements.measure(configs, predicted)
 
+    def measure_all(self, configs: Iterable[Config]) -> None:
+        """Those that keep the constraints, a batch at a time."""
+        feasible = [config for config in configs if not self.problem.violations(config)]
+        for i in range(0, len(feasible), self.batch):
+            self.measure(feasible[i : i + self.batch])
+
     @property
     def losses(self) -> dict[Config, float]:
         """Every loss there is so far, of configurations of the pruned problem."""
@@ -90,23 +96,12 @@ def search_algorithm(name: str) -> Callable[[SearchFunction], SearchFunction]:
     """Registers a function (Search) -> None, which measures configurations, as search algorithm `name`.
 
     Raises ArgumentError for a name that is taken.
-
-    Example:
-        >>> search_algorithm("dp")
-        Traceback (most recent call last):
-        ...
-        pyquant.errors.ArgumentError: argument 'name': got 'dp'; allowed: a name that is not taken: ...
     """
     return SEARCH_ALGORITHMS.register(name)
 
 
 def algorithms() -> tuple[str, ...]:
-    """The names of all search algorithms, sorted.
-
-    Example:
-        >>> algorithms()
-        ('bisection', 'dp', 'exhaustive', 'greedy', 'nsga2')
-    """
+    """The names of all search algorithms, sorted."""
     return tuple(sorted(SEARCH_ALGORITHMS))
 
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.switchable import SwitchableModel
-from pyquant.mixed_precision.latency.whole import measure_configurations
+from pyquant.mixed_precision.latency.measure import measure_configurations
+from pyquant.mixed_precision.latency.samples import Effort
 
 
 class Ticking:
@@ -43,7 +44,7 @@ def test_planted_costs_come_back() -> None:
     switchable = _switchable(clock, {0: 8.0, 1: 5.0, 2: 3.0})
     before = list(switchable.model)
     found = measure_configurations(
-        switchable, [(0, 0), (1, 2), (2, 2), (0, 0)], torch.randn(3, 8), clock=clock, rounds=5, min_rounds=3
+        switchable, [(0, 0), (1, 2), (2, 2), (0, 0)], torch.randn(3, 8), clock=clock, effort=Effort(5, 3)
     )
     assert found == {(0, 0): (16.0, 16.0, 16.0), (1, 2): (8.0, 8.0, 8.0), (2, 2): (6.0, 6.0, 6.0)}
     assert all(a is b for a, b in zip(before, switchable.model, strict=True))
@@ -52,6 +53,6 @@ def test_planted_costs_come_back() -> None:
 def test_nothing_and_wrong_configurations_are_refused() -> None:
     switchable = _switchable(Ticking(), {})
     with pytest.raises(ArgumentError, match="configs"):
-        measure_configurations(switchable, [], torch.randn(3, 8))
+        measure_configurations(switchable, [], torch.randn(3, 8), effort=Effort())
     with pytest.raises(ArgumentError, match="config"):
-        measure_configurations(switchable, [(0, 9)], torch.randn(3, 8))
+        measure_configurations(switchable, [(0, 9)], torch.randn(3, 8), effort=Effort())

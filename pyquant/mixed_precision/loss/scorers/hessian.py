@@ -46,8 +46,9 @@ class HessianTrace(Scorer):
     def measure(self, work: Work) -> Sequence[float]:
         switchable = self.scoring.switchable
         weights: list[nn.Parameter] = [switchable.layer(name, 0).weight for name in self._layers]  # type: ignore[misc]
+        # watched by nobody: encoder layers stay on their ordinary path
         # attention kernels have no second derivative; the plain formula has
-        with watching(switchable, _nothing) as model, gradients_of(model, weights), sdpa_kernel(SDPBackend.MATH):
+        with watching(switchable, lambda *_: None) as model, gradients_of(model, weights), sdpa_kernel(SDPBackend.MATH):
             loss, weight = self._loss(model, self.scoring.batches[work.at])
             if not loss.requires_grad:
                 raise no_gradients("the weights")
@@ -87,7 +88,3 @@ class HessianTrace(Scorer):
             return self.scoring.loss_fn(model, batch), 1.0  # type: ignore[misc]
         outputs = rows_of(self.scoring.switchable.call(batch))
         return self._curvature.loss(outputs), self._curvature.weight(outputs)
-
-
-def _nothing(name: str, x: Tensor, y: Tensor) -> None:
-    """Hooks that only keep encoder layers on their ordinary path."""

@@ -21,7 +21,4 @@ def exhaustive(search: Search) -> None:
             "budget", search.measurements.budget, f"at least {search.problem.num_configs}: all configurations"
         )
     choices = [np.flatnonzero(row).tolist() for row in search.problem.mask]
-    every = [tuple(config) for config in itertools.product(*choices)]
-    feasible = [config for config in every if not search.problem.violations(config)]
-    for i in range(0, len(feasible), search.batch):
-        search.measure(feasible[i : i + search.batch])
+    search.measure_all(itertools.product(*choices))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from pyquant.mixed_precision.solve.problem import Config, SearchProblem
@@ -23,9 +21,11 @@ def greedy(search: Search) -> None:
     if not problem.violations(config):
         search.measure([config])
     if search.max_loss is None:
-        path = [c for c in _path(problem, config) if not problem.violations(c)]
-        for i in range(0, len(path), search.batch):
-            search.measure(path[i : i + search.batch])
+        path = []
+        while (lower := _next(problem, config, set())) is not None:
+            config = lower
+            path.append(config)
+        search.measure_all(path)
         return
     closed: set[int] = set()
     while (following := _next(problem, config, closed)) is not None:
@@ -35,13 +35,6 @@ def greedy(search: Search) -> None:
             config = following
         else:
             closed.add(group)
-
-
-def _path(problem: SearchProblem, config: Config) -> Iterator[Config]:
-    following = _next(problem, config, set())
-    while following is not None:
-        yield following
-        following = _next(problem, following, set())
 
 
 def _next(problem: SearchProblem, config: Config, closed: set[int]) -> Config | None:

@@ -33,11 +33,8 @@ def nsga2(search: Search) -> None:
     problem = search.problem
     choices = [np.flatnonzero(row) for row in problem.mask]
 
-    def config_of(row: Any) -> Config:
-        return tuple(int(c[round(i)]) for c, i in zip(choices, row, strict=True))
-
     def objectives(rows: Any) -> Table:
-        configs = [config_of(row) for row in rows]
+        configs: list[Config] = [tuple(int(c[round(i)]) for c, i in zip(choices, row, strict=True)) for row in rows]
         feasible = [c for c in configs if not problem.violations(c)]
         losses = dict(zip(feasible, search.measure(feasible), strict=True))
         return np.array([[problem.cost_of(c), losses.get(c, np.inf)] for c in configs])
