@@ -11,13 +11,12 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import Inputs, inputs_of
+from pyquant.calibrate.run import Inputs, evaluating, inputs_of
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of
 from pyquant.mixed_precision.choices.groups import Grouping, find_groups, quantisable
-from pyquant.mixed_precision.choices.watch import as_before
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
@@ -167,8 +166,7 @@ class SwitchableModel:
     def using(self, config: Config) -> Iterator[nn.Module]:
         """The model in that configuration, for the length of the block; in evaluation mode."""
         new = {layer: self._layers[layer][f] for layer, f in self.chosen(config).items() if f}
-        with as_before(self.model), self._with(new):
-            self.model.eval()
+        with self._with(new), evaluating(self.model):
             yield self.model
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A model that is watched or changed while it runs, and left as it was."""
+"""A model whose calls are watched, and which is left as it was."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
-
-
-@contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Every module of now is in the mode of now again afterwards, training or not."""
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 @contextmanager

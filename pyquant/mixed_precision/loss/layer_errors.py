@@ -10,11 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import inputs_of, too_few
+from pyquant.calibrate.run import evaluating, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.choices.watch import as_before, hooked
+from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.linear_call import LinearCall
@@ -71,9 +71,7 @@ def error_report(
     for pair in pairs:
         _add_weight(sums, pair)
     to_inputs, done = inputs_of(reference, batch_to_inputs), 0
-    with as_before(model), as_before(reference), torch.no_grad():
-        model.eval()
-        reference.eval()
+    with evaluating(model), evaluating(reference), torch.no_grad():
         for _, batch in zip(range(num_batches), data, strict=False):
             args, kwargs = to_inputs(batch)
             _add_batch(sums, pairs, model, reference, args, kwargs)
