@@ -191,9 +191,17 @@ struct DecodeW4A16 {
       return __bfloat162bfloat162(__int2bfloat16_rn(128 + 8 + zero_point));
   }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset offset, uint32_t (&a)[4]) {
-    const uint32_t word = word_of(row, unit) ^ 0x88888888u;
+    // code + 8 under the base, by one operation: (word & mask) ^ c, where c sets the base and turns a nibble's sign
+    // bit. Written as such it becomes two, one an immediate.
+    const uint32_t word = word_of(row, unit);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = subtract(((word >> (4 * i)) & 0x000f000fu) | kBase, offset);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t pair;
+      asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
+          : "=r"(pair)
+          : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(kBase ^ 0x00080008u));
+      a[i] = subtract(pair, offset);
+    }
   }
   static __device__ __forceinline__ void activations(const uint4& unit, uint32_t (&b)[4]) {
     b[0] = __byte_perm(unit.x, unit.z, 0x5410), b[1] = __byte_perm(unit.x, unit.z, 0x7632);

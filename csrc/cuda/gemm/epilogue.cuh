@@ -14,6 +14,9 @@
 
 namespace pyquant::cuda {
 
+// What the straight-line epilogue of Hopper's kernels (plain90.cuh) may store in a launch.
+enum class PlainOut : uint8_t { none, halves, codes };
+
 // Passed by value to kernels.
 struct EpilogueParams {
   const float* x_scale;
@@ -34,7 +37,18 @@ struct EpilogueParams {
   Activation activation;
   float clamp_min, clamp_max;
   int32_t out_qmin, out_qmax;
+  PlainOut plain;
 };
+
+// No more than scales and a bias, on boundaries that vector loads and 16-byte stores need.
+inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
+  const auto in_pairs = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 8 == 0; };
+  if (p.activation != Activation::none || p.residual || p.x_zero_point || out_align < 16 || !in_pairs(p.w_scale) ||
+      !in_pairs(p.bias) || !in_pairs(p.x_scale))
+    return PlainOut::none;
+  if (p.out_type == DType::f16 || p.out_type == DType::bf16) return PlainOut::halves;
+  return p.out_type == DType::s8 ? PlainOut::codes : PlainOut::none;
+}
 
 inline EpilogueParams epilogue_params(const GemmCall& call) {
   const GemmProblem& p = call.problem;
@@ -68,6 +82,7 @@ inline EpilogueParams epilogue_params(const GemmCall& call) {
   r.clamp_max = e.clamp_max;
   r.out_qmin = e.out_qmin;
   r.out_qmax = e.out_qmax;
+  r.plain = plain_out(r, p.out_align);
   return r;
 }
 

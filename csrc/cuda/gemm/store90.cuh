@@ -11,6 +11,7 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/plain90.cuh"
 #include "cuda/gemm/transpose.cuh"
 #include "cuda/overlap.cuh"
 
@@ -77,6 +78,7 @@ class Store90 {
     // The predecessor in the stream wrote the scales, say. The operands are read through the cache for constants, whose
     // loads the compiler may move over a wait: so their addresses depend on it.
     const int32_t zero = zero_after_predecessor();
+    if (store_plain(acc, own, row0 + zero, column0 + zero, zero)) return;
     if constexpr (Swapped)
       store_swapped(acc, own, row0 + zero, column0 + zero, zero);
     else
@@ -101,6 +103,26 @@ class Store90 {
       return value >> AccShift;  // exact: the low bits are 0
     else
       return value;
+  }
+
+  // False, and nothing is stored, where only the general path below applies.
+  template <class Fragment, class Coordinates>
+  CUTLASS_DEVICE bool store_plain(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
+                                  int32_t zero) const {
+    const bool codes = p_.plain == PlainOut::codes;
+    if (p_.plain == PlainOut::none || p_.n % (Swapped ? 16 : codes ? 64 : 32) != 0) return false;
+    const CodeLimits limits = code_limits(zero);
+    if (!codes) return store_as(Plain90<PlainHalves, Acc>(p_, limits), acc, own, row0, column0);
+    if (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity)) return false;
+    return store_as(Plain90<PlainCodes, Acc>(p_, limits), acc, own, row0, column0);
+  }
+  template <class Plain, class Fragment, class Coordinates>
+  CUTLASS_DEVICE static bool store_as(const Plain& plain, const Fragment& acc, const Coordinates& own, int32_t row0,
+                                      int32_t column0) {
+    if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);
+    static_assert(Swapped || AccShift == 0, "straight accumulators hold plain sums");
+    if constexpr (!Swapped) plain.straight(acc, own, row0, column0);
+    return true;
   }
 
   template <class Fragment, class Coordinates>

@@ -29,4 +29,16 @@ __device__ __forceinline__ void transpose_quad(const Acc (&pair)[4][2], Acc (&ro
   }
 }
 
+// Word j of every lane of a quad -> word of each lane, in their order, at index j = lane % 4.
+__device__ __forceinline__ uint4 transpose_words(const uint32_t (&word)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) & 3;
+  const bool odd = lane & 1, upper = lane & 2;
+  const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? word[0] : word[1], 1);
+  const uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? word[2] : word[3], 1);
+  const uint32_t low[2] = {odd ? a : word[0], odd ? word[1] : a}, high[2] = {odd ? b : word[2], odd ? word[3] : b};
+  const uint32_t c = __shfl_xor_sync(0xffffffffu, upper ? low[0] : high[0], 2);
+  const uint32_t d = __shfl_xor_sync(0xffffffffu, upper ? low[1] : high[1], 2);
+  return upper ? make_uint4(c, d, high[0], high[1]) : make_uint4(low[0], low[1], c, d);
+}
+
 }  // namespace pyquant::cuda
