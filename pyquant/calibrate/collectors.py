@@ -66,7 +66,8 @@ class HistogramCollector(MaxCalibrator):
         """
         bits = self.bits if bits is None else bits
         percentile = self.percentile if percentile is None else percentile
-        return self._amax(TensorScheme(bits=bits, calibrator=method or self.method, percentile=percentile))
+        method = self.method if method is None else method
+        return self._amax(TensorScheme(bits=bits, calibrator=method, percentile=percentile))
 
     def _amax(self, scheme: TensorScheme) -> torch.Tensor:
         return compute_range(self.statistics, scheme).amax

@@ -49,9 +49,7 @@ EDITS: dict[str, dict[str, Callable[[str], str]]] = {
         ).replace("struct silu {@", STRUCT.replace("magnitude", "activation_detail::magnitude") + "struct silu {"),
         "pyquant/core/names.py": lambda t: after(t, '"gelu_tanh", "silu"', ', "softsign"'),
         "pyquant/numerics/activation.py": lambda t: after(t, "torch.ops.aten.silu_backward, nn.SiLU),\n", ENTRY),
-        "pyquant/nn/fuse_rules.py": lambda t: after(
-            t, '        return "silu", None\n', '    if kind is nn.Softsign:\n        return "softsign", None\n'
-        ),
+        "pyquant/nn/fuse_rules.py": lambda t: after(t, 'nn.SiLU: "silu"', ', nn.Softsign: "softsign"'),
     },
     "CPU instruction set": {
         "csrc/cpu/isas.h": lambda t: re.sub(CPU_LISTS, r"\1 \\\n  X(plain, true)\n", t),
