@@ -82,8 +82,7 @@ class SelectiveQuantizer:
                  "default_learn_amax": default_learn_amax, "verbose": verbose}  # fmt: skip
         for name, value in flags.items():
             arguments.flag(name, value)
-        if mode not in _ALLOWED:
-            raise ArgumentError("mode", repr(mode), ", ".join(map(repr, _ALLOWED)))
+        arguments.one_of("mode", mode, _ALLOWED)
         if scheme is not None and not isinstance(scheme, QScheme):
             raise ArgumentError("scheme", type(scheme).__name__, "a QScheme such as W8A8(), or None")
         arguments.whole("skip_last", skip_last, 0)

@@ -87,8 +87,8 @@ def finetune(
     arguments.function("loss_fn", loss_fn, "(model, batch) -> loss", optional=False)
     arguments.function("on_step", on_step, "(step, loss)")
     arguments.iterable("loader", loader)
-    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("range_lr", range_lr)):
-        arguments.number(name, value, 0)
+    lr, weight_decay = arguments.number("lr", lr, 0), arguments.number("weight_decay", weight_decay, 0)
+    range_lr = arguments.number("range_lr", range_lr, 0)
     if isinstance(recipe, (str, os.PathLike)):
         recipe = Recipe.load(recipe)
     if isinstance(recipe, Recipe):
