@@ -122,7 +122,7 @@ def _replace(undo: contextlib.ExitStack, module: types.ModuleType, name: str, be
     elif isinstance(before, int | float | tuple) and not isinstance(before, bool) and before != after:
         undo.callback(setattr, module, name, before)
         setattr(module, name, after)
-    elif isinstance(before, dict) and not name.startswith("__") and isinstance(after, dict):
+    elif isinstance(before, dict) and not name.startswith("__") and isinstance(after, dict) and before is not after:
         undo.callback(_refill, before, dict(before))
         _refill(before, after)
 
