@@ -191,6 +191,12 @@ struct DecodeW4A16 {
       return __bfloat162bfloat162(__int2bfloat16_rn(128 + 8 + zero_point));
   }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset offset, uint32_t (&a)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    // Both constants in registers are two too many there.
+    const uint32_t word = word_of(row, unit) ^ 0x88888888u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = subtract(((word >> (4 * i)) & 0x000f000fu) | kBase, offset);
+#else
     // code + 8 under the base, by one operation: (word & mask) ^ c, where c sets the base and turns a nibble's sign
     // bit. Written as such it becomes two, one an immediate.
     const uint32_t word = word_of(row, unit);
@@ -202,6 +208,7 @@ struct DecodeW4A16 {
           : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(kBase ^ 0x00080008u));
       a[i] = subtract(pair, offset);
     }
+#endif
   }
   static __device__ __forceinline__ void activations(const uint4& unit, uint32_t (&b)[4]) {
     b[0] = __byte_perm(unit.x, unit.z, 0x5410), b[1] = __byte_perm(unit.x, unit.z, 0x7632);

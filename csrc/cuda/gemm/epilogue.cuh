@@ -15,7 +15,7 @@
 namespace pyquant::cuda {
 
 // What the straight-line epilogue of Hopper's kernels (plain90.cuh) may store in a launch.
-enum class PlainOut : uint8_t { none, halves, codes };
+enum class PlainOut : uint8_t { none, f16, bf16, codes };
 
 // Passed by value to kernels.
 struct EpilogueParams {
@@ -46,8 +46,12 @@ inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
   if (p.activation != Activation::none || p.residual || p.x_zero_point || out_align < 16 || !in_pairs(p.w_scale) ||
       !in_pairs(p.bias) || !in_pairs(p.x_scale))
     return PlainOut::none;
-  if (p.out_type == DType::f16 || p.out_type == DType::bf16) return PlainOut::halves;
-  return p.out_type == DType::s8 ? PlainOut::codes : PlainOut::none;
+  switch (p.out_type) {
+    case DType::f16: return PlainOut::f16;
+    case DType::bf16: return PlainOut::bf16;
+    case DType::s8: return PlainOut::codes;
+    default: return PlainOut::none;
+  }
 }
 
 inline EpilogueParams epilogue_params(const GemmCall& call) {

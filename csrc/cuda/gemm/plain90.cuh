@@ -15,14 +15,13 @@
 namespace pyquant::cuda {
 
 // Two real values as half words: 16-bit floats, or codes in the low bytes.
+template <bool F16>
 struct PlainHalves {
   static constexpr int kBytes = 2;
-  bool f16;
-  __device__ __forceinline__ explicit PlainHalves(const EpilogueParams& p, const CodeLimits&)
-      : f16(p.out_type == DType::f16) {}
+  __device__ __forceinline__ explicit PlainHalves(const CodeLimits&) {}
   __device__ __forceinline__ uint32_t pair(float low, float high) const {
     uint32_t word;
-    if (f16)
+    if constexpr (F16)
       asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     else
       asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -33,7 +32,7 @@ struct PlainHalves {
 struct PlainCodes {
   static constexpr int kBytes = 1;
   float recip, low, high;
-  __device__ __forceinline__ explicit PlainCodes(const EpilogueParams&, const CodeLimits& limits)
+  __device__ __forceinline__ explicit PlainCodes(const CodeLimits& limits)
       : recip(limits.recip), low(static_cast<float>(limits.qmin)), high(static_cast<float>(limits.qmax)) {}
   // code_from_real for a zero point of 0, in the low byte. The limits are whole numbers, so that clamping may come
   // first; adding 1.5 * 2^23 then rounds to the nearest even integer and leaves it in the low bits.
@@ -55,11 +54,6 @@ __device__ __forceinline__ uint4 runs_of_codes(const uint4& word) {
                     __byte_perm(word.x, word.y, 0x7632), __byte_perm(word.z, word.w, 0x7632));
 }
 
-// What a lane reads of two neighbouring columns; value: of an operand that is absent.
-__device__ __forceinline__ float2 load_pair(const float* base, int32_t at, float value) {
-  return base ? __ldg(reinterpret_cast<const float2*>(base + at)) : make_float2(value, value);
-}
-
 template <class Out, class Acc>
 class Plain90 {
  public:
@@ -67,11 +61,12 @@ class Plain90 {
 
   __device__ __forceinline__ Plain90(const EpilogueParams& p, const CodeLimits& limits)
       : p_(p),
-        out_(p, limits),
+        out_(limits),
         quad_(static_cast<int32_t>(threadIdx.x) & 3),
         row_(static_cast<int32_t>(threadIdx.x) / 4 % 8) {}
 
-  // acc: ((2, 2, 4 groups), repeats, 1) values of a thread; own: their coordinates within the tile at (row0, column0).
+  // acc: ((2, 2, 4 groups), repeats, 1) values of a thread; own: their coordinates within the tile at (row0, column0),
+  // whose columns are all inside of N.
   template <class Fragment, class Coordinates>
   __device__ __forceinline__ void straight(const Fragment& acc, const Coordinates& own, int32_t row0,
                                            int32_t column0) const {
@@ -91,14 +86,14 @@ class Plain90 {
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) x[r] = 1.f;
     }
-    Columns next = load_columns(column0);
+    const float* scale = p_.w_scale ? p_.w_scale + column0 + 2 * quad_ : nullptr;
+    const float* bias = p_.bias ? p_.bias + column0 + 2 * quad_ : nullptr;
+    Columns next = load_columns(scale, bias, 0);
     uint32_t word[kRows][4];
     CUTLASS_PRAGMA_UNROLL
     for (int g = 0; g < kGroups; ++g) {
-      const int32_t n = column0 + 32 * g;
-      if (n >= p_.n) break;
       const Columns columns = next;
-      if (g + 1 < kGroups && n + 32 < p_.n) next = load_columns(n + 32);
+      if (g + 1 < kGroups) next = load_columns(scale, bias, 32 * (g + 1));
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
         uint32_t pair[4];
@@ -134,7 +129,8 @@ class Plain90 {
                                           int32_t column0) const {
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{}),
                   kColumns = cute::size<2>(Fragment{}) * kBlocks, kChunk = kCodes ? 4 : 2,
-                  kAhead = kColumns < 16 ? kColumns : 16;
+                  kMost = 4 * kRepeats * kColumns > 64 ? kChunk : 16,  // registers
+        kAhead = kColumns < kMost ? kColumns : kMost;
     const float all = p_.scale_product_first ? load_token(p_, 0 * column0).x_scale : 1.f;
     float scale[kRepeats][2], bias[kRepeats][2];
     int32_t n[kRepeats];
@@ -207,15 +203,15 @@ class Plain90 {
     float scale[4][2], bias[4][2];
   };
 
-  // Of this lane's pairs in the 32 columns from n.
-  __device__ __forceinline__ Columns load_columns(int32_t n) const {
+  // Of this lane's pairs in 32 columns; what is absent changes no bit.
+  __device__ __forceinline__ static Columns load_columns(const float* scale, const float* bias, int at) {
     Columns c;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 scale = load_pair(p_.w_scale, n + 8 * j + 2 * quad_, 1.f);
-      const float2 bias = load_pair(p_.bias, n + 8 * j + 2 * quad_, -0.f);
-      c.scale[j][0] = scale.x, c.scale[j][1] = scale.y;
-      c.bias[j][0] = bias.x, c.bias[j][1] = bias.y;
+      const float2 w = scale ? __ldg(reinterpret_cast<const float2*>(scale + at + 8 * j)) : make_float2(1.f, 1.f);
+      const float2 b = bias ? __ldg(reinterpret_cast<const float2*>(bias + at + 8 * j)) : make_float2(-0.f, -0.f);
+      c.scale[j][0] = w.x, c.scale[j][1] = w.y;
+      c.bias[j][0] = b.x, c.bias[j][1] = b.y;
     }
     return c;
   }

@@ -109,10 +109,15 @@ class Store90 {
   template <class Fragment, class Coordinates>
   CUTLASS_DEVICE bool store_plain(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
                                   int32_t zero) const {
-    const bool codes = p_.plain == PlainOut::codes;
-    if (p_.plain == PlainOut::none || p_.n % (Swapped ? 16 : codes ? 64 : 32) != 0) return false;
+    // With 96 sums and widened weights beside them ptxas has no register left for it and spills.
+    constexpr bool kNoRoom = AccShift != 0 && cute::size(Fragment{}) == 96;
+    if (kNoRoom || p_.plain == PlainOut::none) return false;
+    if (Swapped ? p_.n % 16 != 0 : column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n) return false;
     const CodeLimits limits = code_limits(zero);
-    if (!codes) return store_as(Plain90<PlainHalves, Acc>(p_, limits), acc, own, row0, column0);
+    if (p_.plain == PlainOut::f16)
+      return store_as(Plain90<PlainHalves<true>, Acc>(p_, limits), acc, own, row0, column0);
+    if (p_.plain == PlainOut::bf16)
+      return store_as(Plain90<PlainHalves<false>, Acc>(p_, limits), acc, own, row0, column0);
     if (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity)) return false;
     return store_as(Plain90<PlainCodes, Acc>(p_, limits), acc, own, row0, column0);
   }
