@@ -80,8 +80,9 @@ class Plain90 {
       x[r] = load_token(p_, m).x_scale;
       row[r] = m < p_.m ? address(m, column0) + 16 * quad_ : nullptr;
     }
-    // One scale for all tokens is multiplied with the channel's first.
-    const float all = p_.scale_product_first ? load_token(p_, row0 < p_.m ? row0 : 0).x_scale : 1.f;
+    // One scale for all tokens is multiplied with the channel's first. Its address depends on the tile as the others
+    // do, and so on the wait for the predecessor (store90.cuh); tiles beyond M store nothing.
+    const float all = p_.scale_product_first ? load_token(p_, row0).x_scale : 1.f;
     if (p_.scale_product_first) {
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) x[r] = 1.f;
@@ -131,7 +132,7 @@ class Plain90 {
                   kColumns = cute::size<2>(Fragment{}) * kBlocks, kChunk = kCodes ? 4 : 2,
                   kMost = 4 * kRepeats * kColumns > 64 ? kChunk : 16,  // registers
         kAhead = kColumns < kMost ? kColumns : kMost;
-    const float all = p_.scale_product_first ? load_token(p_, 0 * column0).x_scale : 1.f;
+    const float all = p_.scale_product_first ? load_token(p_, column0).x_scale : 1.f;
     float scale[kRepeats][2], bias[kRepeats][2];
     int32_t n[kRepeats];
     bool fits = true;
