@@ -16,12 +16,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def shown(value: object) -> str:
-    """What an argument was, in one short line: its type, and its value where that is short.
-
-    Example:
-        >>> shown(3), shown([0] * 100)
-        ('3', 'a value of type list')
-    """
+    """What an argument was, in one short line: its type, and its value where that is short."""
     if isinstance(value, int) and abs(value) >= 2**64:
         return "an integer beyond 64 bits"
     short = isinstance(value, (tuple, list)) and len(value) <= 4 and all(isinstance(v, _PLAIN) for v in value)

@@ -11,11 +11,9 @@ UNBOUNDED: Final = 2**63 - 1
 
 
 def k_max(x_abs_max: int, w_abs_max: int) -> int:
-    """Largest K with K * x_abs_max * w_abs_max <= 2^31 - 1.
+    """Largest K with K * x_abs_max * w_abs_max <= 2^31 - 1, UNBOUNDED where one of the two is 0.
 
     x_abs_max, w_abs_max  largest absolute code of either operand; uint8 codes count as they are (255).
-    ->                    UNBOUNDED where one of them is 0.
-    Source: docs/numerics.md 3.
 
     Example:
         >>> k_max(128, 128), k_max(127, 127), k_max(255, 128)
@@ -29,11 +27,6 @@ def k_max_affine(x_qmin: int, x_qmax: int, w_abs_max: int) -> int:
     """Largest K for which acc - zero_point * w_sum fits too, for every zero point in [x_qmin, x_qmax].
 
     |x_q - zero_point| never exceeds x_qmax - x_qmin, so that difference takes the place of the largest code.
-    Source: docs/numerics.md 3.
-
-    Example:
-        >>> k_max_affine(-128, 127, 128), k_max_affine(-8, 7, 8)
-        (65793, 17895697)
     """
     return k_max(x_qmax - x_qmin, w_abs_max)
 
@@ -41,20 +34,10 @@ def k_max_affine(x_qmin: int, x_qmax: int, w_abs_max: int) -> int:
 def check_k(
     k: int, x_range: tuple[int, int], w_range: tuple[int, int], *, has_zero_point: bool = False, argument: str = "K"
 ) -> None:
-    """Refuses a K whose accumulator could overflow.
+    """Raise ArgumentError naming `argument`, k and the bound where the accumulator of k products could overflow.
 
-    k               in_features.
-    x_range         (qmin, qmax) of the activation codes; uint8: (0, 255).
-    w_range         (qmin, qmax) of the weight codes.
-    has_zero_point  the activations carry a zero point, so the corrected accumulator is bounded as well.
-    Raises ArgumentError naming `argument`, k and the bound.
-
-    Example:
-        >>> check_k(131071, (-128, 127), (-128, 127))
-        >>> check_k(131072, (-128, 127), (-128, 127))
-        Traceback (most recent call last):
-        ...
-        pyquant.errors.ArgumentError: argument 'K': got 131072; allowed: at most 131071, beyond which an int32 ...
+    x_range, w_range  (qmin, qmax) of the activation codes (uint8: (0, 255)) and of the weight codes.
+    has_zero_point    the activations carry a zero point, so the corrected accumulator is bounded as well.
     """
     w_abs = max(-w_range[0], w_range[1], 0)
     bound = k_max(max(-x_range[0], x_range[1], 0), w_abs)

@@ -89,22 +89,12 @@ FLOATS: Final = tuple(FLOATS_BY_NAME.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without the module.
-
-    Example:
-        >>> dtype_name(torch.float16)
-        'float16'
-    """
+    """The name without the module: 'float16'."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """Dtype and shape of a tensor as errors print them.
-
-    Example:
-        >>> describe(torch.zeros(3, 4))
-        'float32 [3, 4]'
-    """
+    """Dtype and shape of a tensor as errors print them: 'float32 [3, 4]'."""
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 

@@ -26,11 +26,6 @@ GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one o
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """The end of an error text about a misspelt name: the nearest of the known ones, or nothing.
-
-    Example:
-        >>> did_you_mean("W8A8dynamc", ["W8A8", "W8A8Dynamic"]), did_you_mean("x", ["W8A8"])
-        ('; did you mean "W8A8Dynamic"?', '')
-    """
+    """The end of an error text about a misspelt name, such as '; did you mean "W8A8"?', or nothing if none is near."""
     near = difflib.get_close_matches(given[:80], names if isinstance(names, list) else list(names), 1)
     return f'; did you mean "{near[0]}"?' if near else ""

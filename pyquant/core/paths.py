@@ -9,12 +9,7 @@ from pyquant.errors import ArgumentError
 
 
 def file_path(argument: str, value: object) -> Path:
-    """The path that an argument names. Raises ArgumentError for anything but text or a path of text without NUL.
-
-    Example:
-        >>> file_path("path", "a/b.json").name
-        'b.json'
-    """
+    """The path that an argument names. Raises ArgumentError for anything but text or a path of text without NUL."""
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
         if isinstance(text, str) and text and "\0" not in text:

@@ -149,10 +149,6 @@ def to_scheme(value: object) -> object:
     """A preset's text or the preset itself as its scheme; everything else as it is, for the caller to judge.
 
     Raises SchemeError for text that names no scheme.
-
-    Example:
-        >>> to_scheme("W8A8Dynamic") == to_scheme(W8A8Dynamic) == W8A8Dynamic()
-        True
     """
     if isinstance(value, str):
         return scheme_from_name(value)

@@ -86,10 +86,5 @@ OBJECTIVES: Final[Registry[Any]] = Registry("objective", "pyquant.mixed_precisio
 
 
 def data_calibrators() -> tuple[str, ...]:
-    """The calibrators that take a range from data, which are all but 'fixed'.
-
-    Example:
-        >>> data_calibrators()
-        ('max', 'entropy', 'mse', 'percentile')
-    """
+    """The calibrators that take a range from data, which are all but 'fixed'."""
     return tuple(name for name in CALIBRATORS if name != GIVEN_CALIBRATOR)

@@ -23,17 +23,8 @@ _TEMPORARY: Final = re.compile(r"\.pyquant-[0-9a-f]{32}\.tmp")
 class SaveDirectory:
     """A directory under an exclusive lock of this process, made if it is missing.
 
-    path    the directory.
     Raises CheckpointError on entry when another process is saving there or the path is not a directory; OSError from
     the file system otherwise.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as d, SaveDirectory(d) as out:
-        ...     out.publish(out.stage(b"text"), "a.txt")
-        ...     out.sync()
-        ...     out.names()
-        ['a.txt']
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,10 +78,7 @@ class SaveDirectory:
         os.fsync(self._fd)
 
     def sweep(self, is_stale: Callable[[str], bool]) -> None:
-        """Removes temporaries that killed saves left, and the files that is_stale(name) picks.
-
-        The lock is held, so no temporary of ours can belong to a living save.
-        """
+        """Removes files that is_stale(name) picks and temporaries of killed saves: under the lock none is in use."""
         for name in self.names():
             if _TEMPORARY.fullmatch(name) or is_stale(name):
                 self.remove(name)
@@ -102,12 +90,6 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
     It survives a power loss when this returns. Several processes may write into a folder at once, and the last one to
     end wins; a SaveDirectory, which sweeps, leaves the temporary alone. A link under `path` is replaced, not followed.
     Raises OSError from the file system, with what was there unchanged and nothing left behind.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as d:
-        ...     write_file(f"{d}/a/b.txt", b"text").read_bytes()
-        b'text'
     """
     path = Path(path)
     _make_directory(path.parent)
@@ -143,9 +125,8 @@ def put_beside(directory: str | os.PathLike[str], files: Mapping[str, bytes]) ->
 
 
 def read_file(path: str | Path, *, check: Callable[[int], None], dir_fd: int | None = None) -> bytes:
-    """All bytes of a regular file, after check(size) has accepted its size and before anything is allocated.
+    """All bytes of a regular file, after check(size), which raises to refuse, and before anything is allocated.
 
-    check   raises to refuse.
     Raises CheckpointError for what is no regular file or changes its size meanwhile; OSError from the file system.
     """
     # O_NONBLOCK: opening a FIFO placed there by an attacker must not block

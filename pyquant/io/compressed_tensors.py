@@ -36,10 +36,7 @@ def format_of(entry: LayerEntry) -> str | None:
 
 
 def tensor_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
-    """Name, type and shape of every tensor that a layer has in a file: these and no others.
-
-    Source: docs/file_format.md 3.
-    """
+    """Name, type and shape of every tensor that a layer has in a file, and no others (docs/file_format.md 3)."""
     specs = _weight_specs(entry)
     for prefix, one in (("input", entry.scheme.inputs), ("output", entry.scheme.outputs)):
         if one is not None and not one.dynamic:
@@ -182,14 +179,7 @@ def pack_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) -> torch.Tensor:
-    """The inverse of pack_to_int32. -> int8 [R, columns].
-
-    name   of the tensor, for the message. Raises CheckpointError where bits beyond `columns` are not 0.
-
-    Example:
-        >>> unpack_from_int32(torch.tensor([[0xF10]], dtype=torch.int32), 4, 3, "w").tolist()
-        [[-8, -7, 7]]
-    """
+    """The inverse of pack_to_int32: int8 [R, columns]. CheckpointError naming the tensor where further bits are set."""
     rows, words = packed.shape
     values = packed.reshape(-1).view(torch.uint8).reshape(rows, words * 4)
     if bits < 8:

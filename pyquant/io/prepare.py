@@ -45,10 +45,9 @@ def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, Layer
 
 
 def check_json(argument: str, value: Mapping[str, Any], *, whole_keys: bool = False) -> dict[str, Any]:
-    """A plain copy of what JSON can hold without change, tuples as lists.
+    """A plain copy of what JSON can hold without change, tuples as lists. Raises ArgumentError.
 
-    whole_keys  whether whole numbers may be keys, as in the id2label of a transformers configuration; they become text.
-    Raises ArgumentError.
+    whole_keys  whole numbers may be keys, as in the id2label of a transformers configuration; they become text.
     """
     items = _items(argument, value, whole_keys)
     return {key: _json_ready(f"{argument}[{key[:40]!r}]", v, MAX_DEPTH - 2, whole_keys) for key, v in items}
@@ -58,10 +57,7 @@ def config_of(
     entries: Sequence[LayerEntry], other: Mapping[str, torch.Tensor], extra: Mapping[str, Any],
     model_config: Mapping[str, Any], head_prefix: str, refusal: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The contents of config.json: the caller's keys, and quantization_config where some layer has codes.
-
-    head_prefix, refusal  as in quantization_config().
-    """
+    """The contents of config.json: the caller's keys, and quantization_config() where some layer has codes."""
     if "quantization_config" in model_config:
         allowed = "the other keys; this one is written by pyquant"
         raise ArgumentError("model_config", "a key 'quantization_config'", allowed)

@@ -75,10 +75,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class LayerEntry:
-    """What the manifest says of a layer: a LayerRecord without its tensors, already checked.
-
-    bias   the type of the bias, or None where there is none.
-    """
+    """A LayerRecord without its tensors, already checked, as the manifest has it; bias: its type, None for none."""
 
     name: str
     scheme: QScheme
@@ -107,9 +104,8 @@ def is_plain_name(name: str) -> bool:
 
 
 def check_layer(layer: LayerRecord) -> LayerEntry:
-    """Refuses a record whose words, sizes, types or numbers are not what its scheme says.
+    """What the manifest will say of a record whose words, sizes, types and numbers are what its scheme says.
 
-    ->      what the manifest will say of it.
     Raises ArgumentError (SchemeError for the scheme) naming layer and field, what it was and what is allowed.
     Source: docs/file_format.md 4.
     """
@@ -141,10 +137,9 @@ def entry_of(layer: LayerRecord) -> LayerEntry:
 
 
 def check_entry(entry: LayerEntry) -> None:
-    """Refuses words and sizes that are unknown, unsafe or do not fit each other.
+    """Raise ArgumentError for words and sizes that are unknown, unsafe or do not fit each other.
 
     Sizes: integers in [0, 2^31 - 1], divisible into groups, and so small that no int32 sum can overflow.
-    Raises ArgumentError naming layer and field.
     """
     if entry.name != "" and not is_safe_name(entry.name):
         raise ArgumentError("name", repr(entry.name)[:80], NAMES)

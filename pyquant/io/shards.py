@@ -21,11 +21,9 @@ _METADATA: Final = {"format": "pt"}  # without it transformers refuses the file
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> tuple[str, bytes, FileEntry, dict[str, TensorEntry]]:
-    """A safetensors file of these tensors.
+    """A safetensors file of contiguous CPU tensors: its name, its bytes, its entry and the entries of its tensors.
 
-    tensors  contiguous, on the CPU.
-    ->       its name, which the first 64 bits of its SHA-256 give: other contents never overwrite it; its bytes;
-             its entry; the entries of its tensors.
+    The first 64 bits of its SHA-256 give the name: other contents never overwrite it.
     """
     data = safetensors.torch.save(_unshared(tensors), metadata=_METADATA)
     file = FileEntry.of(data)
@@ -39,8 +37,7 @@ def decode(
 ) -> dict[str, torch.Tensor]:
     """The tensors of a shard, after size, SHA-256, names, types, shapes and SHA-256 of each tensor were compared.
 
-    The bytes that were hashed are the bytes that are parsed: the file is read once.
-    where    the directory, for the message.
+    The bytes that were hashed are the bytes that are parsed: the file is read once. `where` is the directory.
     Raises CheckpointError naming file and tensor; OSError from the file system.
     """
     data = read_file(name, dir_fd=dir_fd, check=lambda size: check_size(f"{where}/{name}", size, file))

@@ -24,16 +24,10 @@ SHORT: Final = 32
 
 
 def loads(data: bytes, file: str) -> dict[str, Any]:
-    """Parses a JSON object from untrusted bytes.
+    """Parses a JSON object from untrusted bytes, which must keep to the limits above; `file` names them in messages.
 
-    data    ASCII, at most 16 MiB, at most 8 levels deep, at most 2^18 lists and objects and 2^19 keys, integers within
-            64 bits, finite numbers, no repeated key.
-    file    name for the messages.
-    Raises CheckpointError naming the file, what was found and what is allowed; nothing else.
-
-    Example:
-        >>> loads(b'{"a": 1}', "x.json")
-        {'a': 1}
+    ASCII, integers within 64 bits, finite numbers, no repeated key. Raises CheckpointError naming the file, what was
+    found and what is allowed; nothing else.
     """
     if len(data) > MAX_BYTES:
         raise CheckpointError(f"{file}: {len(data)} bytes; allowed: at most {MAX_BYTES}")
@@ -67,10 +61,6 @@ def pretty(document: Mapping[str, Any]) -> bytes:
     """The bytes of config.json and of the index: sorted keys, two spaces, a final newline, ASCII.
 
     Raises ValueError for NaN or infinity, TypeError for what JSON cannot hold.
-
-    Example:
-        >>> pretty({"b": 1, "a": 2})
-        b'{\\n  "a": 2,\\n  "b": 1\\n}\\n'
     """
     return (json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
 

@@ -11,16 +11,9 @@ from pyquant.numerics.quantize import code_from_real
 
 
 def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: float = 0.0) -> Tensor:
-    """One activation; comparisons leave NaN and -0.0 as they are.
+    """One activation by its name, of float32 of any shape; clamp_min and clamp_max are rounded to float32.
 
-    t           float32, any shape.
-    activation  none, relu, clamp (to [clamp_min, clamp_max] rounded to float32), gelu, gelu_tanh, silu.
-    Raises KeyError for another name (pyquant.ops refuses it earlier with an ArgumentError).
-    Source: docs/numerics.md 6.
-
-    Example:
-        >>> activate(torch.tensor([-1.0, 2.0]), "relu").tolist()
-        [0.0, 2.0]
+    Raises KeyError for another name (pyquant.ops refuses it earlier with an ArgumentError). Source: docs/numerics.md 6.
     """
     entry = ACTIVATIONS[activation]
     return entry.formula(t, *entry.limits(clamp_min, clamp_max))

@@ -1,5 +1,4 @@
-"""Fake quantisation: codes there and back in one step, and its gradients (docs/numerics.md 10). Argument names and
-defaults are those of torch.ops.pyquant."""
+"""Fake quantisation: codes there and back in one step, and its gradients (docs/numerics.md 10)."""
 
 from __future__ import annotations
 
@@ -77,17 +76,9 @@ def fake_quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     qmin: int = -127, qmax: int = 127,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What an element is after quantize and dequantize, and which elements were not clipped.
+    """dequantize(quantize(x)) in the type of x; pack_mask of qmin <= rint(x * recip) + zero_point <= qmax, 0 for NaN.
 
-    Arguments and errors as for quantize.
-    ->   y, dtype and shape of x, contiguous: dequantize(quantize(x)) rounded once to that dtype; NaN becomes 0.
-         mask, uint8 [ceil(numel / 8)]: pack_mask of qmin <= rint(x * recip) + zero_point <= qmax; 0 for NaN.
     Source: docs/numerics.md 10.1.
-
-    Example:
-        >>> y, mask = fake_quantize(torch.tensor([0.3, -9.0, 0.7]), torch.tensor([0.5]), qmin=-7, qmax=7)
-        >>> y.tolist(), mask.tolist()
-        ([0.5, -3.5, 0.5], [5])
     """
     codes = quantize(x, scale, zero_point, granularity, group_size, qmin, qmax)
     y = dequantize(codes, scale, zero_point, granularity, group_size, x.dtype)
@@ -99,35 +90,14 @@ def fake_quantize_dynamic(
     x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same under scales made from the data: quantize_dynamic, then dequantize. Nothing is clipped.
-
-    Arguments and errors as for quantize_dynamic.
-    ->   y, dtype and shape of x, contiguous; scale and zero_point as quantize_dynamic gives them. Elements that share a
-         scale with a NaN or infinity become NaN.
-    Source: docs/numerics.md 10.2.
-
-    Example:
-        >>> y, scale, _ = fake_quantize_dynamic(torch.tensor([[7.0, 1.2]]), qmin=-7, qmax=7)
-        >>> y.tolist(), scale.tolist()
-        ([[7.0, 1.0]], [1.0])
-    """
+    """The same under scales made from the data: quantize_dynamic, then dequantize (docs/numerics.md 10.2)."""
     codes, scale, zero_point = quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
     y = dequantize(codes, scale, None if symmetric else zero_point, granularity, group_size, x.dtype)
     return y, scale, zero_point
 
 
 def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
-    """The straight-through gradient of fake_quantize: grad where the mask is 1, else +0.
-
-    grad  float32, float16 or bfloat16, any shape.
-    mask  uint8 [ceil(numel / 8)], as fake_quantize gives it.
-    ->    dtype and shape of grad, contiguous.
-    Source: docs/numerics.md 10.3.
-
-    Example:
-        >>> fake_quantize_backward(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5], dtype=torch.uint8)).tolist()
-        [1.0, 0.0, 3.0]
-    """
+    """grad where the mask is 1, else +0. Source: docs/numerics.md 10.3."""
     return torch.where(unpack_mask(mask, tuple(grad.shape)), grad, torch.zeros((), dtype=grad.dtype)).contiguous()
 
 
@@ -137,17 +107,9 @@ def fake_quantize_lsq_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of fake_quantize with a learned scale: of x, and of the scale.
 
-    grad   dtype and shape of x.     x, scale, zero_point, granularity, group_size   as for quantize.
-    ->     grad_x, dtype and shape of x: grad where x is not clipped, else +0. grad_scale, float32, shape of scale: the
-           sum of grad * d, in the order of sum_in_blocks over the elements that share the scale, with
-           d = rint(v) - v, v = x * recip, where x is not clipped; qmin - zero_point or qmax - zero_point where it is; 0
-           where x is NaN. The factor 1 / sqrt(N * qmax) of the paper is the caller's.
-    Source: Esser et al., "Learned Step Size Quantization", arXiv 1902.08153, equation 3; docs/numerics.md 10.4.
-
-    Example:
-        >>> x, grad = torch.tensor([0.75, 9.0]), torch.tensor([1.0, 2.0])
-        >>> [g.tolist() for g in fake_quantize_lsq_backward(grad, x, torch.tensor([1.0]), qmin=-7, qmax=7)]
-        [[1.0, 0.0], [14.25]]
+    The second is the sum of grad * d, in the order of sum_in_blocks over the elements that share the scale, with
+    d = rint(v) - v, v = x * recip, where x is not clipped, qmin - zero_point or qmax - zero_point where it is, 0 for
+    NaN. Source: Esser et al., "Learned Step Size Quantization", arXiv 1902.08153, equation 3; docs/numerics.md 10.4.
     """
     v, rounded, low, high = _steps(x, scale, zero_point, granularity, group_size, qmin, qmax)
     inside = (rounded >= low) & (rounded <= high)

@@ -98,16 +98,8 @@ def gemm(
 ) -> Tensor:  # fmt: skip
     """y = epilogue(sum_k x_q * w_q), bit for bit as every kernel gives it.
 
-    x             int8 or uint8 codes [..., K]; w int8 codes [N, K].
-    w_scale       float32 [N], or [N, K / group_size]; None = 1.
-    x_scale       float32, one number or x.shape[:-1] (is_per_token says which); None = 1.
-    x_zero_point  int32, likewise; None = 0 (for uint8 codes: 0 in uint8 terms).
-    bias          float32 [N]; residual float32, float16 or bfloat16 [..., N].
-    activation    none, relu, clamp, gelu, gelu_tanh, silu.
-    out_dtype     float32, float16, bfloat16; int8 (codes of out_scale, out_zero_point in [out_qmin, out_qmax]); int32
-                  (the accumulator after the zero-point term; nothing else is applied).
-    ->            out_dtype [..., N].
-    Source: docs/numerics.md 3, 4, 5.
+    Operands and result of ops.gemm_s8s8, but is_per_token says whether x_scale and x_zero_point are one number, and
+    out_dtype int32 applies nothing but the zero-point term. w_scale None: 1. Source: docs/numerics.md 3, 4, 5.
 
     Example:
         >>> x, w = torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([[3, 4]], dtype=torch.int8)

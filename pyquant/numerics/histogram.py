@@ -24,10 +24,7 @@ _BIAS: Final = 127
 
 
 def magnitude_exponent(amax: float) -> int:
-    """Smallest exponent in [EXPONENT_MIN, EXPONENT_MAX] with amax < 2^exponent.
-
-    amax  finite, >= 0, real units.
-    Source: docs/numerics.md 14.
+    """Smallest exponent in [EXPONENT_MIN, EXPONENT_MAX] with amax < 2^exponent, for a finite amax >= 0 in real units.
 
     Example:
         >>> magnitude_exponent(0.75), magnitude_exponent(1.0), magnitude_exponent(0.0)
@@ -37,13 +34,7 @@ def magnitude_exponent(amax: float) -> int:
 
 
 def magnitude_histogram(x: Tensor, exponent: int) -> Tensor:
-    """Counts of |x| per floating bin, negative and positive numbers apart.
-
-    x         float32, float16 or bfloat16, any shape and strides; widened to float32 first.
-    exponent  the window is [2^(exponent - OCTAVES), 2^exponent); EXPONENT_MIN to EXPONENT_MAX.
-    ->        int64 [2, BINS]: row 0 numbers whose sign bit is set, row 1 the others. Bin 0 holds what is below the
-              window, the last bin also what is above it, infinities and NaN.
-    Source: docs/numerics.md 14.
+    """Counts of |x| per floating bin of the window [2^(exponent - OCTAVES), 2^exponent), negative numbers apart.
 
     Example:
         >>> counts = magnitude_histogram(torch.tensor([0.0, 1.5, -1.5, 1.5]), 1)

@@ -63,10 +63,6 @@ def float_matmul(x: Tensor, w: Tensor) -> Tensor:
     """x [..., K] times w [N, K] transposed -> float32 [..., N], widened to float32 and accumulated in it in any order.
 
     Outside the exact contract (docs/numerics.md 8). Autocast is switched off: it would narrow the operands.
-
-    Example:
-        >>> float_matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
-        [[11.0]]
     """
     with torch.autocast(x.device.type, enabled=False):
         return torch.nn.functional.linear(x.to(torch.float32), w.to(torch.float32))
@@ -77,20 +73,7 @@ def weight_only_linear(
     residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Linear with integer weights and float activations; float32 accumulation in any order.
-
-    x             float32, float16 or bfloat16 [..., K].
-    w             int8 [N, K], or packed uint8 [N, ceil(K / 2)] when w_bits is 4.
-    w_scale       float32 [N] or [N, K / group_size]; w_zero_point int32 of the same shape or None.
-    out_dtype     float32, float16 or bfloat16; None = x.dtype.
-    others        as pyquant.numerics.gemm.gemm.
-    ->            [..., N], within the bound of docs/numerics.md 8.
-
-    Example:
-        >>> w = torch.tensor([[3]], dtype=torch.int8)
-        >>> weight_only_linear(torch.tensor([[2.0]]), w, torch.tensor([0.5])).tolist()
-        [[3.0]]
-    """
+    """Linear with integer weights and float activations; float32 accumulation in any order (docs/numerics.md 8)."""
     codes = unpack(w, x.shape[-1], code_type(w_bits))
     granularity = "per_group" if group_size else "per_channel"
     real = dequantize(codes, w_scale, w_zero_point, granularity, group_size)
@@ -101,17 +84,7 @@ def float_linear(
     x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Linear of float weights with the epilogue of the integer layers; float32 accumulation in any order.
-
-    x, w       float32, float16 or bfloat16, [..., K] and [N, K].
-    bias       float32 [N]; residual [..., N].
-    out_dtype  float32, float16 or bfloat16; None = x.dtype.
-    ->         [..., N], within the bound of docs/numerics.md 8.
-
-    Example:
-        >>> float_linear(torch.tensor([[2.0]]), torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
-        [[7.0]]
-    """
+    """Linear of float weights with the epilogue of the integer layers, likewise."""
     t = float_matmul(x, w)
     t = finish(t, bias=bias, residual=residual, activation=activation, clamp_min=clamp_min, clamp_max=clamp_max)
     return t.to(x.dtype if out_dtype is None else out_dtype)

@@ -9,16 +9,8 @@ from pyquant.core.dtypes import CodeType
 
 
 def pack_int4(q: Tensor) -> Tensor:
-    """Two codes per byte along the last dimension.
-
-    q   int8 [..., k], codes in [-8, 7] (only the low four bits are kept).
-    ->  uint8 [..., ceil(k / 2)]: even k in the low nibble, odd k in the high one, two's complement; an odd tail has a
-        zero high nibble.
-    Source: docs/numerics.md 2.4.
-
-    Example:
-        >>> pack_int4(torch.tensor([1, -1, 7], dtype=torch.int8)).tolist()
-        [241, 7]
+    """Two codes per byte along the last dimension, of which only the low four bits are kept: even k in the low nibble,
+    odd k in the high one, two's complement; an odd tail has a zero high nibble.
     """
     nibbles = q.contiguous().view(torch.uint8) & 0xF
     if q.shape[-1] % 2:
@@ -27,17 +19,7 @@ def pack_int4(q: Tensor) -> Tensor:
 
 
 def unpack_int4(packed: Tensor, k: int) -> Tensor:
-    """The inverse of pack_int4.
-
-    packed  uint8 [..., ceil(k / 2)].
-    k       number of codes in the last dimension.
-    ->      int8 [..., k] in [-8, 7].
-    Source: docs/numerics.md 2.4.
-
-    Example:
-        >>> unpack_int4(torch.tensor([241, 7], dtype=torch.uint8), 3).tolist()
-        [1, -1, 7]
-    """
+    """The inverse of pack_int4 for k codes in the last dimension."""
     nibbles = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)[..., :k]
     return ((nibbles ^ 8).view(torch.int8) - 8).contiguous()
 

@@ -19,10 +19,6 @@ def divisor(value: float, like: Tensor) -> Tensor:
     """A number to divide `like` by: 0-dim, of its dtype, on its device.
 
     CUDA multiplies by the reciprocal where the divisor is a Python number, which rounds twice.
-
-    Example:
-        >>> (torch.tensor([9.0]) / divisor(3, torch.ones(1))).tolist()
-        [3.0]
     """
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
@@ -72,13 +68,5 @@ def qparams_from_range(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple
 
 
 def scale_recip(scale: Tensor) -> Tensor:
-    """1 / scale by IEEE float32 division (reciprocal instructions may differ by one ulp).
-
-    scale  float32, any shape.
-    Source: docs/numerics.md 2.2.
-
-    Example:
-        >>> scale_recip(torch.tensor([0.25])).tolist()
-        [4.0]
-    """
+    """1 / scale by IEEE float32 division: reciprocal instructions may differ by one ulp (docs/numerics.md 2.2)."""
     return torch.ones_like(scale) / scale

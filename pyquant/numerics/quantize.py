@@ -1,4 +1,4 @@
-"""Real numbers <-> codes (docs/numerics.md 2.2 and 2.3). Argument names and defaults are those of torch.ops.pyquant."""
+"""Real numbers <-> codes (docs/numerics.md 2.2 and 2.3)."""
 
 from __future__ import annotations
 
@@ -47,19 +47,9 @@ def quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
     qmin: int = -127, qmax: int = 127,
 ) -> Tensor:  # fmt: skip
-    """Codes of a tensor under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
+    """Codes of a tensor, of any strides, under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
 
-    x            float32, float16 or bfloat16, [..., K], any strides; widened to float32 first.
-    scale        float32, shape scale_shape(granularity, x.shape, group_size); per_tensor: [] or [1].
-    zero_point   int32, shape of scale, or None for 0.
-    group_size   for per_group, divides K; else 0.
-    ->           int8 [..., K], contiguous. Half to even; infinities saturate, NaN becomes zero_point.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
-    Source: docs/numerics.md 2.2.
-
-    Example:
-        >>> quantize(torch.tensor([0.24, 0.25, -9.0]), torch.tensor([0.1])).tolist()
-        [2, 2, -90]
+    Raises ArgumentError for an unknown granularity or a group size that does not fit. Source: docs/numerics.md 2.2.
     """
     shape = scale_shape(granularity, x.shape, group_size)
     recip = _spread(scale_recip(scale), granularity, shape)
@@ -72,20 +62,12 @@ def quantize_dynamic(
     x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
     qmax: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Codes of a tensor under scales made from its own range.
+    """Codes of a tensor, of any strides, under scales made from its own range.
 
-    x          float32, float16 or bfloat16, [..., K], any strides; widened to float32 first.
     symmetric  scale = amax / qmax; else the range (widened to contain 0) over qmax - qmin steps.
-    ->         codes int8 [..., K]; scale float32; zero_point int32 (zeros when symmetric); the latter two of shape
-               scale_shape(granularity, x.shape, group_size). Elements that share a scale with a NaN or infinity get
-               scale NaN, zero point and codes 0; others are untouched. An all-zero range has scale 1.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
-    Source: docs/numerics.md 2.1, 2.2.
-
-    Example:
-        >>> codes, scale, zero_point = quantize_dynamic(torch.tensor([[1.0, -127.0], [0.0, 0.0]]))
-        >>> codes.tolist(), scale.tolist()
-        ([[1, -127], [0, 0]], [1.0, 1.0])
+    ->         elements that share a scale with a NaN or infinity get scale NaN, zero point and codes 0; others are
+               untouched. An all-zero range has scale 1; zero points are zeros when symmetric.
+    Raises ArgumentError as quantize. Source: docs/numerics.md 2.1, 2.2.
     """
     shape = scale_shape(granularity, x.shape, group_size)
     grouped = _grouped(x.to(torch.float32), granularity, group_size)
@@ -107,16 +89,7 @@ def dequantize(
 ) -> Tensor:  # fmt: skip
     """Real numbers of codes: float(q - zero_point) * scale, one float32 product, then one rounding to out_dtype.
 
-    q           int8 or uint8 codes, [..., K], any strides.
-    scale       float32; zero_point int32 or None for 0; shapes as for quantize.
-    out_dtype   float32, float16 or bfloat16.
-    ->          out_dtype [..., K], contiguous.
-    Raises ArgumentError for an unknown granularity or a group size that does not fit.
-    Source: docs/numerics.md 2.3.
-
-    Example:
-        >>> dequantize(torch.tensor([3, -2], dtype=torch.int8), torch.tensor([0.5])).tolist()
-        [1.5, -1.0]
+    Raises ArgumentError as quantize. Source: docs/numerics.md 2.3.
     """
     shape = scale_shape(granularity, q.shape, group_size)
     steps = _grouped(q.to(torch.int32), granularity, group_size)

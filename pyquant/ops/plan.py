@@ -98,13 +98,8 @@ def kernels(pattern: str = "") -> tuple[Kernel, ...]:
 
 @functools.lru_cache(maxsize=64)
 def reads_int4_packed(sm: int) -> int:
-    """What a number of int4 codes must be a multiple of, so that a chip's own rows read them two a byte; 0: none does.
-
-    sm   compute capability times ten.
-
-    Example:
-        >>> reads_int4_packed(90)  # Hopper multiplies int4 codes as bytes
-        0
+    """What a number of int4 codes must be a multiple of, so that a chip's own rows read them two a byte; 0: none does
+    (Hopper multiplies int4 codes as bytes). sm: compute capability times ten.
     """
     try:
         rows = _native().kernel_table()
@@ -196,13 +191,8 @@ _MANY_ROWS = (1, 16, 64, 256, 4096)
 def weight_layout(spec: LinearSpec, device: Device) -> str:
     """The layout in which a layer's weights are packed for a GPU: decided once, for any number of rows to come.
 
-    spec    the layer; its own layout is not looked at.
-    ->      'rows_blocked128' where kernels that read it take the layer at every number of rows tried (1 to 4096) and
-            are predicted to be faster over them (geometric mean); else 'rows'.
-
-    Example:
-        >>> weight_layout(LinearSpec(64, 64, w_bits=8), Device(sm=90, sm_count=132, shared_bytes=0, l2_bytes=0))
-        'rows'
+    'rows_blocked128' where kernels that read it take the layer at every number of rows tried (1 to 4096) and are
+    predicted to be faster over them (geometric mean); else 'rows'. The layout in the spec is not looked at.
     """
     if spec.w_type is not INT4:
         return "rows"

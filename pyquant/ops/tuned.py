@@ -79,12 +79,7 @@ class Table:
 
 
 def parse(data: bytes, file: str) -> Table:
-    """A table from the bytes of a file. Raises CheckpointError naming the file and what is wrong with it.
-
-    Example:
-        >>> parse(b'{"schema": 1, "gpus": {}}', "tuned.json").gpus
-        {}
-    """
+    """A table from the bytes of a file. Raises CheckpointError naming the file and what is wrong with it."""
     at_most(MAX_BYTES, file)(len(data))
     document = strict_json.loads(data, file)
     if set(document) != {"schema", "gpus"}:
