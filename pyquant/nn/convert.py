@@ -16,7 +16,6 @@ from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import check_choice, fitted
 from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.own_embedding import like
-from pyquant.nn.patches import Patches
 from pyquant.nn.products import ONLY_ADDED, only_added
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -39,6 +38,7 @@ from pyquant.nn.sites import (
 from pyquant.nn.speed import warn_of_speed
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.tied import TiedTwins
 
 Chosen = Sequence[tuple[Site, QScheme]]
 Swap = tuple[Sequence[str], nn.Module]
@@ -92,11 +92,11 @@ def quantize_layers_(
     plan = [(site, scheme) for site, scheme, _ in chosen]
     twins = {} if prepare is None else prepare(model, forms, plan)
     _check_scales(scales, [(site, scheme) for site, scheme in plan if id(site.module) not in twins])
-    made: dict[tuple[Any, ...], nn.Module] = {}
+    tied = TiedTwins()
     for owner in rewritten.values():
         origin.remember(owner.form, owner.module)
     new = forms + [
-        (site.names, _convert(site, scheme, note, scales, target, made, twins.get(id(site.module))))
+        (site.names, _convert(site, scheme, note, scales, target, tied, twins.get(id(site.module))))
         for site, scheme, note in chosen
     ]
     wished = {site.names[0] for site, fate in fates if fate.is_wish}
@@ -139,16 +139,11 @@ def _fit(
 
 def _convert(
     site: Site, scheme: QScheme, note: str, scales: Mapping[str, float | Tensor], device: torch.device | None,
-    made: dict[tuple[Any, ...], nn.Module], twin: nn.Module | None,
+    tied: TiedTwins, twin: nn.Module | None,
 ) -> nn.Module:  # fmt: skip
-    """The quantised twin of one module, if it has none yet. Modules that share weight and bias share their twin."""
+    """The quantised twin of one module: the one that is made already, or a new one."""
     old, name = site.module, site.names[0]
     scale = next((scales[n] for n in site.names if n in scales), None)
-    bias = getattr(old, "bias", None)
-    shape = Patches.of(old) if isinstance(old, nn.Conv2d) else None
-    key = (type(old), id(old.weight), id(bias), shape, scheme, None if scale is None else float(scale))
-    if twin is None and key in made and not obstacles.has_hooks(old):
-        return made[key]
     try:
         if twin is not None:
             new: Any = twin
@@ -164,9 +159,7 @@ def _convert(
     if note:
         new.note = note
     obstacles.carry_hooks(old, new)
-    if twin is None:
-        made[key] = new
-    return new
+    return tied.shared(old, new)
 
 
 def _on(module: Any, device: torch.device | None) -> Any:

@@ -17,6 +17,7 @@ from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of, wished_floats
 from pyquant.nn.swap import swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
+from pyquant.nn.tied import TiedTwins
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 
@@ -107,7 +108,8 @@ def convert_(model: nn.Module) -> nn.Module:
         >>> type(convert_(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic()))[0]).__name__
         'QLinear'
     """
-    return _replace(model, lambda layer: noted(layer.to_quantized(), layer.note))
+    tied = TiedTwins()
+    return _replace(model, lambda layer: tied.shared(layer, noted(layer.to_quantized(), layer.note)))
 
 
 def remove_fake_quantize_(model: nn.Module) -> nn.Module:

@@ -68,6 +68,23 @@ def decoder() -> nn.Module:
     return Decoder().eval()
 
 
+class Tied(nn.Module):
+    """Linears of one weight: two that see the same numbers, one that sees others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(16, 16, bias=False) for _ in range(3))
+        self.b.weight = self.c.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.a(x) + self.b(x))
+
+
+def tied() -> nn.Module:
+    torch.manual_seed(5)
+    return Tied().eval()
+
+
 def rows() -> list[Tensor]:
     return list(torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(3)))
 
@@ -80,6 +97,10 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("plain", {"default": "W8A8Dynamic"}, False),
     ("plain", {"default": "W8A8", "layers": {"2": "W4A8(group_size=8)"}}, True),
     ("plain", {"layers": {"0": "W8A8Dynamic"}}, False),
+    ("tied", {"default": "W8A8Dynamic"}, False),
+    ("tied", {"default": "W8A16", "layers": {"c": "W8A8Dynamic"}}, False),
+    ("tied", {"default": "W8A8"}, True),
+    ("tied", {"default": "W8A8Dynamic", "layers": {"c": "W8A8"}}, True),
     ("decoder", {"default": "W8A8Dynamic"}, False),
     ("decoder", {"default": "W8A8Dynamic", "embeddings": True}, False),
     ("decoder", {"default": "W8A8Dynamic", "embeddings": True, "layers": {"lm_*": "W8A16"}}, False),
@@ -105,7 +126,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 def test_every_way_gives_the_same(
     name: str, content: dict[str, Any], has_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, batches = {"plain": (plain, rows), "decoder": (decoder, tokens)}[name]
+    build, batches = {"plain": (plain, rows), "tied": (tied, rows), "decoder": (decoder, tokens)}[name]
     data = {"data": batches()} if has_data else {}
     config = {**content.get("layers", {}), **({"_default": content["default"]} if "default" in content else {})}
     switches = {key: content[key] for key in ("embeddings", "heads") if key in content}
@@ -125,6 +146,25 @@ def test_every_way_gives_the_same(
         words = ["quantize", f"models_here:{build.__name__}", f"--{option}", f"{option}.json", "--out", "q"]
         assert main(words + (["--data", f"models_here:{batches.__name__}"] if has_data else [])) == 0
         assert_same(saved[0], expected)
+
+
+def test_linears_of_one_weight_share_a_twin_where_it_is_the_same() -> None:
+    """Also where simulation was put in first; a hook is run by the layer that it was registered on, and no other."""
+    for config in ("W8A8Dynamic", Recipe.from_dict({"default": "W8A8Dynamic"})):
+        new = pyquant.quantize_(tied(), config)
+        assert new.a is new.b is new.c
+        model, seen = tied(), []
+        model.a.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        new = pyquant.quantize_(model, config)
+        assert new.a is not new.b is new.c
+        new(torch.ones(2, 16))
+        assert seen == [1]
+    for config in ("W8A8", Recipe.from_dict({"default": "W8A8", "calib_params": {"num_calib_batches": 4}})):
+        new = pyquant.quantize_(tied(), config, data=rows())
+        assert new.a is new.b is not new.c  # the input of c has another range
+    simulating = pyquant.insert_fake_quantize_(tied(), {"a": "W8A8Dynamic", "b": "W8A8Dynamic", "c": "W8A16"})
+    new = pyquant.convert_(simulating)
+    assert new.a is new.b is not new.c
 
 
 @pytest.mark.filterwarnings("ignore")
