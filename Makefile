@@ -5,6 +5,7 @@
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
+# make simulator  the PTX simulator on which tests run CUDA kernels without a GPU (tools/ptxsim; about a minute)
 # make nightly  what is too slow for every change; its parts are targets of their own: NIGHTLY below lists them
 #
 # An active virtual environment is used as it is; otherwise one is made in .venv. TORCH names the torch to install when
@@ -22,9 +23,10 @@ PYTEST := $(PY) -m pytest
 SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-install nightly-fuzz
+NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz
 
 .PHONY: nightly $(NIGHTLY)
+.PHONY: simulator nightly-simulator FORCE
 .PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
 
 $(STAMPS)/venv:
@@ -39,18 +41,31 @@ $(STAMPS)/tools: $(STAMPS)/venv
 	@$(PIP) install --no-deps nvidia-cutlass==4.2.0.0
 	@touch $@
 
+# What tests run the CUDA kernels on: the simulator that the caller names, none if he names an empty one; else a GPU where
+# there is one, and our own simulator where it can be built.
+SIMULATOR := $(CURDIR)/build/ptxsim/libcudart.so.13
+ifeq ($(origin PYQUANT_CUDART_SIM),undefined)
+TESTS_RUN_ON := $(if $(shell nvidia-smi -L 2>/dev/null)$(shell tools/ptxsim/why_not.sh),,$(SIMULATOR))
+else
+TESTS_RUN_ON := $(PYQUANT_CUDART_SIM)
+endif
+# What must be there before: our simulator, with its own suite passed since it or that suite was last changed.
+SIMULATOR_READY := $(if $(filter $(SIMULATOR),$(TESTS_RUN_ON)),build/ptxsim/tested)
+
 # The native libraries, installed in place with a set of CUDA kernels (cmake/kernels.cmake): every one; a sample that the
 # commit picks, for tests; few, for a first look. One is installed at a time: its stamp replaces the others'. The
-# simulator flavour is linked only where a simulator is named, so that tests can run the kernels without a GPU.
+# simulator flavour, whose kernels run without a GPU too, is for tests: its libraries are several times larger.
 FLAVOUR := $(if $(PYQUANT_CUDART_SIM),-simulator)
+TEST_FLAVOUR := $(if $(TESTS_RUN_ON),-simulator)
 EVERY := $(STAMPS)/native-full$(FLAVOUR)
-SAMPLE := $(firstword $(wildcard $(EVERY)) $(STAMPS)/native-sample$(FLAVOUR))
+TEST_EVERY := $(STAMPS)/native-full$(TEST_FLAVOUR)
+SAMPLE := $(firstword $(wildcard $(TEST_EVERY)) $(STAMPS)/native-sample$(TEST_FLAVOUR))
 # Without a GPU a first look needs no CUDA kernel at all.
 FEW := $(if $(shell command -v nvidia-smi 2>/dev/null),smoke,cpu)
 QUICK := $(firstword $(wildcard $(EVERY) $(SAMPLE)) $(STAMPS)/native-$(FEW)$(FLAVOUR))
 $(STAMPS)/native-%: $(STAMPS)/tools $(NATIVE)
 	@echo "pyquant: building and installing (CUDA kernels: $(patsubst %-simulator,%,$*))"
-	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(PYQUANT_CUDART_SIM),ON,OFF) \
+	@PATH="$(VENV)/bin:$$PATH" PYQUANT_SIMULATOR=$(if $(filter %-simulator,$*),ON,OFF) \
 	    $(if $(filter cpu%,$*),PYQUANT_CUDA=OFF) PYQUANT_KERNELS=$(patsubst %-simulator,%,$*) PYQUANT_SAMPLE=$$(git rev-parse HEAD 2>/dev/null) \
 	    $(PIP) install --no-build-isolation --no-deps -e .
 	@rm -f $(STAMPS)/native-* && touch $@
@@ -94,23 +109,40 @@ $(STAMPS)/examples: $(STAMPS)/tools pyproject.toml
 demo: $(QUICK) $(STAMPS)/demo
 	HF_HUB_OFFLINE=1 $(PY) -m bench.minilm --out demo-out
 
-test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser
-	cd tests && $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
+simulator:
+	@reason="$$(tools/ptxsim/why_not.sh)"; test -z "$$reason" || { echo "pyquant: the simulator cannot be built here: $$reason"; exit 1; }
+	@$(MAKE) --no-print-directory $(SIMULATOR)
+	@echo $(SIMULATOR)
 
-test-kernels: $(EVERY) $(STAMPS)/test
-	cd tests && PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu $(TESTFLAGS)
+# Its Makefile knows what it is made of; what was up to date keeps its date.
+$(SIMULATOR): FORCE
+	@$(MAKE) --no-print-directory -C tools/ptxsim BUILD="$(CURDIR)/build/ptxsim" \
+	    $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$$(getconf _NPROCESSORS_ONLN))
 
+SIMULATOR_SUITE = cd tools/ptxsim && PTXSIM_LIB="$(SIMULATOR)" PTXSIM_TEST_BUILD="$(CURDIR)/build/ptxsim/tests"
+build/ptxsim/tested: $(SIMULATOR) $(shell find tools/ptxsim/tests -name '*.py' -o -name '*.cu' -o -name '*.h') | $(STAMPS)/test
+	@echo "pyquant: the simulator's own suite"
+	$(SIMULATOR_SUITE) $(SPREAD) -q
+	@touch $@
+
+test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser $(SIMULATOR_READY)
+	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
+
+test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)
+	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu $(TESTFLAGS)
+
+CXX_FILES = $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tools/*.h' 'tools/*.cpp' 'tools/*.cu')
 check: $(STAMPS)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	cd tests && PYTHONPATH=.. $(PYTEST) -c ../pyproject.toml --rootdir .. -q house
 
 style: $(STAMPS)/dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp')
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 # What quantisation costs in accuracy: small models trained here, minutes on two cores.
 accuracy: $(QUICK) $(STAMPS)/examples
@@ -158,8 +190,12 @@ nightly:
 	@status=0; for part in $(NIGHTLY); do echo "pyquant: $$part"; $(MAKE) --no-print-directory $$part || status=1; done; exit $$status
 
 # The tests marked nightly.
-nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop
-	cd tests && PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -m nightly . $(TESTFLAGS)
+nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(SIMULATOR_READY)
+	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -m nightly . $(TESTFLAGS)
+
+# What the simulator's suite compiles for minutes: CUTLASS and CUB, wgmma of every N.
+nightly-simulator: simulator $(STAMPS)/test
+	$(SIMULATOR_SUITE) PYQUANT_NIGHTLY=1 $(SPREAD) -q -m nightly
 
 # Source distribution, wheels and installations in clean environments, on every Python and small torch at hand.
 nightly-install: $(STAMPS)/tools
