@@ -23,6 +23,7 @@ from bench.minilm.measure import (
     state_bytes,
 )
 from bench.minilm.model import MODEL_NAME, Embedder, load_float, variants
+from bench.minilm.report import ModelReport, ModelRow, model_markdown, model_png
 from bench.minilm.text import sentences
 from bench.shared import keep_freed_memory
 from pyquant.cli.progress import ProgressBar
@@ -30,9 +31,8 @@ from pyquant.errors import UnsupportedError
 from pyquant.io.atomic import write_file
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import default_clock, make_clock
-from pyquant.report.model import model_markdown
-from pyquant.report.plot import model_png
-from pyquant.report.records.bench import Bar, ModelReport, ModelRow
+from pyquant.report.records.bench import Bar
+from pyquant.report.records.figures import figures_of
 from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
 
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     markdown = model_markdown(report)
     print(markdown)
     write_text(out / "minilm.md", markdown)
-    save_record(out / "minilm.json", report)
+    save_record(out / "minilm.json", figures_of(report))
     written = ["minilm.md", "minilm.json", *_picture(report, out)]
     if args.readme:
         pages = [Path(page) for page in args.readme]

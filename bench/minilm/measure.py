@@ -15,8 +15,8 @@ from torch import Tensor
 
 import pyquant
 from bench.minilm.model import Embedder, Variant, tokenise
+from bench.minilm.report import ModelRow
 from pyquant.measure.timing import Clock, Timings, time_interleaved
-from pyquant.report.records.bench import ModelRow
 
 Inputs = Mapping[str, tuple[Tensor, Tensor]]
 

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.minilm.report import ModelReport, model_table
 from pyquant.errors import ArgumentError
-from pyquant.report.model import model_table
-from pyquant.report.records.bench import ModelReport
 from pyquant.report.render import write_text
 
 BEGIN, END = "<!-- bench.minilm: begin -->", "<!-- bench.minilm: end -->"

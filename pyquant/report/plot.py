@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyquant.errors import UnsupportedError
-from pyquant.report.records.bench import GemmReport, GemmRow, ModelReport, QatReport
+from pyquant.report.records.bench import GemmReport, GemmRow, QatReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe-Ito: distinguishable with colour-vision deficiency
-_OURS, _PEER, _BASE = "#0072B2", "#E69F00", "#7f7f7f"
+OURS, PEER, BASE = "#0072B2", "#E69F00", "#7f7f7f"
 GREY, TEXT = "#d0d0d0", "#444444"
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
 
@@ -93,29 +93,6 @@ def roofline_png(report: GemmReport) -> bytes:
     return saved(figure, report.environment.line())
 
 
-def model_png(report: ModelReport) -> bytes:
-    """Panels of bars, one bar a variant: size, latency of each input, distance of the embeddings; PNG.
-
-    Raises UnsupportedError when matplotlib is not installed or the report has no rows.
-    """
-    if not report.rows:
-        raise UnsupportedError("nothing to plot: the report has no rows")
-    panels = _model_panels(report)
-    across = 2
-    down = -(-len(panels) // across)
-    figure, axes = new_figure(11.5, 1.0 + down * (0.7 + 0.34 * len(report.rows)), down, across)
-    colours = [_BASE if i == 0 else (_OURS if row.ours else _PEER) for i, row in enumerate(report.rows)]
-    for i, axis in enumerate(axes.flat):
-        if i < len(panels):
-            names = ["" if i % across else row.variant for row in report.rows]
-            _bars(axis, names, colours, *panels[i])
-        else:
-            axis.set_axis_off()
-    figure.suptitle(f"{report.model}: {report.data}", fontsize=12)
-    caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: {report.baseline}."
-    return saved(figure, caption)
-
-
 def qat_png(report: QatReport) -> bytes:
     """A panel of bars a case, one bar a candidate: its time, and in brackets over the floor's; PNG.
 
@@ -127,42 +104,18 @@ def qat_png(report: QatReport) -> bytes:
     figure, axes = new_figure(10.5, 1.0 + 0.7 * len(cases) + 0.32 * len(report.rows), len(cases), squeeze=False)
     for axis, case in zip(axes.flat, cases, strict=True):
         rows = [row for row in report.rows if row.case == case]
-        colours = [_OURS if row.ours else _BASE if row.to_floor == 1 else _PEER for row in rows]
+        colours = [OURS if row.ours else BASE if row.to_floor == 1 else PEER for row in rows]
         labels = [f"{row.time:.3g}  ({row.to_floor:.2f} of the floor)" for row in rows]
         names = [row.candidate for row in rows]
-        _bars(axis, names, colours, f"{case}, {rows[0].unit}", [row.time for row in rows], labels)
+        bars(axis, names, colours, f"{case}, {rows[0].unit}", [row.time for row in rows], labels)
     caption = f"{report.environment.line()}. Blue: pyquant; orange: others; grey: the floor."
     return saved(figure, caption)
 
 
-def _model_panels(report: ModelReport) -> list[tuple[str, list[float], list[str]]]:
-    """(title, values, labels) of each panel."""
-    rows, base = report.rows, report.rows[0]
-    smaller = [base.state_bytes / max(r.state_bytes, 1) for r in rows]
-    sizes = [r.state_bytes / 1e6 for r in rows]
-    panels = [
-        (
-            "size of the model, MB",
-            sizes,
-            [f"{mb:.1f}  ({x:.1f}x smaller)" for mb, x in zip(sizes, smaller, strict=True)],
-        ),
-        (
-            f"1 - cosine to {report.baseline}, mean over sentences (cosine: mean, worst)",
-            [max(0.0, 1 - r.cosine_mean) for r in rows],
-            [f"{max(0.0, 1 - r.cosine_mean):.4f}  ({r.cosine_mean:.4f}, {r.cosine_min:.4f})" for r in rows],
-        ),
-    ]
-    for name in base.latency_ms:
-        labels = [f"{r.latency_ms[name]:.2f}  ({r.speedup[name]:.2f}x as fast)" for r in rows]
-        panels.append((f"latency, {name}, ms", [r.latency_ms[name] for r in rows], labels))
-    for _, _, labels in panels:
-        labels[0] = labels[0].split("  (")[0]  # the baseline is not compared with itself
-    return panels
-
-
-def _bars(
+def bars(
     axis: Axes, names: Sequence[str], colours: Sequence[str], title: str, values: Sequence[float], labels: Sequence[str]
 ) -> None:
+    """Horizontal bars from zero, the first on top, each with its name and its label."""
     places = list(range(len(values)))[::-1]
     axis.barh(places, values, color=colours, height=0.7)
     widest = max(max(values), 1e-12)

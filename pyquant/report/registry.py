@@ -21,7 +21,6 @@ MODULES: Final[dict[str, str]] = {
     "figures": "pyquant.report.figures",
     "gemm": "pyquant.report.gemm",
     "latency-table": "pyquant.report.latency",
-    "model": "pyquant.report.model",
     "qat": "pyquant.report.qat",
     "search": "pyquant.report.search",
     "sensitivity": "pyquant.report.sensitivity",

@@ -18,12 +18,13 @@ from bench import cpu_linear, encoders, gemm, latency_additivity, scaling  # noq
 from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm import search as minilm_search  # noqa: E402
+from bench.minilm.report import ModelReport, ModelRow  # noqa: E402
 from bench.minilm.text import sentences  # noqa: E402
 from pyquant.bench.peers import FBGEMM, FP32  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.timing import default_clock  # noqa: E402
-from pyquant.report.records.bench import GemmRow, ModelReport, ModelRow  # noqa: E402
+from pyquant.report.records.bench import GemmRow  # noqa: E402
 from pyquant.report.records.figures import Figures  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_render import gemm_report, gpu_report, model_report
+from test_render import gemm_report, gpu_report
 
 from pyquant.errors import UnsupportedError
 from pyquant.report import gemm, plot
@@ -35,7 +35,6 @@ def qat_report() -> QatReport:
     ("draw", "report"),
     [
         (plot.gemm_png, gemm_report()),
-        (plot.model_png, model_report()),
         (plot.roofline_png, gpu_report()),
         (plot.roofline_png, replace(gpu_report(), ceilings=[])),
         (plot.qat_png, qat_report()),
@@ -75,19 +74,15 @@ def test_points_lie_under_the_limits_that_were_measured(monkeypatch: pytest.Monk
 def test_axes_of_lengths_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr(plot, "saved", lambda figure, caption: figures.append(figure))
-    plot.model_png(model_report())
     plot.gemm_png(gemm_report())
     plot.qat_png(qat_report())
     drawn = [axis for figure in figures for axis in figure.axes if axis.has_data()]
-    assert len(drawn) == 6
-    assert all(axis.get_xlim()[0] == 0 for axis in drawn[:3])
-    assert drawn[3].get_ylim()[0] == 0
-    assert all(axis.get_xlim()[0] == 0 for axis in drawn[4:])
+    assert len(drawn) == 3
+    assert drawn[0].get_ylim()[0] == 0
+    assert all(axis.get_xlim()[0] == 0 for axis in drawn[1:])
 
 
-@pytest.mark.parametrize(
-    ("draw", "report"), [(plot.gemm_png, gemm_report()), (plot.model_png, model_report()), (plot.qat_png, qat_report())]
-)
+@pytest.mark.parametrize(("draw", "report"), [(plot.gemm_png, gemm_report()), (plot.qat_png, qat_report())])
 def test_nothing_to_draw_is_refused(draw, report) -> None:
     with pytest.raises(UnsupportedError, match="no rows"):
         draw(replace(report, rows=[]))
@@ -96,7 +91,7 @@ def test_nothing_to_draw_is_refused(draw, report) -> None:
 def test_without_matplotlib_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnsupportedError, match="pip install matplotlib"):
-        plot.model_png(model_report())
+        plot.qat_png(qat_report())
 
 
 def test_mean_ratio_needs_every_shape() -> None:

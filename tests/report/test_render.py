@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyquant.report.gemm import gemm_markdown, to_csv
-from pyquant.report.model import model_markdown
-from pyquant.report.records.bench import Bar, Ceiling, GemmReport, GemmRow, ModelReport, ModelRow, Unavailable, Verdict
+from pyquant.report.records.bench import Bar, Ceiling, GemmReport, GemmRow, Unavailable, Verdict
 from pyquant.report.records.environment import Environment
-from pyquant.report.records.record import from_plain, to_plain
+from pyquant.report.records.record import from_plain
 from pyquant.report.registry import render
 from pyquant.report.render import bars_section, table, write_text
 
@@ -36,17 +35,6 @@ def gemm_report() -> GemmReport:
     )  # fmt: skip
 
 
-def model_report() -> ModelReport:
-    rows = [
-        ModelRow("fp32", 4_000_000, {"batch 1": 10.0}, {"batch 1": 1.0}, 1.0, 1.0, 1.0),
-        ModelRow(
-            "int8", 1_000_000, {"batch 1": 2.5}, {"batch 1": 4.0}, 0.9975, 0.99, 0.95, "A bad one.", 9, True, True
-        ),
-        ModelRow("odd", 1_000_000, {"batch 1": 2.5}, {"batch 1": 4.0}, 0.9, 0.8, 0.5, "Worse.", 9, False, True),
-    ]
-    return ModelReport(MACHINE, "toy", "3 sentences", "fp32", rows, [Bar("cosine", 0.997, 0.9975, unit="")])
-
-
 def test_json_round_trip_keeps_every_row() -> None:
     data = json.loads(render(gemm_report(), "json").decode())
     assert data["kind"] == "gemm"
@@ -54,7 +42,6 @@ def test_json_round_trip_keeps_every_row() -> None:
     assert data["rows"][1]["of_floor"] == pytest.approx(0.8)
     assert [bar["passed"] for bar in data["bars"]] == [True, False]
     assert data["environment"]["command"] == "python -m x"
-    assert to_plain(model_report())["rows"][1]["cosine_mean"] == 0.9975
 
 
 def gpu_report() -> GemmReport:
@@ -84,7 +71,7 @@ def test_verdicts_are_told_in_every_form() -> None:
 
 
 def test_records_of_benchmarks_come_back_equal() -> None:
-    for report in (gemm_report(), gpu_report(), model_report()):
+    for report in (gemm_report(), gpu_report()):
         assert from_plain(json.loads(render(report, "json").decode())) == report
 
 
@@ -108,12 +95,6 @@ def test_gemm_markdown_tells_everything() -> None:
         "# Title", "Some CPU", "`python -m x`", "## M = 1", "## M = 8", "2.5 (4.00x, 80%)", "NOT EXACT", "12 GB/s",
         "no library (2x)", "a note", "PASS", "FAIL",
     ):  # fmt: skip
-        assert wanted in text, wanted
-
-
-def test_model_markdown_tells_worst_and_reload() -> None:
-    text = model_markdown(model_report())
-    for wanted in ("4.0", "2.50 (4.00)", "0.99750", "A bad one.", "bits equal", "BITS DIFFER", "95.0%"):
         assert wanted in text, wanted
 
 

@@ -128,44 +128,6 @@ class GemmReport:
 
 
 @dataclass(frozen=True)
-class ModelRow:
-    """A model under one scheme. bytes of parameters and buffers; latencies in ms keyed by the input's name.
-
-    speedup       against the baseline row of the same run, same keys as latency_ms.
-    cosine_mean, cosine_min   between this model's embedding of a sentence and the baseline's.
-    worst_text    the sentence of cosine_min.
-    nearest_same  share of sentences whose nearest neighbour stays the same.
-    reload_equal  saved, loaded by another process, and every output bit equal; None where nothing was saved.
-    """
-
-    variant: str
-    state_bytes: int
-    latency_ms: dict[str, float]
-    speedup: dict[str, float]
-    cosine_mean: float
-    cosine_min: float
-    nearest_same: float
-    worst_text: str = ""
-    file_bytes: int | None = None
-    reload_equal: bool | None = None
-    ours: bool = False
-
-
-@record("model")
-@dataclass(frozen=True)
-class ModelReport:
-    """One model under several schemes, one run."""
-
-    environment: Environment
-    model: str
-    data: str
-    baseline: str
-    rows: list[ModelRow]
-    bars: list[Bar] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class QatRow:
     """One candidate at one size. time: ns an element (passes) or ms (steps), forward and backward together.
     to_floor: its time over the clone's (passes) or the plain fp32 step's (steps), median over the rounds."""

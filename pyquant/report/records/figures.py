@@ -12,7 +12,7 @@ from pyquant.report.records.environment import Environment
 from pyquant.report.records.record import from_plain, plain_of, record
 
 Cell = bool | int | float | str | list[float] | None
-_FORMER: Final = ("AccuracyReport", "EncoderReport", "LatencyAdditivity", "ScalingReport")
+_FORMER: Final = ("AccuracyReport", "EncoderReport", "LatencyAdditivity", "ModelReport", "ScalingReport", "model")
 
 
 @dataclass(frozen=True)

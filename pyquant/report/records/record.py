@@ -24,7 +24,7 @@ T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 _UPGRADES: Final[dict[str, Mapping[int, Upgrade]]] = {}
-_FORMER: Final[dict[str, tuple[str, Upgrade]]] = {}  # name of a class in files from before kinds -> its kind now
+_FORMER: Final[dict[str, tuple[str, Upgrade]]] = {}  # name of a class or kind in older files -> its kind now
 _WORDS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -37,7 +37,7 @@ def record(
     """Give a frozen dataclass a kind and a version in files.
 
     upgrades  {older version: function from its plain data to that of the next}; older files stay readable.
-    former    {class name that stood in files before kinds: function from its plain data to this version's}.
+    former    {older kind, or class name that stood in files before kinds: function to this version's plain data}.
     Properties that a class names in DERIVED (a ClassVar) are written for other readers, and left out when it is read.
     Fields may be str, bool, int, float, None, other dataclasses, and lists, tuples and dicts (keys str) of those.
 
@@ -80,9 +80,9 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
     if kind is None and "record" in entries:  # before records had kinds, the name of the class stood in their files
         name = entries.pop("record")
         kind = next((k for k, (cls, _) in KINDS.items() if cls.__name__ == name), name)
-        if isinstance(name, str) and name in _FORMER and version == 1:
-            kind, upgrade = _FORMER[name]
-            entries, version = upgrade(entries), KINDS[kind][1]
+    if isinstance(kind, str) and kind in _FORMER and version == 1:
+        kind, upgrade = _FORMER[kind]
+        entries, version = upgrade(entries), KINDS[kind][1]
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
     cls, newest = KINDS[kind]
