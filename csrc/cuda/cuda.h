@@ -65,7 +65,7 @@ struct QuantizeParams {
 void quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size, const float* scale,
               const int32_t* zero_point, const CodeRange& range, const QuantizeOut& out, const Context& context);
 // Granularity::tensor needs workspace of so many bytes; the others take null.
-constexpr int64_t kQuantizeWorkspaceBytes = 6144;
+constexpr int64_t kQuantizeWorkspaceBytes = 4096;
 void quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_t group_size, const CodeRange& range,
                       const QuantizeParams& params, const QuantizeOut& out, void* workspace, const Context& context);
 

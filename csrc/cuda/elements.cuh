@@ -71,36 +71,6 @@ __device__ __forceinline__ void load_run(const T* from, int64_t valid, bool vect
   for (int i = 0; i < Width; ++i) x[i] = i < valid ? widen(from[i]) : 0.f;
 }
 
-template <int Width, class T>
-__device__ __forceinline__ void store_run(T* to, int64_t valid, bool vector, const float (&x)[Width]) {
-  static_assert(Width == kVector<T>, "");
-  if (vector && valid >= Width) {
-    union {
-      uint4 words;
-      T element[Width];
-    } v;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) v.element[i] = narrow<T>(x[i]);
-    *reinterpret_cast<uint4*>(to) = v.words;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Width; ++i)
-    if (i < valid) to[i] = narrow<T>(x[i]);
-}
-
-// Count codes (4 or 8) as one store.
-template <int Count>
-__device__ __forceinline__ void store_codes(int8_t* to, const int32_t (&code)[Count]) {
-  uint32_t word[Count / 4] = {};
-#pragma unroll
-  for (int i = 0; i < Count; ++i) word[i / 4] |= static_cast<uint32_t>(code[i] & 255) << (8 * (i % 4));
-  if constexpr (Count == 8)
-    *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
-  else
-    *reinterpret_cast<uint32_t*>(to) = word[0];
-}
-
 inline bool is_aligned(const void* pointer, int64_t row_bytes, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0 && row_bytes % bytes == 0;
 }

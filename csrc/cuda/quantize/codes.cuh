@@ -1,8 +1,6 @@
-// From values in registers to codes in memory: rounding, padding, packing, sums. A thread holds a unit: as many
-// neighbouring elements as one 16-byte load brings.
+// From values in registers to codes in memory: rounding, padding, packing, sums, a unit (unit.cuh) at a time.
 #pragma once
 #include "cuda/cuda.h"
-#include "cuda/elements.cuh"
 #include "cuda/quantize/range.cuh"
 
 namespace pyquant::cuda {
@@ -37,48 +35,121 @@ Codes codes_of(const QuantizeOut& out, const CodeRange& range, int64_t rows, int
           out.row_sum};
 }
 
-// Codes of a unit; those from `valid` on are 0.
-template <int Width>
-__device__ __forceinline__ void code_unit(const float (&v)[Width], int64_t valid, const Step& step, const Codes& to,
-                                          int32_t (&code)[Width]) {
-#pragma unroll
-  for (int j = 0; j < Width; ++j)
-    code[j] = j < valid ? code_from_real(v[j], step.recip, step.zero_point, to.qmin, to.qmax) : 0;
-}
+// What is known of the values that a step meets: of a range that they made themselves, rint(x / scale) needs no clamp
+// (symmetric: 127 at the range's end, rounding included), or at least no NaN can be among them.
+enum class Values { within, finite, any };
 
-template <int Width>
-__device__ __forceinline__ int32_t sum_unit(const int32_t (&code)[Width]) {
-  int32_t sum = 0;
-#pragma unroll
-  for (int j = 0; j < Width; ++j) sum += code[j];
-  return sum;
-}
+// code_from_real (core/epilogue_math.h) for units. The limits are whole numbers, so that clamping may come before
+// rounding; adding 1.5 * 2^23 rounds to the nearest even integer in the low bits.
+struct Coder {
+  float recip, low, high;  // limits of x / scale
+  uint32_t zero_points;    // four bytes
+  bool is_signed;
 
-// Writes the columns [first, end) of a unit that starts at column `first`, at most all of it. Packed: both even.
-template <int Width>
-__device__ __forceinline__ void store_unit(uint8_t* row, int64_t first, int64_t end, bool vector, bool packed,
-                                           const int32_t (&code)[Width]) {
-  const bool whole = vector && first + Width <= end;
-  if (packed) {
-    uint32_t word = 0;
-#pragma unroll
-    for (int j = 0; j < Width; ++j) word |= static_cast<uint32_t>(code[j] & 15) << (4 * j);
-    if (whole) {
-      if constexpr (Width == 8)
-        *reinterpret_cast<uint32_t*>(row + first / 2) = word;
-      else
-        *reinterpret_cast<uint16_t*>(row + first / 2) = static_cast<uint16_t>(word);
-      return;
-    }
-#pragma unroll
-    for (int j = 0; j < Width; j += 2)
-      if (first + j < end) row[(first + j) / 2] = static_cast<uint8_t>(word >> (4 * j));
-    return;
+  Coder() = default;
+  __device__ __forceinline__ Coder(const Step& step, const Codes& to)
+      : recip(step.recip),
+        low(static_cast<float>(to.qmin - step.zero_point)),
+        high(static_cast<float>(to.qmax - step.zero_point)),
+        zero_points(static_cast<uint32_t>(step.zero_point & 255) * 0x01010101u),
+        is_signed(to.qmin < 0) {}
+
+  // Codes of a row that made its step itself, all 0 where the row is poisoned: its values may be NaN.
+  static __device__ __forceinline__ Coder own(const Step& step, const Codes& to) {
+    Coder coder(step, to);
+    if (step.scale != step.scale) coder.low = coder.high = 0.f;
+    return coder;
   }
-  if (whole) return store_codes(reinterpret_cast<int8_t*>(row + first), code);
+  // Whether those of `own` are Values::within.
+  static __device__ __forceinline__ bool is_within(const Step& step, bool symmetric, const Codes& to) {
+    return symmetric && step.scale == step.scale && to.qmin <= -to.qmax;
+  }
+
+  template <Values kValues>
+  __device__ __forceinline__ uint32_t bits(float x) const {
+    float v = fmul(x, recip);
+    if constexpr (kValues == Values::any) v = v == v ? v : 0.f;
+    if constexpr (kValues != Values::within) v = fminf(fmaxf(v, low), high);
+    return __float_as_uint(fadd(v, 12582912.f));
+  }
+
+  // Four codes, a byte each.
+  template <Values kValues>
+  __device__ __forceinline__ uint32_t word(const float* v) const {
+    const uint32_t left = __byte_perm(bits<kValues>(v[0]), bits<kValues>(v[1]), 0x0040);
+    const uint32_t right = __byte_perm(bits<kValues>(v[2]), bits<kValues>(v[3]), 0x0040);
+    const uint32_t codes = __byte_perm(left, right, 0x5410);
+    if constexpr (kValues == Values::within) return codes;
+    // Bytes added to bytes, without a carry between them.
+    return ((codes & 0x7f7f7f7fu) + (zero_points & 0x7f7f7f7fu)) ^ ((codes ^ zero_points) & 0x80808080u);
+  }
+
+  template <Values kValues, int Width>
+  __device__ __forceinline__ void code(const float (&v)[Width], uint32_t (&words)[Width / 4]) const {
 #pragma unroll
-  for (int j = 0; j < Width; ++j)
-    if (first + j < end) row[first + j] = static_cast<uint8_t>(code[j]);
+    for (int i = 0; i < Width / 4; ++i) words[i] = word<kValues>(v + 4 * i);
+  }
+
+  template <int Words>
+  __device__ __forceinline__ int32_t sum(const uint32_t (&words)[Words], int32_t before) const {
+#pragma unroll
+    for (int i = 0; i < Words; ++i)
+      before = is_signed ? __dp4a(static_cast<int32_t>(words[i]), 0x01010101, before)
+                         : static_cast<int32_t>(__dp4a(words[i], 0x01010101u, static_cast<uint32_t>(before)));
+    return before;
+  }
+};
+
+// Eight or four codes as nibbles.
+template <int Words>
+__device__ __forceinline__ uint32_t nibbles(const uint32_t (&words)[Words]) {
+  uint32_t pair[2] = {};
+#pragma unroll
+  for (int i = 0; i < Words; ++i) {
+    const uint32_t low = words[i] & 0x0f0f0f0fu;
+    pair[i] = low | low >> 4;
+  }
+  return __byte_perm(pair[0], pair[1], 0x6420);
+}
+
+template <int Words>
+__device__ __forceinline__ void store_whole(uint8_t* to, bool packed, const uint32_t (&words)[Words]) {
+  if (packed) {
+    const uint32_t word = nibbles(words);
+    if constexpr (Words == 2)
+      *reinterpret_cast<uint32_t*>(to) = word;
+    else
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
+  } else if constexpr (Words == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = words[0];
+  }
+}
+
+// Writes the codes of a unit that begins at column `first`, `room` of them at most, and makes those of columns that the
+// matrix has not, from `valid` on, 0. Packed: first and room are even.
+template <int Words>
+__device__ __forceinline__ void store_codes(uint8_t* row, int64_t first, int room, int valid, const Codes& to,
+                                            uint32_t (&words)[Words]) {
+  constexpr int kWidth = 4 * Words;
+  if (valid < kWidth) {
+#pragma unroll
+    for (int i = 0; i < Words; ++i) {
+      const int bytes = valid - 4 * i;
+      words[i] = bytes <= 0 ? 0 : bytes < 4 ? words[i] & ((1u << (8 * bytes)) - 1) : words[i];
+    }
+  }
+  uint8_t* out = row + (to.packed ? first / 2 : first);
+  if (to.vector && room >= kWidth) return store_whole(out, to.packed, words);
+  uint64_t bytes = words[0] | static_cast<uint64_t>(Words == 2 ? words[Words - 1] : 0) << 32;
+  int count = room < kWidth ? room : kWidth;
+  if (to.packed) {
+    bytes = nibbles(words);
+    count >>= 1;
+  }
+#pragma unroll 1  // rare: kept short
+  for (int j = 0; j < count; ++j, bytes >>= 8) out[j] = static_cast<uint8_t>(bytes);
 }
 
 }  // namespace pyquant::cuda

@@ -35,31 +35,6 @@ __device__ __forceinline__ uint32_t fake_unit(float (&v)[Width], int64_t valid, 
   return bits;
 }
 
-__device__ __forceinline__ uint32_t bits16(__half x) { return __half_as_ushort(x); }
-__device__ __forceinline__ uint32_t bits16(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
-
-// store_run with the words put together by hand: where values arrive from two branches, nvcc takes the union of
-// store_run apart and stores element by element (tests/gpu/test_fake_quantize.py counts the sectors).
-template <int Width, class T>
-__device__ __forceinline__ void store_words(T* to, int64_t valid, bool vector, const float (&x)[Width]) {
-  static_assert(Width == kVector<T>, "");
-  uint32_t word[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (Width == 4)
-      word[i] = __float_as_uint(x[i]);
-    else
-      word[i] = bits16(narrow<T>(x[2 * i])) | bits16(narrow<T>(x[2 * i + 1])) << 16;
-  }
-  if (vector && valid >= Width) {
-    __stwb(reinterpret_cast<uint4*>(to), make_uint4(word[0], word[1], word[2], word[3]));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Width; ++i)
-    if (i < valid) to[i] = narrow<T>(x[i]);
-}
-
 // The byte of eight neighbours: a unit's own, or of two neighbouring threads with four each, where the even one has it.
 // Every thread of the warp calls this.
 template <int Width>

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kBlock) learned_kernel(Learned<T> in, Blocks b
       if (c + j < size) lane[j] = fadd(lane[j], fmul(g[j], inside ? fsub(code, scaled) : code));
       g[j] = inside ? g[j] : 0.f;
     }
-    store_words(in.grad_x + base + c, size - c, in.vector, g);
+    store_unit(in.grad_x + base + c, clipped(size - c, kVector<T>), in.vector, narrow_unit<T>(g));
   }
   const float sum = team_sum(lane);
   if (exists && member == 0) sums[block] = sum;

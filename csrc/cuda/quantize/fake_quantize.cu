@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(kBlock) fake_rows_kernel(Matrix<T> m, FakeGive
       const int64_t c = (first + threadIdx.x) * kWidth, valid = m.cols - c;
       uint32_t bits = 0;
       if (valid > 0) {
+        const int have = clipped(valid, kWidth);
         float v[kWidth];
-        load_run(from + c, valid, m.vector, v);
+        widen_unit(load_unit(from + c, have, m.vector), v);
         if (grouped && split) {
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kBlock) fake_rows_kernel(Matrix<T> m, FakeGive
           if (grouped) step = given.at(row, c);
           bits = fake_unit(v, valid, step);
         }
-        store_words(to.y + row * m.cols + c, valid, to.vector, v);
+        store_unit(to.y + row * m.cols + c, have, to.vector, narrow_unit<T>(v));
       }
       const uint32_t byte = byte_of<kWidth>(bits);
       if (to.mask && valid > 0 && c % 8 == 0) to.mask[(row * m.cols + c) / 8] = static_cast<uint8_t>(byte);
@@ -103,42 +104,34 @@ __global__ void __launch_bounds__(kBlock) fake_bytes_kernel(Matrix<T> m, FakeGiv
   to.mask[first / 8] = static_cast<uint8_t>(bits);
 }
 
-// A scale a row from the row itself, which is kept in shared memory where it fits (rows.cuh).
+// A scale a row from the row itself (rows.cuh).
 template <class T>
-__global__ void __launch_bounds__(kBlock)
-    fake_dynamic_rows_kernel(Matrix<T> m, bool keeps, CodeRange limits, QuantizeParams params, FakeOut<T> to) {
-  constexpr int kWidth = kVector<T>;
-  extern __shared__ uint4 kept[];
-  __shared__ Range ranges[kBlock / 32];
-  wait_for_predecessor();
-  release_successor();
-  const int64_t units = (m.cols + kWidth - 1) / kWidth, row = blockIdx.x;
-  const Space<T, kWidth> space{keeps ? kept : nullptr, m.cols, units};
-  const T* from = m.x + row * m.ld;
-  Range range;
-  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
-    float v[kWidth];
-    load_run(from + u * kWidth, space.valid(u), m.vector, v);
-    if (keeps) space.put(u, v);
+struct RowValues {
+  T* y;
+  int64_t ld;
+  bool vector;
+  struct Row {
+    FakeStep step;
+    T* y;
+    __device__ __forceinline__ void open(const RowValues& out, int64_t row, const Step& own, const CodeRange& range) {
+      step = fake_step(own, range.qmin, range.qmax);
+      y = out.y + row * out.ld;
+    }
+    template <class Kept>
+    __device__ __forceinline__ void put(const RowValues& out, const Chunk& chunk, const Kept& kept) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
-  }
-  const Step step = step_of(reduce_block(range, ranges), limits.symmetric, limits.qmin, limits.qmax);
-  if (threadIdx.x == 0) {
-    params.scale[row] = step.scale;
-    if (params.zero_point) params.zero_point[row] = step.zero_point;
-  }
-  const FakeStep fake = fake_step(step, limits.qmin, limits.qmax);
-  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
-    float v[kWidth];
-    if (keeps)
-      space.get(u, v);
-    else
-      load_run(from + u * kWidth, space.valid(u), m.vector, v);
-    fake_unit(v, space.valid(u), fake);
-    store_words(to.y + row * m.cols + u * kWidth, space.valid(u), to.vector, v);
-  }
-}
+      for (int i = 0; i < Kept::kUnits; ++i) {
+        const int column = i * chunk.step, valid = chunk.left - column;
+        if (valid <= 0) continue;
+        float v[Kept::kWidth];
+        kept.values(i, v);
+        fake_unit(v, valid, step);
+        store_unit(y + chunk.first + column, valid, out.vector, narrow_unit<T>(v));
+      }
+    }
+    __device__ __forceinline__ void close(const RowValues&, int64_t, RowShared&) const {}
+  };
+};
 
 // A scale a group from the group itself: 1 to 32 threads, and what they loaded first stays in registers (groups.cu).
 template <class T>
@@ -154,27 +147,25 @@ __global__ void __launch_bounds__(kBlock)
   const bool exists = group < m.rows * per_row;  // the shuffles below need every thread of the warp
   const int64_t own = exists ? size : 0;
   const T* from = m.x + (exists ? group / per_row * m.ld + group % per_row * size : 0);
-  float first[kWidth] = {};
-  if (static_cast<int64_t>(lane) * kWidth < own) load_run(from + lane * kWidth, own - lane * kWidth, m.vector, first);
-  Range range;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) widen_range(range, first[j]);
-  for (int64_t c = static_cast<int64_t>(lane + lanes) * kWidth; c < own; c += lanes * kWidth) {
-    float v[kWidth];
-    load_run(from + c, own - c, m.vector, v);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
-  }
-  const Step step = step_of(reduce_lanes(range, lanes), limits.symmetric, limits.qmin, limits.qmax);
+  const auto load = [&](int64_t column) { return load_unit(from + column, clipped(own - column, kWidth), m.vector); };
+  Unit<T> unit = load(lane * kWidth);
+  RangeOf<T> range;
+  range.widen(unit, limits.symmetric);
+  for (int64_t c = static_cast<int64_t>(lane + lanes) * kWidth; c < own; c += lanes * kWidth)
+    range.widen(load(c), limits.symmetric);
+  const Step step = step_of(reduce_lanes(range.ends(), lanes), limits.symmetric, limits.qmin, limits.qmax);
   if (exists && lane == 0) {
     params.scale[group] = step.scale;
     if (params.zero_point) params.zero_point[group] = step.zero_point;
   }
   const FakeStep fake = fake_step(step, limits.qmin, limits.qmax);
   for (int64_t c = static_cast<int64_t>(lane) * kWidth; c < own; c += lanes * kWidth) {
-    if (c >= lanes * kWidth) load_run(from + c, own - c, m.vector, first);
-    fake_unit(first, own - c, fake);
-    store_words(to.y + group * size + c, own - c, to.vector, first);
+    if (c >= lanes * kWidth) unit = load(c);
+    const int valid = clipped(own - c, kWidth);
+    float v[kWidth];
+    widen_unit(unit, v);
+    fake_unit(v, valid, fake);
+    store_unit(to.y + group * size + c, valid, to.vector, narrow_unit<T>(v));
   }
 }
 
@@ -227,7 +218,7 @@ void fake_quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_
   const char* name = "fake_quantize_dynamic";
   if (granularity == Granularity::tensor) {
     auto* parts = static_cast<Range*>(workspace);
-    const int count = launch_range_parts(name, x, parts, context);
+    const int count = launch_range_parts(name, x, range.symmetric, parts, context);
     const FakeGiven given{nullptr,    nullptr, 0,     int64_t{1} << 62, range.qmin,
                           range.qmax, parts,   count, range.symmetric,  params};
     FloatMatrix all = is_dense(x) ? flattened(x) : x;
@@ -239,15 +230,12 @@ void fake_quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_
     using T = decltype(element);
     constexpr int kWidth = kVector<T>;
     if (granularity == Granularity::rows) {
-      const int64_t bytes = (x.cols + kWidth - 1) / kWidth * 16;
-      LaunchShape shape = over(x.rows);
-      int block = 32;
-      while (block < kBlock && block * 2 * kWidth <= x.cols) block *= 2;
-      shape.block = dim3(static_cast<unsigned>(block));
-      const bool keeps = bytes <= kKeptBytes;
-      shape.shared_bytes = keeps ? static_cast<int>(bytes) : 0;
-      return launch<fake_dynamic_rows_kernel<T>>(name, shape, context, matrix_of<T>(x), keeps, range, params,
-                                                 out_of<T>(y, nullptr, x.rows > 1 ? x.cols : 0));
+      const Matrix<T> m = matrix_of<T>(x);
+      const RowValues<T> to{static_cast<T*>(y), x.cols, out_of<T>(y, nullptr, x.rows > 1 ? x.cols : 0).vector};
+      using Input = PlainInput<T, 512>;  // of more threads each would have too few registers
+      return launch_rows(name, Input{m.x, m.ld, m.vector}, to,
+                         row_block(x.rows, x.cols, x.cols, kWidth, Input::Kept::kUnits, Input::kThreads), x.rows, range,
+                         params, context);
     }
     if (x.cols == 0) return;
     int lanes = 1;

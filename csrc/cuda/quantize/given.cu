@@ -42,17 +42,20 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   }
   for (int64_t row = blockIdx.x; row < m.rows; row += gridDim.x) {
     if (given.per_row && m.cols > 0) step = step_at(given.scale, given.zero_point, row);
+    const Coder coder(step, to);
     const T* from = m.x + row * m.ld;
     uint8_t* codes = to.row(row);
     int32_t sum = 0;
     for (int64_t u = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x; u * kWidth < to.ldq;
          u += int64_t{kBlock} * gridDim.y) {
+      const int64_t column = u * kWidth;
+      const int valid = clipped(m.cols - column, kWidth);
       float v[kWidth];
-      int32_t code[kWidth];
-      load_run(from + u * kWidth, m.cols - u * kWidth, m.vector, v);
-      code_unit(v, m.cols - u * kWidth, step, to, code);
-      sum += sum_unit(code);
-      store_unit(codes, u * kWidth, to.ldq, to.vector, to.packed, code);
+      uint32_t words[kWidth / 4];
+      widen_unit(load_unit(from + column, valid, m.vector), v);
+      coder.code<Values::any>(v, words);
+      store_codes(codes, column, clipped(to.ldq - column, kWidth), valid, to, words);
+      if (to.row_sum) sum = coder.sum(words, sum);
     }
     if (to.row_sum) {
       sum = sum_block(sum, counts);
@@ -100,7 +103,7 @@ void quantize(const FloatMatrix& x, Granularity granularity, int64_t group_size,
 void quantize_per_tensor(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
                          const QuantizeOut& out, void* workspace, const Context& context) {
   auto* parts = static_cast<Range*>(workspace);
-  const int count = launch_range_parts("quantize_dynamic", x, parts, context);
+  const int count = launch_range_parts("quantize_dynamic", x, range.symmetric, parts, context);
   const Given given{nullptr, nullptr, false, parts, count, range.symmetric, params};
   launch_given(x, given, range, out, 2048, context);  // few blocks: each one reads all parts
 }

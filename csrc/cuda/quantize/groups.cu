@@ -28,20 +28,15 @@ __global__ void __launch_bounds__(kBlock)
   const int64_t row = exists ? group / g.per_row : 0, index = exists ? group % g.per_row : 0;
   const int64_t size = exists ? g.size : 0;
   const T* from = x + row * g.ld + index * g.size;
-  float first[kWidth] = {};
-  if (static_cast<int64_t>(lane) * kWidth < size) load_run(from + lane * kWidth, size - lane * kWidth, g.vector, first);
+  const auto load = [&](int64_t column) { return load_unit(from + column, clipped(size - column, kWidth), g.vector); };
+  Unit<T> unit = load(lane * kWidth);
   Step step{1.f, 1.f, 0};
   if (params.scale) {
-    Range range;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) widen_range(range, first[j]);
-    for (int64_t c = static_cast<int64_t>(lane + g.lanes) * kWidth; c < size; c += g.lanes * kWidth) {
-      float v[kWidth];
-      load_run(from + c, size - c, g.vector, v);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
-    }
-    step = step_of(reduce_lanes(range, g.lanes), symmetric, to.qmin, to.qmax);
+    RangeOf<T> range;
+    range.widen(unit, symmetric);
+    for (int64_t c = static_cast<int64_t>(lane + g.lanes) * kWidth; c < size; c += g.lanes * kWidth)
+      range.widen(load(c), symmetric);
+    step = step_of(reduce_lanes(range.ends(), g.lanes), symmetric, to.qmin, to.qmax);
     if (exists && lane == 0) {
       params.scale[group] = step.scale;
       if (params.zero_point) params.zero_point[group] = step.zero_point;
@@ -49,21 +44,31 @@ __global__ void __launch_bounds__(kBlock)
   } else if (exists) {
     step = step_at(scale, zero_point, group);
   }
+  const Coder coder = params.scale ? Coder::own(step, to) : Coder(step, to);
+  const bool within = params.scale && Coder::is_within(step, symmetric, to);
   uint8_t* codes = to.row(row);
   const int64_t begin = index * g.size;
-  const bool whole_stores = to.vector && g.size % kWidth == 0;
+  Codes whole = to;  // units of every group are aligned stores
+  whole.vector = to.vector && g.size % kWidth == 0;
   int32_t sum = 0;
   for (int64_t c = static_cast<int64_t>(lane) * kWidth; c < size; c += g.lanes * kWidth) {
-    int32_t code[kWidth];
-    if (c >= g.lanes * kWidth) load_run(from + c, size - c, g.vector, first);
-    code_unit(first, size - c, step, to, code);
-    sum += sum_unit(code);
-    store_unit(codes, begin + c, begin + size, whole_stores, to.packed, code);
+    if (c >= g.lanes * kWidth) unit = load(c);
+    const int room = clipped(size - c, kWidth);
+    float v[kWidth];
+    uint32_t words[kWidth / 4];
+    widen_unit(unit, v);
+    if (within)
+      coder.code<Values::within>(v, words);
+    else
+      coder.code<Values::any>(v, words);
+    store_codes(codes, begin + c, room, room, whole, words);
+    if (to.row_sum) sum = coder.sum(words, sum);
   }
   if (exists && index == g.per_row - 1) {
-    const int32_t none[kWidth] = {};
+    whole.vector = false;
+    uint32_t none[kWidth / 4] = {};
     for (int64_t c = g.cols + static_cast<int64_t>(lane) * kWidth; c < to.ldq; c += g.lanes * kWidth)
-      store_unit(codes, c, to.ldq, false, to.packed, none);
+      store_codes(codes, c, clipped(to.ldq - c, kWidth), 0, whole, none);
   }
   if (to.row_sum) {
     sum = sum_lanes(sum, g.lanes);

@@ -6,29 +6,26 @@ namespace {
 
 // One range a block; blockIdx.y walks rows, blockIdx.x units of a row.
 template <class T>
-__global__ void __launch_bounds__(kBlock) range_parts_kernel(Matrix<T> m, Range* parts) {
+__global__ void __launch_bounds__(kBlock) range_parts_kernel(Matrix<T> m, bool symmetric, Range* parts) {
   constexpr int kWidth = kVector<T>;
   __shared__ Range per_warp[kBlock / 32];
   wait_for_predecessor();
   release_successor();
-  Range range;
+  RangeOf<T> range;
   for (int64_t row = blockIdx.y; row < m.rows; row += gridDim.y) {
     const T* from = m.x + row * m.ld;
     for (int64_t u = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x; u * kWidth < m.cols;
          u += int64_t{kBlock} * gridDim.x) {
-      float v[kWidth];
-      load_run(from + u * kWidth, m.cols - u * kWidth, m.vector, v);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) widen_range(range, v[j]);
+      range.widen(load_unit(from + u * kWidth, clipped(m.cols - u * kWidth, kWidth), m.vector), symmetric);
     }
   }
-  range = reduce_block(range, per_warp);
-  if (threadIdx.x == 0) parts[blockIdx.y * gridDim.x + blockIdx.x] = range;
+  const Range all = reduce_block(range.ends(), per_warp);
+  if (threadIdx.x == 0) parts[blockIdx.y * gridDim.x + blockIdx.x] = all;
 }
 
 }  // namespace
 
-int launch_range_parts(const char* name, const FloatMatrix& x, Range* parts, const Context& context) {
+int launch_range_parts(const char* name, const FloatMatrix& x, bool symmetric, Range* parts, const Context& context) {
   const FloatMatrix all = is_dense(x) ? flattened(x) : x;
   int count = 0;
   with_float_type(x.type, name, [&](auto element) {
@@ -40,7 +37,7 @@ int launch_range_parts(const char* name, const FloatMatrix& x, Range* parts, con
     shape.block = dim3(kBlock);
     shape.overlaps = true;
     count = static_cast<int>(shape.grid.x * shape.grid.y);
-    launch<range_parts_kernel<T>>(name, shape, context, matrix_of<T>(all), parts);
+    launch<range_parts_kernel<T>>(name, shape, context, matrix_of<T>(all), symmetric, parts);
   });
   return count;
 }

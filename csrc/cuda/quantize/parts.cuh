@@ -35,6 +35,6 @@ inline int64_t blocks_of(int64_t elements, int width, int64_t most) {
 }
 
 // Launches the kernel of parts.cu over x; returns how many parts it writes.
-int launch_range_parts(const char* name, const FloatMatrix& x, Range* parts, const Context& context);
+int launch_range_parts(const char* name, const FloatMatrix& x, bool symmetric, Range* parts, const Context& context);
 
 }  // namespace pyquant::cuda
