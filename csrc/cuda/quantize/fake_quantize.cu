@@ -34,7 +34,7 @@ struct FakeOut {
 
 // blockIdx.x walks rows, blockIdx.y units of a row. cols is a multiple of 8, or there is one row.
 template <class T>
-__global__ void __launch_bounds__(kBlock) fake_rows_kernel(Matrix<T> m, FakeGiven given, FakeOut<T> to) {
+__global__ void __launch_bounds__(kBlock, 1) fake_rows_kernel(Matrix<T> m, FakeGiven given, FakeOut<T> to) {
   constexpr int kWidth = kVector<T>;
   __shared__ Range ranges[kBlock / 32];
   wait_for_predecessor();
