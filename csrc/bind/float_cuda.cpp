@@ -90,21 +90,13 @@ Tensor by_framework(FloatLayer layer, const Tensor& x, const Tensor& w, const On
   return torch::stable::view(out, layer.out_shape);
 }
 
-// w [n, k] in the type of x, for a product that does not read codes.
-Tensor dequantised(const Tensor& x, const Tensor& w, const FloatLayer& layer, const On& on) {
+// The codes as a matrix [n, k] in the type of x, for a product that does not read codes.
+Tensor dequantised(const Tensor& x, const Matrix& codes, const FloatLayer& layer, const On& on) {
   const GemmProblem& p = layer.problem;
-  Matrix codes = matrix(w);
-  if (is_packed(p.w)) {
-    std::vector<Tensor> keep;
-    const auto* packed = static_cast<const uint8_t*>(dense(w, keep));
-    codes.keep = empty(x, {p.n, p.k}, ScalarType::Char);
-    cuda::unpack_int4(packed, p.n, p.k, static_cast<int8_t*>(codes.keep.mutable_data_ptr()), on.context);
-    codes = matrix(codes.keep);
-  }
   Tensor real = empty(x, {p.n, p.k}, x.scalar_type());
-  cuda::dequantize(codes.data, codes.type, p.n, p.k, codes.ld, p.group_size ? Granularity::groups : Granularity::rows,
-                   p.group_size, layer.operands.w_scale, layer.operands.w_zero_point, real.mutable_data_ptr(),
-                   dtype_of(x), on.context);
+  cuda::dequantize(codes.data, p.w, p.n, p.k, codes.ld * per_byte(p.w),
+                   p.group_size ? Granularity::groups : Granularity::rows, p.group_size, layer.operands.w_scale,
+                   layer.operands.w_zero_point, real.mutable_data_ptr(), dtype_of(x), on.context);
   return real;
 }
 
@@ -159,7 +151,7 @@ Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w
   layer.operands.w_scale = static_cast<const float*>(dense(w_scale, layer.keep));
   layer.operands.w_zero_point = static_cast<const int32_t*>(dense(w_zero_point, layer.keep));
   if (const auto out = by_own_row(layer, x, on)) return *out;
-  const Tensor real = dequantised(x, w, layer, on);
+  const Tensor real = dequantised(x, weights, layer, on);
   layer.operands.w_scale = nullptr;  // applied
   return by_framework(layer, x, real, on);
 }

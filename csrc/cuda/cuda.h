@@ -91,6 +91,7 @@ void fake_quantize_lsq_backward(const void* grad, const FloatMatrix& x, Granular
                                 const float* scale, const int32_t* zero_point, const CodeRange& range, void* grad_x,
                                 float* grad_scale, void* workspace, const Context& context);
 
+// q_type: s8, u8, or s4, two codes a byte; ld in codes.
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type,
                 const Context& context);

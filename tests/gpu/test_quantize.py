@@ -179,6 +179,40 @@ def test_static_quantize_and_dequantize(native: Any, device: Memory, dtype: str,
         device.free()
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("code", ["s8", "u8", "s4"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dequantize(native: Any, device: Memory, dtype: str, code: str, granularity: str) -> None:
+    """Any rows apart, off every boundary, with groups that end within a unit, and zero points of any size."""
+    low, high = {"s8": (-128, 127), "u8": (0, 255), "s4": (-8, 7)}[code]
+    for index in range(6):
+        draw = Draw(BASE_SEED, "dequantize", dtype, code, granularity, index)
+        rows, cols = _shapes(draw)
+        group, scales = _job(draw, granularity, cols)
+        shape = {"per_tensor": (1,), "per_token": (rows,), "per_group": (rows, scales)}[granularity]
+        per_byte = 2 if code == "s4" else 1
+        ld = (cols + draw.choice((0, 0, 1, 8, 16)) + 1) // per_byte * per_byte
+        codes = torch.randint(low, high + 1, (rows, ld), generator=draw.generator, dtype=torch.int32)
+        stored = pack_int4(codes.to(torch.int8)) if code == "s4" else codes.to(torch.uint8).view(torch.uint8)
+        shift = draw.choice((0, 0, 1))
+        data = device.put(torch.cat([torch.zeros(shift, dtype=torch.uint8), stored.flatten()])) + shift
+        scale = torch.exp2(draw.normal(*shape))
+        zero = draw.codes(low, high, *shape) if draw.chance(0.6) else None
+        if zero is not None and zero.numel() and draw.chance(0.3):
+            zero.flatten()[0] = draw.choice((1 << 21, -(1 << 22), 1 << 30))
+        back = device.put(torch.zeros(rows, cols, dtype=FLOATS[dtype]))
+        native.dequantize(
+            data, code, rows, cols, ld, GRANULARITIES[granularity], group, device.put(scale), device.put(zero), back,
+            dtype, 0, 0,
+        )  # fmt: skip
+        got = device.get(back, rows * cols * FLOATS[dtype].itemsize).view(FLOATS[dtype]).reshape(rows, cols)
+        of = codes[:, :cols].contiguous().to(torch.uint8 if code == "u8" else torch.int8)
+        want = dequantize(of, scale, zero, granularity, group, FLOATS[dtype])
+        what = f"{code} {granularity}/{group} {dtype} {rows}x{cols} ld {ld} index {index}"
+        accept.t1(got, want, what=what, waiver=WAIVER)
+        device.free()
+
+
 def _produce(native: Any, device: Memory, name: str, call: dict[str, Any], draw: Draw, what: str,
              compare: Callable[..., None] = Target.compare) -> None:  # fmt: skip
     """One fused launch against pyquant.numerics."""
@@ -368,7 +402,7 @@ def test_weight_sums_by_group(native: Any, device: Memory) -> None:
 
 # Instructions of a thread for each element that it owns, moves of registers apart (the assembler drops most of them).
 # The kernels before these had some 33 for a plain row and three to four times as many for a norm.
-BUDGETS = {"per_token": 10, "packed": 11, "affine": 14, "rms_norm": 26, "layer_norm": 36}
+BUDGETS = {"per_token": 10, "packed": 11, "affine": 14, "rms_norm": 26, "layer_norm": 36, "dequantize": 15}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -384,12 +418,14 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
     rms = {"weight": weight, "weight_type": dtype, "eps": 1e-6, "subtract_mean": False}
     layer = rms | {"bias": weight, "bias_type": dtype, "subtract_mean": True}
     affine = {"symmetric": False, "qmin": -128, "qmax": 127}
+    q, scales = out["q"], plain_device.put(torch.ones(rows, k // 128))
     launches: dict[str, Callable[[], None]] = {
         "per_token": lambda: native.quantize_dynamic(matrix, "rows", 0, out),
         "packed": lambda: native.quantize_dynamic(matrix, "rows", 0, out | {"packed": True, "qmin": -7, "qmax": 7}),
         "affine": lambda: native.quantize_dynamic(matrix, "rows", 0, out | affine),
         "rms_norm": lambda: native.norm_quantize(matrix, rms, out),
         "layer_norm": lambda: native.norm_quantize(matrix, layer, out),
+        "dequantize": lambda: native.dequantize(q, "s4", rows, k, k, "groups", 128, scales, 0, x, dtype, 0, 0),
     }
     for name, launch in launches.items():
         path = tmp_path / f"{name}.json"
