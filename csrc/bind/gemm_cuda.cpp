@@ -82,16 +82,20 @@ const Row* named(const std::string& name, const Tensor& like, const On& on, std:
   return row;
 }
 
-void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,
-         const Tensor& like, const On& on) {
+int64_t workspace_bytes(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on) {
   if (!row)
     throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" +
                              text_of(select(problem, operands.residual != nullptr, device_info(on))));
-  Tensor workspace;  // the allocator keeps its memory until the stream has passed the launch
-  if (const int64_t bytes = cuda::workspace_bytes(*row, problem, on.context); bytes > 0) {
-    workspace = empty(like, {bytes}, ScalarType::Byte);
-    operands.workspace = workspace.mutable_data_ptr();
-  }
+  return cuda::workspace_bytes(*row, problem, on.context);
+}
+
+void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,
+         const Tensor& like, const On& on) {
+  Scratch scratch;
+  const int64_t bytes = workspace_bytes(row, problem, operands, on);
+  scratch.add(bytes);
+  scratch.make(like);
+  if (bytes > 0) operands.workspace = scratch.at<void>(0);
   cuda::gemm(*row, problem, operands, epilogue, on.context);
 }
 

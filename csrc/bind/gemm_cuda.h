@@ -6,6 +6,29 @@
 
 namespace pyquant::bind {
 
+// Memory that a call needs for itself, in one allocation: every part is asked for, then it is made. The allocator keeps
+// it until the stream has passed the launches.
+class Scratch {
+ public:
+  // Where a part of so many bytes will begin.
+  int64_t add(int64_t bytes) {
+    const int64_t begin = bytes_;
+    bytes_ += (bytes + 255) / 256 * 256;
+    return begin;
+  }
+  void make(const Tensor& like) {
+    if (bytes_ > 0) memory_ = empty(like, {bytes_}, ScalarType::Byte);
+  }
+  template <class T>
+  T* at(int64_t begin) const {
+    return reinterpret_cast<T*>(static_cast<char*>(memory_.mutable_data_ptr()) + begin);
+  }
+
+ private:
+  int64_t bytes_ = 0;
+  Tensor memory_;
+};
+
 // The device that launches go to.
 const DeviceInfo& device_info(const On& on);
 // Fills in the problem's alignments from pointers and strides.
@@ -23,6 +46,8 @@ void repack(const Route& route, const Tensor& like, const GemmProblem& problem, 
 // out for the row where it does not read checkpoint order.
 const Row* named(const std::string& name, const Tensor& like, const On& on, std::vector<Tensor>* keep,
                  GemmProblem* problem, GemmOperands* operands);
+// Bytes of workspace that a row needs; without a row, throws every row's refusal.
+int64_t workspace_bytes(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on);
 // Launches a row, with its workspace on the device of `like`; without a row, throws every row's refusal.
 void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,
          const Tensor& like, const On& on);

@@ -54,55 +54,67 @@ void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmO
   }
 }
 
-// Padded rows of signed bytes from floats: codes, and with dynamic inputs a scale and a zero point a row, all owned by
-// `keep`.
-const int8_t* quantise_rows(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
-                            std::vector<Tensor>* keep, bool has_zero_point, GemmOperands* o) {
+// What a call needs besides its result: padded rows of codes, with dynamic inputs a scale and perhaps a zero point a
+// row (of uint8 codes: one shifted zero point), the codes two a byte, and the row's workspace.
+struct Parts {
+  Scratch memory;
+  int64_t codes = 0, scale = 0, zero_point = 0, nibbles = 0, workspace = 0, workspace_bytes = 0;
+
+  Parts(const Route& route, const LinearCall& call, const Buffer& b, const GemmOperands& o, const On& on,
+        const Tensor& like) {
+    const int64_t rows = call.x.rows;
+    const bool dynamic = is_float(call.x.type) && call.spec.input == InputMode::dynamic_per_token;
+    if (route.form != Form::given) {
+      codes = memory.add(rows * b.at.k_pad);
+      if (dynamic) scale = memory.add(4 * rows);
+      if (dynamic ? route.problem.has_zero_point : call.x.type == DType::u8) zero_point = memory.add(4 * rows);
+    }
+    if (route.form == Form::nibbles) nibbles = memory.add(rows * b.at.k_pad / 2);
+    workspace_bytes = bind::workspace_bytes(route.row, route.problem, o, on);
+    workspace = memory.add(workspace_bytes);
+    memory.make(like);
+  }
+};
+
+void quantise_rows(const LinearCall& call, const Buffer& b, const On& on, const Parts& parts, bool has_zero_point,
+                   GemmOperands* o) {
   const LinearSpec& s = call.spec;
   const Matrix& m = call.x;
-  Tensor codes = empty(x, {m.rows, b.at.k_pad}, ScalarType::Char);
-  auto* q = static_cast<int8_t*>(codes.mutable_data_ptr());
-  keep->push_back(codes);
   const cuda::FloatMatrix rows{m.data, m.type, m.rows, m.cols, m.ld};
   const cuda::CodeRange range{s.x_qmin, s.x_qmax, s.x_symmetric};
-  const cuda::QuantizeOut out{q, b.at.k_pad};
-  if (s.input == InputMode::static_per_tensor) {
-    cuda::quantize(rows, Granularity::tensor, 0, b.x_scale(), b.x_zero_point(), range, out, on.context);
-    return q;
-  }
-  Tensor scale = empty(x, {m.rows}, ScalarType::Float), zero_point = empty(x, {m.rows}, ScalarType::Int);
-  o->x_scale = static_cast<const float*>(scale.const_data_ptr());
-  if (has_zero_point) o->x_zero_point = static_cast<const int32_t*>(zero_point.const_data_ptr());
-  cuda::quantize_dynamic(
-      rows, Granularity::rows, 0, range,
-      {static_cast<float*>(scale.mutable_data_ptr()), static_cast<int32_t*>(zero_point.mutable_data_ptr())}, out,
-      nullptr, on.context);
-  keep->insert(keep->end(), {scale, zero_point});
-  return q;
+  const cuda::QuantizeOut out{parts.memory.at<int8_t>(parts.codes), b.at.k_pad};
+  if (s.input == InputMode::static_per_tensor)
+    return cuda::quantize(rows, Granularity::tensor, 0, b.x_scale(), b.x_zero_point(), range, out, on.context);
+  auto* scale = parts.memory.at<float>(parts.scale);
+  auto* zero_point = has_zero_point ? parts.memory.at<int32_t>(parts.zero_point) : nullptr;
+  cuda::quantize_dynamic(rows, Granularity::rows, 0, range, {scale, zero_point}, out, nullptr, on.context);
+  o->x_scale = scale;
+  o->x_zero_point = zero_point;
 }
 
 // The same from codes; uint8 codes become signed with their zero point.
-const int8_t* arrange_rows(const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
-                           std::vector<Tensor>* keep, GemmOperands* o) {
+void arrange_rows(const LinearCall& call, const Buffer& b, const On& on, const Parts& parts, GemmOperands* o) {
   const Matrix& m = call.x;
-  Tensor codes = empty(x, {m.rows, b.at.k_pad}, ScalarType::Char), zero_point = empty(x, {1}, ScalarType::Int);
-  auto* q = static_cast<int8_t*>(codes.mutable_data_ptr());
-  auto* shifted = m.type == DType::u8 ? static_cast<int32_t*>(zero_point.mutable_data_ptr()) : nullptr;
-  cuda::arrange_codes(m.data, m.type, m.rows, call.spec.k, m.ld, q, b.at.k_pad, b.x_zero_point(), shifted, on.context);
+  auto* shifted = m.type == DType::u8 ? parts.memory.at<int32_t>(parts.zero_point) : nullptr;
+  cuda::arrange_codes(m.data, m.type, m.rows, call.spec.k, m.ld, parts.memory.at<int8_t>(parts.codes), b.at.k_pad,
+                      b.x_zero_point(), shifted, on.context);
   if (shifted) o->x_zero_point = shifted;
-  keep->insert(keep->end(), {codes, zero_point});
-  return q;
 }
 
 // The activations in the form that the route requires.
-void prepare(const Route& route, const Tensor& x, const LinearCall& call, const Buffer& b, const On& on,
-             std::vector<Tensor>* keep, GemmOperands* o) {
+void prepare(const Route& route, const LinearCall& call, const Buffer& b, const On& on, const Parts& parts,
+             GemmOperands* o) {
+  if (parts.workspace_bytes > 0) o->workspace = parts.memory.at<void>(parts.workspace);
   if (route.form == Form::given) return;
-  const bool are_floats = is_float(call.x.type);
-  const int8_t* q = are_floats ? quantise_rows(x, call, b, on, keep, route.problem.has_zero_point, o)
-                               : arrange_rows(x, call, b, on, keep, o);
-  o->x = q;
-  if (route.form == Form::nibbles) o->x = pack_rows(x, q, call.x.rows, b.at.k_pad, on, keep);
+  if (is_float(call.x.type))
+    quantise_rows(call, b, on, parts, route.problem.has_zero_point, o);
+  else
+    arrange_rows(call, b, on, parts, o);
+  o->x = parts.memory.at<int8_t>(parts.codes);
+  if (route.form != Form::nibbles) return;
+  auto* nibbles = parts.memory.at<uint8_t>(parts.nibbles);
+  cuda::pack_int4(static_cast<const int8_t*>(o->x), call.x.rows, b.at.k_pad, nibbles, on.context);
+  o->x = nibbles;
 }
 
 }  // namespace
@@ -117,7 +129,6 @@ void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed,
   const Buffer buffer(s, packed);
   GemmProblem p;
   GemmOperands o;
-  std::vector<Tensor> keep;
   set_operands(call, buffer, &p, &o);
   o.out = out;
   const bool dynamic = s.input == InputMode::dynamic_per_token;
@@ -132,8 +143,9 @@ void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed,
   e.out_qmin = s.out_qmin;
   e.out_qmax = s.out_qmax;
   const Route route = route_of(Entry::linear, p, o, on, packed_type(s.x_qmin, s.x_qmax) != nullptr);
-  prepare(route, x, call, buffer, on, &keep, &o);
-  run(route.row, route.problem, o, e, x, on);
+  const Parts parts(route, call, buffer, o, on, x);
+  prepare(route, call, buffer, on, parts, &o);
+  cuda::gemm(*route.row, route.problem, o, e, on.context);
 }
 
 }  // namespace pyquant::bind

@@ -33,6 +33,8 @@ Tensor adopt(void* base, int64_t offset, const Shape& shape, const Shape& stride
                                   [base](void*) { cudaFree(base); });
 }
 
+int64_t made = 0;  // tensors of `empty`
+
 int64_t bytes_of(ScalarType type) { return type == ScalarType::Long ? 8 : bits_of(dtype_of_scalar(type)) / 8; }
 
 void* allocate(int64_t bytes) {
@@ -62,6 +64,9 @@ Tensor to_device(const Tensor& x) {
   return adopt(base, offset, shape, strides, x.scalar_type());
 }
 
+// How many tensors the bindings have made so far. like: any.
+int64_t allocations(const Tensor&) { return made; }
+
 }  // namespace
 
 int32_t device_index(const Tensor&) { return 0; }
@@ -69,6 +74,7 @@ int32_t device_index(const Tensor&) { return 0; }
 void* current_stream(int32_t) { return nullptr; }
 
 Tensor empty(const Tensor&, const Shape& shape, ScalarType type) {
+  ++made;
   Shape strides(shape.size());
   int64_t count = 1;
   for (size_t i = shape.size(); i-- > 0;) {
@@ -102,4 +108,7 @@ Tensor compact(const Tensor& tensor) {
 
 }  // namespace pyquant::bind
 
-STABLE_TORCH_LIBRARY_IMPL(pyquant_sim, CPU, m) { m.impl("to_device", TORCH_BOX(&pyquant::bind::to_device)); }
+STABLE_TORCH_LIBRARY_IMPL(pyquant_sim, CPU, m) {
+  m.impl("to_device", TORCH_BOX(&pyquant::bind::to_device));
+  m.impl("allocations", TORCH_BOX(&pyquant::bind::allocations));
+}

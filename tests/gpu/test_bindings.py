@@ -3,6 +3,7 @@ every op, on the PTX simulator (tests/cuda_ops.py) or on a GPU."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import accept
 import laws
 import problems
 import pytest
+import simulator
 import torch
 from cuda_ops import CudaOps, cuda_ops
 from torch import Tensor
@@ -65,6 +67,33 @@ def compare(got: Tensor, want: Tensor, what: str) -> None:
 def compare_all(got: Any, want: Any, what: str) -> None:
     for g, w in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
         compare(g, w, what)
+
+
+# ---- what a call costs its host
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
+@pytest.mark.parametrize("m", [1, 40, 300])
+def test_a_layer_allocates_once_beside_its_result(device: CudaOps, m: int, symmetric: bool, tmp_path: Path) -> None:
+    """Codes, scales, zero points and the kernel's workspace are one piece; two launches make a layer."""
+    if not device.is_simulator:
+        pytest.skip("the simulator counts launches; a GPU's profiler is another tool")
+    n, k = 64, 256
+    draw = problems.Draw(problems.BASE_SEED, "allocations", m)
+    spec = ops.LinearSpec(n, k, x_qmin=-127 if symmetric else -128, x_symmetric=symmetric, layout="rows")
+    codes, scale = draw.codes(-127, 127, n, k).to(torch.int8), draw.uniform(n) + 0.1
+    packed = device.put(device.pack_linear(codes, scale, spec.to_ints()))
+    x = device.put(draw.normal(m, k).to(torch.bfloat16))
+    call = torch.ops.pyquant_sim.qlinear.default
+    call(x, packed, None, spec.to_ints(), torch.bfloat16)
+    stats = tmp_path / "launches.json"
+    simulator.runtime.ptxsim_config(b"PTXSIM_STATS", str(stats).encode())
+    before = torch.ops.pyquant_sim.allocations(x)
+    call(x, packed, None, spec.to_ints(), torch.bfloat16)
+    simulator.runtime.ptxsim_config(b"PTXSIM_STATS", None)
+    assert torch.ops.pyquant_sim.allocations(x) - before == 2  # the result, and everything else
+    kernels = [launch["kernel"] for launch in json.loads(stats.read_text())]
+    assert len(kernels) == 2, kernels  # quantise, multiply
 
 
 # ---- histograms

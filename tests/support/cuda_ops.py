@@ -75,6 +75,7 @@ class SimulatedOps(CudaOps):
         for name, schema in SCHEMAS.items():
             self._definitions.define(name + schema)
         self._definitions.define("to_device(Tensor x) -> Tensor")
+        self._definitions.define("allocations(Tensor like) -> int")
         torch.ops.load_library(str(library))
         for name in fallback.ON_CUDA:
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant_sim::{name}", "CPU"):
