@@ -212,3 +212,12 @@ def test_quantisers_wait_for_their_predecessor_and_release_their_successor(funct
         assert len(kernels) == 3 * 6 + 2 * (4 + 4 + 3), architecture
         for name, count in kernels.items():
             assert count["ACQBULK"] == count["PREEXIT"] == count_of_each, f"{architecture} {name}"
+
+
+def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functions) -> None:
+    """A load whose address the compiler knows may be moved up: past the wait it would see what stood there before."""
+    if not _built_for("sm_90"):
+        pytest.skip("griddepcontrol.wait begins with sm_90")
+    waiting = {key: count for key, count in functions.items() if count[machine_code.WAIT]}
+    assert len(waiting) >= 40
+    assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}

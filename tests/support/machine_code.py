@@ -30,8 +30,13 @@ def cuobjdump() -> str | None:
     return None
 
 
+WAIT = "ACQBULK"  # griddepcontrol.wait: what the kernel before has written is visible from here on
+EARLY = "read before " + WAIT
+
+
 def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
-    """(architecture, mangled name) -> how often each instruction stands in the kernel."""
+    """(architecture, mangled name) -> how often each instruction stands in the kernel, and how many loads of global
+    memory into registers stand before the first wait for the kernel before (EARLY; all of them, if it never waits)."""
     environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
     counts: dict[tuple[str, str], collections.Counter[str]] = {}
@@ -40,6 +45,8 @@ def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[
     for line in process.stdout:
         if instruction := INSTRUCTION.match(line):
             current[instruction[1]] += 1
+            if instruction[1].startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in current:
+                current[EARLY] += 1
         elif function := FUNCTION.search(line):
             current = counts.setdefault((architecture, function[1]), collections.Counter())
         elif found := ARCHITECTURE.search(line):
