@@ -7,7 +7,7 @@ pyquant.core.registry.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 # csrc/core/problem.h and csrc/core/dtype.h number them in this order; tests/core/test_names.py compares.
@@ -29,3 +29,9 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     """The end of an error text about a misspelt name, such as '; did you mean "W8A8"?', or nothing if none is near."""
     near = difflib.get_close_matches(given[:80], names if isinstance(names, list) else list(names), 1)
     return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def listed(names: Sequence[str], most: int = 6, separator: str = ", ") -> str:
+    """The first of some names in a text, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
-from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles, origin, refusals, state
+from pyquant.nn import obstacles, refusals, state
+from pyquant.nn.fates import Fate, LayerScheme, carry_out, fate_of, said_by, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
-from pyquant.nn.indivisible import check_choice, fitted
+from pyquant.nn.indivisible import check_choice
 from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.own_embedding import like
 from pyquant.nn.products import ONLY_ADDED, only_added
@@ -21,30 +22,15 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import (
-    Config,
-    Fate,
-    Filter,
-    Owner,
-    Site,
-    check_keys,
-    fate_of,
-    find_owners,
-    find_sites,
-    rules_of,
-    sites_within,
-    wished_floats,
-)
+from pyquant.nn.sites import Config, Filter, check_keys, find_all_sites, find_owners, rules_of, wished_floats
 from pyquant.nn.speed import warn_of_speed
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.swap import undone_on_error
 from pyquant.nn.tell import warn_of_floats
-from pyquant.nn.tied import TiedTwins
 
-Chosen = Sequence[tuple[Site, QScheme]]
-Swap = tuple[Sequence[str], nn.Module]
-# (model, linear forms that its classes are to be replaced by, layers with their schemes) -> {id of a float layer: its
-# quantised twin}, for layers whose twin needs more than the weights; the model must be as before afterwards.
-Prepare = Callable[[nn.Module, Sequence[Swap], Chosen], Mapping[int, nn.Module]]
+Scales = Mapping[str, float | Tensor]
+# (model, fates of its layers) -> {id of a float layer: its quantised twin}, for layers whose twin needs more than the
+# weights; the model must be as before afterwards.
+Prepare = Callable[[nn.Module, Sequence[Fate]], Mapping[int, nn.Module]]
 
 
 def quantize_layers_(
@@ -76,90 +62,47 @@ def quantize_layers_(
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
     if isinstance(model, kinds) or has_form(model):
         raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
-    owners = find_owners(model)
-    sites = [*_outside(find_sites(model, kinds), owners), *sites_within(owners)]
+    sites = find_all_sites(model, kinds, find_owners(model))
     if not sites:
         raise refusals.no_layers(model)
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
-    fates = [(site, fate_of(rules, site, filter_fn, kept)) for site in sites]
-    fits = [(site, *_fit(site, fate, on_indivisible, scales, prepare is not None)) for site, fate in fates]
-    chosen = [(site, scheme, note) for site, scheme, note in fits if scheme is not None]
-    if not chosen:
-        refusals.check_not_double(model, [site.module for site, fate in fates if not fate.is_wish])
-    rewritten = {id(site.owner): site.owner for site, _, _ in chosen if site.owner is not None}
-    forms: list[Swap] = [(owner.names, owner.form) for owner in rewritten.values()]
-    plan = [(site, scheme) for site, scheme, _ in chosen]
-    twins = {} if prepare is None else prepare(model, forms, plan)
-    _check_scales(scales, [(site, scheme) for site, scheme in plan if id(site.module) not in twins])
-    tied = TiedTwins()
-    for owner in rewritten.values():
-        origin.remember(owner.form, owner.module)
-    new = forms + [
-        (site.names, _convert(site, scheme, note, scales, target, tied, twins.get(id(site.module))))
-        for site, scheme, note in chosen
-    ]
-    wished = {site.names[0] for site, fate in fates if fate.is_wish}
-    wished |= {site.owner.names[0] for site, fate in fates if fate.is_wish and site.owner is not None}
-    undo: list[Undo] = []
-    swap_modules(model, new, device=target, undo=undo)
-    with undone_on_error(undo):  # a warning that the caller made an error is one, too
-        for site, scheme, note in fits:
-            if scheme is None:
-                remember(site.module, note, undo)
-                if site.owner is not None:
-                    remember(site.owner.module, note, undo)
+    fates = [fate_of(site, said_by(rules, site, filter_fn), on_indivisible, "is_final", kept) for site in sites]
+    if prepare is None:
+        fates = [stays_without(fate, scales, "a static scheme, and no input scale is given") for fate in fates]
+    if all(fate.layer is None for fate in fates):
+        refusals.check_not_double(model, [fate.site.module for fate in fates if not fate.is_wish])
+    made = {} if prepare is None else prepare(model, fates)
+    _check_scales(scales, [fate for fate in fates if id(fate.site.module) not in made])
+
+    def quantised(fate: Fate) -> nn.Module:
+        old = fate.site.module
+        return (made.get(id(old)) or integer_twin(fate, scales, target)).train(old.training)
+
+    with undone_on_error() as undo:  # a warning that the caller made an error is one, too
+        carry_out(model, fates, twins_of(fates, quantised), undo, target)
+        wished = wishes_of(fates) | wished_floats(model, rules, filter_fn, embeddings, heads)
         for name in set() if check_speed is None or check_speed is False else only_added(model, check_speed):
             if not isinstance(module := model.get_submodule(name), obstacles.KINDS):
                 remember(module, ONLY_ADDED, undo)
                 wished.add(name)
-        wished |= wished_floats(model, rules, filter_fn, embeddings, heads)
         warn_of_floats(quantization_report(model), wished, stacklevel=4)
         warn_of_speed(model, check_speed)
     return model
 
 
-def _outside(sites: Iterable[Site], owners: Iterable[Owner]) -> list[Site]:
-    """The sites that are no part of a module with a linear form, and no such module themselves."""
-    inside = {id(module) for owner in owners for module in owner.module.modules()}
-    return [site for site in sites if id(site.module) not in inside]
+def _scale(fate: Fate, scales: Scales) -> float | Tensor | None:
+    return next((scales[name] for name in fate.site.names if name in scales), None)
 
 
-def _fit(
-    site: Site, fate: Fate, on_indivisible: str, scales: Mapping[str, float | Tensor], has_data: bool
-) -> tuple[QScheme | None, str]:
-    """The scheme that a site can have, and a note where that is another one than it was given, or none."""
-    if fate.scheme is None:
-        return None, fate.reason
-    has_scale = has_data or scales.keys() & set(site.names)
-    if site.owner is not None and fate.scheme.is_static and not fate.is_named and not has_scale:
-        return None, f"a static scheme, and no input scale is given for {site.names[0]}"
-    return fitted(fate.scheme, site.module, on_indivisible, site.names[0])
-
-
-def _convert(
-    site: Site, scheme: QScheme, note: str, scales: Mapping[str, float | Tensor], device: torch.device | None,
-    tied: TiedTwins, twin: nn.Module | None,
-) -> nn.Module:  # fmt: skip
-    """The quantised twin of one module: the one that is made already, or a new one."""
-    old, name = site.module, site.names[0]
-    scale = next((scales[n] for n in site.names if n in scales), None)
-    try:
-        if twin is not None:
-            new: Any = twin
-        elif isinstance(old, nn.Embedding):
-            new = like(old, QEmbedding.from_float(_on(old, device)))
-        else:
-            kind: Any = QLinear if isinstance(old, nn.Linear) else QConv2d
-            new = kind.from_float(_on(old, device), scheme, input_scale=scale)
-    except ArgumentError as error:
-        raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
-    new.train(old.training)
-    origin.remember(new, old)
-    if note:
-        new.note = note
-    obstacles.carry_hooks(old, new)
-    return tied.shared(old, new)
+def integer_twin(fate: Fate, scales: Scales = MappingProxyType({}), device: torch.device | None = None) -> nn.Module:
+    """The quantised twin of a float layer, on the device (None: where the layer is)."""
+    old: Any = _on(fate.site.module, device)
+    if isinstance(old, nn.Embedding):
+        return like(cast(nn.Embedding, fate.site.module), QEmbedding.from_float(old))
+    scheme = cast(LayerScheme, fate.layer).scheme
+    kind: Any = QLinear if isinstance(old, nn.Linear) else QConv2d
+    return cast(nn.Module, kind.from_float(old, scheme, input_scale=_scale(fate, scales)))
 
 
 def _on(module: Any, device: torch.device | None) -> Any:
@@ -175,7 +118,7 @@ def _on(module: Any, device: torch.device | None) -> Any:
     return twin
 
 
-def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
+def _scales(input_scales: object) -> Scales:
     if input_scales is None:
         return {}
     if not isinstance(input_scales, Mapping):
@@ -189,12 +132,13 @@ def _scales(input_scales: object) -> Mapping[str, float | Tensor]:
     return input_scales
 
 
-def _check_scales(scales: Mapping[str, float | Tensor], chosen: list[tuple[Site, QScheme]]) -> None:
-    static = [one for one in chosen if one[1].is_static and not isinstance(one[0].module, nn.Embedding)]
-    without = {site.names[0]: scheme for site, scheme in static if not scales.keys() & set(site.names)}
+def _check_scales(scales: Scales, fates: Iterable[Fate]) -> None:
+    layers = [(fate, fate.layer.scheme) for fate in fates if fate.layer is not None]
+    static = [one for one in layers if one[1].is_static and not isinstance(one[0].site.module, nn.Embedding)]
+    without = {fate.site.names[0]: scheme for fate, scheme in static if _scale(fate, scales) is None}
     if without:
         raise refusals.no_ranges(without, "input_scales" if scales else "data")
-    known = {name for site, _ in static for name in site.names}
+    known = {name for fate, _ in static for name in fate.site.names}
     unused = [name for name in scales if name not in known]
     if unused:
         got = f"names of no static layer: {', '.join(map(str, unused[:6]))}"

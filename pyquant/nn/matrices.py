@@ -9,6 +9,7 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pyquant.core.names import listed
 from pyquant.nn.forms import has_form
 
 # Modules whose tensors of several dimensions are added or scaled by, elementwise; no products.
@@ -28,17 +29,16 @@ class Holder:
     @property
     def reason(self) -> str:
         """Why its matrices stay as they are, by what can be seen without running it."""
-        shapes = ", ".join(f"{name} {list(self.module._parameters[name].shape)}" for name in self.names[:3])  # type: ignore[union-attr]
-        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        shapes = listed([f"{name} {list(self.module._parameters[name].shape)}" for name in self.names], 3)  # type: ignore[union-attr]
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
             return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
         if self.is_stack:
-            return f"stacked matrices ({shapes}{more}), one an expert or a head, that {kind} multiplies by itself"
+            return f"stacked matrices ({shapes}), one an expert or a head, that {kind} multiplies by itself"
         if has_form(self.module):
-            return f"{kind} multiplies by them itself ({shapes}{more}); pyquant.expose_linears_ makes layers of them"
+            return f"{kind} multiplies by them itself ({shapes}); pyquant.expose_linears_ makes layers of them"
         may = "multiplies" if self.is_certain else "may multiply"
-        return f"{kind} holds them and {may} by them itself ({shapes}{more})"
+        return f"{kind} holds them and {may} by them itself ({shapes})"
 
     @property
     def is_stack(self) -> bool:

@@ -8,13 +8,13 @@ from typing import Final
 import torch
 from torch import nn
 
+from pyquant.core.names import listed
 from pyquant.core.presets import PRESETS, preset_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.linear_state import LinearState
 
 QUANTISED: Final = LinearState
-_SHOWN: Final = 6
 
 
 def no_ranges(layers: Mapping[str, QScheme], argument: str) -> ArgumentError:
@@ -23,7 +23,7 @@ def no_ranges(layers: Mapping[str, QScheme], argument: str) -> ArgumentError:
     head, bracket, options = name.partition("(")
     dynamic = f"{head}Dynamic"
     instead = f" {dynamic}{bracket}{options}, which needs none;" if dynamic in PRESETS else ""
-    got = f"nothing for {_listed(list(layers))}: {name} has static input ranges"
+    got = f"nothing for {listed(list(layers))}: {name} has static input ranges"
     allowed = f"data to find them with (`pyquant quantize --data FN`);{instead} or input_scales (docs/calibration.md)"
     return ArgumentError(argument, got, allowed)
 
@@ -46,7 +46,7 @@ def already_quantised(model: nn.Module) -> ArgumentError:
     """A model whose layers are integers already."""
     names = [name for name, module in model.named_modules() if isinstance(module, QUANTISED)]
     count = "1 layer" if len(names) == 1 else f"{len(names)} layers"
-    got = f"a {type(model).__name__} that is quantised already ({count}: {_listed([repr(name) for name in names])})"
+    got = f"a {type(model).__name__} that is quantised already ({count}: {listed([repr(name) for name in names])})"
     return ArgumentError("model", got, "a float model; for another scheme start from that, or call dequantize_ first")
 
 
@@ -56,8 +56,3 @@ def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     if double and all(layer.weight.dtype == torch.float64 for layer in double):
         got = f"a {type(model).__name__} of float64, which no kernel multiplies ({len(double)} layers)"
         raise ArgumentError("model", got, "float32, float16 or bfloat16: call model.float() first")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

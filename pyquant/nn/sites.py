@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from torch import nn
 
-from pyquant.core import arguments
 from pyquant.core.presets import to_scheme
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn import obstacles, origin
 from pyquant.nn.forms import form_of, has_form, linears_of
-from pyquant.nn.keep import Kept, output_heads
-from pyquant.nn.match import Decision, FqnConfig, Key
+from pyquant.nn.keep import output_heads
+from pyquant.nn.match import FqnConfig, Key
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.swap import distinct
 
@@ -51,6 +50,7 @@ def find_owners(model: nn.Module) -> list[Owner]:
             continue
         if id(module) not in owners:
             owners[id(module)] = Owner(module, [], form_of(module))
+            origin.remember(owners[id(module)].form, module)
             inside |= {id(child) for child in module.modules() if child is not module}
         owners[id(module)].names.append(name)
     return list(owners.values())
@@ -66,6 +66,14 @@ def sites_within(owners: Iterable[Owner]) -> Iterator[Site]:
         yield from sites.values()
 
 
+def find_all_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...], owners: Sequence[Owner]) -> list[Site]:
+    """The sites of a model outside of modules with a linear form, and those in the forms, in the model's order."""
+    inside = {id(module) for owner in owners for module in owner.module.modules()}
+    sites = [site for site in find_sites(model, kinds) if id(site.module) not in inside]
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    return sorted([*sites, *sites_within(owners)], key=lambda site: order[(site.owner or site).names[0]])
+
+
 def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[Site]:
     """Distinct modules of the wanted kinds in the order of named_modules, each with all its names."""
     found = distinct(model, lambda _, module: isinstance(module, kinds) and not isinstance(module, QEmbedding))
@@ -73,85 +81,7 @@ def find_sites(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator
         yield Site(module, names, [model.get_submodule(name.rpartition(".")[0]) for name in names])
 
 
-@dataclass(frozen=True)
-class Fate:
-    """The decision for one site."""
-
-    scheme: QScheme | None  # None leaves it in floating point
-    reason: str = ""  # the obstacle
-    is_wish: bool = False  # whether filter or config exclude it
-    is_named: bool = False  # whether the config names it exactly
-
-
 _LONGEST_NAME: Final = 256
-PATTERNS: Final = ("name", "re", "glob")
-_RANK: Final = {kind: rank for rank, kind in enumerate((*PATTERNS, "type", "default"))}
-
-
-def scheme_of(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> QScheme | None:
-    """The scheme of one module, None to leave it alone; raises where its names disagree or it cannot be converted."""
-    decisions = _decisions(rules, site, filter_fn)
-    scheme = decisions[0].scheme if decisions else None
-    if scheme is None:
-        return None
-    why_not = obstacles.why_not(site.module, site.parents)
-    if why_not is None:
-        return scheme
-    if why_not.is_usual and not any(d.kind == "name" for d in decisions):
-        return None
-    raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
-
-
-def fate_of(rules: FqnConfig, site: Site, filter_fn: Filter | None, kept: Mapping[int, Kept]) -> Fate:
-    """The decision for one module, which may be left, with a reason, unless it is named exactly; `kept` is
-    kept_layers(). Raises ArgumentError where its names disagree, and for one named exactly, or lazy, that cannot be."""
-    decisions = _decisions(rules, site, filter_fn)
-    if not decisions or decisions[0].scheme is None:
-        return Fate(None, is_wish=True)
-    kinds = {d.kind for d in decisions}
-    why_not = obstacles.why_not(site.module, site.parents)
-    if why_not is not None:
-        if "name" in kinds or not why_not.is_final:
-            raise ArgumentError("model", f"layer '{site.names[0]}' {why_not.reason}", why_not.remedy)
-        return Fate(None, why_not.reason)
-    left = kept.get(id(site.module if site.owner is None else site.owner.module))
-    if left is not None and not kinds & set(PATTERNS if left.is_head else ("name",)):
-        return Fate(None, left.reason)
-    return Fate(decisions[0].scheme, is_named="name" in kinds)
-
-
-def _decisions(rules: FqnConfig, site: Site, filter_fn: Filter | None) -> list[Decision]:
-    """What a config says about a module under all of its names, which must agree; empty: it does not mean it."""
-    arguments.filter_function(filter_fn)
-    selected = [name for name in site.names if filter_fn is None or filter_fn(site.module, name)]
-    if not selected:
-        return []
-    decisions = [_decision(rules, name, site) for name in selected]
-    schemes = [None if decision is None else decision.scheme for decision in decisions]
-    said = [d for d in decisions if d is not None]
-    if len(selected) == len(site.names) and all(scheme == schemes[0] for scheme in schemes):
-        return said
-    named = [d for d in said if d.kind != "default"]
-    if len({d.scheme for d in named}) > 1 or len(selected) != len(site.names):
-        got = ", ".join(f"{n}: {s}" for n, s in zip(selected, schemes, strict=True))
-        allowed = "the same scheme for all its names"
-        raise ArgumentError("config", f"one shared layer under several names ({got})", allowed)
-    return named
-
-
-def _decision(rules: FqnConfig, name: str, site: Site) -> Decision | None:
-    """What a config says about a layer; for one in a linear form also what it says about the module as it was: by name
-    or pattern where nothing as strong names the layer itself, by class before the class of the layer."""
-    inner = rules.decide(name, site.module)
-    if site.owner is None:
-        return inner
-    around = next(n for n in site.owner.names if name == n or not n or name.startswith(f"{n}."))
-    outer = rules.decide(around, site.owner.module)
-    if outer is None or outer.kind == "default":
-        return inner or outer
-    if inner is None or _RANK[outer.kind] < _RANK[inner.kind] or outer.kind == inner.kind == "type":
-        return outer
-    return inner
 
 
 def rules_of(config: object) -> FqnConfig:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
+from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, QuantizationWarning
 from pyquant.nn.flow import Calls, call
 from pyquant.nn.obstacles import has_hooks
@@ -130,13 +131,11 @@ def _warn(slow: list[LayerSpeed], count: str, how: str, stacklevel: int) -> None
     if not slow:
         return
     lines = [
-        f"{s.name} {list(s.shape)} {s.quantised_us:.0f} us against {s.float_us:.0f} us ({s.ratio:.2f}x)"
-        for s in slow[:_SHOWN]
+        f"{s.name} {list(s.shape)} {s.quantised_us:.0f} us against {s.float_us:.0f} us ({s.ratio:.2f}x)" for s in slow
     ]
-    more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
     text = (
         f"quantize_: {count} are slower in integers than in floating point on this machine ({how}): "
-        f"{'; '.join(lines)}{more}. None in the config leaves a layer as it is"
+        f"{listed(lines, _SHOWN, '; ')}. None in the config leaves a layer as it is"
     )
     warnings.warn(text, QuantizationWarning, stacklevel=stacklevel)
 

@@ -85,7 +85,7 @@ def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
     for kind, name, off in _FUSED_PATHS:
         if isinstance(layer, kind) and name in layer.__dict__:
             former = f"pyquant_former_{name}"
-            if _has_quantised(layer):
+            if has_quantised(layer):
                 put(layer.__dict__, former, layer.__dict__.get(former, layer.__dict__[name]), undo)
                 put(layer.__dict__, name, off, undo)
             elif former in layer.__dict__:
@@ -93,7 +93,8 @@ def _leave_fused_path(layer: nn.Module, undo: list[Undo]) -> None:
                 undo.append(partial(layer.__dict__.__setitem__, former, layer.__dict__.pop(former)))
 
 
-def _has_quantised(layer: nn.Module) -> bool:
+def has_quantised(layer: nn.Module) -> bool:
+    """Whether a module holds a layer that runs in integers or simulates one."""
     return any(isinstance(module, LinearState) or hasattr(module, "fake_quantizers") for module in layer.modules())
 
 

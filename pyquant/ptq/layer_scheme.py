@@ -10,18 +10,9 @@ from pyquant.core.names import OPEN_CALIBRATOR as OPEN
 from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.fates import LayerScheme
 from pyquant.recipe.layer_rule import changed_tensors
 from pyquant.simulate.calibrate import FIELDS
-
-
-@dataclass(frozen=True)
-class LayerScheme:
-    """A QScheme; the tensors ('weight', 'input', 'output') whose calibrator is open, which reads 'percentile' in it,
-    and those whose ranges prepare_qat_ makes parameters, where they can be."""
-
-    scheme: QScheme
-    open: frozenset[str] = frozenset()
-    learns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,18 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.convert import Chosen, Swap, quantize_layers_
+from pyquant.nn.convert import quantize_layers_
+from pyquant.nn.fates import Fate, forms_of, twins_of
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
-from pyquant.ptq.layer_scheme import LayerScheme
-from pyquant.ptq.replace import simulated
 from pyquant.ptq.run import quantize_recipe_
 from pyquant.recipe import Recipe
 from pyquant.recipe.documents import FORMATS
 from pyquant.simulate.calibrate import calibrate_
-from pyquant.simulate.insert import twin_of
+from pyquant.simulate.insert import simulated
 from pyquant.simulate.kinds import SIMULATED, is_simulated
 
 
@@ -151,25 +150,24 @@ def count_of(data: Iterable[Any], num_batches: int | None) -> int:
 
 
 def _twins_from_data(
-    model: nn.Module, forms: Sequence[Swap], chosen: Chosen, *, data: Iterable[Any], count: int,
-    improve: tuple[str, ...], batch_to_inputs: BatchToInputs | None,
+    model: nn.Module, fates: Sequence[Fate], *, data: Iterable[Any], count: int, improve: tuple[str, ...],
+    batch_to_inputs: BatchToInputs | None,
 ) -> dict[int, nn.Module]:  # fmt: skip
     """The quantised twins of all layers, where data has a part in some: where one is static, and with improvers. They
     simulate in the model while data goes through it; afterwards it is as before."""
-    if not improve and not any(scheme.is_static for _, scheme in chosen):
+    is_static = any(fate.layer is not None and fate.layer.scheme.is_static for fate in fates)
+    if not improve and not is_static:
         return {}
-    twins = {
-        id(site.module): (site, twin_of(site.module, site.names[0], partial(simulated, layer=LayerScheme(scheme))))
-        for site, scheme in chosen
-        if isinstance(site.module, tuple(SIMULATED))
-    }
+    layers = [fate for fate in fates if fate.layer is not None and isinstance(fate.site.module, tuple(SIMULATED))]
+    twins = twins_of(layers, simulated)
     undo: list[Undo] = []
-    swap_modules(model, [*forms, *((site.names, twin) for site, twin in twins.values())], undo=undo)
+    swap_modules(model, [*forms_of(fates), *twins], undo=undo)
     try:
-        if any(scheme.is_static for _, scheme in chosen):
+        if is_static:
             calibrate_(model, data, count, batch_to_inputs=batch_to_inputs)
         improve_after(model, improve, data, count, batch_to_inputs)
-        return {key: twin.to_quantized() for key, (_, twin) in twins.items() if is_simulated(twin)}
+        pairs = zip(layers, twins, strict=True)
+        return {id(fate.site.module): twin.to_quantized() for fate, (_, twin) in pairs if is_simulated(twin)}
     finally:
         for step in reversed(undo):
             step()

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyquant.calibrate import Range
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import strict_json
-from pyquant.io.atomic import read_file, write_file
+from pyquant.io.atomic import at_most, read_file, write_file
 from pyquant.ptq.calibrator import Ranges
 from pyquant.recipe import Recipe
 
@@ -41,7 +41,7 @@ def load_ranges(path: str | os.PathLike[str]) -> tuple[Ranges, Recipe]:
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
         raise ArgumentError("calibration", f"{file}: no such file", "a file that `pyquant calibrate` wrote")
-    document = strict_json.loads(read_file(file, check=lambda size: _check_size(file, size)), str(file))
+    document = strict_json.loads(read_file(file, check=at_most(strict_json.MAX_BYTES, file)), str(file))
     if document.get("pyquant_calibration") != VERSION or set(document) != {"pyquant_calibration", "recipe", "ranges"}:
         got = f"version {document.get('pyquant_calibration')!r} with {', '.join(sorted(document))}"
         raise CheckpointError(f"{file}: {got[:200]}; allowed: version {VERSION} with ranges and recipe")
@@ -73,8 +73,3 @@ def _tensor(value: Any, where: str) -> Tensor:
 
 def _plain(tensor: Tensor) -> Any:
     return tensor.detach().cpu().tolist()  # a float32 is a float64 exactly, and JSON prints that exactly
-
-
-def _check_size(file: Path, size: int) -> None:
-    if size > strict_json.MAX_BYTES:
-        raise CheckpointError(f"{file}: {size} bytes; allowed: at most {strict_json.MAX_BYTES}")

@@ -1,32 +1,29 @@
-"""One run of SelectiveQuantizer over a model: block by block, layer by layer, and back to the start where one fails."""
+"""One run of SelectiveQuantizer over a model: blocks first, then every layer, and back to the start where one fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Final
 
 from torch import nn
 
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles, origin
+from pyquant.nn.fates import Fate, LayerScheme, Said, carry_out, fate_of, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
-from pyquant.nn.indivisible import fitted
-from pyquant.nn.keep import Kept, kept_layers, remember
-from pyquant.nn.qconv import QConv2d
-from pyquant.nn.qembedding import QEmbedding
-from pyquant.nn.qlinear import QLinear
+from pyquant.nn.keep import Kept, kept_layers
 from pyquant.nn.refusals import already_quantised, check_not_double, is_wholly_quantised
 from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import PATTERNS, check_names, find_owners
-from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.nn.sites import Owner, Site, check_names, find_all_sites, find_owners
+from pyquant.nn.swap import Undo, distinct, has_quantised, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
-from pyquant.ptq.layer_scheme import LayerScheme, with_descriptors
-from pyquant.ptq.mapping import REGISTERED, QuantizedMapping, QuantizedMetadata, ReplacementAction, Wrapper
-from pyquant.ptq.rules import Chain, LayerDecision, Rule, chains_of, check_used, strongest
+from pyquant.ptq.layer_scheme import with_descriptors
+from pyquant.ptq.mapping import QuantizedMapping, QuantizedMetadata, ReplacementAction, Wrapper
+from pyquant.ptq.rules import Chain, LayerDecision, Rule, chains_of, check_used, prefixes, strongest
 from pyquant.recipe.recipe import EVERYTHING
-from pyquant.simulate.insert import noted, twin_of
-from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
+from pyquant.simulate.insert import replace_simulating, simulated
+from pyquant.simulate.kinds import SIMULATED, is_simulated
 
 _NOT_KEPT: Final = Kept("")
 
@@ -55,80 +52,147 @@ class Like:
     ranges: frozenset[str] | None = None
 
 
+@dataclass
 class Replacement:
     """The walk over one model. rules: registered keys. mappings: classes with a counterpart, for this quantizer."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        default: LayerScheme | None,
-        rules: Sequence[Rule],
-        mappings: Mapping[type[nn.Module], QuantizedMetadata],
-        left_alone: Sequence[type[nn.Module]] = (),
-        on_indivisible: str = "per_channel",
-        like: Like | None = None,
-    ) -> None:
-        self.model, self.default, self.rules = model, default, rules
-        self.mappings = {**REGISTERED, **mappings}
-        self.left_alone = tuple(left_alone)
-        self.on_indivisible, self.like = on_indivisible, like
-        self.forms: dict[int, nn.Module] = {}  # id of a module -> its linear form
-        self.kept: dict[int, Kept] = {}
-        self.lookups: list[tuple[list[str], nn.Embedding]] = []  # to become QEmbedding when all else is converted
+    model: nn.Module
+    default: LayerScheme | None
+    rules: Sequence[Rule]
+    mappings: Mapping[type[nn.Module], QuantizedMetadata]
+    left_alone: tuple[type[nn.Module], ...] = ()
+    on_indivisible: str = "per_channel"
+    like: Like | None = None
+
+    def __post_init__(self) -> None:
+        self.leaves: tuple[type[nn.Module], ...] = tuple(SIMULATED)
+        if self.like is not None and self.like.embeddings:
+            self.leaves += (nn.Embedding,)
+        self.lookups: list[Fate] = []  # to become QEmbedding when all else is converted
         self.undo: list[Undo] = []
         self.outcomes: list[Outcome] = []
-        self.obstacles: set[str] = set()  # reasons for which layers were left that a rule wanted
+        self.kept: dict[int, Kept] = {}
         self.mapped: set[int] = set()  # modules that a counterpart is being made of
+        self.closed: set[int] = set()  # modules in which nothing is looked at
+        self.defaults: dict[int, LayerScheme | None] = {}  # id of a block -> the scheme of what is in it
+        self.later: list[tuple[nn.Module, QuantizedMetadata, LayerScheme | None, str]] = []  # made of quantised blocks
         self.done: dict[int, tuple[nn.Module, nn.Module]] = {}  # id -> (old, kept alive; new)
 
     def run(self, skip_last: int) -> list[Outcome]:
         """Replace everything. -> one Outcome a layer. On any exception the model is as before."""
-        leaves = tuple(SIMULATED)
-        model = self.model
-        if not isinstance(model, nn.Module) or isinstance(model, leaves) or is_simulated(model):
+        model, kinds = self.model, tuple(SIMULATED)
+        if not isinstance(model, nn.Module) or isinstance(model, kinds) or is_simulated(model):
             raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains float layers")
-        if is_wholly_quantised(model, leaves):
+        if is_wholly_quantised(model, kinds):
             raise already_quantised(model)
-        check_names(name for name, module in model.named_modules() if isinstance(module, leaves))
-        owners = [] if self.like is None or has_form(model) else find_owners(model)
-        self.forms = {id(owner.module): owner.form for owner in owners}
-        named = leaves if self.like is None or not self.like.embeddings else (*leaves, nn.Embedding)
-        check_used(self.rules, model, named, self.forms)
-        self.chains = chains_of(model, self.forms)
-        if self.like is not None and self.like.heads != EVERYTHING:
-            self.kept = kept_layers(model, heads=self.like.heads is True)
-            for owner in owners:
-                if id(owner.module) in self.kept:
-                    inner = dict.fromkeys(map(id, owner.form.modules()), self.kept[id(owner.module)])
-                    self.kept |= inner
-        self.last = _last_layers(model, leaves, skip_last)
+        check_names(name for name, module in model.named_modules() if isinstance(module, kinds))
+        owners = self._look()
+        check_used(self.rules, model, self.leaves, self.forms)
         with undone_on_error(self.undo):
-            self._visit_children(model, (), self.default)
-            swap_modules(model, [], undo=self.undo)  # encoders whose layers changed leave torch's fused path
-            self._warn_of_floats()
-            if not self.lookups and not any(_is_quantised(module) for module in model.modules()):
-                left = [outcome.name for outcome in self.outcomes if outcome.why in self.obstacles]
-                check_not_double(model, map(model.get_submodule, left))
+            if any(is_simulated(module) for module in model.modules()):
+                replace_simulating(model, methodcaller("to_float"), self.undo)
+                owners = self._look()
+            if self._has_blocks():
+                before = self.chains
+                self._visit_children(model, (), self.default)
+                owners = self._look()
+                self.chains |= before  # rules mean layers as they stood
+            blocks = {outcome.name for outcome in self.outcomes}
+            fates = self._fates(owners, skip_last)
+            self.lookups = [f for f in fates if f.layer is not None and isinstance(f.site.module, nn.Embedding)]
+            layers = [fate for fate in fates if not isinstance(fate.site.module, nn.Embedding)]
+            carry_out(model, fates, twins_of(layers, simulated), self.undo)
+            self._tell_all(fates)
+            self._make_blocks()
+            self._warn_of_floats(blocks | wishes_of(fates))
+            if not self.lookups and not has_quantised(model):
+                check_not_double(model, [fate.site.module for fate in fates if not fate.is_wish])
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
         return self.outcomes
 
-    def _warn_of_floats(self) -> None:
+    def _look(self) -> list[Owner]:
+        """The modules with a linear form; what stands above every module."""
+        owners = [] if self.like is None or has_form(self.model) else find_owners(self.model)
+        self.forms = {id(owner.module): owner.form for owner in owners}
+        self.chains = chains_of(self.model, self.forms)
+        return owners
+
+    # ---- layers
+
+    def _fates(self, owners: Sequence[Owner], skip_last: int) -> list[Fate]:
+        if self.like is not None and self.like.heads != EVERYTHING:
+            self.kept = kept_layers(self.model, heads=self.like.heads is True)
+        last = _last_layers(self.model, skip_last)
+        tolerated = "is_usual" if self.like is None else "is_final"
+        sites = find_all_sites(self.model, self.leaves, owners)
+        fates = [
+            fate_of(site, self._said(site, last), self.on_indivisible, tolerated, self.kept)
+            for site in sites
+            if id((site.owner or site).module) not in self.closed
+        ]
+        if self.like is None or self.like.ranges is None:
+            return fates
+        known = {name.removesuffix(".input") for name in self.like.ranges}
+        return [stays_without(fate, known, "no range is given") for fate in fates]
+
+    def _said(self, site: Site, last: set[nn.Module]) -> Said:
+        """What the rules say about one layer."""
+        decision = self._decide(site.module, self.chains[id(site.module)])
+        if decision.kind == "default" and site.module in last:
+            return Said(why="one of the last layers")
+        if decision.what is None and decision.kind != "default":
+            return Said(why=f"skipped by {decision.key}")
+        if decision.kind == "default" and isinstance(site.module, self.left_alone):
+            return Said(why="left alone by the recipe")
+        layer = decision.what if isinstance(decision.what, LayerScheme) else self._default_of(site)
+        if layer is None:
+            return Said(why="named by no rule")
+        return Said(layer, frozenset((decision.kind,)), decision.is_own)
+
+    def _default_of(self, site: Site) -> LayerScheme | None:
+        """The scheme of what no rule names: of the innermost mapped block around a layer, or that of the model."""
+        modules = dict(self.model.named_modules(remove_duplicate=False)) if self.defaults else {}
+        above = [id(modules.get(name)) for name in prefixes(site.names[0])]
+        found = [self.defaults[block] for block in above if block in self.defaults]
+        return found[-1] if found else self.default
+
+    def _tell_all(self, fates: Sequence[Fate]) -> None:
+        """An Outcome for every layer, and one for a module with a linear form that stays as it is."""
+        changed = {id(fate.site.owner) for fate in fates if fate.layer is not None}
+        told: dict[str, Outcome] = {}
+        for fate in fates:
+            owner, layer, what, why = fate.site.owner, fate.layer, "floating point", fate.note
+            holder = fate.site if owner is None or id(owner) in changed else owner
+            if layer is not None:
+                what = "int8 rows" if isinstance(holder.module, nn.Embedding) else str(layer.scheme)
+                waits = f"its {' and '.join(sorted(layer.open))} by the method of the calibration" if layer.open else ""
+                why = "; ".join(part for part in (why, waits) if part)
+            told[holder.names[0]] = Outcome(holder.names[0], type(holder.module).__name__, what, why)
+        self.outcomes += told.values()
+
+    def _warn_of_floats(self, wished: set[str]) -> None:
         """What no rule of any kind could reach: classes that multiply by matrices of their own, and layers with one
         that no rule left alone."""
         skips = [rule for rule in self.rules if rule.what is None]
-        wished = {outcome.name for outcome in self.outcomes if outcome.why not in self.obstacles}
         for name, module in self.model.named_modules():
-            chains = self.chains.get(id(module), [])
-            is_skipped = any(strongest(skips, chain) is not None for chain in chains)
+            is_skipped = any(strongest(skips, chain) is not None for chain in self.chains.get(id(module), []))
             is_head = self.kept.get(id(module), _NOT_KEPT).is_head
             is_float_head = is_head and self.like is not None and self.like.heads is False
             if is_skipped or is_float_head or self.default is None or isinstance(module, nn.Embedding):
                 wished.add(name)
         warn_of_floats(quantization_report(self.model), wished, "SelectiveQuantizer", stacklevel=6)
 
+    # ---- blocks
+
+    def _has_blocks(self) -> bool:
+        is_mapped = any(isinstance(rule.what, QuantizedMetadata) for rule in self.rules)
+        return is_mapped or any(isinstance(m, Wrapper) or type(m) in self.mappings for m in self.model.modules())
+
     def _visit_children(self, parent: nn.Module, above: Chain, default: LayerScheme | None) -> None:
-        for child_name, child in list(parent.named_children()) + _shared_children(parent):
+        for child_name, child in list(parent._modules.items()):
+            if child is None:
+                continue
             name = f"{above[-1][0]}.{child_name}" if above else child_name
             new = self._visit(child, [*above, (name, child)], default)
             if new is not child:
@@ -136,45 +200,27 @@ class Replacement:
                 swap_modules(parent, [([child_name], new)], undo=self.undo)
 
     def _visit(self, module: nn.Module, chain: Chain, default: LayerScheme | None) -> nn.Module:
-        """What takes the place of a module (itself: nothing), its inside already done."""
-        chains = self.chains.get(id(module), [chain])
-        decision = self._decide(module, chains)
+        """What takes the place of a module (itself: nothing) before the layers in it are looked at."""
         if id(module) in self.done:  # a module with several names has one fate
             return self.done[id(module)][1]
-        new = self._made(module, chain, decision, default)
+        what = self._decide(module, self.chains.get(id(module), [chain])).what
+        if isinstance(what, QuantizedMetadata) and id(module) not in self.mapped:
+            new = self._mapped(module, chain, what, default)
+        elif isinstance(module, Wrapper):  # a skip by name, or SkipQuantization itself
+            new = self._left(chain[-1][0], module.float_module, "unwrapped")
+        else:
+            self._visit_children(module, chain, default)
+            return module
         self.done[id(module)] = (module, new)
         return new
 
-    def _made(self, module: nn.Module, chain: Chain, decision: LayerDecision, default: LayerScheme | None) -> nn.Module:
-        name, what = chain[-1][0], decision.what
-        if isinstance(what, QuantizedMetadata) and id(module) not in self.mapped:
-            return self._mapped(module, chain, what, default)
-        if isinstance(module, Wrapper):  # a skip by name, or SkipQuantization itself
-            self._tell(name, module.float_module, "floating point", "unwrapped")
-            return module.float_module
-        is_lookup = isinstance(module, nn.Embedding) and not isinstance(module, QEmbedding)
-        if isinstance(module, tuple(SIMULATED)) or (is_lookup and self.like is not None and self.like.embeddings):
-            return self._leaf(module, chain, decision, default)
-        if id(module) in self.forms:
-            return self._formed(module, chain, default)
-        self._visit_children(module, chain, default)
-        return module
+    def _left(self, name: str, module: nn.Module, why: str) -> nn.Module:
+        self.outcomes.append(Outcome(name, type(module).__name__, "floating point", why))
+        return self._close(module)
 
-    def _formed(self, module: nn.Module, chain: Chain, default: LayerScheme | None) -> nn.Module:
-        """What takes the place of a module with a linear form: the form, or itself where no Linear in it changes."""
-        name, form, start = chain[-1][0], self.forms[id(module)], len(self.outcomes)
-        inside = [*chain, (name, form)]
-        new = self._visit(form, inside, default) if isinstance(form, nn.Linear) else form
-        if new is form and not isinstance(form, nn.Linear):
-            self._visit_children(form, inside, default)
-        ranges = None if self.like is None else self.like.ranges
-        has_no_range = ranges is not None and not ranges.issuperset(_static_tensors(name, new))
-        if has_no_range or not any(_is_quantised(part) for part in new.modules()):
-            why = f"no range is given for {name}" if has_no_range else self.outcomes[-1].why
-            del self.outcomes[start:]
-            return self._kept(module, name, why)
-        origin.remember(new, module)
-        return new
+    def _close(self, module: nn.Module) -> nn.Module:
+        self.closed |= {id(part) for part in module.modules()}
+        return module
 
     def _mapped(
         self, module: nn.Module, chain: Chain, mapping: QuantizedMetadata, default: LayerScheme | None
@@ -182,70 +228,46 @@ class Replacement:
         name, action = chain[-1][0], mapping.action
         inner = module.float_module if isinstance(module, Wrapper) else module
         if action is ReplacementAction.SKIP:
-            self._tell(name, inner, "floating point", "action SKIP")
-            return inner
+            return self._left(name, inner, "action SKIP")
         if action is ReplacementAction.UNWRAP:
             unwrapped = getattr(module, "float_module", None)
             if not isinstance(unwrapped, nn.Module):
                 got = f"UNWRAP of a {type(module).__name__}"
                 raise ArgumentError(f"{name}: action", got, "a module with float_module")
-            self._tell(name, unwrapped, "floating point", "unwrapped")
-            return unwrapped
+            return self._left(name, unwrapped, "unwrapped")
         if default is not None:
             default = with_descriptors(default, mapping.input_quant_descriptor, mapping.weights_quant_descriptor)
         best = strongest([rule for rule in self.rules if isinstance(rule.what, LayerScheme)], chain)
         place: LayerScheme | None = default if best is None else best[0].what  # type: ignore[assignment]
         self.mapped.add(id(inner))  # a counterpart may hold the module that it was made of
         if action is ReplacementAction.RECURE_AND_REPLACE:
+            self.defaults[id(inner)] = default
             self._visit_children(inner, chain, default)
-        new = mapping.build(inner, None if place is None else place.scheme, name)
-        self._tell(name, inner, type(new).__name__, action.name)
-        if action is ReplacementAction.REPLACE_AND_RECURE:
-            if isinstance(new, tuple(SIMULATED)):  # the target is a layer itself
-                if is_simulated(new) or place is None:
-                    return new
-                return twin_of(new, name, lambda made: simulated(made, place))
-            self._visit_children(new, [*chain[:-1], (name, new)], default)
+            self.later.append((inner, mapping, place, name))
+            return inner
+        new = self._built(inner, mapping, place, name)
+        if action is ReplacementAction.REPLACE:
+            return self._close(new)
+        if isinstance(new, tuple(SIMULATED)):  # the target is a layer itself
+            made = [] if is_simulated(new) or place is None else twins_of([Fate(Site(new, [name]), place)], simulated)
+            return self._close(made[0][1] if made else new)
+        self.defaults[id(new)] = default
+        self._visit_children(new, [*chain[:-1], (name, new)], default)
         return new
 
-    def _leaf(self, module: nn.Module, chain: Chain, decision: LayerDecision, default: LayerScheme | None) -> nn.Module:
-        name = chain[-1][0]
-        before: Any = module.to_float() if is_simulated(module) else module
-        chains = self.chains.get(id(module), [chain])
-        if module in self.last and decision.kind == "default":
-            return self._kept(before, name, "one of the last layers")
-        if decision.what is None and decision.kind != "default":
-            return self._kept(before, name, f"skipped by {decision.key}")
-        if isinstance(before, self.left_alone) and decision.kind == "default":
-            return self._kept(before, name, "left alone by the recipe")
-        layer = decision.what if isinstance(decision.what, LayerScheme) else default
-        if layer is None:
-            return self._kept(before, name, "named by no rule")
-        left = self.kept.get(id(module))
-        if left is not None and not (decision.is_own and decision.kind in (PATTERNS if left.is_head else ("name",))):
-            self.obstacles.add(left.reason)
-            remember(before, left.reason, self.undo)
-            return self._kept(before, name, left.reason)
-        parents = [c[-2][1] if len(c) > 1 else self.model for c in chains]
-        why_not = obstacles.why_not(before, parents)
-        if why_not is not None:
-            may_stay = why_not.is_usual if self.like is None else why_not.is_final
-            if may_stay and decision.kind != "name":
-                self.obstacles.add(why_not.reason)
-                return self._kept(before, name, why_not.reason)
-            raise ArgumentError("model", f"layer '{name}' {why_not.reason}", why_not.remedy)
-        scheme, note = fitted(layer.scheme, before, self.on_indivisible, name)
-        if scheme is None:
-            return self._kept(before, name, note)
-        if isinstance(before, nn.Embedding):
-            self.lookups.append(([c[-1][0] for c in chains], before))
-            self._tell(name, before, "int8 rows")
-            return before
-        place = replace(layer, scheme=scheme)
-        new = twin_of(module, name, lambda _: noted(simulated(before, place), note))
-        waits = f"its {' and '.join(sorted(layer.open))} by the method of the calibration" if layer.open else ""
-        self._tell(name, before, str(scheme), "; ".join(part for part in (note, waits) if part))
+    def _make_blocks(self) -> None:
+        """The counterparts that are made of blocks whose layers are quantised, inner ones first."""
+        for inner, mapping, place, name in self.later:
+            new = self._built(inner, mapping, place, name)
+            places = distinct(self.model, lambda _, module, inner=inner: module is inner)  # type: ignore[misc]
+            swap_modules(self.model, [(names, new) for names, _ in places], undo=self.undo)
+
+    def _built(self, inner: nn.Module, mapping: QuantizedMetadata, place: LayerScheme | None, name: str) -> nn.Module:
+        new = mapping.build(inner, None if place is None else place.scheme, name)
+        self.outcomes.append(Outcome(name, type(inner).__name__, type(new).__name__, mapping.action.name))
         return new
+
+    # ---- rules
 
     def _decide(self, module: nn.Module, chains: Sequence[Chain]) -> LayerDecision:
         """The rule for a module under all its names. Raises ArgumentError where the names disagree."""
@@ -268,7 +290,7 @@ class Replacement:
             rule, kind = best
             # schemes and skips of a block mean the layers in it; a block that has a counterpart still gets that
             is_last_word = own is None or rule.what is None or isinstance(rule.what, QuantizedMetadata)
-            if is_last_word or isinstance(module, tuple(SIMULATED)):
+            if is_last_word or isinstance(module, self.leaves):
                 return LayerDecision(rule.what, kind, rule.key, self._is_own(rule, chain))
         return LayerDecision(None, "default", None) if own is None else LayerDecision(own, "class", type(module))
 
@@ -277,46 +299,9 @@ class Replacement:
         places = [place for i, place in enumerate(chain) if i == len(chain) - 1 or id(place[1]) in self.forms]
         return any(rule.kind_at(*place) is not None for place in places)
 
-    def _kept(self, module: nn.Module, name: str, why: str) -> nn.Module:
-        self._tell(name, module, "floating point", why)
-        return module
 
-    def _tell(self, name: str, module: nn.Module, what: str, why: str = "") -> None:
-        self.outcomes.append(Outcome(name, type(module).__name__, what, why))
-
-
-def _last_layers(model: nn.Module, leaves: tuple[type[nn.Module], ...], count: int) -> set[nn.Module]:
-    layers = [module for module in model.modules() if isinstance(module, leaves)]
+def _last_layers(model: nn.Module, count: int) -> set[nn.Module]:
+    layers = [module for module in model.modules() if isinstance(module, tuple(SIMULATED))]
     if count > len(layers):
         raise ArgumentError("skip_last", count, f"at most {len(layers)}, the number of layers")
     return set(layers[len(layers) - count :])
-
-
-def _shared_children(parent: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Children that named_children leaves out, as they are there under another name."""
-    first = {name for name, _ in parent.named_children()}
-    return [(name, child) for name, child in parent._modules.items() if child is not None and name not in first]
-
-
-def _static_tensors(name: str, module: nn.Module) -> Iterator[str]:
-    """The tensors of simulating layers in a module of that name that need a range from data."""
-    for inner, layer in module.named_modules():
-        for tensor, fake in layer.fake_quantizers().items() if is_simulated(layer) else ():
-            if tensor != "weight" and not fake.follows:
-                yield ".".join(part for part in (name, inner, tensor) if part)
-
-
-def _is_quantised(module: nn.Module) -> bool:
-    return is_simulated(module) or hasattr(module, "fake_quantizers") or isinstance(module, QLinear)
-
-
-def simulated(module: nn.Module, layer: LayerScheme) -> nn.Module:
-    """The simulating twin of a float layer; for a 16-bit scheme the 16-bit layer itself, as it rounds nothing."""
-    if layer.scheme.is_float:
-        kinds: dict[type, Any] = {nn.Linear: QLinear, nn.Conv2d: QConv2d}
-        made = [new.from_float(module, layer.scheme) for old, new in kinds.items() if isinstance(module, old)]
-        return made[0].train(module.training) if made else module  # a marker computes nothing
-    new = simulate(module, layer.scheme)
-    for tensor, fake in new.fake_quantizers().items():
-        fake.method_is_open, fake.learn_amax = tensor in layer.open, tensor in layer.learns
-    return new

@@ -10,9 +10,9 @@ from torch import nn
 
 from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
+from pyquant.nn.fates import LayerScheme
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.nn.refusals import QUANTISED, already_quantised
-from pyquant.ptq.layer_scheme import LayerScheme
 from pyquant.ptq.mapping import QuantizedMetadata
 
 # Name before type; among equals the innermost module that is named, then the rule that was registered first.
@@ -72,16 +72,16 @@ def chains_of(model: nn.Module, forms: Mapping[int, nn.Module]) -> dict[int, lis
     for name, module in modules.items():
         if not name:
             continue
-        above = [(prefix, modules[prefix]) for prefix in _prefixes(name)]
+        above = [(prefix, modules[prefix]) for prefix in prefixes(name)]
         chains.setdefault(id(module), []).append(above)
         parts = {} if id(module) not in forms else dict(forms[id(module)].named_modules(remove_duplicate=False))
         for inner, part in parts.items():
-            within = [(f"{name}.{prefix}", parts[prefix]) for prefix in _prefixes(inner)]
+            within = [(f"{name}.{prefix}", parts[prefix]) for prefix in prefixes(inner)]
             chains.setdefault(id(part), []).append([*above, (name, parts[""]), *within])
     return chains
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes(name: str) -> list[str]:
     parts = name.split(".") if name else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 

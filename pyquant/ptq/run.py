@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from pyquant.core import arguments
+from pyquant.core.names import listed
 from pyquant.errors import ArgumentError
-from pyquant.nn import obstacles
+from pyquant.nn.convert import integer_twin
+from pyquant.nn.fates import twins_of
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
-from pyquant.nn.own_embedding import like
-from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.speed import warn_of_speed
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
@@ -85,12 +85,6 @@ def _link_pairs(model: nn.Module, pairs: Iterable[tuple[str, str]]) -> None:
         raise ArgumentError("recipe.chains", error.got, error.allowed) from None
 
 
-def _lookup(embedding: nn.Embedding) -> nn.Module:
-    new = like(embedding, QEmbedding.from_float(embedding))
-    obstacles.carry_hooks(embedding, new)
-    return new.train(embedding.training)
-
-
 def quantize_recipe_(
     model: nn.Module,
     recipe: RecipeLike,
@@ -136,15 +130,14 @@ def quantize_recipe_(
         if ranges is not None:
             apply_ranges_(model, ranges)
         elif static and data is None:
-            more = f" and {len(static) - 6} more" if len(static) > 6 else ""
-            raise ArgumentError("data", f"None, for {', '.join(static[:6])}{more}", "batches, or a dynamic scheme")
+            raise ArgumentError("data", f"None, for {listed(static)}", "batches, or a dynamic scheme")
         elif static:
             calibrate_recipe_(model, recipe, data, **options)  # type: ignore[arg-type]
         if simulated:
             if data is not None:
                 improve_after(model, names, data, count, to_inputs)
             convert_(model)
-        swap_modules(model, [(places, _lookup(embedding)) for places, embedding in quantizer.lookups], undo=undo)
+        swap_modules(model, twins_of(quantizer.lookups, integer_twin), undo=undo)
         if not isinstance(recipe.chains, str):
             _link_pairs(fuse_(model), recipe.chains)
         elif recipe.chains == "auto" and static:

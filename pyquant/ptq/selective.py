@@ -14,10 +14,11 @@ from pyquant.core.presets import FP16, W8A8
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
+from pyquant.nn.fates import Fate, LayerScheme
 from pyquant.nn.indivisible import check_choice
 from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
-from pyquant.ptq.layer_scheme import Defaults, LayerScheme, check_calibrator
+from pyquant.ptq.layer_scheme import Defaults, check_calibrator
 from pyquant.ptq.mapping import REGISTERED, QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Like, Outcome, Replacement
 from pyquant.ptq.rules import Rule
@@ -110,7 +111,7 @@ class SelectiveQuantizer:
         self.on_indivisible = check_choice(on_indivisible)
         self.report: list[Outcome] = []
         self.like: Like | None = None  # of a recipe
-        self.lookups: list[tuple[list[str], nn.Embedding]] = []  # that the recipe means, found by quantize_module
+        self.lookups: list[Fate] = []  # embeddings that the recipe means, found by quantize_module
 
     @staticmethod
     def from_recipe(recipe: Recipe, *, verbose: bool | None = None) -> SelectiveQuantizer:
@@ -215,9 +216,9 @@ class SelectiveQuantizer:
 
     def quantize_reversibly(self, model: nn.Module) -> list[Undo]:
         """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
-        kinds = [Residual] if self.skip_residuals else []
-        rules = list(self.rules.values())
-        done = Replacement(model, self.default, rules, self.custom_mappings, kinds, self.on_indivisible, self.like)
+        kinds = (Residual,) if self.skip_residuals else ()
+        rules, mappings = list(self.rules.values()), {**REGISTERED, **self.custom_mappings}
+        done = Replacement(model, self.default, rules, mappings, kinds, self.on_indivisible, self.like)
         self.report, self.lookups = done.run(self.skip_last), done.lookups
         for layer in model.modules():
             if isinstance(layer, SimulatedLayer):

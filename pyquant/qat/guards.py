@@ -8,10 +8,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from pyquant.core.names import listed
 from pyquant.errors import ArgumentError
 from pyquant.simulate.fake_quantize import FakeQuantize
-
-NAMES_SHOWN = 5
 
 
 class QATWarning(UserWarning):
@@ -42,10 +41,12 @@ def warn_of_bad_starts(layers: Iterable[tuple[str, nn.Module]]) -> None:
         advice = "calibrate first (QuantizationCalibrator), as forward refuses a static layer without a range"
         if few_bits:
             advice += "; with 4 bits the range decides where training begins, so take its best calibration"
-        _warn(f"static ranges without calibration: {_some(uncalibrated)}; {advice}")
+        _warn(f"static ranges without calibration: {listed(uncalibrated, 5)}; {advice}")
     if untrained:
         advice = "4 bits train badly from random weights: start from a trained model, calibrated after training"
-        _warn(f"4-bit layers whose weights look untrained (still as PyTorch draws them): {_some(untrained)}; {advice}")
+        _warn(
+            f"4-bit layers whose weights look untrained (still as PyTorch draws them): {listed(untrained, 5)}; {advice}"
+        )
 
 
 def looks_untrained(weight: Tensor) -> bool:
@@ -64,11 +65,6 @@ def looks_untrained(weight: Tensor) -> bool:
         and abs(inside.square().mean() - 1 / 3) < 0.3 * margin
         and abs(flat.mean() / limit) < 0.58 * margin
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _warn(text: str) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import stat
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ COLUMNS: Final = ("step", "loss", "layer", "tensor", "clip_share", "scale", "sca
 _ONES: Final = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.uint8)
 
 
-class QATMonitor:
+class QATMonitor(AbstractContextManager["QATMonitor"]):
     """Watches the quantised tensors of a prepared model, every `every` steps.
 
     model        a prepared model, not compiled (a compiled graph has no place to look into).
@@ -97,9 +98,6 @@ class QATMonitor:
         """Take the hooks out of the model."""
         for handle in self._handles:
             handle.remove()
-
-    def __enter__(self) -> QATMonitor:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

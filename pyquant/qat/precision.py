@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import methodcaller
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,13 @@ from pyquant.core import arguments
 from pyquant.core.presets import W4A4, W4A8, W8A8, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.fates import Fate, fate_of, said_by, twin_of, twins_of
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
-from pyquant.nn.sites import Filter, find_sites, scheme_of
+from pyquant.nn.sites import Filter, find_sites
 from pyquant.nn.swap import swap_modules
 from pyquant.qat.learned_bits import LEVELS, LearnedBitsLinear
 from pyquant.qat.prepare import prepare_qat_
-from pyquant.simulate.insert import twin_of
 from pyquant.simulate.kinds import is_simulated
 
 Costs = Mapping[str, Mapping[int, float]]
@@ -117,21 +118,18 @@ class LearnedPrecision:
 
     def _insert(self, filter_fn: Filter | None, start_bits: int) -> dict[str, LearnedBitsLinear]:
         rules = FqnConfig({"_default": W8A8Dynamic()})
-        self._sites: list[tuple[list[str], nn.Module]] = []
-        layers: dict[str, LearnedBitsLinear] = {}
+        sites = find_sites(self.model, (nn.Linear,))
+        fates = [fate_of(site, said_by(rules, site, filter_fn), CHOICES[0], "is_usual", {}) for site in sites]
 
-        def make(linear: nn.Module) -> nn.Module:
-            return LearnedBitsLinear.of(linear, start_bits, self._learn_inputs, self._dynamic)  # type: ignore[arg-type]
+        def make(fate: Fate) -> nn.Module:
+            linear: Any = fate.site.module
+            return LearnedBitsLinear.of(linear, start_bits, self._learn_inputs, self._dynamic)
 
-        for site in find_sites(self.model, (nn.Linear,)):
-            if scheme_of(rules, site, filter_fn) is not None:
-                layer = twin_of(site.module, site.names[0], make)
-                layers[site.names[0]] = layer  # type: ignore[assignment]
-                self._sites.append((site.names, layer))
-        if not layers:
+        self._sites = twins_of(fates, make)
+        if not self._sites:
             got = f"a {type(self.model).__name__} without layers that take part"
             raise ArgumentError("model", got, "nn.Linear layers")
-        return layers
+        return {names[0]: cast(LearnedBitsLinear, layer) for names, layer in self._sites}
 
     def cost(self) -> Tensor:
         """What the bits cost now, as a share of 16 bits everywhere; differentiable."""

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch  # noqa: F401  (the example)
 from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn.fates import twins_of
 from pyquant.nn.indivisible import CHOICES, check_choice
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
+from pyquant.nn.swap import swap_modules
 from pyquant.qat.guards import check_trainable, warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import WeightFakeQuantize, copied
 from pyquant.recipe import Recipe
 from pyquant.simulate.fake_quantize import FakeQuantize
-from pyquant.simulate.insert import put_in, simulating_twins, twin_of
+from pyquant.simulate.insert import put_in, simulated, simulated_fates, simulating_fates
 from pyquant.simulate.kinds import SIMULATED, is_simulated
 from pyquant.simulate.linear import FakeQuantLinear
 
@@ -92,27 +94,27 @@ def prepare_qat_(
     check_trainable(ptq_only)
     if on_indivisible is not None:
         check_choice(on_indivisible)
-    left: Sequence[tuple[Site, str]] = ()
     rules = None if config is None else rules_of(config)
-    if simulating:
-        selected = _simulated(simulating, rules, filter_fn)
-    else:
-        selected, left = simulating_twins(model, rules, filter_fn, on_indivisible or CHOICES[0])
-        if not selected:
-            raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
     learns = _Learning(learn_amax)
-    new = []
-    for site, layer in selected:
-        make = partial(_train, name=site.names[0], layer=layer, learns=learns, forward=forward)
-        new.append((site.names, twin_of(site.module, site.names[0], make)))
-    learns.check_used()
-    put_in(model, new, left, "prepare_qat_", None if simulating else rules, filter_fn)
+    train = partial(_train, learns=learns, forward=forward)
+    if simulating:
+        _check_same(simulating, rules, filter_fn)
+        new = twins_of(simulating_fates(simulating), lambda fate: train(fate.site.module, name=fate.site.names[0]))
+        learns.check_used()
+        swap_modules(model, new)
+    else:
+        fates = simulated_fates(model, rules, filter_fn, on_indivisible or CHOICES[0])
+        new = twins_of(fates, lambda fate: train(simulated(fate), name=fate.site.names[0]))
+        if not new:
+            raise ArgumentError("config", "no layer", "a config that means at least one layer with 8- or 4-bit weights")
+        learns.check_used()
+        put_in(model, fates, new, "prepare_qat_", cast(FqnConfig, rules), filter_fn)
     warn_of_bad_starts((names[0], layer) for names, layer in new)
     return model
 
 
-def _simulated(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> list[tuple[Site, nn.Module]]:
-    """The simulating layers; a config that is given as well must not say anything else than they do."""
+def _check_same(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | None) -> None:
+    """A config that is given beside simulating layers must not say anything else than they do."""
     if filter_fn is not None:
         raise ArgumentError("filter_fn", "a function", "None for a model that simulates already")
     for site in sites if rules is not None else ():
@@ -122,10 +124,9 @@ def _simulated(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | N
             got = f"{said} for '{site.names[0]}', which simulates {site.module.scheme}"
             allowed = "None (the schemes are those of the calibrated layers), or the same schemes"
             raise ArgumentError("config", got, allowed)
-    return [(site, site.module) for site in sites]
 
 
-def _train(_: nn.Module, name: str, layer: nn.Module, learns: _Learning, forward: Forward) -> nn.Module:
+def _train(layer: nn.Module, name: str, learns: _Learning, forward: Forward) -> nn.Module:
     """A simulating layer as training wants it, made from `layer`, which is not changed."""
     how = forward(name, layer) if callable(forward) else forward
     if how not in FORWARDS:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from operator import methodcaller
+from typing import Any, cast
 
 from torch import nn
 
-from pyquant.errors import ArgumentError, PyquantError
-from pyquant.nn import obstacles, origin
-from pyquant.nn.indivisible import check_choice, fitted
-from pyquant.nn.keep import remember
+from pyquant.errors import ArgumentError
+from pyquant.nn import obstacles
+from pyquant.nn.convert import integer_twin
+from pyquant.nn.fates import Fate, LayerScheme, Said, Swap, carry_out, fate_of, said_by, twins_of, wishes_of
+from pyquant.nn.indivisible import check_choice
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.report import quantization_report
-from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, scheme_of, wished_floats
-from pyquant.nn.swap import swap_modules, undone_on_error
+from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.nn.tell import warn_of_floats
-from pyquant.nn.tied import TiedTwins
 from pyquant.simulate.kinds import SIMULATED, is_simulated, simulate
 
 
@@ -45,54 +45,50 @@ def insert_fake_quantize_(
         raise ArgumentError("model", "a model with fake quantisation", allowed)
     check_choice(on_indivisible)
     rules = rules_of(config)
-    twins, left = simulating_twins(model, rules, filter_fn, on_indivisible)
-    put_in(model, [(site.names, twin) for site, twin in twins], left, "insert_fake_quantize_", rules, filter_fn)
+    fates = simulated_fates(model, rules, filter_fn, on_indivisible)
+    put_in(model, fates, twins_of(fates, simulated), "insert_fake_quantize_", rules, filter_fn)
     return model
 
 
-def put_in(
-    model: nn.Module, new: Sequence[tuple[list[str], nn.Module]], left: Iterable[tuple[Site, str]], what: str,
-    rules: FqnConfig | None, filter_fn: Filter | None,
-) -> None:  # fmt: skip
-    """Put new layers into a model, remember why others are left, and warn of what stays (rules None: no word of it)."""
-    with undone_on_error() as undo:
-        swap_modules(model, new, undo=undo)
-        for site, reason in left:
-            remember(site.module, reason, undo)
-        if rules is not None:
-            warn_of_floats(quantization_report(model), wished_floats(model, rules, filter_fn), what, stacklevel=4)
-
-
-def simulating_twins(
+def simulated_fates(
     model: nn.Module, rules: FqnConfig | None, filter_fn: Filter | None, on_indivisible: str
-) -> tuple[list[tuple[Site, nn.Module]], list[tuple[Site, str]]]:
-    """What a config does to the layers of a float model: (simulating twins; layers left for their size, and why)."""
+) -> list[Fate]:
+    """What a config does to the layers of a float model."""
     sites = list(find_sites(model, tuple(SIMULATED)))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without layers to quantise", "a model with nn.Linear")
     if rules is None:
         raise ArgumentError("config", "None", "a scheme or mapping of schemes; None only for a simulating model")
     check_keys(rules, model, sites)
-    twins, left = [], []
+    fates = []
     for site in sites:
-        scheme = scheme_of(rules, site, filter_fn)
-        if scheme is None or scheme.is_float:
-            continue
-        name = site.names[0]
-        fit, note = fitted(scheme, site.module, on_indivisible, name)
-        if fit is None:
-            left.append((site, note))
-            continue
-        make = partial(simulate, scheme=fit)
-        twins.append((site, twin_of(site.module, name, lambda old, make=make, note=note: noted(make(old), note))))  # type: ignore[misc]
-    return twins, left
+        said = said_by(rules, site, filter_fn)
+        if said.layer is not None and said.layer.scheme.is_float:
+            said = Said()  # nothing is rounded
+        fates.append(fate_of(site, said, on_indivisible, "is_usual", {}))
+    return fates
 
 
-def noted(new: nn.Module, note: str) -> nn.Module:
-    """A new layer, with why it has another scheme than it was given ('': it has not)."""
-    if note and hasattr(new, "note"):
-        new.__dict__["note"] = note
+def simulated(fate: Fate) -> nn.Module:
+    """The simulating twin of a float layer; for a 16-bit scheme the 16-bit layer itself, as it rounds nothing."""
+    module, layer = fate.site.module, cast(LayerScheme, fate.layer)
+    if layer.scheme.is_float:  # a marker computes nothing
+        return integer_twin(fate).train(module.training) if isinstance(module, obstacles.KINDS) else module
+    new = simulate(module, layer.scheme)
+    for tensor, fake in new.fake_quantizers().items():
+        fake.method_is_open, fake.learn_amax = tensor in layer.open, tensor in layer.learns
     return new
+
+
+def put_in(
+    model: nn.Module, fates: Sequence[Fate], twins: Sequence[Swap], what: str, rules: FqnConfig,
+    filter_fn: Filter | None,
+) -> None:  # fmt: skip
+    """Put simulating layers into a float model, all or none, and warn of what stays unasked."""
+    with undone_on_error() as undo:
+        carry_out(model, fates, twins, undo)
+        wished = wishes_of(fates) | wished_floats(model, rules, filter_fn)
+        warn_of_floats(quantization_report(model), wished, what, stacklevel=4)
 
 
 def convert_(model: nn.Module) -> nn.Module:
@@ -108,34 +104,27 @@ def convert_(model: nn.Module) -> nn.Module:
         >>> type(convert_(insert_fake_quantize_(nn.Sequential(nn.Linear(8, 8)), W8A8Dynamic()))[0]).__name__
         'QLinear'
     """
-    tied = TiedTwins()
-    return _replace(model, lambda layer: tied.shared(layer, noted(layer.to_quantized(), layer.note)))
+    return replace_simulating(model, methodcaller("to_quantized"))
 
 
 def remove_fake_quantize_(model: nn.Module) -> nn.Module:
     """Take fake quantisation out again: the float layers, around the parameters as they are now, in place."""
-    return _replace(model, lambda layer: layer.to_float())
+    return replace_simulating(model, methodcaller("to_float"))
 
 
-def _replace(model: nn.Module, make: Callable[[Any], nn.Module]) -> nn.Module:
+def replace_simulating(model: nn.Module, make: Callable[[Any], nn.Module], undo: list[Undo] | None = None) -> nn.Module:
+    """Every simulating layer becomes make(layer). undo receives the steps back, for a caller that may still fail."""
     if not isinstance(model, nn.Module) or is_simulated(model):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains simulating layers")
     sites = list(find_sites(model, tuple(SIMULATED.values())))
     if not sites:
         raise ArgumentError("model", f"a {type(model).__name__} without fake quantisation", "a prepared model")
-    swap_modules(model, [(site.names, twin_of(site.module, site.names[0], make)) for site in sites])
+    fates = simulating_fates(sites)
+    swap_modules(model, twins_of(fates, lambda fate: make(fate.site.module)), undo=undo)
     return model
 
 
-def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """make(old), a replacement that runs the old module's hooks; errors name the layer."""
-    try:
-        new = make(old)
-    except PyquantError as error:
-        if isinstance(error, ArgumentError):
-            raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
-        raise
-    obstacles.carry_hooks(old, new)
-    if origin.has_origin(old):
-        origin.remember(new, old)
-    return new
+def simulating_fates(sites: Iterable[Site]) -> list[Fate]:
+    """Simulating layers, which stay under no circumstances."""
+    layers: list[tuple[Site, Any]] = [(site, site.module) for site in sites]
+    return [Fate(site, LayerScheme(layer.scheme), layer.note) for site, layer in layers]

@@ -398,7 +398,7 @@ def failing(function: Callable[..., Any], at: int) -> Callable[..., Any]:
 
 
 SEAMS: list[tuple[Any, str]] = [
-    (convert, "_convert"),
+    (convert, "integer_twin"),
     (convert.QLinear, "from_float"),
     (convert.QEmbedding, "from_float"),
     (convert.obstacles, "why_not"),

@@ -119,6 +119,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
     first, second = flat(one), flat(other)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert pyquant.quantization_report(one) == pyquant.quantization_report(other)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -174,6 +175,25 @@ def test_dequantised_models_are_what_they_were() -> None:
     model = pyquant.quantize_(decoder(), recipe)
     assert nn.MultiheadAttention not in [type(module) for module in model.modules()]
     assert [type(module) for module in pyquant.dequantize_(model).modules()] == before
+
+
+class Named(nn.Linear):
+    """A Linear of another name, whose forward is nn.Linear's."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_way_remembers_what_stood_there_and_why_a_layer_stays() -> None:
+    model = nn.Sequential(Named(16, 16), nn.Linear(24, 16))
+    config = {"default": "W4A8Dynamic(group_size=16)", "on_indivisible": "skip"}
+    ways = [
+        pyquant.quantize_(copy.deepcopy(model), config["default"], on_indivisible="skip"),
+        pyquant.quantize_(copy.deepcopy(model), Recipe.from_dict(config)),
+        pyquant.convert_(pyquant.insert_fake_quantize_(copy.deepcopy(model), config["default"], on_indivisible="skip")),
+    ]
+    for new in ways:
+        assert_same(new, ways[0])
+        assert "does not divide K = 24" in pyquant.quantization_report(new)[1].reason
+        assert type(pyquant.dequantize_(copy.deepcopy(new))[0]) is Named
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -17,11 +17,11 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.mixed_precision.choices.formats import Format, formats_of
 from pyquant.mixed_precision.choices.groups import Grouping, find_groups, quantisable
+from pyquant.nn.fates import twin_of
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
-from pyquant.simulate.insert import twin_of
 from pyquant.simulate.kinds import simulate
 
 Config = tuple[int, ...]
