@@ -1,0 +1,15 @@
+// The simulated machine.
+#pragma once
+#include "machine/config.h"
+#include "machine/counters.h"
+#include "machine/device_memory.h"
+#include "machine/launch.h"
+#include "machine/memory.h"
+#include "machine/operands.h"
+#include "machine/program.h"
+#include "machine/race.h"
+#include "machine/reports.h"
+#include "machine/schedule.h"
+#include "machine/taint.h"
+#include "machine/traffic.h"
+#include "machine/warp.h"
