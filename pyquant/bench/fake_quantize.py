@@ -22,8 +22,6 @@ from pyquant.bench.peers import PeerUnavailable
 FLOOR: Final = "clone"
 OURS: Final = "pyquant fake_quantize"
 Function = Callable[[Tensor], Tensor]
-
-
 GRANULARITIES: Final = ("per_tensor", "per_channel")
 Build = Callable[[Tensor, Tensor, str], Function]
 

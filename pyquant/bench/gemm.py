@@ -104,13 +104,7 @@ def _prepare(
 ) -> dict[str, _Built]:
     """The candidates that run, by name; the reasons of the others go to `missing`."""
     case, built = inputs_of(*shape), dict[str, _Built]()
-    theirs: tuple[type[Exception], ...] = (
-        PeerUnavailable,
-        RuntimeError,
-        NotImplementedError,
-        AttributeError,
-        TypeError,
-    )
+    theirs: tuple[type[Exception], ...] = (PeerUnavailable, RuntimeError, AttributeError, TypeError)
     makers = [(peer.name, partial(_build_peer, peer), theirs) for peer in peers]
     makers += [(f"QLinear {text}", partial(_build_ours, bench, scheme), (PyquantError, PeerUnavailable))
                for text, scheme in schemes.items()]  # fmt: skip

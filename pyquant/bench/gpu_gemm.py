@@ -27,8 +27,8 @@ from pyquant.measure.timing import Clock, Timings, make_clock, time_interleaved
 from pyquant.report.records.bench import Ceiling, GemmRow, Unavailable
 
 # What a foreign package may raise while it builds, compiles, runs or is captured. A candidate that fails is reported.
-_FAILURES = (PyquantError, PeerUnavailable, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError,
-             ImportError, AssertionError, KeyError, IndexError, OSError)  # fmt: skip
+_FAILURES = (PyquantError, PeerUnavailable, RuntimeError, AttributeError, TypeError, ValueError, ImportError,
+             AssertionError, LookupError, OSError)  # fmt: skip
 
 
 class DeviceLost(RuntimeError):

@@ -247,7 +247,7 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
     of      'output' or 'input' dimensions: what capacity counts.
     """
     bench, times = result.bench, result.times[column]
-    shown = {FLOAT: _float_name(bench)}
+    shown = {FLOAT: "bf16" if bench.float_type == torch.bfloat16 else "fp16"}
     points = [
         TradeOffPoint(
             {f"layer {i + 1}": shown.get(name, name) for i, name in enumerate(config)},
@@ -285,10 +285,6 @@ def _notes(result: MlpResult, column: str) -> list[str]:
         "Every round times every configuration once, in random order.",
         f"Additivity: single layers, each timed between its neighbours' formats, summed, against {against}: {errors}.",
     ]
-
-
-def _float_name(bench: MlpBench) -> str:
-    return "bf16" if bench.float_type == torch.bfloat16 else "fp16"
 
 
 def _rounded(value: float) -> float:

@@ -12,15 +12,13 @@ from pyquant.report import registry
 from pyquant.report.calibration_bench import calib_markdown
 from pyquant.report.render import table
 
+HELP = "collecting statistics and searching ranges"
 _EXAMPLES = """\
 examples:
   pyquant bench calib
   pyquant bench calib --out bench/results/cpu-mine
   pyquant bench calib --plot laplace.png --data laplace --bits 4
 """
-
-
-HELP = "collecting statistics and searching ranges"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from pyquant.measure.timing import default_clock, using_threads
 from pyquant.report.gemm import gemm_markdown
 from pyquant.report.registry import write_files
 
+HELP = "one linear layer, all candidates side by side"
 _EXAMPLES = """\
 examples:
   pyquant bench gemm
@@ -33,9 +34,6 @@ time, which repeats. Every candidate's product is checked before it is timed. On
 that rotate beyond the caches, and a run that is killed goes on with what its --out folder holds.
 """
 _KN = ("384x1536", "1024x4096")
-
-
-HELP = "one linear layer, all candidates side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

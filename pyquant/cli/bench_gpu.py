@@ -39,22 +39,16 @@ _NOTES = [
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that only a GPU benchmark takes."""
-    gpu = parser.add_argument_group("with --device cuda")
-    gpu.add_argument(
-        "--models", nargs="+", metavar="NAME", help=f"shapes of: {', '.join(MODELS)} (default: all of them)"
-    )
-    gpu.add_argument("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
-    gpu.add_argument("--rows", metavar="REGEX", help="also every compiled row of the kernel table whose name matches")
-    gpu.add_argument(
-        "--out", metavar="DIR", help="write gemm.json, .csv, .md, .png there, and go on with what it holds"
-    )
-    gpu.add_argument(
-        "--energy", action="store_true", default=None, help="also millijoules a call, by NVML's counter: a second each"
-    )
-    gpu.add_argument("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
-    gpu.add_argument("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
-    gpu.add_argument(
-        "--merge", nargs="+", metavar="FILE", help="only merge the reports (gemm-1of3.json ...) of slices; needs no GPU"
+    add = parser.add_argument_group("with --device cuda").add_argument
+    add("--models", nargs="+", metavar="NAME", help=f"shapes of: {', '.join(MODELS)} (default: all of them)")
+    add("--candidates", nargs="+", metavar="NAME", help="by part of their name (default: all)")
+    add("--rows", metavar="REGEX", help="also every compiled row of the kernel table whose name matches")
+    add("--out", metavar="DIR", help="write gemm.json, .csv, .md, .png there, and go on with what it holds")
+    add("--energy", action="store_true", default=None, help="also millijoules a call, by NVML's counter: a second each")
+    add("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
+    add("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
+    add(
+        "--merge", nargs="+", metavar="FILE", help="only merge reports of slices (gemm-1of3.json ...); needs no GPU"
     )
 
 

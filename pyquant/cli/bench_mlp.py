@@ -22,6 +22,7 @@ from pyquant.report.trade_off import to_markdown
 STEMS = {KERNEL: "mlp", END_TO_END: "mlp_end_to_end"}
 CPU_SCALE, CPU_BATCH = 32, 128
 _TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+HELP = "the latency of all 729 configurations of a six-layer perceptron"
 _EXAMPLES = """\
 examples:
   pyquant bench mlp --out results
@@ -32,9 +33,6 @@ examples:
 Writes mlp.* (the products alone, inputs ready) and mlp_end_to_end.* (floats in, floats out) to --out: JSON, Markdown,
 CSV, PNG, SVG and an interactive page. A run that is killed goes on with the rounds that its --out folder holds.
 """
-
-
-HELP = "the latency of all 729 configurations of a six-layer perceptron"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ KEPT: Final = {
 }  # fmt: skip
 _MARK: Final = "PYQUANT_BENCH_CHILD"
 
+HELP = "fake quantisation, forward and backward, all candidates side by side"
 _EXAMPLES = """\
 examples:
   pyquant bench qat
@@ -34,9 +35,6 @@ examples:
 
 every candidate's result is checked before it is timed. one thread and CPU time are the default, as for bench gemm.
 """
-
-
-HELP = "fake quantisation, forward and backward, all candidates side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

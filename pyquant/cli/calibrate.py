@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates and writes. -> 0. Raises ArgumentError, CalibrationError, or what building the model raises."""
-    from pyquant.ptq import prepare_
+    from pyquant.ptq import calibrate_recipe_, prepare_
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe
     from pyquant.simulate.calibrate import targets_of
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")
         model = prepare_(factory(), recipe)
-        ranges = calibrated(model, recipe, data, shown)
+        ranges = calibrate_recipe_(model, recipe, counted(data(), shown))
     if not ranges:
         raise ArgumentError("--recipe", f"{args.recipe}: no static tensor", "a scheme that needs ranges, such as W8A8")
     file = save_ranges(args.out, ranges, recipe)
@@ -78,13 +78,6 @@ def _pictures(model: Any, recipe: Any, data: Any, folder: str) -> list[Any]:
         model, data(), num_calib_batches=params.num_calib_batches, percentile=params.percentile
     )
     return plot_tensors(histograms, folder)
-
-
-def calibrated(model: Any, recipe: Any, data: Any, shown: ProgressBar) -> Any:
-    """Ranges of a prepared model, with a step of progress for every batch."""
-    from pyquant.ptq import calibrate_recipe_
-
-    return calibrate_recipe_(model, recipe, counted(data(), shown))
 
 
 def counted(batches: Iterable[Any], shown: ProgressBar) -> Iterable[Any]:

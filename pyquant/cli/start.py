@@ -74,10 +74,8 @@ def answer(words: list[str], program: str) -> str | None:
 
     program  sys.argv[0]: the path of the installed `pyquant`, or '-m' while `python -m pyquant` looks for it.
     """
-    is_module = program == "-m" and sys.orig_argv[-len(words) - 2 : len(sys.orig_argv) - len(words)] == [
-        "-m",
-        "pyquant",
-    ]
+    before = sys.orig_argv[: len(sys.orig_argv) - len(words)]
+    is_module = program == "-m" and before[-2:] == ["-m", "pyquant"]
     if not is_module and os.path.basename(program) not in ("pyquant", "pyquant.exe"):
         return None
     if words == ["--version"]:

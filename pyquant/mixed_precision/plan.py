@@ -18,7 +18,6 @@ from pyquant.ptq.calibrator import Ranges
 from pyquant.ptq.ranges_file import save_ranges
 from pyquant.recipe import Recipe
 from pyquant.recipe.documents import format_of
-from pyquant.report.records.record import save_record
 from pyquant.report.records.search import SearchReport
 
 
@@ -88,10 +87,7 @@ class Plan:
         from pyquant.report import registry
 
         path = file_path("path", path)
-        form = path.suffix.removeprefix(".")
-        if form == "json":
-            return save_record(path, self.record)
-        return registry.write(self.record, path.parent, path.stem, (form,))[0]
+        return registry.write(self.record, path.parent, path.stem, (path.suffix.removeprefix("."),))[0]
 
     def __str__(self) -> str:
         """The verdict, then a line a group: its format and what speaks for it and against the others."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from pyquant.errors import ArgumentError
+from pyquant.report import registry
 from pyquant.report.records.errors import ErrorReport, TensorError
-from pyquant.report.records.record import save_record
-from pyquant.report.render import bullets, csv_text, page, table, write_text
+from pyquant.report.render import bullets, csv_text, page, table
 
 _HEADS = ("layer", "tensor", "scheme", "SQNR dB", "cosine", "MAE", "MSE", "largest", "clipped", "KL nats")
 
@@ -46,11 +46,9 @@ def write_errors(report: ErrorReport, path: str | Path) -> Path:
     Raises ArgumentError for another ending.
     """
     ending = Path(path).suffix.removeprefix(".")
-    if ending == "json":
-        return save_record(path, report)
-    if ending not in FORMATS:
+    if ending not in ("json", *FORMATS):
         raise ArgumentError("path", str(path), "a name that ends in .md, .csv or .json")
-    return write_text(path, FORMATS[ending](report))
+    return registry.write(report, Path(path).parent, Path(path).stem, (ending,))[0]
 
 
 _LEGEND = (

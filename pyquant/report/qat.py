@@ -6,7 +6,7 @@ from typing import Final
 
 from pyquant.report.plot import qat_png
 from pyquant.report.records.bench import QatReport
-from pyquant.report.render import bullets, environment_lines, page, section, table
+from pyquant.report.render import bullets, environment_lines, page, section, table_of_columns
 
 
 def qat_markdown(report: QatReport) -> str:
@@ -22,7 +22,7 @@ def qat_markdown(report: QatReport) -> str:
         if any(row.speed_over_torch is not None for row in rows):
             against = ("" if row.speed_over_torch is None else f"{row.speed_over_torch:.1f}" for row in rows)
             columns["times torch"] = list(against)
-        parts.append(section(case, table(list(columns), zip(*columns.values(), strict=True))))
+        parts.append(section(case, table_of_columns(columns)))
     missing = bullets(f"{u.candidate} ({u.where}): {u.reason}" for u in report.unavailable)
     return page([*parts, f"Did not run:\n\n{missing}" if missing else "", bullets(report.notes)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pyquant.io.atomic import write_file
@@ -64,6 +64,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)
+
+
+def table_of_columns(columns: Mapping[str, Sequence[object]]) -> str:
+    """The table of {heading: cells}."""
+    return table(list(columns), zip(*columns.values(), strict=True))
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pyquant.report.plot import in_forms
 from pyquant.report.records.environment import Environment
 from pyquant.report.records.sensitivity import SensitivityReport, SensitivityStep
-from pyquant.report.render import bullets, csv_text, environment_lines, page, section, table
+from pyquant.report.render import bullets, csv_text, environment_lines, page, section, table, table_of_columns
 from pyquant.report.sensitivity_plot import picture
 
 _ROWS = 40
@@ -86,11 +86,7 @@ def groups_table(record: SensitivityReport) -> str:
             columns[f"{name} us"] = [_us(record.latency.table[g][f], record.latency.float_us) for g in shown]
     columns["often sensitive"] = [record.groups[g].suspect for g in shown]
     more = f"\n\n{_ROWS} of {len(order)}; all of them are in the CSV." if len(order) > _ROWS else ""
-    return _of_columns(columns) + more
-
-
-def _of_columns(columns: Mapping[str, Sequence[str]]) -> str:
-    return table(list(columns), zip(*columns.values(), strict=True))
+    return table_of_columns(columns) + more
 
 
 def short(value: float | None) -> str:
@@ -105,7 +101,7 @@ def _baselines(record: SensitivityReport) -> str:
         columns["metric"] = [short(value) for value in record.task.uniform]
     if record.latency is not None:
         columns["latency us (predicted)"] = [_us(us, record.latency.float_us) for us in record.latency.uniform]
-    return "" if len(columns) == 2 and set(losses[1:]) <= {"-"} else _of_columns(columns)
+    return "" if len(columns) == 2 and set(losses[1:]) <= {"-"} else table_of_columns(columns)
 
 
 def _steps(record: SensitivityReport, steps: Sequence[SensitivityStep]) -> str:
@@ -115,7 +111,7 @@ def _steps(record: SensitivityReport, steps: Sequence[SensitivityStep]) -> str:
         columns["metric"] = [short(step.task) for step in steps]
     if record.latency is not None:
         columns["latency us"] = [_us(step.latency_us, record.latency.float_us) for step in steps]
-    return _of_columns(columns)
+    return table_of_columns(columns)
 
 
 def _accumulation(record: SensitivityReport, format: str, steps: Sequence[SensitivityStep]) -> str:
@@ -131,18 +127,9 @@ def _accumulation(record: SensitivityReport, format: str, steps: Sequence[Sensit
 
 def _skips(record: SensitivityReport, format: str) -> str:
     """What is left of the predicted loss when the most sensitive groups stay in floating point."""
-    f = record.formats.index(format)
-    order = record.ranking(format)
-    at = {group.name: g for g, group in enumerate(record.groups)}
-    single = [record.sensitivity(at[name], f) or 0.0 for name in order]
-    whole = record.uniform[f] if record.mode == "leave_one_out" else math.fsum(max(0.0, s) for s in single)
-    left = [whole or 0.0]
-    for s in single:
-        left.append(left[-1] - (s if record.mode == "leave_one_out" else max(0.0, s)))
-    if record.mode != "leave_one_out":
-        left[-1] = 0.0  # of sums in another order something in the last digit may be left
-    rows = [["0", "none", short(left[0])]]
-    rows += [[str(k), f"+ {name}", short(left[k])] for k, name in enumerate(order, 1)]
+    order, left = record.predicted_rest(format)
+    names = ["none", *(f"+ {name}" for name in order)]
+    rows = [[k, name, short(loss)] for k, (name, loss) in enumerate(zip(names, left, strict=True))]
     return table(["kept", "group", f"predicted loss of the rest ({record.unit})"], rows[: _ROWS // 2])
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FRONT, _PAIR = "#000000", "#D01C1C"
-
-
 _LARGER: Final = {"us": ((1e6, "s"), (1e3, "ms")), "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))}
 
 

@@ -59,11 +59,6 @@ def _built(state: Any, first: QLinear, take: Callable[[Inputs], Tensor], call: C
     return Built(state, bind, reference if exact else None, lambda m: first.kernel_info(m).kernel)
 
 
-def _from_floats(text: str, weights: Weights) -> Built:
-    layer = _make(weights.linear(), scheme_from_name(text))
-    return _built(layer, layer, bf16, lambda layer, x, run: run(layer, x))
-
-
 def _static_codes(inputs: Inputs) -> Tensor:
     return inputs.static_codes(torch.tensor(STATIC_AMAX / 127, device=inputs.weights.device))
 
@@ -73,9 +68,9 @@ def _linked(layer: QLinear, codes: Tensor) -> QTensor:
     return QTensor(codes, layer.input_scale, layer.input_zero_point)  # type: ignore[arg-type]
 
 
-def _from_codes(text: str, weights: Weights) -> Built:
+def _layer(text: str, take: Callable[[Inputs], Tensor], weights: Weights) -> Built:
     layer = _make(weights.linear(), scheme_from_name(text))
-    return _built(layer, layer, _static_codes, lambda layer, x, run: run(layer, _linked(layer, x)))
+    return _built(layer, layer, take, lambda layer, x, run: run(layer, x if take is bf16 else _linked(layer, x)))
 
 
 def _through(layers: Any, x: Tensor, run: Callable[..., Any]) -> Tensor:
@@ -93,24 +88,18 @@ def _chain(gives_codes: bool, weights: Weights) -> Built:
     return _built(nn.ModuleList([first, second]), first, _static_codes, _through)
 
 
-def _adapter(text: str) -> Adapter:
+def _adapter(text: str, *, codes_in: bool = False) -> Adapter:
     scheme = scheme_from_name(text)
     bits = scheme.weights.bits + (32 / scheme.weights.group_size if scheme.weights.group_size else 0)
     least = 35.0 if scheme.is_float else (15.0 if scheme.weights.group_size else 12.0) if bits < 8 else 30.0
     peak = "int8" if scheme.is_integer else "bf16"
-    return Adapter(layer_name(text), partial(_from_floats, text), bits, 16, peak, ours=True, min_sqnr=least)
-
-
-def _codes_adapter(text: str) -> Adapter:
-    plain = _adapter(text)
-    return Adapter(
-        codes_name(text), partial(_from_codes, text), plain.w_bits, 8, "int8", ours=True, min_sqnr=plain.min_sqnr
-    )
+    name, take, x_bits = (codes_name, _static_codes, 8) if codes_in else (layer_name, bf16, 16)
+    return Adapter(name(text), partial(_layer, text, take), bits, x_bits, peak, ours=True, min_sqnr=least)
 
 
 LAYERS = (
     *(_adapter(text) for text in SCHEMES),
-    *(_codes_adapter(text) for text in CODES_IN),
+    *(_adapter(text, codes_in=True) for text in CODES_IN),
     # min_sqnr does not apply to a chain (its product is another one): the bits decide
     Adapter(CHAIN_CODES, partial(_chain, True), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),
     Adapter(CHAIN_APART, partial(_chain, False), 8, 8, "int8", ours=True, min_sqnr=float("-inf"), products=2),

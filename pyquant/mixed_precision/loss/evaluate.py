@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -27,7 +28,7 @@ class LossOfOutputs:
     Raises ArgumentError for no batches; NonFiniteError naming batch and configuration.
 
     The float outputs are computed once, at the first call, and kept.
-    Attributes: metric (OutputMetric), additive, batches, forward_passes (batches that ran so far).
+    Attributes: metric (OutputMetric), batches, forward_passes (batches that ran so far).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
@@ -47,11 +48,6 @@ class LossOfOutputs:
             check_batches(self.batches)
         self.forward_passes = 0
         self._floats: list[Tensor] | None = None
-
-    @property
-    def additive(self) -> bool:
-        """Losses of single groups add up, to first order, to that of a configuration."""
-        return self.metric.additive
 
     @property
     def unit(self) -> str:
@@ -104,19 +100,11 @@ class TaskMetric:
         arguments.flag("higher_is_better", higher_is_better)
         self.switchable, self.eval_fn, self.higher_is_better = switchable, eval_fn, higher_is_better
         self.forward_passes = 0
-        self._baseline: float | None = None
 
-    @property
+    @cached_property
     def baseline(self) -> float:
-        """The metric of the float model, measured once."""
-        if self._baseline is None:
-            self._baseline = self._measure(self.switchable.uniform(0))
-        return self._baseline
-
-    @baseline.setter
-    def baseline(self, value: float) -> None:
-        """What an earlier run measured."""
-        self._baseline = value
+        """The metric of the float model, measured once; or set to what an earlier run measured."""
+        return self._measure(self.switchable.uniform(0))
 
     def value(self, config: Config) -> float:
         """The metric of a configuration, as eval_fn gives it."""

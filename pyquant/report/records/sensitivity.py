@@ -147,11 +147,10 @@ class SensitivityReport:
         by  'loss', or 'task': the drop of the user's metric.
         ->  in `leave_one_out` how much better things get when the group is left out; None where it was not measured.
         """
-        self._check_by(by)
-        value = self.loss[group][format] if by == "loss" else self.drop(self.task.table[group][format])  # type: ignore[union-attr]
+        value = self._loss_by(by, group, format)
         if value is None or self.mode != "leave_one_out":
             return value
-        whole = self.uniform[format] if by == "loss" else self.drop(self.task.uniform[format])  # type: ignore[union-attr]
+        whole = self._loss_by(by, None, format)
         return None if whole is None else whole - value
 
     def ranking(self, format: str | None = None, by: str = "loss") -> list[str]:
@@ -190,6 +189,17 @@ class SensitivityReport:
         lowered = self._by_steps(max_drop, f, by) if self.mode == "cumulative" else self._by_sums(max_drop, f, by)
         return [layer for group in self.groups if group.name not in lowered for layer in group.layers]
 
+    def predicted_rest(self, format: str | None = None, by: str = "loss") -> tuple[list[str], list[float]]:
+        """The ranking, and what lowering all others is predicted to cost when its first 0, 1, 2 ... are kept."""
+        f, order = self._format(format), self.ranking(format, by)
+        at = {group.name: g for g, group in enumerate(self.groups)}
+        single = [self.sensitivity(at[name], f, by) or 0.0 for name in order]
+        if self.mode == "leave_one_out":
+            whole = self._loss_by(by, None, f) or 0.0
+            return order, [whole - math.fsum(single[:k]) for k in range(len(order) + 1)]
+        # apparent gains are noise and must not offset losses: they count as 0
+        return order, [math.fsum(max(0.0, s) for s in single[k:]) for k in range(len(order) + 1)]
+
     @property
     def usual_suspects(self) -> dict[str, str]:
         """{group: why} of those that are sensitive in many models, before anything is measured."""
@@ -206,18 +216,8 @@ class SensitivityReport:
         if by == "loss" and not self.additive:
             allowed = "a metric that predicts losses ('kl', 'fisher', 'eval', ...), or mode 'cumulative'"
             raise ArgumentError("metric", f"{self.metric!r} in mode {self.mode!r}", allowed)
-        order = list(reversed(self.ranking(self.formats[format], by)))
-        at = {group.name: g for g, group in enumerate(self.groups)}
-        single = [self.sensitivity(at[name], format, by) or 0.0 for name in order]
-        if self.mode == "leave_one_out":
-            whole = self.uniform[format] if by == "loss" else self.drop(self.task.uniform[format])  # type: ignore[union-attr]
-            for skipped in range(len(order) + 1):  # the most sensitive ones are skipped first
-                if (whole or 0.0) - math.fsum(single[len(order) - skipped :]) <= max_drop:
-                    return set(order[: len(order) - skipped])
-            return set()
-        # apparent gains are noise and must not offset losses: they count as 0
-        within = [k for k in range(len(order) + 1) if math.fsum(max(0.0, s) for s in single[:k]) <= max_drop]
-        return set(order[: max(within)])
+        order, left = self.predicted_rest(self.formats[format], by)
+        return set(order[next((k for k, loss in enumerate(left) if loss <= max_drop), len(order)) :])
 
     def _format(self, name: str | None) -> int:
         if name is None:
@@ -225,6 +225,14 @@ class SensitivityReport:
         if name not in self.formats[1:]:
             raise ArgumentError("format", repr(name), ", ".join(map(repr, self.formats[1:])))
         return self.formats.index(name)
+
+    def _loss_by(self, by: str, group: int | None, format: int) -> float | None:
+        """The entry of a group, None: of all of them, in the loss or in the drop of the user's metric."""
+        self._check_by(by)
+        of = self.task if by == "task" and self.task is not None else None
+        losses, whole = (self.loss, self.uniform) if of is None else (of.table, of.uniform)
+        value = (whole if group is None else losses[group])[format]
+        return value if of is None else self.drop(value)
 
     def _check_by(self, by: str) -> None:
         if by not in ("loss", "task") or (by == "task" and self.task is None):

@@ -28,7 +28,8 @@ class Noise(Scorer):
 
     def __init__(self, scoring: Scoring) -> None:
         super().__init__(scoring)
-        self.unit, self.predicts, self.loss_name = scoring.loss.unit, scoring.loss.additive, scoring.loss.metric.name
+        metric = scoring.loss.metric
+        self.unit, self.predicts, self.loss_name = metric.unit, metric.additive, metric.name
 
     def work(self) -> list[Work]:
         passes = len(self.scoring.batches)

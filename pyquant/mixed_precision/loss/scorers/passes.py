@@ -16,7 +16,7 @@ class OutputPasses(Scorer):
         loss = scoring.loss
         same = loss.metric.name == self.name
         self.evaluator = loss if same else LossOfOutputs(scoring.switchable, self.name, loss.batches)
-        self.unit, self.predicts = self.evaluator.unit, self.evaluator.additive
+        self.unit, self.predicts = self.evaluator.unit, self.evaluator.metric.additive
 
 
 for _name in OUTPUT_METRICS:
