@@ -249,9 +249,7 @@ def _poison(inputs: Inputs, width: int) -> None:
 def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings: Sequence[Ceiling]) -> GemmRow:
     m, k, n = shape
     adapter = bound.adapter
-    moved = adapter.products * gemm_bytes(
-        m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=adapter.out_bits
-    )
+    moved = adapter.products * gemm_bytes(m, k, n, w_bits=adapter.w_bits, x_bits=adapter.x_bits, out_bits=16)
     gbps, gops = ceiling_value(ceilings, COPY), ceiling_value(ceilings, adapter.peak)
     floor = None
     if gbps and gops:

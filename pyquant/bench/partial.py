@@ -135,7 +135,6 @@ def _setting(report: GemmReport) -> dict[str, Any]:
 
 
 def _best(ceilings: Sequence[Ceiling]) -> list[Ceiling]:
-    """The largest value of each limit."""
     best: dict[str, Ceiling] = {}
     for ceiling in ceilings:
         if ceiling.name not in best or ceiling.value > best[ceiling.name].value:

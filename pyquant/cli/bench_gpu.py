@@ -47,9 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--energy", action="store_true", default=None, help="also millijoules a call, by NVML's counter: a second each")
     add("--slice", metavar="I/N", help="the I-th of N parts of the shapes; --merge puts them together")
     add("--time-budget", type=float, metavar="S", help="start no shape after S seconds; exit code 3")
-    add(
-        "--merge", nargs="+", metavar="FILE", help="only merge reports of slices (gemm-1of3.json ...); needs no GPU"
-    )
+    add("--merge", nargs="+", metavar="FILE", help="only merge reports of slices (gemm-1of3.json ...); needs no GPU")
 
 
 def given(args: argparse.Namespace) -> list[str]:
@@ -145,7 +143,6 @@ def _verdict(report: GemmReport) -> int:
 
 
 def _finish(args: argparse.Namespace, report: GemmReport, what: str, part: tuple[int, int] = (1, 1)) -> GemmReport:
-    """Prints and writes a report."""
     markdown = gemm_markdown(report, f"Linear layers on {report.environment.gpu or 'an unknown GPU'} ({what})")
     print(markdown, end="")
     write_files(report, json=args.json, csv=args.csv)

@@ -63,17 +63,15 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def kernel_name(scheme: QScheme, device: str = "cpu") -> str:
-    """The kernel that a layer of this scheme uses on a device, read from a small layer of that scheme."""
+def kernel_name(scheme: QScheme) -> str:
+    """The kernel that a layer of this scheme uses on this CPU, read from a small layer of that scheme."""
     k, n = scheme.weights.group_size or 32, 8
     shape = (n, 1) if scheme.weights.granularity == "per_group" else (n,)  # a scale of the tensor is held for each row
     quantised = not scheme.is_float
-    codes = torch.zeros(
-        n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""), device=device
-    )
+    codes = torch.zeros(n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""))
     layer = QLinear.from_codes(
-        codes, torch.ones(shape, device=device) if quantised else None, scheme=scheme,
-        weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32, device=device),
+        codes, torch.ones(shape) if quantised else None, scheme=scheme,
+        weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32),
         input_scale=1.0 if scheme.is_static else None,
         input_zero_point=0 if scheme.is_static and scheme.inputs and not scheme.inputs.symmetric else None,
         output_scale=1.0 if scheme.outputs else None,

@@ -135,7 +135,6 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
 
 
 def _with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
-    """The recipe with what the options for layers add to it."""
     known = recipe.selective_quantizer_params.skip_modules or ()
     skipped = {pattern: LayerRule(FLOAT) for pattern in args.skip if pattern not in known}
     return replace(

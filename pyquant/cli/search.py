@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pyquant.cli.calibrate import DATA_HELP
 from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
-from pyquant.report.render import table
+from pyquant.report.search import plan_table
 
 _EVAL_HELP = (
     "package.module:callable that takes the model and returns its task metric; without it the share of predictions "
@@ -39,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score-data", metavar="FN", help="the same, for losses: held-out batches (default: --data)")
     add("--eval", metavar="FN", help=_EVAL_HELP)
     add("--lower-is-better", action="store_true", help="of the task metric")
-    add(
-        "--recipe",
-        metavar="FILE",
-        help="its `search` section gives defaults, its training sections go on into the plan",
-    )
+    add("--recipe", metavar="FILE", help="its `search` section gives defaults, its training sections go into the plan")
     add_formats(parser)
     add("--objective", default="latency", metavar="WHAT", help="latency, size or effective_bits; default: %(default)s")
     add("--max-drop", type=float, metavar="X", help="of the task metric; default: 0.01")
@@ -100,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
             journal=args.journal, seed=args.seed, clock=args.clock, progress=shown,
         )  # fmt: skip
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
-    for line in summary(plan):
-        print(line)
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(plan.record.counts.items()))
+    print("\n".join([plan_table(plan.record), "", plan.record.verdict, counts, *plan.record.notes]))
     # without static layers a file without ranges: the next command names it whatever the plan is
     written = [plan.save(args.out), save_ranges(args.calibration, plan.ranges, plan.recipe)]
     if args.record:
@@ -109,17 +104,3 @@ def run(args: argparse.Namespace) -> int:
     written += [plan.report(path) for path in args.report]
     print("wrote " + ", ".join(map(str, written)))
     return 0
-
-
-def summary(plan: Any) -> list[str]:
-    """The plan for people: formats of all groups, then the verdict."""
-    rows = []
-    for group in plan.record.groups:
-        format = plan.configuration[group.name]
-        cost = group.cost[format] / max(group.cost[plan.record.formats[0]], 1e-300)
-        others = plan.record.other_formats(group)
-        rows.append([group.name, format, f"{cost:.2f}", f"{group.loss[format]:.3g}", others])
-    unit = plan.record.cost_unit
-    header = ["group", "format", f"{unit} / float", f"loss alone [{plan.record.loss_unit}]", "other formats"]
-    counts = ", ".join(f"{count} {what}" for what, count in sorted(plan.record.counts.items()))
-    return [table(header, rows), "", plan.record.verdict, counts, *plan.record.notes]

@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser)
     add("--metric", default="kl", metavar="NAME", help=f"{', '.join(SCORERS)}; default: %(default)s")
     add("--mode", default="one-at-a-time", choices=_MODES, help="default: %(default)s")
-    add(
-        "--loss",
-        default="kl",
-        choices=OUTPUT_METRICS,
-        help="behind noise, fisher, hessian and cumulative steps (default: kl)",
-    )
+    add("--loss", default="kl", choices=OUTPUT_METRICS, help="behind noise, fisher, hessian, cumulative; default: kl")
     add("--grouping", default="auto", choices=("auto", "none"), help="auto: q/k/v and gate/up share a format (default)")
     add("--batches", type=int, metavar="N", help="batches of --data that are used (default: 16, or all of fewer)")
     add("--repeats", type=int, metavar="N", help="draws of noise, fisher and hessian (default: the metric's own)")

@@ -66,14 +66,11 @@ def gemm_floor(m: int, k: int, n: int, *, moved_bytes: int, gbps: float, gops: f
     return Floor(by_bytes, "bytes") if by_bytes >= by_ops else Floor(by_ops, "ops")
 
 
-def measure_ceilings(
-    device: str | torch.device = "cpu", *, size: int | None = None, rounds: int = 5, clock: str | None = None
-) -> list[Ceiling]:
-    """Measured bandwidths and multiplication peaks of `device`, with the threads that torch uses now.
+def measure_ceilings(device: str | torch.device = "cpu", *, size: int | None = None, rounds: int = 5) -> list[Ceiling]:
+    """Measured bandwidths and multiplication peaks of `device`, with the threads that torch uses now (default_clock).
 
     size   edge of the square matmul (default 2048 on a CPU, 8192 on a GPU). Inputs are random: chips clock down on
            random data, and zeros would flatter the peak.
-    clock  of the CPU; None: CPU time on one thread, wall time on several.
     ->     On a CPU 'read' (main memory, a stream that only reads) [GB/s] and 'int8' [Gop/s], the inner loop of our own
            kernels on operands in the caches: nothing multiplies faster. On a GPU 'copy' and 'int8', 'fp16', 'fp8' of
            torch. 'fp32' and 'bf16': torch.mm. A type that the device's torch cannot multiply is left out.
@@ -82,7 +79,7 @@ def measure_ceilings(
     if device.type == "cuda":  # weights rotate beyond the caches, so only main memory matters
         copy = Limit(_copy(1 << 30, device), 2 << 30)
         return _measured({COPY: copy}, device, size or 8192, CudaEventClock(), rounds)
-    used = make_clock(clock or default_clock(torch.get_num_threads()))
+    used = make_clock(default_clock(torch.get_num_threads()))
     multiply = multiply_limit(used, rounds)
     timings = time_interleaved({"int8": multiply.run}, clock=used, rounds=4 * rounds)
     return [

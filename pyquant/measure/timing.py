@@ -74,13 +74,10 @@ def default_clock(threads: int) -> str:
 
 
 class CacheFlush:
-    """Streams through a buffer larger than the last cache, so that the next call finds its weights in memory.
+    """Streams through 512 MiB, more than the last cache holds, so that the next call finds its weights in memory."""
 
-    size_bytes  of the buffer; default 512 MiB; give more on machines with a larger last cache.
-    """
-
-    def __init__(self, size_bytes: int = 512 << 20, device: str | torch.device = "cpu") -> None:
-        self._buffer = torch.zeros(max(1, size_bytes // 4), device=device)
+    def __init__(self) -> None:
+        self._buffer = torch.zeros(128 << 20)
 
     def __call__(self) -> None:
         self._buffer.add_(1.0)

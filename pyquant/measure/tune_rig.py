@@ -27,20 +27,16 @@ Launch = Callable[..., None]
 
 
 class GpuRig:
-    """A CUDA device of torch.
+    """A CUDA device of torch. Raises UnsupportedError when torch sees no GPU, or the kernels were not built."""
 
-    clock   as pyquant.measure.timing; replayed graphs by default, which have no launch gaps.
-    Raises UnsupportedError when torch sees no GPU, or the kernels were not built.
-    """
-
-    def __init__(self, index: int = 0, clock: str = "cuda-graph") -> None:
+    def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedError("tune measures on a GPU, and torch sees none here", [])
         native = plan._native()
         if not native.build_info()["kernels_compiled"]:
             raise UnsupportedError("tune measures compiled kernels, and this build has none", [])
         self.device: Mapping[str, Any] = native.device_info(index)
-        self.clock: Clock = make_clock(clock)
+        self.clock: Clock = make_clock("cuda-graph")  # no launch gaps
         self._memory = torch.device("cuda", index)
 
     def prepare(self, problem: Problem) -> Callable[[str], tuple[Candidate, bool]]:

@@ -12,6 +12,7 @@ from pyquant.io.journal import Journal
 from pyquant.mixed_precision.spread import by_first, check_equal, plain_by_first, spread_rows
 
 T = TypeVar("T")
+Row = Sequence[float]
 OnPiece = Callable[[str, str, int, int], None]
 KIND = "evaluations"
 
@@ -47,13 +48,7 @@ class Ledger:
         return [row[0] for row in self.rows(stage, keys, lambda item: [fn(item)], items, 1, total)]
 
     def rows(
-        self,
-        stage: str,
-        keys: Sequence[str],
-        fn: Callable[[T], Sequence[float]],
-        items: Sequence[T],
-        width: int,
-        total: int = 0,
+        self, stage: str, keys: Sequence[str], fn: Callable[[T], Row], items: Sequence[T], width: int, total: int = 0
     ) -> list[list[float]]:
         """fn(item) -> `width` numbers for every item, or what is known of it by its key; in order."""
         total = total or len(items)

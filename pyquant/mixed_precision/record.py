@@ -106,7 +106,6 @@ def _groups(findings: Findings) -> tuple[SearchedGroup, ...]:
 
 
 def _reason(findings: Findings, layer: str) -> str:
-    """Why a layer stays in floating point."""
     switchable, g = findings.switchable, findings.switchable.group_of[layer]
     able = [f.name for f, ok in zip(switchable.formats, switchable.allowed[g], strict=True) if ok and not f.is_float]
     if not able:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.io import strict_json
 from pyquant.io.atomic import write_file
-from pyquant.report.records.record import KINDS, to_plain
+from pyquant.report.records.record import kind_of, to_plain
 
 # Kind of record -> the module that draws it. A new kind is a dataclass in pyquant.report.records and a line here; the
 # module has FORMATS: {ending of the file: function of the record -> text or bytes}. JSON needs no entry.
@@ -86,7 +86,7 @@ def _write(rendered: Mapping[str, bytes], folder: str | os.PathLike[str], stem: 
 
 
 def _kind(record: Any) -> str:
-    kind = next((kind for kind, (cls, _) in KINDS.items() if type(record) is cls), None)
+    kind = kind_of(record)
     if kind is None or kind not in MODULES:
         raise ArgumentError("record", kind or type(record).__name__, "one of: " + ", ".join(sorted(MODULES)))
     return kind

@@ -36,18 +36,9 @@ def to_trade_off(report: SearchReport) -> TradeOff:
 def to_markdown(report: SearchReport) -> str:
     """For people: the verdict, the plan layer by layer, the front, the limits, and the cost of the search."""
     base = report.points[report.reference]
-    by, unit = _scale(report.cost_unit)
+    unit = _scale(report.cost_unit)[1]
     parts = [f"# {report.model}: a format for every layer", report.verdict]
-    rows = []
-    for group in report.groups:
-        format = report.plan.configuration[group.name]
-        share = group.cost[format] / max(group.cost[report.formats[0]], 1e-300)
-        cost = f"{group.cost[format] / by:.3f}"
-        rows.append(
-            [group.name, format, cost, f"{share:.2f}", f"{group.loss[format]:.3g}", report.other_formats(group)]
-        )
-    header = ["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "other formats"]
-    parts.append(section("Plan", table(header, rows)))
+    parts.append(section("Plan", plan_table(report)))
     shown = report.front + [p for p in (base, report.plan) if not p.is_on_front]
     shown = list({id(p): p for p in sorted(shown, key=lambda p: p.cost)}.values())
     step = max(1, -(-len(shown) // _ROWS))
@@ -64,6 +55,18 @@ def to_markdown(report: SearchReport) -> str:
     parts.append(bullets(report.notes))
     parts += [text if not name else f"{name}: `{text}`" for name, text in report.environment.items() if text]
     return page(parts)
+
+
+def plan_table(report: SearchReport) -> str:
+    """The chosen format of every group, its cost and loss, and what speaks against the others."""
+    by, unit = _scale(report.cost_unit)
+    rows = []
+    for group in report.groups:
+        format = report.plan.configuration[group.name]
+        share = group.cost[format] / max(group.cost[report.formats[0]], 1e-300)
+        figures = (f"{group.cost[format] / by:.3f}", f"{share:.2f}", f"{group.loss[format]:.3g}")
+        rows.append([group.name, format, *figures, report.other_formats(group)])
+    return table(["group", "format", unit, "of float", f"loss alone [{report.loss_unit}]", "other formats"], rows)
 
 
 def _scale(unit: str) -> tuple[float, str]:

@@ -115,7 +115,6 @@ def _steps(record: SensitivityReport, steps: Sequence[SensitivityStep]) -> str:
 
 
 def _accumulation(record: SensitivityReport, format: str, steps: Sequence[SensitivityStep]) -> str:
-    """How errors add up through the layers."""
     f = record.formats.index(format)
     singles = [row[f] or 0.0 for row in record.loss]
     whole = math.fsum(singles)

@@ -14,10 +14,10 @@ from pyquant.bench.peers import named
 ADAPTERS: tuple[Adapter, ...] = (*TORCH_OWN, *OTHERS, *LAYERS, *ROWS)
 
 
-def find_adapters(texts: Sequence[str], adapters: Sequence[Adapter] = ADAPTERS) -> list[Adapter]:
+def find_adapters(texts: Sequence[str]) -> list[Adapter]:
     """The candidates whose names hold one of the texts, upper and lower case alike; an exact name stands for itself.
 
     Raises ArgumentError for a text that no name holds.
     """
-    chosen = named(texts, [a.name for a in adapters], "candidates")
-    return [a for a in adapters if a.name in chosen]
+    chosen = named(texts, [a.name for a in ADAPTERS], "candidates")
+    return [a for a in ADAPTERS if a.name in chosen]

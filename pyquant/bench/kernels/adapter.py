@@ -43,7 +43,7 @@ class Adapter:
     """A candidate.
 
     build      for one layer; raises PeerUnavailable with the reason.
-    w_bits     of a weight in memory, scales counted in; x_bits, out_bits of an input and output element.
+    w_bits     of a weight in memory, scales counted in; x_bits of an element of the input; the output has 16.
     peak       the ceiling that binds it: 'bf16', 'fp16', 'int8', 'fp8'.
     ours       pyquant's own.   has_bias  its result contains the bias.
     min_sqnr   dB against the float64 product below which it computes something else.
@@ -55,7 +55,6 @@ class Adapter:
     w_bits: float
     x_bits: int
     peak: str
-    out_bits: int = 16
     ours: bool = False
     has_bias: bool = True
     min_sqnr: float = 15.0

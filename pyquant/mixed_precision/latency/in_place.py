@@ -14,6 +14,7 @@ from pyquant.mixed_precision.latency.timers import Stamp, StampClock, overhead_n
 
 _SAMPLE_S: Final = 0.002  # a sample repeats short models until it lasts about this long
 _MOST_CALLS: Final = 25
+Reading = tuple[int, int, list[Stamp]]  # of a forward: began, ended, its layers
 
 
 def samples_in_place(task: Task, design: Sequence[Config], whole: Sequence[Config], clock: StampClock) -> Samples:
@@ -26,7 +27,7 @@ def samples_in_place(task: Task, design: Sequence[Config], whole: Sequence[Confi
     calls, samples = _calls(task), Samples()
     runs = [*((config, True) for config in design), *((config, False) for config in whole)]
     for round_, (config, is_timed) in task.rounds(runs, samples):
-        read: list[tuple[int, int, list[Stamp]]] = []
+        read: list[Reading] = []
         watch: AbstractContextManager[list[Stamp]] = stamping(layers, clock) if is_timed else nullcontext([])
         with switchable.using(config), watch as stamps:
             task.run()  # the caches are as this configuration leaves them
@@ -37,23 +38,16 @@ def samples_in_place(task: Task, design: Sequence[Config], whole: Sequence[Confi
                 read.append((began, now(), list(stamps)))
         if is_timed:
             one = sorted(read, key=lambda run: run[1] - run[0])[calls // 2]  # one that really was
-            samples.forwards.append(_read(round_, config, names, *one, own_ns))
+            samples.forwards.append(_read(round_, config, names, one, own_ns))
         else:
             totals = [max(0.0, ended - began - own_ns) * 1e-3 for began, ended, _ in read]
             samples.totals[config].append((round_, statistics.median(totals)))
     return samples
 
 
-def _read(
-    round_: int,
-    config: Config,
-    names: Sequence[tuple[str, int]],
-    began: int,
-    ended: int,
-    stamps: Sequence[Stamp],
-    own_ns: float,
-) -> Forward:
+def _read(round_: int, config: Config, names: Sequence[tuple[str, int]], reading: Reading, own_ns: float) -> Forward:
     """The stamps of a forward in microseconds. names: (layer, its group) by the number of a stamp."""
+    began, ended, stamps = reading
     layers: dict[str, float] = {}
     after: dict[int, float] = {}
     gap: dict[int, float] = {}

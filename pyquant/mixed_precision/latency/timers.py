@@ -75,11 +75,11 @@ def timed(run: Callable[..., Any], number: int, now: Callable[[], int], stamps: 
     return forward
 
 
-def overhead_ns(clock: StampClock, calls: int = 201) -> float:
+def overhead_ns(clock: StampClock) -> float:
     """What a stamp reads for a call that does nothing: it is part of every reading."""
     stamps: list[Stamp] = []
     nothing = timed(lambda x: x, 0, clock.now_ns, stamps)
-    for _ in range(calls):
+    for _ in range(201):
         nothing(None)
     return statistics.median(ended - began for _, began, ended in stamps)
 

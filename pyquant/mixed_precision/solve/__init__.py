@@ -7,16 +7,6 @@ from pyquant.mixed_precision.solve.prune import Dropped, drop_slower
 from pyquant.mixed_precision.solve.solver import Search, algorithms, search_algorithm, search_front
 
 __all__ = [
-    "Config",
-    "Constraint",
-    "Dropped",
-    "FrontPoint",
-    "Measured",
-    "Search",
-    "SearchProblem",
-    "algorithms",
-    "drop_slower",
-    "exact_front",
-    "search_algorithm",
-    "search_front",
-]
+    "Config", "Constraint", "Dropped", "FrontPoint", "Measured", "Search", "SearchProblem", "algorithms", "drop_slower",
+    "exact_front", "search_algorithm", "search_front",
+]  # fmt: skip

@@ -39,7 +39,6 @@ class _States:
 
     @staticmethod
     def joined(states: Sequence[_States]) -> _States:
-        """All of them in a row."""
         fields = ("cost", "loss", "key", "parent")
         return _States(*(np.concatenate([getattr(s, name) for s in states]) for name in fields))
 

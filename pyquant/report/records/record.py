@@ -23,16 +23,14 @@ from pyquant.io.atomic import read_file, write_file
 T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-_UPGRADES: Final[dict[str, Mapping[int, Upgrade]]] = {}
+Upgrades = Mapping[int, Upgrade]
+_UPGRADES: Final[dict[str, Upgrades]] = {}
 _FORMER: Final[dict[str, tuple[str, Upgrade]]] = {}  # name of a class or kind in older files -> its kind now
 _WORDS: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def record(
-    kind: str,
-    version: int = 1,
-    upgrades: Mapping[int, Upgrade] | None = None,
-    former: Mapping[str, Upgrade] | None = None,
+    kind: str, version: int = 1, upgrades: Upgrades | None = None, former: Mapping[str, Upgrade] | None = None
 ) -> Callable[[type[T]], type[T]]:
     """Give a frozen dataclass a kind and a version in files.
 
@@ -66,10 +64,15 @@ def record(
 
 def to_plain(value: Any) -> dict[str, Any]:
     """A record as dictionaries and lists; numbers that JSON lacks become 'inf', '-inf', 'nan'. from_plain reads it."""
-    for kind, (cls, version) in KINDS.items():
-        if type(value) is cls:
-            return {"kind": kind, "version": version, **plain_of(value)}
-    raise TypeError(f"{type(value).__name__} is not a @record")
+    kind = kind_of(value)
+    if kind is None:
+        raise TypeError(f"{type(value).__name__} is not a @record")
+    return {"kind": kind, "version": KINDS[kind][1], **plain_of(value)}
+
+
+def kind_of(value: Any) -> str | None:
+    """The kind of a record; None for anything else."""
+    return next((kind for kind, (cls, _) in KINDS.items() if type(value) is cls), None)
 
 
 def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
@@ -151,7 +154,6 @@ def plain_of(value: Any) -> Any:
 
 
 def _read(hint: Any, data: Any, where: str) -> Any:
-    """Plain data as a value of the wanted type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return data
