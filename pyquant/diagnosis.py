@@ -40,10 +40,6 @@ class Capability:
     kernel: str
     reason: str = ""
 
-    @property
-    def ok(self) -> bool:
-        return self.runs and self.exact is not False
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -151,13 +147,10 @@ def _cuda_lines(gpus: GpuRuntime) -> list[str]:
     for i in range(len(gpus.torch_gpus)):
         environment = describe_environment(f"cuda:{i}")
         lines.append(f"cuda:{i}: {environment.gpu}, driver {environment.driver or 'unknown'}")
-    return [*lines, *gpu_lines(gpus), *_compiled_kernels(gpus)]
-
-
-def _compiled_kernels(gpus: GpuRuntime) -> list[str]:
-    if gpus.native_error or not gpus.build["cuda"]:
-        return []
-    return kernel_lines(importlib.import_module("pyquant._native").kernel_table())
+    lines += gpu_lines(gpus)
+    if not gpus.native_error and gpus.build["cuda"]:
+        lines += kernel_lines(importlib.import_module("pyquant._native").kernel_table())
+    return lines
 
 
 def kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> list[str]:

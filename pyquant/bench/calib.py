@@ -239,5 +239,5 @@ def _once(finders: Mapping[str, Callable[[], Any]]) -> tuple[list[float], dict[s
     """amax and milliseconds of one search each: they take seconds."""
     clock, found, times = make_clock(_clock_name()), list[Any](), {}
     for kind, find in finders.items():
-        times[kind] = clock.seconds(lambda find=find: found.append(find()), 1) * 1e3
+        times[kind] = clock.seconds(lambda find=find: found.append(find()), 1) * 1e3  # type: ignore[misc]
     return [float(amax) for amax in found], times

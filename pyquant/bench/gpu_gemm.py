@@ -129,7 +129,9 @@ def run_gpu_bench(
             here = [Unavailable(name, reason, at(shape)) for name, reason in missing.items()]
             record.add(shape, rows, [*here, *absent])
         ready.clear()
-        _free(weights.device)
+        gc.collect()
+        if weights.device.type == "cuda":
+            torch.cuda.empty_cache()
     return True
 
 
@@ -274,9 +276,3 @@ def _alive(record: Partial, device: torch.device, name: str, where: str, error: 
             f"{name} at {where} broke the device ({first_line(broken)}). Run the same command again: "
             "it goes on without this candidate there"
         ) from error
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

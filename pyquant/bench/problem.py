@@ -16,7 +16,7 @@ from torch import Tensor
 from pyquant.core.scheme import QScheme
 from pyquant.measure.exact import check_rows, sqnr_db
 from pyquant.nn.qlinear import QLinear
-from pyquant.numerics.quantize import quantize, quantize_dynamic
+from pyquant.numerics.quantize import quantize_dynamic
 
 STATIC_AMAX = 4.5  # standard deviations that a static scale covers: what max calibration finds in some 10^5 Gaussians
 FP8_MAX = 448.0
@@ -100,10 +100,6 @@ class Inputs:
         """The weights as a QLinear, and x in `dtype`; a static scheme has the scale of its largest absolute value."""
         scale = self.x.abs().amax() / scheme.inputs.code_range[1] if scheme.is_static and scheme.inputs else None
         return QLinear.from_float(self.weights.linear(), scheme, input_scale=scale).to(dtype=dtype), self.x.to(dtype)
-
-    def static_codes(self, scale: Tensor) -> Tensor:
-        """int8 codes [m, k] under one scale."""
-        return quantize(self.x, scale)
 
     @cached_property
     def fp8(self) -> tuple[Tensor, Tensor]:

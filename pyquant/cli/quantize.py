@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -173,11 +174,7 @@ def _batches(data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace)
 
 
 def _print_summary(model: nn.Module, before: int, out: str) -> None:
-    counts: dict[str, int] = {}
-    for module in model.modules():
-        name = _kind(module)
-        if name:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for module in model.modules() if (name := _kind(module)) is not None)
     after = _state_bytes(model)
     print(table(["layers", "count"], sorted(counts.items())))
     print(f"state: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB ({before / max(after, 1):.2f}x smaller)")

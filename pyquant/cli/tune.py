@@ -15,6 +15,7 @@ from pyquant.core.dtypes import FLOATS_BY_NAME
 from pyquant.core.presets import preset_name
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory
+from pyquant.measure.environment import describe_environment
 from pyquant.measure.tune import Rig, TuneOutcome, problems_for, tune
 from pyquant.ops import tuned
 
@@ -81,11 +82,12 @@ def save(gpu: str, outcomes: Sequence[TuneOutcome]) -> Path:
 
     Raises CheckpointError when another process is writing it, or what is there is no table of ours.
     """
-    folder = tuned.cache_folder()
+    folder, environment = tuned.cache_folder(), describe_environment("cpu")
     with SaveDirectory(folder) as directory:
         there = directory.read(tuned.FILE, tuned.MAX_BYTES)
         table = tuned.Table() if there is None else tuned.parse(there, str(folder / tuned.FILE))
-        table.add(gpu, [o.choice for o in outcomes if o.choice is not None], _note())
+        note = {"pyquant": environment.pyquant, "torch": environment.torch, "cuda": environment.cuda}
+        table.add(gpu, [o.choice for o in outcomes if o.choice is not None], note)
         directory.publish(directory.stage(tuned.dumps(table)), tuned.FILE)
         directory.sync()
     tuned.activate(tuned.load())
@@ -141,10 +143,3 @@ def _layers_of(folder: str) -> list[tuple[int, int, str]]:
         if name is not None and layer.kind == "linear" and (layer.scheme.is_integer or layer.scheme.is_float):
             shapes.append((layer.out_features, layer.in_features, name))
     return shapes
-
-
-def _note() -> dict[str, str]:
-    from pyquant.measure.environment import describe_environment
-
-    environment = describe_environment("cpu")
-    return {"pyquant": environment.pyquant, "torch": environment.torch, "cuda": environment.cuda}

@@ -94,10 +94,6 @@ class Timings:
     samples: dict[str, list[float]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def rounds(self) -> int:
-        return min((len(s) for s in self.samples.values()), default=0)
-
     def median_us(self, name: str) -> float:
         """Median microseconds a call."""
         return statistics.median(self.samples[name]) * 1e6
@@ -143,7 +139,7 @@ def time_interleaved(
 
     Example:
         >>> timings = time_interleaved({"a": lambda: None, "b": lambda: None}, rounds=2, min_sample_s=1e-5)
-        >>> timings.rounds
+        >>> len(timings.samples["a"])
         2
     """
     if not candidates:

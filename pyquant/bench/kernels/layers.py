@@ -19,6 +19,7 @@ from pyquant.core.presets import scheme_from_name
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.nn.qlinear import QLinear
+from pyquant.numerics.quantize import quantize
 
 SCHEMES = (
     "W8A8", "W8A8Dynamic", "W4A8(group_size=None)", "W4A8Dynamic(group_size=None)", "W4A8Dynamic(group_size=128)",
@@ -60,7 +61,7 @@ def _built(state: Any, first: QLinear, take: Callable[[Inputs], Tensor], call: C
 
 
 def _static_codes(inputs: Inputs) -> Tensor:
-    return inputs.static_codes(torch.tensor(STATIC_AMAX / 127, device=inputs.weights.device))
+    return quantize(inputs.x, torch.tensor(STATIC_AMAX / 127, device=inputs.weights.device))
 
 
 def _linked(layer: QLinear, codes: Tensor) -> QTensor:

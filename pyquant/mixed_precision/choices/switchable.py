@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final, cast
 
 import torch
@@ -204,7 +205,7 @@ class SwitchableModel:
                     self.model, self.batches, "mse", len(self.batches), batch_to_inputs=self._batch_to_inputs
                 )
             self._ranges.append(ranges)
-            return {name: twin_of(twin, name, _integer).eval() for name, twin in simulating.items()}
+            return {name: twin_of(twin, name, methodcaller("to_quantized")).eval() for name, twin in simulating.items()}
 
 
 def output_tensor(result: Any) -> Tensor:
@@ -226,10 +227,6 @@ def _first_batches(data: Iterable[Any] | None, num_batches: int | None, static: 
     if not batches or (num_batches is not None and len(batches) < num_batches):
         raise ArgumentError("num_batches", limit, f"at most {len(batches)}, the batches that the data has")
     return batches
-
-
-def _integer(twin: Any) -> nn.Module:
-    return cast(nn.Module, twin.to_quantized())
 
 
 def _weight(site: Site) -> Tensor:

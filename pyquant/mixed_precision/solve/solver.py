@@ -100,11 +100,6 @@ def search_algorithm(name: str) -> Callable[[SearchFunction], SearchFunction]:
     return SEARCH_ALGORITHMS.register(name)
 
 
-def algorithms() -> tuple[str, ...]:
-    """The names of all search algorithms, sorted."""
-    return tuple(sorted(SEARCH_ALGORITHMS))
-
-
 def search_front(
     problem: SearchProblem,
     evaluate: Evaluate,

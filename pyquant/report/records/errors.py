@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from pyquant.report.records.record import record
 
-TENSORS = ("weight", "input", "alone", "output")
-
 
 @dataclass(frozen=True)
 class TensorError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyquant.report.records.float_format import renamed, with_note
 from pyquant.report.records.record import record
@@ -55,11 +54,7 @@ class SearchedPoint:
     is_on_front: bool = False
 
 
-def _from_1(data: dict[str, Any]) -> dict[str, Any]:
-    return with_note(renamed(data))
-
-
-@record("search", version=2, upgrades={1: _from_1})
+@record("search", version=2, upgrades={1: lambda data: with_note(renamed(data))})
 @dataclass(frozen=True)
 class SearchReport:
     """Everything that pyquant.search found.
