@@ -62,7 +62,24 @@ class Diagnosis:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        return _text(self)
+        from pyquant.report.render import table
+
+        machine, isa = self.environment, ", ".join(self.environment.cpu_isa) or "none known"
+        header = ["scheme", "device", "runs", "bits equal the specification", "kernel or reason"]
+        lines = [
+            f"pyquant {machine.pyquant or 'unknown'}, torch {machine.torch}, Python {machine.python}, {machine.system}",
+            f"CPU: {machine.cpu}, {machine.cores} cores ({machine.threads} threads), {isa}",
+            f"native library: {self.native_library}",
+            *[f"CUDA: {line}" for line in self.cuda],
+            "optional: " + "; ".join(f"{n} {v or f'not installed ({_OPTIONAL[n]})'}" for n, v in self.optional.items()),
+            "",
+            table(header, map(_row, self.capabilities)),
+            "",
+            *[f"remark: {remark}" for remark in self.remarks],
+            *[f"problem: {problem}" for problem in self.problems],
+            "all is well" if self.ok else f"{len(self.problems)} problem(s) found",
+        ]
+        return "\n".join(lines)
 
 
 def doctor() -> Diagnosis:
@@ -178,32 +195,6 @@ def _installed(module: str) -> str:
     if importlib.util.find_spec(module) is None:
         return ""
     return package_version("pyyaml" if module == "yaml" else module) or "yes"
-
-
-def _text(d: Diagnosis) -> str:
-    from pyquant.report.render import table
-
-    isa = ", ".join(d.environment.cpu_isa) or "none known"
-    lines = [
-        (
-            f"pyquant {d.environment.pyquant or 'unknown'}, torch {d.environment.torch}, "
-            f"Python {d.environment.python}, {d.environment.system}"
-        ),
-        f"CPU: {d.environment.cpu}, {d.environment.cores} cores ({d.environment.threads} threads), {isa}",
-        f"native library: {d.native_library}",
-        *[f"CUDA: {line}" for line in d.cuda],
-        "optional: " + "; ".join(f"{n} {v or f'not installed ({_OPTIONAL[n]})'}" for n, v in d.optional.items()),
-        "",
-        table(
-            ["scheme", "device", "runs", "bits equal the specification", "kernel or reason"],
-            [_row(c) for c in d.capabilities],
-        ),
-        "",
-        *[f"remark: {remark}" for remark in d.remarks],
-        *[f"problem: {problem}" for problem in d.problems],
-        "all is well" if d.ok else f"{len(d.problems)} problem(s) found",
-    ]
-    return "\n".join(lines)
 
 
 def _row(c: Capability) -> list[str]:

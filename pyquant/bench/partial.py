@@ -122,11 +122,8 @@ def _check_same(report: GemmReport, first: GemmReport, path: str | Path) -> None
     here, there = _setting(report), _setting(first)
     for name in here:
         if here[name] != there[name]:
-            raise ArgumentError(
-                "--merge",
-                f"{path}: {name} = {here[name]!r}"[:300],
-                f"reports of the same {name} ({there[name]!r})"[:300],
-            )
+            allowed = f"reports of the same {name} ({there[name]!r})"
+            raise ArgumentError("--merge", f"{path}: {name} = {here[name]!r}"[:300], allowed[:300])
 
 
 def _setting(report: GemmReport) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class Weights:
 
 
 def inputs_of(m: int, k: int, n: int, device: torch.device | str = "cpu") -> Inputs:
-    """One problem."""
     return Inputs(Weights(k, n, torch.device(device)), m)
 
 

@@ -3,9 +3,9 @@ rounds of one run."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -50,11 +50,9 @@ def run_qat_bench(bench: QatBench, *, on_case: Callable[[str], None] | None = No
     rows: list[QatRow] = []
     missing: list[Unavailable] = []
     cases: dict[str, Callable[[str], list[QatRow]]] = {
-        f"step of the {name}": functools.partial(_steps, bench, name, missing) for name in bench.steps
+        f"step of the {name}": partial(_steps, bench, name, missing) for name in bench.steps
     } or {
-        f"{granularity}, {elements / 1e6:.3g} M elements": functools.partial(
-            _passes, bench, granularity, elements, missing
-        )
+        f"{granularity}, {elements / 1e6:.3g} M elements": partial(_passes, bench, granularity, elements, missing)
         for elements in bench.elements
         for granularity in bench.granularities
     }
@@ -77,7 +75,7 @@ def _passes(bench: QatBench, granularity: str, elements: int, missing: list[Unav
         return call
 
     fitting = [c for c in fake_quantize.CANDIDATES if granularity in c.granularities]
-    calls = _ready(bench, case, {c.name: functools.partial(made, c) for c in fitting}, missing)
+    calls = _ready(bench, case, {c.name: partial(made, c) for c in fitting}, missing)
     torchs = next((n for n in calls if n.startswith("torch.fake_quantize_per")), None)
     return _timed(bench, case, calls, 1e3 / x.numel(), "ns/element", torchs, warm_calls=1)
 
@@ -111,7 +109,7 @@ def _steps(bench: QatBench, model: str, missing: list[Unavailable], case: str) -
         call()
         return call
 
-    calls = _ready(bench, case, {v.name: functools.partial(made, v) for v in qat_steps.VARIANTS}, missing)
+    calls = _ready(bench, case, {v.name: partial(made, v) for v in qat_steps.VARIANTS}, missing)
     return _timed(bench, case, calls, 1e-3, "ms", None, warm_calls=2, min_sample_s=1e-3)
 
 

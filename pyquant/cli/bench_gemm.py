@@ -9,7 +9,7 @@ import torch
 
 from pyquant.bench.gemm import GemmBench, run_gemm_bench
 from pyquant.bench.model_shapes import parse_kn
-from pyquant.bench.peers import FP32, PEERS, named
+from pyquant.bench.peers import FP32, PEERS, at, named
 from pyquant.cli import bench_gpu
 from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with using_threads(args.threads):
         ceilings = [] if args.no_floor else measure_ceilings("cpu")
         with ProgressBar("bench gemm", len(bench.shapes)) as shown:
-            report = run_gemm_bench(
-                bench, ceilings=ceilings, on_shape=lambda shape: shown.step("M={} K={} N={}".format(*shape))
-            )
+            report = run_gemm_bench(bench, ceilings=ceilings, on_shape=lambda shape: shown.step(at(shape)))
     print(gemm_markdown(report), end="")
     write_files(report, json=args.json, csv=args.csv, png=args.plot)
     return 1 if any(row.exact is False for row in report.rows) else 0

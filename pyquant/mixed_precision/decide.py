@@ -55,7 +55,6 @@ class Findings:
 
     @property
     def loss_unit(self) -> str:
-        """Of `losses`."""
         return find_metric(self.options.metric).unit
 
 

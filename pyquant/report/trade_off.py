@@ -11,6 +11,7 @@ from pyquant.report.render import bullets, csv_text, page, section, table
 from pyquant.report.trade_off_html import to_html
 from pyquant.report.trade_off_plot import picture
 
+Draw = Callable[[TradeOff], str | bytes]
 _FRONT_ROWS, _FIGURES = 25, 4  # at most, in Markdown; CSV has all
 
 
@@ -105,9 +106,4 @@ def _points(record: TradeOff, points: list[TradeOffPoint]) -> str:
     return table(header, rows)
 
 
-FORMATS: Final[dict[str, Callable[[TradeOff], str | bytes]]] = {
-    "md": to_markdown,
-    "csv": to_csv,
-    **in_forms(picture),
-    "html": to_html,
-}
+FORMATS: Final[dict[str, Draw]] = {"md": to_markdown, "csv": to_csv, **in_forms(picture), "html": to_html}

@@ -51,7 +51,6 @@ class LossOfOutputs:
 
     @property
     def unit(self) -> str:
-        """Of the losses."""
         return self.metric.unit
 
     def floats(self) -> list[Tensor]:

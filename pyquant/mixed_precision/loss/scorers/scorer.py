@@ -40,7 +40,6 @@ class Scoring:
 
     @property
     def batches(self) -> list[Any]:
-        """The batches to score on."""
         return check_batches(self.loss.batches)
 
     def cells(self) -> list[tuple[int, int]]:
