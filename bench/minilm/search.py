@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             latency_seconds=args.latency_seconds, journal=args.journal, progress=shown,
         )  # fmt: skip
     seconds = time.perf_counter() - started
-    print("\n".join(summary(plan)))
+    print("\n".join(summary(plan.record)))
     out = Path(args.out)
     written = [plan.save(out / "recipe.yaml"), plan.save_ranges(out / "calibration.json")]
     written += [plan.report(out / f"search.{form}") for form in ("json", "md", "csv", "png", "html")]

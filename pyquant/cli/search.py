@@ -11,6 +11,7 @@ from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_fact
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
+from pyquant.report.records.search import SearchReport
 from pyquant.report.search import plan_table
 
 _EVAL_HELP = (
@@ -95,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
             journal=args.journal, seed=args.seed, clock=args.clock, progress=shown,
         )  # fmt: skip
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
-    counts = ", ".join(f"{count} {what}" for what, count in sorted(plan.record.counts.items()))
-    print("\n".join([plan_table(plan.record), "", plan.record.verdict, counts, *plan.record.notes]))
+    print("\n".join(summary(plan.record)))
     # without static layers a file without ranges: the next command names it whatever the plan is
     written = [plan.save(args.out), save_ranges(args.calibration, plan.ranges, plan.recipe)]
     if args.record:
@@ -104,3 +104,9 @@ def run(args: argparse.Namespace) -> int:
     written += [plan.report(path) for path in args.report]
     print("wrote " + ", ".join(map(str, written)))
     return 0
+
+
+def summary(record: SearchReport) -> list[str]:
+    """A plan for people: formats of all groups, then the verdict."""
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(record.counts.items()))
+    return [plan_table(record), "", record.verdict, counts, *record.notes]
