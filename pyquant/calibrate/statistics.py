@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyquant import numerics, ops
 from pyquant.calibrate.tails import Distribution, HistogramTails
-from pyquant.core.dtypes import FLOATS, dtype_name
+from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError, CalibrationError, NonFiniteError
 from pyquant.numerics.histogram import BINS, EXPONENT_MIN
 
@@ -129,8 +129,7 @@ class RangeStatistics:
         Raises ArgumentError for another type, a missing axis or a number of channels unlike before.
         """
         if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            got = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentError("x", got, "a float32, float16 or bfloat16 tensor")
+            raise ArgumentError("x", describe(x), "a float32, float16 or bfloat16 tensor")
         x = x.detach()
         if self.channel_axis is None:
             return x.reshape(1, -1)

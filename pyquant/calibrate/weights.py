@@ -63,8 +63,7 @@ def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
 def _rows(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, list[int]]:
     """The weights that share a scale as rows, and the shape of the scales."""
     if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.dim() != 2 or weight.numel() == 0:
-        got = describe(weight) if isinstance(weight, Tensor) else weight
-        raise ArgumentError("weight", got, "float32, float16 or bfloat16 [N, K], not empty")
+        raise ArgumentError("weight", describe(weight), "float32, float16 or bfloat16 [N, K], not empty")
     weight = weight.detach()
     if not bool(weight.isfinite().all()):
         index = (~weight.isfinite()).nonzero()[0].tolist()

@@ -93,9 +93,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(tensor: torch.Tensor) -> str:
-    """Dtype and shape of a tensor as errors print them: 'float32 [3, 4]'."""
-    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+def describe(value: object) -> str:
+    """Dtype and shape of a tensor as errors print them: 'float32 [3, 4]'; the type of what is none."""
+    return f"{dtype_name(value.dtype)} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def qrange(bits: int, symmetric: bool = True, narrow_range: bool = True) -> tuple[int, int]:

@@ -104,7 +104,7 @@ class Quantize(_WithRange):
         where the device's tensor cores read them so."""
         s = self.scheme
         if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            raise ArgumentError("x", describe(x) if isinstance(x, Tensor) else type(x).__name__, "a float tensor")
+            raise ArgumentError("x", describe(x), "a float tensor")
         if s.dynamic:
             codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, s.symmetric, *s.code_range)
             made = QTensor(codes, scale, None if s.symmetric else zero_point)

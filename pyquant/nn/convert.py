@@ -14,7 +14,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, refusals, state
 from pyquant.nn.fates import Fate, LayerScheme, carry_out, fate_of, said_by, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
-from pyquant.nn.indivisible import check_choice
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.own_embedding import like
 from pyquant.nn.products import ONLY_ADDED, only_added
@@ -55,7 +55,7 @@ def quantize_layers_(
     arguments.flag("embeddings", embeddings)
     if heads is not None and not isinstance(heads, bool):
         raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
-    check_choice(on_indivisible)
+    arguments.one_of("on_indivisible", on_indivisible, CHOICES)
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
     rules = rules_of(config)

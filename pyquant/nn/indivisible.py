@@ -9,16 +9,9 @@ from typing import Final
 from torch import nn
 
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, SchemeError
+from pyquant.errors import SchemeError
 
 CHOICES: Final = ("per_channel", "skip", "error")
-
-
-def check_choice(on_indivisible: object) -> str:
-    """The switch, if it is one of CHOICES. Raises ArgumentError."""
-    if on_indivisible not in CHOICES:
-        raise ArgumentError("on_indivisible", repr(on_indivisible)[:80], ", ".join(map(repr, CHOICES)))
-    return str(on_indivisible)
 
 
 def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str, name: str = "") -> tuple[QScheme | None, str]:

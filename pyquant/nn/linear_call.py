@@ -355,8 +355,7 @@ class LinearCall(LinearState):
             if tensor is None and name == "zero_point":
                 continue
             if not isinstance(tensor, Tensor) or dtype not in (None, tensor.dtype):
-                got = describe(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ArgumentError(f"x.{name}", got, f"a {dtype_name(dtype or torch.int8)} tensor")
+                raise ArgumentError(f"x.{name}", describe(tensor), f"a {dtype_name(dtype or torch.int8)} tensor")
 
     def _check_linked(self, x: QTensor, zero_point: Tensor | None) -> None:
         """Codes that come with another scale would silently mean other numbers. Linked layers share the memory of the

@@ -205,7 +205,7 @@ class LinearState(nn.Module):
             if value.home is None or value.home() is not self:  # its own codes come back: scales are put back as such
                 new |= {"weight_scale": value.scale_, "weight_zero_point": value.zero_point_}
         elif name != self._weight_name or not isinstance(value, Tensor):
-            got = describe(value) if isinstance(value, Tensor) else type(value).__name__
+            got = describe(value)
             raise ArgumentError(name, got, f"{self._weight_name}, {self.state_slots[self._weight_name].text}")
         else:
             new = {name: value}

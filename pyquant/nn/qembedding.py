@@ -97,8 +97,7 @@ class QEmbedding(LinearState):
         if isinstance(x, Proxy):
             return traced(self, x)  # type: ignore[no-any-return]
         if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
-            got = describe(x) if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentError("x", got, "an int64 or int32 tensor of indices")
+            raise ArgumentError("x", describe(x), "an int64 or int32 tensor of indices")
         codes = self.codes
         if x.device != codes.device:
             raise ArgumentError("x", f"device {x.device}", f"device {codes.device}, where the layer is")

@@ -15,7 +15,7 @@ from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
 from pyquant.nn.fates import Fate, LayerScheme
-from pyquant.nn.indivisible import check_choice
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
 from pyquant.ptq.layer_scheme import Defaults, check_calibrator
@@ -108,7 +108,7 @@ class SelectiveQuantizer:
             for source, given in mappings.items()
         }
         self.skip_residuals = self.ptq_only = False
-        self.on_indivisible = check_choice(on_indivisible)
+        self.on_indivisible = arguments.one_of("on_indivisible", on_indivisible, CHOICES)
         self.report: list[Outcome] = []
         self.like: Like | None = None  # of a recipe
         self.lookups: list[Fate] = []  # embeddings that the recipe means, found by quantize_module

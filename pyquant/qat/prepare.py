@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn.fates import twins_of
-from pyquant.nn.indivisible import CHOICES, check_choice
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.patches import Patches
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
@@ -93,7 +93,7 @@ def prepare_qat_(
         config = config.config()
     check_trainable(ptq_only)
     if on_indivisible is not None:
-        check_choice(on_indivisible)
+        arguments.one_of("on_indivisible", on_indivisible, CHOICES)
     rules = None if config is None else rules_of(config)
     learns = _Learning(learn_amax)
     train = partial(_train, learns=learns, forward=forward)
@@ -129,8 +129,7 @@ def _check_same(sites: list[Site], rules: FqnConfig | None, filter_fn: Filter | 
 def _train(layer: nn.Module, name: str, learns: _Learning, forward: Forward) -> nn.Module:
     """A simulating layer as training wants it, made from `layer`, which is not changed."""
     how = forward(name, layer) if callable(forward) else forward
-    if how not in FORWARDS:
-        raise ArgumentError("forward", repr(how), " or ".join(map(repr, FORWARDS)))
+    arguments.one_of("forward", how, FORWARDS)
     twin = copied(layer, type(layer))
     if how == "int8":
         twin = _integer(name, layer)

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from torch import nn
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.convert import integer_twin
 from pyquant.nn.fates import Fate, LayerScheme, Said, Swap, carry_out, fate_of, said_by, twins_of, wishes_of
-from pyquant.nn.indivisible import check_choice
+from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.report import quantization_report
 from pyquant.nn.sites import Config, Filter, Site, check_keys, find_sites, rules_of, wished_floats
@@ -43,7 +44,7 @@ def insert_fake_quantize_(
     if any(is_simulated(module) for module in model.modules()):
         allowed = "a float model (remove_fake_quantize_ takes it out)"
         raise ArgumentError("model", "a model with fake quantisation", allowed)
-    check_choice(on_indivisible)
+    arguments.one_of("on_indivisible", on_indivisible, CHOICES)
     rules = rules_of(config)
     fates = simulated_fates(model, rules, filter_fn, on_indivisible)
     put_in(model, fates, twins_of(fates, simulated), "insert_fake_quantize_", rules, filter_fn)
