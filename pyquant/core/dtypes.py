@@ -21,10 +21,6 @@ class CodeType:
     qmin, qmax   every code that there is (schemes may use fewer, see qrange).
     storage      torch dtype of the memory that holds codes.
     per_element  codes in one element of that memory.
-
-    Example:
-        >>> INT4.range, INT4.columns(5), INT4.weight_name, INT8.weight_name
-        ((-8, 7), 3, 'weight_packed', 'weight')
     """
 
     name: str

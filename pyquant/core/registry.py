@@ -24,10 +24,6 @@ class Registry(Generic[T]):
     argument  that errors name.
     home      package whose modules register what pyquant has; it is imported when a name is first looked up, so that
               a low layer may check names that a higher one defines.
-
-    Example:
-        >>> CALIBRATORS.names()
-        ('max', 'entropy', 'fixed', 'mse', 'percentile')
     """
 
     def __init__(self, argument: str, home: str) -> None:

@@ -51,7 +51,8 @@ class TensorScheme:
     percentile: float = 99.99
 
     def __post_init__(self) -> None:
-        _check_int("bits", self.bits, SIMULATED_BITS)
+        if not isinstance(self.bits, int) or self.bits not in SIMULATED_BITS:
+            raise SchemeError("bits", repr(self.bits), ", ".join(map(str, SIMULATED_BITS)))
         for name in ("symmetric", "dynamic", "narrow_range"):
             if not isinstance(getattr(self, name), bool):
                 raise SchemeError(name, repr(getattr(self, name)), "True or False")
@@ -207,11 +208,6 @@ class QScheme:
 def _check_type(name: str, value: object, types: tuple[type, ...], allowed: str) -> None:
     if not isinstance(value, types):
         raise SchemeError(name, f"{type(value).__name__} {value!r}"[:120], allowed)
-
-
-def _check_int(name: str, value: object, allowed: tuple[int, ...]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise SchemeError(name, repr(value), ", ".join(str(a) for a in allowed))
 
 
 def _check_choice(name: str, value: object, allowed: Registry[Any] | tuple[str, ...]) -> None:

@@ -29,18 +29,14 @@ def example_for(model: nn.Module) -> Any:
 
     if transformers.is_model(model):
         return transformers.example_of(model)
-    example = _for_layer(_first_layer(model))
+    layer = model
+    while isinstance(layer, nn.Sequential) and len(layer):
+        layer = layer[0]
+    example = _for_layer(layer)
     if example is None:
         allowed = "a tensor, a tuple of arguments or a mapping of keyword arguments that the model takes"
         raise ArgumentError("example_inputs", f"none, and a {type(model).__name__} does not say what it takes", allowed)
     return example
-
-
-def _first_layer(model: nn.Module) -> nn.Module:
-    """The layer that an nn.Sequential gives its input to; the module itself where it is none."""
-    while isinstance(model, nn.Sequential) and len(model):
-        model = model[0]
-    return model
 
 
 def _for_layer(layer: nn.Module) -> Tensor | None:

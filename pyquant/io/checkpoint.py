@@ -75,13 +75,6 @@ def save_checkpoint(
     ->               SHA-256 of manifest.json, for load_checkpoint(manifest_sha256=...).
     Raises ArgumentError for what cannot be saved, before anything is written; CheckpointError naming directory and
     reason when writing fails: the checkpoint that was there then still loads, or already the new one.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as d:
-        ...     pin = save_checkpoint(d, [], {"w": torch.ones(2)}, extra={"by": "me"})
-        ...     load_checkpoint(d, manifest_sha256=pin).tensors["w"].tolist()
-        [1.0, 1.0]
     """
     file_path("directory", directory)
     arguments.whole("max_shard_bytes", max_shard_bytes, 1)
@@ -176,12 +169,9 @@ def _commit(out: SaveDirectory, final: Manifest, before: Mapping[str, str | None
     # other readers know no manifest: they find the old pair, no config.json, or the new pair, never one of each
     out.remove(CONFIG)
     out.sync()
-    out.publish(staged[INDEX], INDEX)
-    out.sync()
-    out.publish(staged[CONFIG], CONFIG)
-    out.sync()
-    out.publish(finished, manifests.FILE)
-    out.sync()
+    for temporary, name in ((staged[INDEX], INDEX), (staged[CONFIG], CONFIG), (finished, manifests.FILE)):
+        out.publish(temporary, name)
+        out.sync()
     return data
 
 

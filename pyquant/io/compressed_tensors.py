@@ -90,24 +90,11 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
             zero_point = unpack_from_int32(zero_point.T.contiguous(), scheme.weights.bits, n, name).T
         zero_point = zero_point.reshape(weight_scale_shape(scheme.weights, n, k)).to(torch.int32)
         zero_point = zero_point.clone(memory_format=torch.contiguous_format)
-    return LayerRecord(
-        name=entry.name,
-        scheme=scheme.to_dict(),
-        in_features=k,
-        out_features=n,
-        codes=by_suffix["weight"],
-        weight_scale=None if scale is None else scale.reshape(weight_scale_shape(scheme.weights, n, k)),
-        weight_zero_point=zero_point,
-        bias=by_suffix.get("bias"),
-        input_scale=by_suffix.get("input_scale"),
-        input_zero_point=_int32(by_suffix.get("input_zero_point")),
-        output_scale=by_suffix.get("output_scale"),
-        output_zero_point=_int32(by_suffix.get("output_zero_point")),
-        activation=entry.activation,
-        clamp=entry.clamp,
-        kind=entry.kind,
-        geometry=entry.geometry,
-    )
+    scale = None if scale is None else scale.reshape(weight_scale_shape(scheme.weights, n, k))
+    others: dict[str, Any] = {name: getattr(entry, name) for name in ("activation", "clamp", "kind", "geometry")}
+    others |= {name: by_suffix.get(name) for name in ("bias", "input_scale", "output_scale")}
+    others |= {name: _int32(by_suffix.get(name)) for name in ("input_zero_point", "output_zero_point")}
+    return LayerRecord(entry.name, scheme.to_dict(), k, n, by_suffix["weight"], scale, zero_point, **others)
 
 
 def quantization_config(

@@ -35,16 +35,6 @@ class Journal:
     no journal or that another process is writing; the file is left as it is then. OSError from the file system.
 
     Attributes: path; entries, {key: value}, those of earlier runs included.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> with Journal(f"{folder.name}/a.jsonl", "squares", "of integers") as journal:
-        ...     journal.add("3", 9)
-        >>> with Journal(f"{folder.name}/a.jsonl", "squares", "of integers") as journal:
-        ...     journal.entries
-        {'3': 9}
-        >>> folder.cleanup()
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, facts: str | Mapping[str, str]) -> None:

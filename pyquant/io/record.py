@@ -47,12 +47,6 @@ class LayerRecord:
     kind               'linear', 'embedding' or 'conv2d'.
     geometry           of kind 'conv2d', otherwise None: kernel_size, stride and dilation as (height, width), padding as
                        (top, bottom, left, right). K runs over kernel row, kernel column, channel.
-
-    Example:
-        >>> from pyquant.core.presets import W8A8Dynamic
-        >>> codes, scale = torch.ones(2, 4, dtype=torch.int8), torch.ones(2)
-        >>> check_layer(LayerRecord("head", W8A8Dynamic().to_dict(), 4, 2, codes, scale)).kind
-        'linear'
     """
 
     name: str
@@ -109,9 +103,11 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
     Raises ArgumentError (SchemeError for the scheme) naming layer and field, what it was and what is allowed.
     Source: docs/file_format.md 4.
     """
-    entry = entry_of(layer)
+    bias, geometry = None if layer.bias is None else layer.bias.dtype, _plain(layer.geometry)
+    scheme, n, k = QScheme.from_dict(layer.scheme), layer.out_features, layer.in_features
+    entry = LayerEntry(layer.name, scheme, k, n, bias, layer.activation, layer.clamp, layer.kind, geometry)
     check_entry(entry)
-    scheme, shape = entry.scheme, (layer.out_features, layer.in_features)
+    shape = (n, k)
     if scheme.is_float:
         _check_tensor(layer, "codes", getattr(torch, str(scheme.float_dtype)), shape)
         _check_absent(layer, "weight_scale", "weight_zero_point", "in a 16-bit layer")
@@ -125,15 +121,8 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
         else:
             _check_qparams(layer, prefix, one, (1,))
     if layer.bias is not None:
-        _check_tensor(layer, "bias", FLOATS, (layer.out_features,))
+        _check_tensor(layer, "bias", FLOATS, (n,))
     return entry
-
-
-def entry_of(layer: LayerRecord) -> LayerEntry:
-    """The words and sizes of a record, its scheme parsed. Raises SchemeError."""
-    bias, geometry = None if layer.bias is None else layer.bias.dtype, _plain(layer.geometry)
-    scheme, n, k = QScheme.from_dict(layer.scheme), layer.out_features, layer.in_features
-    return LayerEntry(layer.name, scheme, k, n, bias, layer.activation, layer.clamp, layer.kind, geometry)
 
 
 def check_entry(entry: LayerEntry) -> None:

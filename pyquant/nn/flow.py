@@ -138,7 +138,8 @@ class _Tracer(TorchFunctionMode):
                 if id(value) in self._made:
                     place = self.calls.place()
                     where = f"in {place}" if place else "outside of the model"
-                    self.read(value, Use("function", f"{_function_name(func)} {where}"))
+                    function = str(resolve_name(func) or getattr(func, "__name__", func))
+                    self.read(value, Use("function", f"{function.removeprefix('torch.nn.functional.')} {where}"))
         return result
 
     def read(self, value: object, use: Use) -> None:
@@ -182,10 +183,6 @@ def values(tree: Any) -> list[Any]:
     """Tensors and QTensors (each as one value) among nested arguments."""
     leaves = tree_leaves(tree, is_leaf=lambda v: isinstance(v, QTensor))
     return [leaf for leaf in leaves if isinstance(leaf, (Tensor, QTensor))]
-
-
-def _function_name(func: Any) -> str:
-    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.nn.functional.")
 
 
 def check_model(model: object) -> nn.Module:

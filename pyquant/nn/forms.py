@@ -77,7 +77,8 @@ def register_linear_form(layer: type[nn.Module] | str, make: Form, back: Back | 
         >>> type(expose_linears_(nn.Sequential(Doubled(2, 2)))[0]).__name__
         'Linear'
     """
-    if layer in obstacles.KINDS or not (isinstance(layer, str) or _is_module_class(layer)):
+    is_class = isinstance(layer, type) and issubclass(layer, nn.Module)
+    if layer in obstacles.KINDS or not (isinstance(layer, str) or is_class):
         raise ArgumentError("layer", repr(layer)[:80], "a class of modules without a twin, or its qualified name")
     if not callable(make):
         raise ArgumentError("make", type(make).__name__, "a function: module -> module made of nn.Linear")
@@ -180,7 +181,3 @@ def _entry(kind: type[nn.Module]) -> tuple[Form, Back | None] | None:
         if entry is not None and getattr(base, "forward", None) is kind.forward:
             return entry
     return None
-
-
-def _is_module_class(layer: object) -> bool:
-    return isinstance(layer, type) and issubclass(layer, nn.Module)

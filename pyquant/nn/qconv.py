@@ -14,7 +14,8 @@ from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state, weights
-from pyquant.nn.linear_call import LinearCall, check_matrix, signed, unpacked
+from pyquant.nn.linear_call import LinearCall, signed, unpacked
+from pyquant.nn.linear_codes import check_matrix
 from pyquant.nn.patches import Patches, is_channels_last, unsupported
 from pyquant.ops.transforms import autocast
 

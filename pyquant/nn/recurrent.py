@@ -84,7 +84,9 @@ class Recurrent(nn.Module):
     def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """All layers over x [L, B, K]. lengths: of the sequences, [B]; None: all L."""
         last: list[tuple[Tensor, ...]] = []
-        running = None if lengths is None else _running(lengths, x.shape[0], x.device)
+        running = None  # bool [steps, B, 1]: whether a sequence still has input at a step
+        if lengths is not None:
+            running = (torch.arange(x.shape[0])[:, None] < lengths[None, :]).to(x.device)[..., None]
         directions = 1 + self.bidirectional
         for layer in range(self.num_layers):
             if layer and self.dropout:
@@ -145,8 +147,3 @@ def _gru_step(gates: Tensor, from_state: Tensor, state: tuple[Tensor, ...]) -> t
     reset_h, update_h, new_h = from_state.chunk(3, -1)
     new = (new + (reset + reset_h).sigmoid() * new_h).tanh()
     return (torch.lerp(new, state[0], (update + update_h).sigmoid()),)
-
-
-def _running(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
-    """bool [steps, B, 1]: whether a sequence still has input at a step."""
-    return (torch.arange(steps)[:, None] < lengths[None, :]).to(device)[..., None]

@@ -106,28 +106,21 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
 
 
 def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) -> None:
-    """The argument check_speed of quantize_: example inputs to time the model with, None for a short look, or False."""
+    """One QuantizationWarning with the figures of the layers that are slower than in floating point, if any are.
+
+    check_speed  as in quantize_: example inputs to time the model with, None for a short look at convolutions, False.
+    """
+    if check_speed is False:
+        return
     if check_speed is None:
-        warn_of_short_convolutions(model, stacklevel + 1)
-    elif check_speed is not False:
-        warn_of_slow_layers(compare_speed(model, check_speed), stacklevel + 1)
-
-
-def warn_of_short_convolutions(model: nn.Module, stacklevel: int = 3) -> None:
-    """What quantize_ says without being given an example: the figures of convolutions that are clearly slower."""
-    slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]
-    how = f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
-    _warn(slow, f"{len(slow)} convolutions", how, stacklevel + 1)
-
-
-def warn_of_slow_layers(speeds: list[LayerSpeed], stacklevel: int = 3) -> None:
-    """One QuantizationWarning with the figures of the layers that are slower than in floating point, if any are."""
-    slow = [one for one in speeds if one.ratio < 1]
-    whole = sum(s.float_us for s in speeds) / (sum(s.quantised_us for s in speeds) or 1)
-    _warn(slow, f"{len(slow)} of {len(speeds)} layers", f"all layers together: {whole:.2f}x", stacklevel + 1)
-
-
-def _warn(slow: list[LayerSpeed], count: str, how: str, stacklevel: int) -> None:
+        slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]
+        count = f"{len(slow)} convolutions"
+        how = f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
+    else:
+        speeds = compare_speed(model, check_speed)
+        slow = [one for one in speeds if one.ratio < 1]
+        whole = sum(s.float_us for s in speeds) / (sum(s.quantised_us for s in speeds) or 1)
+        count, how = f"{len(slow)} of {len(speeds)} layers", f"all layers together: {whole:.2f}x"
     if not slow:
         return
     lines = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyquant.core.dtypes import CodeType, describe, dtype_name
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.errors import ArgumentError
 from pyquant.nn.weights import check_group_size, codes_of, scale_shape
 from pyquant.ops import values
 
@@ -80,10 +80,7 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
     if tensor.is_meta or tensor.numel() == 0 or values.is_batch(tensor):
         return tensor
     if name == "scale" or name.endswith("_scale"):
-        good = (tensor > 0) & (tensor < torch.inf)
-        if not bool(good.all()):
-            bad = tensor.reshape(-1)[(~good).reshape(-1)][0].item()
-            raise NonFiniteError(name, f"a value of {bad}", "finite values above 0")
+        values.check_scale(name, tensor)
     if slot.code_range is not None:
         t = slot.code_type
         codes = tensor if t is None else codes_of(tensor, t.per_element * tensor.shape[-1], t)

@@ -27,12 +27,7 @@ def finish(
 
     t         float32 [..., N], scaled.
     bias      float32 [N]; residual float32, float16 or bfloat16 [..., N], widened first.
-    ->        float32 [..., N].
     Source: docs/numerics.md 4.
-
-    Example:
-        >>> finish(torch.tensor([-3.0]), bias=torch.tensor([1.0]), activation="relu", residual=torch.ones(1)).item()
-        1.0
     """
     if bias is not None:
         t = t + bias
@@ -46,16 +41,10 @@ def store(
     t: Tensor, out_dtype: torch.dtype, *, out_scale: Tensor | None = None, out_zero_point: Tensor | None = None,
     out_qmin: int = -127, out_qmax: int = 127,
 ) -> Tensor:  # fmt: skip
-    """The last step: one rounding (half to even) to a float type, or codes of the next layer.
+    """The last step: one rounding (half to even) of float32 [..., N] to a float type, or codes of the next layer.
 
-    t          float32 [..., N].
     out_dtype  float32, float16 or bfloat16 (overflow gives infinity, as IEEE says); int8: requantised with
                out_scale [1] and out_zero_point [1] (None = 0) as docs/numerics.md 5 says.
-    Source: docs/numerics.md 4, 5.
-
-    Example:
-        >>> store(torch.tensor([0.75]), torch.int8, out_scale=torch.tensor([0.5])).tolist()
-        [2]
     """
     if out_dtype != torch.int8 or out_scale is None:
         return t.to(out_dtype)

@@ -18,15 +18,7 @@ BLOCK_LANES: Final = 64
 
 
 def pack_mask(inside: Tensor) -> Tensor:
-    """Bits of a boolean tensor in row-major order: bit i % 8 of byte i / 8; the rest of the last byte is 0.
-
-    inside  bool, any shape.
-    ->      uint8 [ceil(numel / 8)].
-
-    Example:
-        >>> pack_mask(torch.tensor([True, False, False, True])).tolist()
-        [9]
-    """
+    """Bits of a boolean tensor in row-major order, uint8 [ceil(numel / 8)]: bit i % 8 of byte i / 8; the rest is 0."""
     flat = inside.reshape(-1).to(torch.uint8)
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=inside.device)
     return (F.pad(flat, (0, -flat.numel() % 8)).reshape(-1, 8) * weights).sum(-1, dtype=torch.uint8)

@@ -117,10 +117,6 @@ def product(op: str, x: Tensor, w: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """gemm of codes as they lie in memory: int4 weights are packed two per byte, int4 activations may be.
 
     op   a name of pyquant.core.dtypes.PRODUCTS: the types of both. Other arguments and result as gemm.
-
-    Example:
-        >>> product("gemm_s8s4", torch.tensor([[2]]), torch.tensor([[15]], dtype=torch.uint8)).tolist()
-        [[-2.0]]
     """
     x_type, w_type = dtypes.PRODUCTS[op]  # not by name: planted bugs exchange the tables of a module
     if x_type.is_packed and x.dtype == x_type.storage:

@@ -53,14 +53,9 @@ def first_key(exponent: int) -> int:
 
 
 def magnitude_edges(exponent: int) -> Tensor:
-    """The BINS + 1 edges of the bins: 0, then 2^(exponent - OCTAVES) to 2^exponent.
+    """The edges of the bins, exact, float64 [BINS + 1] on the CPU: 0, then 2^(exponent - OCTAVES) to 2^exponent.
 
-    ->  float64 [BINS + 1] on the CPU; bin i holds edges[i] <= |x| < edges[i + 1]. Every edge is exact.
-    Source: docs/numerics.md 14.
-
-    Example:
-        >>> magnitude_edges(1)[[0, 1, -1]].tolist()
-        [0.0, 1.9073486328125e-06, 2.0]
+    Bin i holds edges[i] <= |x| < edges[i + 1].
     """
     steps = 1 << MANTISSA_BITS
     octaves = torch.exp2(torch.arange(exponent - OCTAVES, exponent, dtype=torch.float64))
@@ -70,18 +65,7 @@ def magnitude_edges(exponent: int) -> Tensor:
 
 
 def widen_histogram(counts: Tensor, octaves: int) -> Tensor:
-    """The same histogram with a window that ends `octaves` higher: what falls below it joins bin 0.
-
-    counts   int64 [..., BINS].
-    octaves  >= 0.
-    ->       int64 [..., BINS], a new tensor.
-    Source: docs/numerics.md 14.
-
-    Example:
-        >>> widen_histogram(magnitude_histogram(torch.tensor([1.5, -1e-6]), 1), 3).equal(
-        ...     magnitude_histogram(torch.tensor([1.5, -1e-6]), 4))
-        True
-    """
+    """The same counts [..., BINS] in a window that ends `octaves` (>= 0) higher: what falls below it joins bin 0."""
     lost = min(octaves, OCTAVES) << MANTISSA_BITS
     wide = torch.zeros_like(counts)
     wide[..., 0] = counts[..., : lost + 1].sum(-1)

@@ -29,14 +29,7 @@ def qlinear_reference(
     x_per_token   x_scale (and x_zero_point, or None) are float32 (int32) [...], those of the rows of codes in x.
     out_scale     float32 [1]: the result is int8 codes; None: floats of out_dtype, by default x.dtype, or float32 for
                   code inputs.
-    others        as pyquant.numerics.gemm.gemm.
-    ->            [..., N].
-    Source: docs/numerics.md 2 to 5.
-
-    Example:
-        >>> x, w = torch.tensor([[0.5, -1.0]]), torch.tensor([[127, 0]], dtype=torch.int8)
-        >>> qlinear_reference(x, w, torch.tensor([1.0])).tolist()
-        [[64.0]]
+    Others, result and source as pyquant.numerics.gemm.gemm.
     """
     if out_dtype is None:
         out_dtype = x.dtype if x.dtype.is_floating_point else torch.float32
@@ -59,15 +52,6 @@ def qlinear_reference(
     return y.reshape(*x.shape[:-1], codes.shape[0])
 
 
-def float_matmul(x: Tensor, w: Tensor) -> Tensor:
-    """x [..., K] times w [N, K] transposed -> float32 [..., N], widened to float32 and accumulated in it in any order.
-
-    Outside the exact contract (docs/numerics.md 8). Autocast is switched off: it would narrow the operands.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.nn.functional.linear(x.to(torch.float32), w.to(torch.float32))
-
-
 def weight_only_linear(
     x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
     residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
@@ -85,6 +69,7 @@ def float_linear(
     clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Linear of float weights with the epilogue of the integer layers, likewise."""
-    t = float_matmul(x, w)
+    with torch.autocast(x.device.type, enabled=False):  # it would narrow the operands
+        t = torch.nn.functional.linear(x.to(torch.float32), w.to(torch.float32))
     t = finish(t, bias=bias, residual=residual, activation=activation, clamp_min=clamp_min, clamp_max=clamp_max)
     return t.to(x.dtype if out_dtype is None else out_dtype)

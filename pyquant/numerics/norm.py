@@ -61,47 +61,23 @@ def _scaled(t: Tensor, factor: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight in float32.
+    """x [..., K] / sqrt(mean(x^2) + eps) * weight [K] in float32 (docs/numerics.md 9.2).
 
-    x       float32, float16 or bfloat16 [..., K]; weight the same types [K], or None.
-    ->      float32 [..., K]. A row with a NaN, an infinity or a sum of squares beyond float32 is NaN throughout.
-    Source: docs/numerics.md 9.2.
-
-    Example:
-        >>> rms_norm(torch.tensor([3.0, -3.0]), torch.tensor([2.0, 1.0]), 0.0).tolist()
-        [2.0, -1.0]
+    A row with a NaN, an infinity or a sum of squares beyond float32 is NaN throughout.
     """
     t = x.to(torch.float32)
     return _scaled(t, _factor(_mean(t * t), eps), weight, None)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias in float32.
-
-    x             float32, float16 or bfloat16 [..., K]; weight and bias the same types [K], or None.
-    ->            float32 [..., K]. A row with a NaN, an infinity or a sum of squares beyond float32 is NaN throughout.
-    Source: docs/numerics.md 9.2.
-
-    Example:
-        >>> layer_norm(torch.tensor([1.0, 3.0]), bias=torch.tensor([0.5, 0.5]), eps=0.0).tolist()
-        [-0.5, 1.5]
-    """
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias in float32; NaN as in rms_norm."""
     t = x.to(torch.float32)
     t = t - _mean(t)
     return _scaled(t, _factor(_mean(t * t), eps), weight, bias)
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up in float32, where x holds gates and then ups.
-
-    x   float32, float16 or bfloat16 [..., 2K].
-    ->  float32 [..., K].
-    Source: docs/numerics.md 9.2.
-
-    Example:
-        >>> silu_mul(torch.tensor([100.0, 2.0])).tolist()
-        [200.0]
-    """
+    """silu(gate) * up in float32 [..., K], where x [..., 2K] holds gates and then ups (docs/numerics.md 9.2)."""
     gate, up = x.to(torch.float32).chunk(2, -1)
     return silu(gate.contiguous()) * up
 

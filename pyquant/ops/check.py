@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pyquant.core.dtypes import describe, dtype_name
+from pyquant.core.dtypes import FLOATS, describe, dtype_name
 from pyquant.errors import ArgumentError
 
 MAX_SIZE = 2**31  # sizes below it are what layouts and indices can hold: no product of them leaves 64 bits
@@ -50,6 +50,11 @@ def same_device(argument: str, tensor: Tensor, other: Tensor, other_argument: st
 def min_dim(argument: str, tensor: Tensor, dim: int) -> None:
     if tensor.dim() < dim:
         raise ArgumentError(argument, describe(tensor), f"at least {dim} dimension(s)")
+
+
+def rows_of_floats(argument: str, tensor: Tensor) -> None:
+    dtype_in(argument, tensor, FLOATS)
+    min_dim(argument, tensor, 1)
 
 
 def exact_dim(argument: str, tensor: Tensor, dim: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyquant.ops import check, load, values
-from pyquant.ops.functional import _call
+from pyquant.ops.translate import call
 
 _ops = torch.ops.pyquant
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -23,7 +23,7 @@ class _Fake(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         with _below_autograd():
-            y, mask = _call(_ops.fake_quantize.default, *arguments)
+            y, mask = call(_ops.fake_quantize.default, *arguments)
         ctx.save_for_backward(mask)
         ctx.mark_non_differentiable(mask)
         ctx.set_materialize_grads(False)
@@ -46,7 +46,7 @@ class _FakeDynamic(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         with _below_autograd():
-            y, scale, zero_point = _call(_ops.fake_quantize_dynamic.default, *arguments)
+            y, scale, zero_point = call(_ops.fake_quantize_dynamic.default, *arguments)
         ctx.mark_non_differentiable(scale, zero_point)
         ctx.set_materialize_grads(False)
         return y, scale, zero_point
@@ -59,11 +59,11 @@ class _FakeDynamic(torch.autograd.Function):
 def _run(op: Any, function: Any, x: Tensor, *arguments: Any) -> Any:
     """The op, by the cheapest equivalent way; compilers and functorch get the op itself."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not isinstance(x, Tensor):
-        return _call(op, x, *arguments)
+        return call(op, x, *arguments)
     if x.requires_grad and torch.is_grad_enabled():
         return function.apply(x, *arguments)
     with _below_autograd():
-        return _call(op, x, *arguments)
+        return call(op, x, *arguments)
 
 
 def _check(x: Tensor, scale: Tensor) -> None:
@@ -121,7 +121,7 @@ def fake_quantize_out(
     """
     _check(x, scale)
     check.not_a_leaf("y", y)
-    _call(_ops.fake_quantize_out.default, x, scale, zero_point, granularity, group_size, qmin, qmax, y, mask)
+    call(_ops.fake_quantize_out.default, x, scale, zero_point, granularity, group_size, qmin, qmax, y, mask)
 
 
 def fake_quantize_dynamic(
@@ -163,7 +163,7 @@ def fake_quantize_dynamic_out(
     """
     for name, buffer in (("y", y), ("scale", scale)):
         check.not_a_leaf(name, buffer)
-    _call(
+    call(
         _ops.fake_quantize_dynamic_out.default, x, granularity, group_size, symmetric, qmin, qmax, y, scale, zero_point
     )
 
@@ -179,7 +179,7 @@ def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
         >>> fake_quantize_backward(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5], dtype=torch.uint8)).tolist()
         [1.0, 0.0, 3.0]
     """
-    return _call(_ops.fake_quantize_backward.default, grad, mask)
+    return call(_ops.fake_quantize_backward.default, grad, mask)
 
 
 def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
@@ -195,7 +195,7 @@ def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
         [1.0, 0.0, 3.0]
     """
     check.not_a_leaf("grad", grad)
-    _call(_ops.fake_quantize_backward_.default, grad, mask)
+    call(_ops.fake_quantize_backward_.default, grad, mask)
 
 
 def fake_quantize_lsq_backward(
@@ -218,6 +218,6 @@ def fake_quantize_lsq_backward(
         [[1.0, 0.0], [14.25]]
     """
     _check(x, scale)
-    return _call(
+    return call(
         _ops.fake_quantize_lsq_backward.default, grad, x, scale, zero_point, granularity, group_size, qmin, qmax
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyquant import numerics
 from pyquant.core.dtypes import PRODUCTS
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.ops import check, plan, rows_layout, shapes, zero_points
+from pyquant.ops import check, linear_shapes, plan, rows_layout, shapes, zero_points
 from pyquant.ops.schema import SCHEMAS
 
 # Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
@@ -25,7 +25,7 @@ ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unp
 
 
 def _specified(name: str) -> Callable[..., Any]:
-    rule = getattr(shapes, name)
+    rule = shapes.rule_of(name)
     specification = partial(numerics.product, name) if name in PRODUCTS else getattr(numerics, name)
 
     def op(*args: Any, **kwargs: Any) -> Any:
@@ -79,13 +79,13 @@ def gemm(
 ) -> Tensor:  # fmt: skip
     scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
     fused = (activation, clamp_min, clamp_max)
-    shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)
+    linear_shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)
     if kernel:
         _refuse_kernel(kernel, x.device)
     op = torch.ops.pyquant
     if w.dtype.is_floating_point:
         return op.float_linear(x, w, bias, residual, *fused, out_dtype)  # type: ignore[no-any-return]
-    packed = shapes.gemm_x_is_packed("gemm", x, w)
+    packed = linear_shapes.gemm_x_is_packed("gemm", x, w)
     product = op.gemm_s8s8 if w.dtype == torch.int8 else op.gemm_s4s4 if packed else op.gemm_s8s4
     return product(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)  # type: ignore[no-any-return]
 
@@ -107,25 +107,25 @@ def pack_linear(
     out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
 ) -> Tensor:  # fmt: skip
     tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
-    shapes.pack_linear(*tensors, spec)
+    linear_shapes.pack_linear(*tensors, spec)
     zero_points.check("pack_linear", (*tensors, spec), {})
-    return rows_layout.pack(shapes.linear_spec(spec), *tensors)
+    return rows_layout.pack(linear_shapes.linear_spec(spec), *tensors)
 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
-    shapes.unpack_linear(packed, spec)
-    return rows_layout.unpack(shapes.linear_spec(spec), packed)
+    linear_shapes.unpack_linear(packed, spec)
+    return rows_layout.unpack(linear_shapes.linear_spec(spec), packed)
 
 
 def qlinear(
     x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None,
     x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    out = shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
-    s = shapes.linear_spec(spec)
+    out = linear_shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
+    s = linear_shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
     zero_points.of_call(s, x, packed, x_zero_point)
-    if shapes.x_is_packed(s, x):
+    if linear_shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
         x, numerics.unpack(p.codes, s.k, s.w_type), p.w_scale, bias=p.bias,

@@ -83,7 +83,7 @@ def packs_int4(device: torch.device, columns: int) -> bool:
 def _define() -> None:
     for name, schema in SCHEMAS.items():
         _definitions.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        torch.library.register_fake(f"pyquant::{name}", getattr(shapes, name), lib=_definitions)
+        torch.library.register_fake(f"pyquant::{name}", shapes.rule_of(name), lib=_definitions)
     autograd.register(_definitions)
     versions.register(_definitions)
     transforms.register(_definitions)

@@ -1,13 +1,14 @@
-"""Turns what torch raises around an op into pyquant's errors."""
+"""Calls of ops, and what torch raises around them as pyquant's errors."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
 from pyquant.errors import ArgumentError, NonFiniteError, PyquantError, UnsupportedError
+from pyquant.ops import values, zero_points
 
 _OURS = re.compile(r"argument '([^']+)': got (.*?); allowed: ([^\n]*)", re.DOTALL)
 # What torch says of an argument -> its name ("": the op's first tensor), what it was, what is allowed.
@@ -32,6 +33,16 @@ _MEANINGS: Final = tuple(
 )  # fmt: skip
 _NO_MEMORY = re.compile(r"pyquant: out of memory: (\d+) bytes on (\S+)")
 _UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
+
+
+def call(op: Any, *args: Any) -> Any:
+    """An op with its arguments, and with a look at zero points where set_checks(True) asks for it."""
+    if values.checks_enabled():
+        zero_points.check(op._schema.name.removeprefix("pyquant::"), args, {})
+    try:
+        return op(*args)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        reraise(error, op._schema.arguments[0].name)
 
 
 def reraise(error: Exception, first_argument: str = "x") -> NoReturn:

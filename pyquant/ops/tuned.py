@@ -101,10 +101,7 @@ def parse(data: bytes, file: str) -> Table:
 def dumps(table: Table) -> bytes:
     """The bytes of a file that holds a table; equal tables give equal bytes."""
     gpus = {
-        gpu: {
-            "note": table.notes.get(gpu, {}),
-            "choices": [asdict(choices[key]) for key in sorted(choices, key=repr)],
-        }
+        gpu: {"note": table.notes.get(gpu, {}), "choices": [asdict(choices[key]) for key in sorted(choices, key=repr)]}
         for gpu, choices in table.gpus.items()
     }
     return (json.dumps({"schema": SCHEMA, "gpus": gpus}, indent=1, sort_keys=True) + "\n").encode()

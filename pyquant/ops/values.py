@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pyquant.core import arguments
-from pyquant.errors import NonFiniteError
+from pyquant.core.dtypes import INT4
+from pyquant.errors import ArgumentError, NonFiniteError
 
 _enabled = False
 
@@ -52,8 +53,12 @@ def readable(tensor: Tensor) -> bool:
 
 def scale_values(argument: str, scale: Tensor | None, allow_nan: bool = False) -> None:
     """Every scale is finite and above zero; NaN is allowed where it marks a poisoned row."""
-    if not isinstance(scale, Tensor) or not scale.is_floating_point() or not readable(scale):
-        return
+    if isinstance(scale, Tensor) and scale.is_floating_point() and readable(scale):
+        check_scale(argument, scale, allow_nan)
+
+
+def check_scale(argument: str, scale: Tensor, allow_nan: bool = False) -> None:
+    """scale_values of a tensor whose values are there, on any device."""
     good = (scale > 0) & (scale < torch.inf)
     if allow_nan:
         good |= scale.isnan()
@@ -67,3 +72,11 @@ def finite_values(argument: str, x: Tensor) -> None:
     if _enabled and isinstance(x, Tensor) and x.is_floating_point() and readable(x) and not bool(x.isfinite().all()):
         index = (~x.isfinite()).nonzero()[0].tolist()
         raise NonFiniteError(argument, f"{x[tuple(index)].item()} at {index}", "finite values (set_checks is on)")
+
+
+def int4_codes(argument: str, codes: Tensor) -> None:
+    """Codes one a byte that fit into four bits."""
+    if isinstance(codes, Tensor) and codes.dtype == torch.int8 and codes.numel() and readable(codes):
+        low, high = int(codes.min()), int(codes.max())
+        if not INT4.holds(low, high):
+            raise ArgumentError(argument, f"codes from {low} to {high}", f"codes from {INT4.qmin} to {INT4.qmax}")

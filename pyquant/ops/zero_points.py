@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyquant.core.dtypes import INT4, INT8, KERNEL_BITS, ONE_A_BYTE, UINT8, code_type
 from pyquant.errors import ArgumentError
-from pyquant.ops import rows_layout, shapes
+from pyquant.ops import linear_shapes, rows_layout
 from pyquant.ops.spec import LinearSpec
 from pyquant.ops.values import readable
 
@@ -54,7 +54,7 @@ def check(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_layer(op: str, given: dict[str, Any]) -> None:
-    s = shapes.linear_spec(given["spec"])
+    s = linear_shapes.linear_spec(given["spec"])
     if op == "pack_linear":
         # uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes
         _among("x_zero_point", given["x_zero_point"], 0 if s.x_symmetric else min(s.x_qmin, 0), UINT8.qmax)
@@ -67,7 +67,7 @@ def of_call(s: LinearSpec, x: Tensor, packed: Tensor, x_zero_point: Tensor | Non
     """The zero point that the codes of a call of qlinear have, in the buffer or with them. Raises ArgumentError."""
     if s.input == "static" and s.layout != "cpu_blocked" and packed.shape == (rows_layout.sections(s).total,):
         low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
-        if x.dtype == torch.uint8 and not shapes.x_is_packed(s, x):
+        if x.dtype == torch.uint8 and not linear_shapes.x_is_packed(s, x):
             low, high = UINT8.range
         _among("x_zero_point", rows_layout.input_zero_point(s, packed), low, high)
     _among("x_zero_point", x_zero_point, s.x_qmin, s.x_qmax)

@@ -48,7 +48,7 @@ EDITS = {
          "a gemm_* schema has another default of group_size"),
     ],
     defaults: [
-        ("ops.functional", _WRAPPER, _WRAPPER.replace("out_qmin: int = -127", "out_qmin: int = -128"),
+        ("ops.linear", _WRAPPER, _WRAPPER.replace("out_qmin: int = -127", "out_qmin: int = -128"),
          "gemm_s8s8 has another default than its schema"),
     ],
 }  # fmt: skip

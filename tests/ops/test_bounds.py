@@ -11,7 +11,7 @@ import torch
 
 from pyquant import ops
 from pyquant.errors import ArgumentError
-from pyquant.ops import fallback, functional, shapes, translate, zero_points
+from pyquant.ops import fallback, linear_shapes, rows_layout, translate, zero_points
 
 NATIVE = "cpu_blocked" if ops.native_available() else "rows"
 
@@ -58,7 +58,7 @@ SIZES = [(2**62, 0), (2**57, 1), (2**31, 0), (0, 2**31), (2**63 - 1, 0), (2**40,
 def test_sizes_whose_products_leave_64_bits_are_refused(n: int, k: int, layout: str) -> None:
     spec = [n, k, *ops.LinearSpec(1, 1, w_bits=4, layout=layout).to_ints()[2:]]
     with pytest.raises(ArgumentError, match="argument 'spec'"):
-        shapes.linear_spec(spec)
+        linear_shapes.linear_spec(spec)
     if ops.native_available():
         with pytest.raises(RuntimeError, match="argument 'spec': got n = "):
             torch.ops.pyquant._packed_bytes(spec)
@@ -71,7 +71,7 @@ def test_the_largest_sizes_have_positive_sizes_in_bytes() -> None:
             continue
         codes = {"x_qmin": -1, "x_qmax": 1, "w_bits": 4}
         spec = ops.LinearSpec(2**31 - 1, 2**28 - 1, group_size=1, has_bias=True, layout=layout, **codes)
-        size = ops.packed_bytes(spec) if hasattr(ops, "packed_bytes") else shapes.packed_bytes(spec)
+        size = ops.packed_bytes(spec) if hasattr(ops, "packed_bytes") else rows_layout.packed_bytes(spec)
         assert spec.n * spec.k * 8 < size < 2**63
 
 
@@ -143,7 +143,7 @@ def test_codes_bound_k_by_their_type(
             with pytest.raises(ArgumentError, match=f"codes with k = {k}; allowed: k <= {limit}"):
                 op("qlinear")(x, packed, None, spec, torch.float32, rows)
             with pytest.raises(ArgumentError, match=f"codes with k = {k}"):
-                shapes.qlinear(x, packed, None, spec, torch.float32, rows)
+                linear_shapes.qlinear(x, packed, None, spec, torch.float32, rows)
 
 
 def test_packed_nibbles_bound_k_by_their_type(op: Callable[[str], Callable[..., Any]]) -> None:
@@ -294,7 +294,7 @@ def test_checks_see_zero_points_wherever_the_tensors_are() -> None:
 def test_a_call_with_checks_looks_at_zero_points(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     looking = SimpleNamespace(check=lambda name, args, kwargs: seen.append(name))
-    monkeypatch.setattr(functional, "zero_points", looking)
+    monkeypatch.setattr(translate, "zero_points", looking)
     q, one = torch.zeros(2, 4, dtype=torch.int8), torch.ones(1)
     ops.dequantize(q, one)
     ops.set_checks(True)

@@ -89,7 +89,7 @@ WRITTEN = {"fake_quantize_out": (7, 8), "fake_quantize_dynamic_out": (6, 7, 8), 
 def test_every_op_has_a_rule_a_sample_and_a_wrapper() -> None:
     assert set(SCHEMAS) == set(samples(2, 3, 4))
     for name in SCHEMAS:
-        assert callable(getattr(shapes, name))
+        assert callable(shapes.rule_of(name))
         assert callable(fallback.IMPLEMENTATIONS[name])
         assert callable(getattr(ops, name))
         schema = getattr(torch.ops.pyquant, name).default._schema
@@ -392,7 +392,7 @@ def test_rule_and_kernel_accept_the_same_problems() -> None:
         call = dict(problem.call)
         draw.choice(mutations)(draw, call)
         outcomes = []
-        for function in (getattr(shapes, problem.op), getattr(ops, problem.op)):
+        for function in (shapes.rule_of(problem.op), getattr(ops, problem.op)):
             try:
                 result = function(**call)
                 outcomes.append(("accepted", list(result.shape), result.dtype))

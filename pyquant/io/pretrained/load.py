@@ -28,7 +28,7 @@ from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.state import device_of
-from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
     "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
@@ -71,8 +71,7 @@ def load_pretrained(
         raise ArgumentError(
             "model", f"a function that returns {type(skeleton).__name__}", "one that returns a torch.nn.Module"
         )
-    undo: list[Undo] = []
-    try:
+    with undone_on_error() as undo:
         _expose(skeleton, checkpoint, undo)
         names = modules_by_name(skeleton)
         new: list[tuple[list[str], nn.Module]] = []
@@ -106,10 +105,6 @@ def load_pretrained(
         _check_no_meta(skeleton)
         if target is not None:
             swap_modules(skeleton, [], device=target, undo=undo)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
     return skeleton
 
 
