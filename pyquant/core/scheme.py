@@ -5,11 +5,12 @@ A scheme is a plain frozen record. It holds no tensor, compares by value, and tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from pyquant.core.dtypes import KERNEL_BITS, KERNEL_BITS_TEXT, PRODUCTS, SIMULATED_BITS, CodeType, code_type, qrange
+from pyquant.core.granularity import scale_shape
 from pyquant.core.names import GRANULARITIES, HALF_DTYPES
 from pyquant.core.registry import CALIBRATORS, Registry
 from pyquant.errors import SchemeError
@@ -75,6 +76,10 @@ class TensorScheme:
     def code_range(self) -> tuple[int, int]:
         """(qmin, qmax), the smallest and largest code; of 16 bits: those of inputs, as such weights have no codes."""
         return qrange(self.bits, self.symmetric, self.narrow_range)
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the scales and zero points of a tensor [..., K]."""
+        return scale_shape(self.granularity, shape, self.group_size or 0)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as a JSON-ready dict."""

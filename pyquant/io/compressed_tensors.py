@@ -17,7 +17,7 @@ import torch
 from pyquant.core.dtypes import INT8, code_type
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import CheckpointError
-from pyquant.io.record import LayerEntry, LayerRecord, weight_scale_shape
+from pyquant.io.record import LayerEntry, LayerRecord
 from pyquant.io.strict_json import lines
 
 SCHEMA: Final = 1
@@ -88,9 +88,9 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
         if zero_point.ndim == 2:
             name = _join(entry.name, "weight_zero_point")
             zero_point = unpack_from_int32(zero_point.T.contiguous(), scheme.weights.bits, n, name).T
-        zero_point = zero_point.reshape(weight_scale_shape(scheme.weights, n, k)).to(torch.int32)
+        zero_point = zero_point.reshape(scheme.weights.scale_shape((n, k))).to(torch.int32)
         zero_point = zero_point.clone(memory_format=torch.contiguous_format)
-    scale = None if scale is None else scale.reshape(weight_scale_shape(scheme.weights, n, k))
+    scale = None if scale is None else scale.reshape(scheme.weights.scale_shape((n, k)))
     others: dict[str, Any] = {name: getattr(entry, name) for name in ("activation", "clamp", "kind", "geometry")}
     others |= {name: by_suffix.get(name) for name in ("bias", "input_scale", "output_scale")}
     others |= {name: _int32(by_suffix.get(name)) for name in ("input_zero_point", "output_zero_point")}
@@ -184,7 +184,7 @@ def _weight_specs(entry: LayerEntry) -> dict[str, TensorSpec]:
     weights, n, k = entry.scheme.weights, entry.out_features, entry.in_features
     if entry.scheme.is_float:
         return {"weight": (getattr(torch, str(entry.scheme.float_dtype)), (n, k))}
-    scale = weight_scale_shape(weights, n, k)
+    scale = weights.scale_shape((n, k))
     column = (n, 1) if weights.granularity == "per_channel" else scale
     specs: dict[str, TensorSpec] = {"weight_scale": (torch.float32, column)}
     if format_of(entry) == "pack-quantized":

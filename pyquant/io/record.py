@@ -13,7 +13,6 @@ import torch
 from pyquant.core import arguments
 from pyquant.core.bounds import check_k
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
-from pyquant.core.granularity import scale_shape
 from pyquant.core.names import ACTIVATIONS
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
@@ -114,7 +113,7 @@ def check_layer(layer: LayerRecord) -> LayerEntry:
     else:
         _check_tensor(layer, "codes", torch.int8, shape)
         _check_range(layer, "codes", layer.codes, scheme.weights.code_range)
-        _check_qparams(layer, "weight", scheme.weights, weight_scale_shape(scheme.weights, *shape))
+        _check_qparams(layer, "weight", scheme.weights, scheme.weights.scale_shape(shape))
     for prefix, one in (("input", scheme.inputs), ("output", scheme.outputs)):
         if one is None or one.dynamic:
             _check_absent(layer, f"{prefix}_scale", f"{prefix}_zero_point", f"without static {prefix}s")
@@ -136,11 +135,6 @@ def check_entry(entry: LayerEntry) -> None:
     entry.scheme.check_kernels()
     _check_sizes(entry)
     _check_geometry(entry)
-
-
-def weight_scale_shape(weights: TensorScheme, n: int, k: int) -> tuple[int, ...]:
-    """Shape of weight_scale for weights [n, k]: (1,), (n,) or (n, k / group_size)."""
-    return scale_shape(weights.granularity, (n, k), weights.group_size or 0)
 
 
 def _check_words(entry: LayerEntry) -> None:

@@ -131,7 +131,9 @@ class LinearCall(LinearCodes):
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
-        x = self._readable(x)
+        inputs = self.scheme.inputs
+        if inputs is None or not inputs.code_type.is_packed:
+            x = unpacked(x)
         self._check_codes(x)
         data, zero_point = (x.data, x.zero_point) if isinstance(x, PackedQTensor) else signed(x)
         if self.scheme.is_static:
@@ -161,12 +163,6 @@ class LinearCall(LinearCodes):
             torch.int8 if self._gives_codes else dtype,
         )  # fmt: skip
         return ops.pack_int4(y) if out_dtype == torch.uint8 else y
-
-    def _readable(self, x: QTensor) -> QTensor:
-        """Packed codes where the layer's own codes are int4 ones, else one a byte."""
-        inputs = self.scheme.inputs
-        reads_packed = inputs is not None and inputs.code_type.is_packed
-        return x if reads_packed or not isinstance(x, PackedQTensor) else unpacked(x)
 
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
         columns = self.in_features if columns is None else columns

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyquant.core.dtypes import CodeType, describe, dtype_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.weights import check_group_size, codes_of, scale_shape
+from pyquant.nn.weights import check_group_size, codes_of
 from pyquant.ops import values
 
 NUMBERS = (
@@ -46,7 +46,8 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
         slots["weight"] = Slot(getattr(torch, scheme.float_dtype or ""), (out_features, in_features))
     else:
         check_group_size(w, in_features)
-        t, shape = w.code_type, tuple(scale_shape(w, out_features, in_features))
+        t = w.code_type
+        shape = (out_features,) if w.group_size is None else (out_features, in_features // w.group_size)
         slots[t.weight_name] = Slot(t.storage, (out_features, t.columns(in_features)), w.code_range, t)
         slots["weight_scale"] = Slot(torch.float32, shape)
         if not w.symmetric:

@@ -27,13 +27,6 @@ def check_group_size(scheme: TensorScheme, in_features: int) -> None:
         raise SchemeError("group_size", scheme.group_size, f"a divisor of in_features = {in_features}, or None")
 
 
-def scale_shape(scheme: TensorScheme, out_features: int, in_features: int) -> list[int]:
-    """Shape of the weight scales: [N], or [N, K / group_size]."""
-    if scheme.group_size is None:
-        return [out_features]
-    return [out_features, in_features // scheme.group_size]
-
-
 def stored(codes: Tensor, t: CodeType) -> Tensor:
     """int8 codes [..., K] as a state_dict holds them: t.storage [..., t.columns(K)]."""
     return ops.pack_int4(codes) if t.is_packed else codes

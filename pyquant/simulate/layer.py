@@ -11,7 +11,7 @@ from pyquant import ops
 from pyquant.calibrate import weight_range
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.weights import check_group_size, scale_shape
+from pyquant.nn.weights import check_group_size
 from pyquant.simulate.fake_quantize import FakeQuantize
 
 TENSORS = ("weight", "input", "output")
@@ -84,7 +84,7 @@ class SimulatedLayer(Simulated):
 
 def fake_quantize_of_weight(weight: Tensor, scheme: TensorScheme) -> FakeQuantize:
     """Max-calibrated weights follow themselves; every other calibrator finds a range now, from the weights alone."""
-    shape = (1,) if scheme.granularity == "per_tensor" else tuple(scale_shape(scheme, *weight.shape))
+    shape = scheme.scale_shape(weight.shape)
     fake = FakeQuantize(scheme, shape, follows=scheme.calibrator == "max", device=weight.device)
     if not fake.follows and scheme.calibrator != "fixed" and not weight.is_meta:
         fake.set_range(weight_range(weight.detach(), scheme))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import FLOATS_BY_NAME
+from pyquant.core.names import listed
 from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
@@ -284,21 +285,16 @@ def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbed
 
 def _check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, Tensor]) -> None:
     expected = {key: value for key, value in skeleton.state_dict().items() if not is_inside(key, set(quantised))}
-    missing = [key for key in expected if key not in tensors]
-    unexpected = [key for key in tensors if key not in expected]
+    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unexpected:
         raise CheckpointError(
-            f"checkpoint and model differ: missing in the checkpoint {_some(missing)}; unexpected {_some(unexpected)}"
+            f"checkpoint and model differ: missing in the checkpoint {listed(missing) or 'nothing'}; "
+            f"unexpected {listed(unexpected) or 'nothing'}"
         )
     for key, value in expected.items():
         if not isinstance(value, Tensor) or value.shape != tensors[key].shape:
             shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise CheckpointError(f"tensor '{key}': saved {list(tensors[key].shape)}, the model has {shape}")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(sorted(names)[:6]) + more or "nothing"
 
 
 def _assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:
@@ -335,9 +331,9 @@ def _refill(skeleton: nn.Module, undo: list[Undo]) -> None:
 
 
 def _check_no_meta(model: nn.Module) -> None:
-    left = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
+    left = sorted(name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta)
     if left:
         raise CheckpointError(
-            f"the checkpoint has no numbers for {_some(left)} (buffers that state_dict leaves out), which are on the "
+            f"the checkpoint has no numbers for {listed(left)} (buffers that state_dict leaves out), which are on the "
             "meta device; build the model on the CPU"
         )
