@@ -69,6 +69,7 @@ def gemm_s8s4(
     """gemm_s8s8 with 4-bit weights: w is uint8 [N, ceil(K / 2)] as pack_int4 makes it.
 
     Example:
+        >>> from pyquant.ops import pack_int4
         >>> w = pack_int4(torch.tensor([[3, 4]], dtype=torch.int8))
         >>> gemm_s8s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
         [[11]]
@@ -94,6 +95,7 @@ def gemm_s4s4(
     Raises ArgumentError, on the CPU also when a code of x lies outside [-8, 7].
 
     Example:
+        >>> from pyquant.ops import pack_int4
         >>> w = pack_int4(torch.tensor([[3, 4]], dtype=torch.int8))
         >>> gemm_s4s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
         [[11]]
