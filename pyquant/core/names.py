@@ -25,11 +25,6 @@ OPEN_CALIBRATOR: Final = "histogram"  # placeholder for the method that the cali
 GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data
 
 
-def listed(names: Sequence[object], most: int = 6) -> str:
-    """Names with commas between them, the first of many: 'a, b and 3 more'."""
-    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def did_you_mean(given: str, names: Iterable[str]) -> str:
     """The end of an error text about a misspelt name, such as '; did you mean "W8A8"?', or nothing if none is near."""
     near = difflib.get_close_matches(given[:80], names if isinstance(names, list) else list(names), 1)
