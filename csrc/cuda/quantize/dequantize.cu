@@ -37,14 +37,12 @@ Scales scales_of(Granularity granularity, int64_t cols, int64_t group_size, cons
 
 // What is added to codes so that they are bytes from 0.
 template <DType kType>
-constexpr int kBias = kType == DType::s8   ? 128
-                      : kType == DType::s4 ? 8
-                                           : 0;
+constexpr int kBias = -code_type(kType).qmin;
 
 // Width codes, biased, a byte each. `valid` of them exist.
 template <DType kType, int Width>
 __device__ __forceinline__ void load_codes(const uint8_t* from, int valid, bool vector, uint32_t (&word)[Width / 4]) {
-  constexpr int kBytes = kType == DType::s4 ? Width / 2 : Width;
+  constexpr int kBytes = static_cast<int>(columns_of(kType, Width));
   uint32_t raw[2] = {};
   if (vector && valid >= Width) {
     if constexpr (kBytes == 8) {
@@ -57,18 +55,18 @@ __device__ __forceinline__ void load_codes(const uint8_t* from, int valid, bool 
       raw[0] = *reinterpret_cast<const uint16_t*>(from);
     }
   } else {
-    const int bytes = kType == DType::s4 ? (valid + 1) / 2 : valid;
+    const int bytes = static_cast<int>(columns_of(kType, valid));
 #pragma unroll
     for (int j = 0; j < kBytes; ++j)
       if (j < bytes) raw[j / 4] |= static_cast<uint32_t>(from[j]) << (8 * (j % 4));
   }
-  if constexpr (kType == DType::s4) {
+  if constexpr (is_packed(kType)) {
     const uint32_t even = (raw[0] ^ 0x88888888u) & 0x0f0f0f0fu, odd = ((raw[0] ^ 0x88888888u) >> 4) & 0x0f0f0f0fu;
     word[0] = __byte_perm(even, odd, 0x5140);
     if constexpr (Width == 8) word[1] = __byte_perm(even, odd, 0x7362);
   } else {
 #pragma unroll
-    for (int i = 0; i < Width / 4; ++i) word[i] = raw[i] ^ (kType == DType::s8 ? 0x80808080u : 0u);
+    for (int i = 0; i < Width / 4; ++i) word[i] = raw[i] ^ (code_type(kType).is_signed() ? 0x80808080u : 0u);
   }
 }
 
@@ -89,7 +87,7 @@ __global__ void __launch_bounds__(kBlock)
        c += int64_t{kBlock} * gridDim.y * kWidth) {
     const int valid = clipped(codes.cols - c, kWidth);
     uint32_t word[kWidth / 4];
-    load_codes<kType, kWidth>(from + (kType == DType::s4 ? c / 2 : c), valid, codes.vector, word);
+    load_codes<kType, kWidth>(from + c / per_byte(kType), valid, codes.vector, word);
     int64_t s = scales.at(row, c);
     float scale = scales.scale[s], v[kWidth];
     int32_t zero_point = scales.zero_point ? scales.zero_point[s] : 0;

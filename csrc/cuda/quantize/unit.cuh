@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_unit(T* to, int valid, bool vector, Unit<T
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t next = i < 3 ? unit.word[(i + 1) % 4] : 0;
-      unit.word[i] = kBits == 0 ? next : __funnelshift_r(unit.word[i], next, kBits);
+      unit.word[i] = sizeof(T) == 4 ? next : __funnelshift_r(unit.word[i], next, kBits);
     }
   }
 }
