@@ -116,7 +116,7 @@ simulator:
 
 # Its Makefile knows what it is made of; what was up to date keeps its date.
 $(SIMULATOR): FORCE
-	@$(MAKE) --no-print-directory -C tools/ptxsim BUILD="$(CURDIR)/build/ptxsim" \
+	@$(MAKE) --no-print-directory -s -C tools/ptxsim BUILD="$(CURDIR)/build/ptxsim" \
 	    $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$$(getconf _NPROCESSORS_ONLN))
 
 SIMULATOR_SUITE = cd tools/ptxsim && PTXSIM_LIB="$(SIMULATOR)" PTXSIM_TEST_BUILD="$(CURDIR)/build/ptxsim/tests"

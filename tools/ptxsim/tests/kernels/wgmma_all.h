@@ -1,16 +1,6 @@
 // What the kernels of wgmma_all.py share: operands without swizzle, accumulators word after word, thread after thread.
 #pragma once
-#include <cstdint>
-#include <cuda_runtime.h>
-
-using u32 = uint32_t;
-using u64 = uint64_t;
-using u8 = uint8_t;
-
-static int done() {
-  const cudaError_t error = cudaGetLastError();
-  return (int)(error == cudaSuccess ? cudaDeviceSynchronize() : error);
-}
+#include "common.h"
 
 // Shared-memory descriptor of core matrices 8 rows x 16 bytes: 128 bytes apart along K, 256 along the rows.
 __device__ inline u64 descriptor(const void* p) {

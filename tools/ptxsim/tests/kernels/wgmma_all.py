@@ -11,7 +11,7 @@ TYPES = {  # name: (instruction types, K, accumulator, more operands, of them fo
     "s8": ("s32.s8.s8", 32, "s32", "", ""),
 }
 KERNEL = r"""
-__global__ void k_{name}(const u8* A, const u8* B, const u32* C, u32* D) {{
+__global__ void k_{name}(const u8* A, const u8* B, const u32* start, u32* D) {{
   __shared__ __align__(128) u8 sa[64 * 32], sb[{n} * 32];
   stage(sa, A, 64);
   stage(sb, B, {n});
@@ -19,19 +19,19 @@ __global__ void k_{name}(const u8* A, const u8* B, const u32* C, u32* D) {{
   __syncthreads();
   u32 a[4], d[{words}];
   load_a(a, A);
-  load(d, C);
+  load(d, start);
   asm volatile("{instruction} {registers}, {a_shared}, {b_shared}, 1{more_shared};{tail}"
       : {outputs}
       : "l"(descriptor(sa)), "l"(descriptor(sb)) : "memory");
   store(D, d);
-  load(d, C);
+  load(d, start);
   asm volatile("{instruction} {registers}, {a_registers}, {b_registers}, 1{more_registers};{tail}"
       : {outputs}
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(sb)) : "memory");
   store(D + {words} * 128, d);
 }}
-extern "C" int wg_{name}(const u8* A, const u8* B, const u32* C, u32* D) {{
-  k_{name}<<<1, 128>>>(A, B, C, D);
+extern "C" int wg_{name}(const u8* A, const u8* B, const u32* start, u32* D) {{
+  k_{name}<<<1, 128>>>(A, B, start, D);
   return done();
 }}
 """
