@@ -42,7 +42,8 @@ constexpr int kBias = -code_type(kType).qmin;
 // Width codes, biased, a byte each. `valid` of them exist.
 template <DType kType, int Width>
 __device__ __forceinline__ void load_codes(const uint8_t* from, int valid, bool vector, uint32_t (&word)[Width / 4]) {
-  constexpr int kBytes = static_cast<int>(columns_of(kType, Width));
+  constexpr int kPerByte = per_byte(kType), kBytes = Width / kPerByte;
+  constexpr uint32_t kSign = code_type(kType).is_signed() ? 0x80808080u : 0u;
   uint32_t raw[2] = {};
   if (vector && valid >= Width) {
     if constexpr (kBytes == 8) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ void load_codes(const uint8_t* from, int valid, bool 
       raw[0] = *reinterpret_cast<const uint16_t*>(from);
     }
   } else {
-    const int bytes = static_cast<int>(columns_of(kType, valid));
+    const int bytes = (valid + kPerByte - 1) / kPerByte;
 #pragma unroll
     for (int j = 0; j < kBytes; ++j)
       if (j < bytes) raw[j / 4] |= static_cast<uint32_t>(from[j]) << (8 * (j % 4));
@@ -66,7 +67,7 @@ __device__ __forceinline__ void load_codes(const uint8_t* from, int valid, bool 
     if constexpr (Width == 8) word[1] = __byte_perm(even, odd, 0x7362);
   } else {
 #pragma unroll
-    for (int i = 0; i < Width / 4; ++i) word[i] = raw[i] ^ (code_type(kType).is_signed() ? 0x80808080u : 0u);
+    for (int i = 0; i < Width / 4; ++i) word[i] = raw[i] ^ kSign;
   }
 }
 
@@ -77,7 +78,7 @@ constexpr int32_t kSmallZero = 1 << 20;
 template <DType kType, class T>
 __global__ void __launch_bounds__(kBlock)
     dequantize_kernel(CodeMatrix codes, Scales scales, bool vector, T* __restrict__ out) {
-  constexpr int kWidth = kVector<T>;
+  constexpr int kWidth = kVector<T>, kPerByte = per_byte(kType);
   wait_for_predecessor();
   release_successor();
   const int64_t row = blockIdx.x;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kBlock)
        c += int64_t{kBlock} * gridDim.y * kWidth) {
     const int valid = clipped(codes.cols - c, kWidth);
     uint32_t word[kWidth / 4];
-    load_codes<kType, kWidth>(from + c / per_byte(kType), valid, codes.vector, word);
+    load_codes<kType, kWidth>(from + c / kPerByte, valid, codes.vector, word);
     int64_t s = scales.at(row, c);
     float scale = scales.scale[s], v[kWidth];
     int32_t zero_point = scales.zero_point ? scales.zero_point[s] : 0;
