@@ -179,40 +179,51 @@ macro(pyquant_kernel_table)
   # Clusters stand first: of rows that cost the same the first is taken.
   pyquant_family(sm90_decode_s8s8 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S8>")
   pyquant_kernel(sm90_decode_s8s8 16x32x64   1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s8 16x128x64  1x1 decode 3 full)
 
   pyquant_family(sm90_decode_s8s4 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4>")
   pyquant_kernel(sm90_decode_s8s4 16x32x128  1x1 decode 3 smoke)
+  pyquant_kernel(sm90_decode_s8s4 16x128x128 1x1 decode 3 full)
 
   pyquant_family(sm90_decode_s8s4_blocked decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4Blocked>")
-  pyquant_kernel(sm90_decode_s8s4_blocked 16x32x128 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s4_blocked 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s4_blocked 16x128x128 1x1 decode 3 full)
 
   pyquant_family(sm90_decode_w8a16 decode 90a
                  "GemmDecode<@TILE@, @STAGES@, true, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")
-  pyquant_kernel(sm90_decode_w8a16 16x32x64 1x1 decode 3 full)
-  pyquant_kernel(sm90_decode_w8a16 32x32x64 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w8a16 16x32x64   1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w8a16 16x128x64  1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w8a16 32x128x64  1x1 decode 3 full)
 
   pyquant_family(sm90_decode_w4a16 decode 90a
                  "GemmDecode<@TILE@, @STAGES@, true, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
-  pyquant_kernel(sm90_decode_w4a16 16x32x128 1x1 decode 3 full)
-  pyquant_kernel(sm90_decode_w4a16 32x32x128 1x1 decode 2 full)
+  pyquant_kernel(sm90_decode_w4a16 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w4a16 16x128x128 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w4a16 32x128x128 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w4a16 32x32x128  1x1 decode 2 full)
 
   pyquant_family(decode_s8s8 decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S8>")
-  pyquant_kernel(decode_s8s8 16x32x64    1x1 decode 3 smoke)
+  pyquant_kernel(decode_s8s8 16x32x64   1x1 decode 3 smoke)
+  pyquant_kernel(decode_s8s8 16x128x64  1x1 decode 3 full)
 
   pyquant_family(decode_s8s4 decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S4>")
-  pyquant_kernel(decode_s8s4 16x32x128   1x1 decode 3 full)
+  pyquant_kernel(decode_s8s4 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(decode_s8s4 16x128x128 1x1 decode 3 full)
 
   pyquant_family(decode_s8s4_wide decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S4>")
-  pyquant_kernel(decode_s8s4_wide 48x32x128 1x1 decode 2 full)
+  pyquant_kernel(decode_s8s4_wide 48x32x128  1x1 decode 2 full)
 
   pyquant_family(decode_w8a16 decode 80
                  "GemmDecode<@TILE@, @STAGES@, false, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")
   pyquant_kernel(decode_w8a16 16x32x64   1x1 decode 3 full)
-  pyquant_kernel(decode_w8a16 32x32x64   1x1 decode 3 full)
+  pyquant_kernel(decode_w8a16 16x128x64  1x1 decode 3 full)
+  pyquant_kernel(decode_w8a16 32x128x64  1x1 decode 3 full)
 
   pyquant_family(decode_w4a16 decode 80
                  "GemmDecode<@TILE@, @STAGES@, false, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
   pyquant_kernel(decode_w4a16 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(decode_w4a16 16x128x128 1x1 decode 3 full)
+  pyquant_kernel(decode_w4a16 32x128x128 1x1 decode 3 full)
   pyquant_kernel(decode_w4a16 32x32x128  1x1 decode 2 full)
 endmacro()
 

@@ -87,7 +87,10 @@ Refusal accept_memory(const FamilyFacts& f, const GemmProblem& p) {
 
 int64_t shared_bytes(const Row& row) {
   const FamilyFacts& f = row.facts();
-  if (f.engine == Engine::decode) return decode_ring_bytes(row.stages, row.tile_m, row.tile_k, widest_bits(f.x, true));
+  if (f.engine == Engine::decode) {
+    const int64_t ring = decode_ring_bytes(row.stages, row.tile_n, row.tile_m, row.tile_k, widest_bits(f.x, true));
+    return std::max<int64_t>(ring, decode_sums_bytes(row.tile_n, row.tile_m));
+  }
   const int64_t bits =
       row.tile_m * widest_bits(f.x, f.x_packing != Packing::nibbles) + row.tile_n * widest_bits(f.w, false);
   return bits * row.tile_k * row.stages / 8;

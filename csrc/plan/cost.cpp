@@ -110,8 +110,9 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const bool is_ordered = p.group_size > 0 && !is_float(p.x);
   const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
   const int32_t sums_units = decode_sums_units(is_float(p.x), is_packed(p.w));
-  const int64_t split =
-      is_ordered ? 1 : decode_split(tiles, ceil_div(p.k, row.tile_k), device.sm_count, has_clusters, sums_units);
+  const int64_t split = is_ordered ? 1
+                                   : decode_split(tiles, ceil_div(p.k, row.tile_k), row.tile_n, device.sm_count,
+                                                  has_clusters, sums_units);
   const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);
   // The busiest multiprocessor has `rounds` blocks, as many at a time as shared memory and registers hold.
   const double rounds = std::ceil(blocks / sms), active = blocks / rounds;
@@ -134,17 +135,17 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const double arithmetic =
       (overlapped(multiply * (1 + 1 / busy), widen * lanes) + close * lanes) / active / chip.clocks_per_us;
 
-  const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(row.tile_n, p.w);
-  const double streamed =
-      std::max(bytes_of(read, p.w) / active / std::min(kPortBytes * chip.clocks_per_us, flying / chip.latency_us),
-               bytes_of(read, p.w) / chip.l2_bytes_per_us);
+  // Every block of channels asks L2 for its tokens again: on the same way as the weights.
   const double again = bytes_of(static_cast<double>(p.m) * static_cast<double>(p.k), p.x, p.x_packed) *
-                       static_cast<double>(ceil_div(p.n, row.tile_n)) / chip.l2_bytes_per_us;
+                       static_cast<double>(ceil_div(p.n, row.tile_n));
+  const double fetched = bytes_of(read, p.w) + again, port = kPortBytes * chip.clocks_per_us;
+  const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(kDecodeWarpChannels, p.w);
+  const double streamed = std::max({bytes_of(read, p.w) / active / (flying / chip.latency_us), fetched / active / port,
+                                    fetched / chip.l2_bytes_per_us});
   double sums = 0;
   if (split > 1 && !has_clusters)
     sums = kClearUs + chip.latency_us + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
-  return kLaunchUs + 2 * chip.latency_us + sums +
-         overlapped(main_memory_us(p, chip), arithmetic, std::max(streamed, again));
+  return kLaunchUs + 2 * chip.latency_us + sums + overlapped(main_memory_us(p, chip), arithmetic, streamed);
 }
 
 // Tiles over multiprocessors, steps of K over the blocks that share a tile.

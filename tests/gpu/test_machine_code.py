@@ -80,9 +80,14 @@ def _multistage(x: str) -> str:
     return rf"GemmWithEpilogueVisitor[^P]*PredicatedTileAccessIteratorINS_11MatrixShapeILi\d+ELi\d+EEE{x}"
 
 
-def _decode(math: str, clusters: bool) -> Callable[[Row], str]:
-    """The decode kernel for a whole tile of tokens without group scales."""
-    return lambda row: rf"decode_kernel.*{math}ELi32ELi{row['tile'][0]}ELi\dELb0ELb{int(clusters)}E"
+def _decode(math: str, clusters: bool, groups: int = 0, tokens: int = 0) -> Callable[[Row], str]:
+    """The decode kernel for a whole tile of tokens (or `tokens` of it); groups: 0 none, 1 whole steps of K, 2 parts."""
+
+    def kernel(row: Row) -> str:
+        m, n = tokens or row["tile"][0], row["tile"][1]
+        return rf"decode_kernel.*{math}ELi{n}ELi{m}ELi\dELNS\w*_12DecodeGroupsE{groups}ELb{int(clusters)}E"
+
+    return kernel
 
 
 def _decode_families(prefix: str, architectures: tuple[str, ...], clusters: bool) -> dict[str, Family]:
@@ -135,7 +140,7 @@ FAMILIES = {
 
 
 @pytest.fixture(scope="module")
-def functions() -> Functions:
+def tool() -> str:
     if not NATIVE.build_info()["cuda"]:
         pytest.skip("pyquant was built without CUDA kernels")
     tool = machine_code.cuobjdump()
@@ -143,6 +148,16 @@ def functions() -> Functions:
         if os.environ.get("CI") == "true":
             pytest.fail("continuous integration must install nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
         pytest.skip("cuobjdump and nvdisasm are not there (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
+    return tool
+
+
+@pytest.fixture(scope="module")
+def decode_kernels(tool: str) -> dict[tuple[str, str], list[machine_code.Line]]:
+    return machine_code.listings(tool, LIBRARY, "decode_kernel")
+
+
+@pytest.fixture(scope="module")
+def functions(tool: str) -> Functions:
     return machine_code.read(tool, LIBRARY)
 
 
@@ -221,3 +236,58 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
     waiting = {key: count for key, count in functions.items() if count[machine_code.WAIT]}
     assert len(waiting) >= 40
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
+
+
+# Integer, logic and move instructions of a warp for a step of 2 KiB of weights, by tokens: what a scheduler issues at
+# half rate, beside which the weights have 441 clocks to come (docs/kernels.md). int4 weights and float activations have
+# the most to widen.
+DECODE_BUDGET = {
+    ("sm90_decode_s8s8", 0): {8: 20, 16: 20},
+    ("sm90_decode_s8s4_blocked", 0): {8: 45, 16: 50},
+    ("sm90_decode_w8a16", 0): {8: 100, 16: 110},
+    ("sm90_decode_w4a16", 0): {8: 170, 16: 195},
+    ("sm90_decode_w4a16", 1): {8: 230, 16: 260},
+}
+MATHS = {
+    "sm90_decode_s8s8": ["10DecodeS8S8"], "sm90_decode_s8s4_blocked": ["17DecodeS8S4Blocked"],
+    "sm90_decode_w8a16": ["11DecodeW8A16I6__halfE", "11DecodeW8A16I13__nv_bfloat16E"],
+    "sm90_decode_w4a16": ["11DecodeW4A16I6__halfE", "11DecodeW4A16I13__nv_bfloat16E"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)
+def test_a_step_of_a_decode_kernel_keeps_its_budget(
+    decode_kernels: dict[tuple[str, str], list[machine_code.Line]], family: str, groups: int
+) -> None:
+    rows = [row for row in _rows(family) if row["tile"][0] == 16]
+    if not rows:
+        pytest.skip(f"no row of {family} is built")
+    for row in rows:
+        for math in MATHS[family]:
+            for tokens, budget in DECODE_BUDGET[family, groups].items():
+                pattern = _decode(math, clusters=True, groups=groups, tokens=tokens)(row)
+                (listing,) = (
+                    lines for (arch, n), lines in decode_kernels.items() if arch == "sm_90a" and re.search(pattern, n)
+                )
+                loop = machine_code.loop_with_most(listing, "MMA")
+                steps = sum(bool(re.match(r"LDG\..*128", line.operation)) for line in loop) / 4
+                assert steps in (2, 3), pattern
+                alu = sum(line.operation.split(".")[0] in machine_code.ALU for line in loop)
+                assert alu / steps <= budget, f"{pattern}: {alu / steps:.1f} a step"
+
+
+def test_decode_kernels_ask_for_weights_before_their_predecessor_ends(
+    decode_kernels: dict[tuple[str, str], list[machine_code.Line]],
+) -> None:
+    """L2 is coherent; registers and shared memory may hold what was there before."""
+    waiting = [
+        [line.operation for line in listing]
+        for (architecture, name), listing in decode_kernels.items()
+        if architecture == "sm_90a"
+    ]
+    if not waiting:
+        pytest.skip("no decode kernel of sm_90a is built")
+    for operations in waiting:
+        before = operations[: operations.index(machine_code.WAIT)]
+        assert any(operation.startswith("CCTL.E.PF2") for operation in before)
+        assert not any(operation.startswith("LDGSTS") for operation in before)

@@ -104,3 +104,28 @@ def test_the_plain_epilogue_keeps_its_budget(
     assert out == "s8" or classes["cvt.f2f"] <= 1  # one conversion for two values; half a tile of 8 tokens is padding
     assert classes["shuffle"] <= before["shuffle"]  # movmatrix is a class of its own
     assert classes["st.global"] <= before["st.global"]
+
+
+# Those whose blocks of 128 channels share their activations.
+SHARING = [
+    row for row in NATIVE.kernel_table() if row["compiled"] and row["engine"] == "decode" and row["tile"][1] == 128
+]
+
+
+@pytest.mark.parametrize("row", SHARING, ids=lambda row: row["name"])
+def test_decode_kernels_fetch_half_as_many_bytes_of_activations_as_of_weights(
+    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any]
+) -> None:
+    """At 16 tokens, and at 32 as many."""
+    m, n, k = row["tile"][0], 256, 4096
+    x, w, layout = row["x"][0], row["w"][0], row["w_layouts"][0]
+    problem = {"m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "x": x, "w": w, "out": "f32", "w_layout": layout}
+    x_bytes, w_bytes = m * k * (2 if x in ("f16", "bf16") else 1), n * k // (2 if w == "s4" else 1)
+    sizes = {"x": x_bytes, "w": w_bytes, "out": 4 * m * n, "workspace": native.workspace_bytes(row["name"], problem)}
+    operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items() if size}
+    operands["w_scale"] = plain_device.put(torch.ones(n))
+    native.gemm(row["name"], problem, operands, {})
+    got = counters()
+    fetched = got["l2_to_sm"]["cp_async_bytes"]
+    assert fetched == x_bytes * n // 128
+    assert fetched <= w_bytes * m / 32

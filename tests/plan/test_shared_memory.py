@@ -24,8 +24,9 @@ def _problem(row: dict) -> dict:
 def _stages_bytes(row: dict) -> int:
     m, n, k = row["tile"]
     x_bits = max(8 if x == "s4" and row["x_packing"] == "bytes" else BITS[x] for x in row["x"])
-    if row["engine"] == "decode":  # each of eight warps keeps activations alone
-        return row["stages"] * 8 * k * m * x_bits // 8
+    if row["engine"] == "decode":  # eight warps of 32 channels; those of other parts of K keep activations of their own
+        parts = 8 * 32 // n
+        return parts * m * max(row["stages"] * k * x_bits // 8, 4 * (n + 4))  # the sums take their place
     return row["stages"] * k * (m * x_bits + n * BITS[row["w"][0]]) // 8
 
 

@@ -8,11 +8,19 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"code for (sm_\w+)")
-INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
+TARGET = re.compile(r"0x([0-9a-f]+)")
+# Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
+ALU = frozenset({
+    "BMSK", "CS2R", "FMNMX", "FSEL", "FSETP", "I2FP", "IABS", "IADD3", "IMNMX", "ISETP", "LEA", "LOP3", "MOV", "PLOP3",
+    "PRMT", "SEL", "SGXT", "SHF", "VIADD", "VIMNMX",
+})  # fmt: skip
 USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:\d+ SHARED:(\d+)")
 ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
 
@@ -34,25 +42,62 @@ WAIT = "ACQBULK"  # griddepcontrol.wait: what the kernel before has written is v
 EARLY = "read before " + WAIT
 
 
-def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
-    """(architecture, mangled name) -> how often each instruction stands in the kernel, and how many loads of global
-    memory into registers stand before the first wait for the kernel before (EARLY; all of them, if it never waits)."""
+@dataclass(frozen=True)
+class Line:
+    address: int
+    operation: str
+    target: int | None  # of a branch
+
+
+def _lines(tool: str, library: Path) -> Iterator[tuple[str, str, Line | None]]:
+    """(architecture, mangled name, instruction) in the library's order; of a kernel's head None."""
     environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
-    counts: dict[tuple[str, str], collections.Counter[str]] = {}
-    architecture, current = "", collections.Counter[str]()
+    architecture = name = ""
     assert process.stdout is not None
     for line in process.stdout:
         if instruction := INSTRUCTION.match(line):
-            current[instruction[1]] += 1
-            if instruction[1].startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in current:
-                current[EARLY] += 1
+            address, operation, rest = instruction.groups()
+            target = TARGET.search(rest) if operation == "BRA" else None
+            yield architecture, name, Line(int(address, 16), operation, int(target[1], 16) if target else None)
         elif function := FUNCTION.search(line):
-            current = counts.setdefault((architecture, function[1]), collections.Counter())
+            name = function[1]
+            yield architecture, name, None
         elif found := ARCHITECTURE.search(line):
             architecture = found[1]
     assert process.wait() == 0
+
+
+def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
+    """(architecture, mangled name) -> how often each instruction stands in the kernel, and how many loads of global
+    memory into registers stand before the first wait for the kernel before (EARLY; all of them, if it never waits)."""
+    counts: dict[tuple[str, str], collections.Counter[str]] = {}
+    for architecture, name, line in _lines(tool, library):
+        count = counts.setdefault((architecture, name), collections.Counter())
+        if line is not None:
+            count[line.operation] += 1
+            if line.operation.startswith(("LDG.", "LD.E", "ATOM")) and WAIT not in count:
+                count[EARLY] += 1
     return counts
+
+
+def listings(tool: str, library: Path, pattern: str) -> dict[tuple[str, str], list[Line]]:
+    """(architecture, mangled name) -> the instructions of each kernel whose name holds the pattern."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for architecture, name, line in _lines(tool, library):
+        if line is not None and re.search(pattern, name):
+            found.setdefault((architecture, name), []).append(line)
+    return found
+
+
+def loop_with_most(listing: list[Line], part: str) -> list[Line]:
+    """The shortest loop that holds as many instructions whose name holds `part` as any."""
+    loops = [
+        [line for line in listing if end.target <= line.address <= end.address]
+        for end in listing
+        if end.target is not None and end.target < end.address
+    ]
+    return max(loops, key=lambda loop: (sum(part in line.operation for line in loop), -len(loop)))
 
 
 def static_shared(tool: str, library: Path) -> dict[str, int]:

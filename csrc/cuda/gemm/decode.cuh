@@ -1,14 +1,16 @@
 // Kernels for few tokens: the weights are read once, at the memory's speed, and everything else hides behind.
-//   partition: a block owns tile_n channels of up to 16, 32 or 48 tokens; its 8 warps take turns along K, a unit of
-//   work each (64 or 128 codes, or scale groups), so that a block reads whole lines of a row at a time. Blocks may
-//   share the K of a tile (core/decode_split.h): on sm_90 as a cluster that adds its sums through distributed shared
-//   memory, elsewhere through a workspace, where the block that arrives last adds. loads: 16 bytes of weights straight
-//   into registers, `Stages` steps ahead, past L1; the activations of a step go to the warp's own part of shared memory
-//   by cp.async, equally far ahead. No block barrier in the main loop. group scales of integer codes: the sums of a
-//   round of 8 units meet in shared memory, already scaled, and one thread per output adds them in ascending order: the
-//   same bits as every other kernel. K is then not shared by blocks. group scales of float activations: each warp
-//   scales its own sums (outside of the bit contract). limits: rows of x and w on 16-byte boundaries, K a multiple of
-//   16 (int4 weights: 32). Any N, output and residual.
+//   partition: a block owns 32 or 128 channels of up to 8, 16, 32 or 48 tokens. A warp holds 32 of the channels; the
+//   others of its 8 warps hold other channels of the same codes (side by side) or take turns along K, a unit of work
+//   each (64 or 128 codes, or scale groups), so that a block reads whole lines of a row at a time. Blocks may share the
+//   K of a tile (core/decode_split.h): on sm_90 as a cluster that adds its sums through distributed shared memory,
+//   elsewhere through a workspace, where the block that arrives last adds. loads: 16 bytes of weights straight into
+//   registers, `Stages` steps ahead, past L1; the activations of a step, once for all warps side by side, go to shared
+//   memory by cp.async, equally far ahead: a block of 128 channels asks L2 for them a fourth as often as four of 32.
+//   The main loop has one barrier a step, of the warps side by side. group scales of integer codes: the sums of a round
+//   of units, one for each part of K, meet in shared memory, already scaled, and one thread per output adds them in
+//   ascending order: the same bits as every other kernel. K is then not shared by blocks. group scales of float
+//   activations: each warp scales its own sums (outside of the bit contract). limits: rows of x and w on 16-byte
+//   boundaries, K a multiple of 16 (int4 weights: 32). Any N, output and residual.
 #pragma once
 #include "core/bounds.h"
 #include "cuda/gemm/decode_sums.cuh"
@@ -28,10 +30,17 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     release_successor();
     wait_for_predecessor();
   }
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  Token token{};
+  if (thread < T::kTokens) token = load_token(p, block.m0 + thread);
   DecodeStage<T> stage[T::kStages];
   block.begin();
+  if constexpr (T::kOrdered) begin_rounds(block);
 #pragma unroll
-  for (int s = 0; s < T::kStages; ++s) block.load(stage[s], s);
+  for (int s = 0; s < T::kStages - 1; ++s) block.load(stage[s], s);
+  __shared__ float x_scale[T::kTokens];  // for the epilogue, behind barriers to come
+  __shared__ int32_t x_zero_point[T::kTokens];
+  if (thread < T::kTokens) x_scale[thread] = token.x_scale, x_zero_point[thread] = token.zero_point;
 
   // The unit that is multiplied: its step, the codes left of the current group, the group in the unit; the round.
   int32_t step = 0, left = o.group_codes, part = 0, round = 0;
@@ -39,8 +48,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
 #pragma unroll
     for (int s = 0; s < T::kStages; ++s) {
       if (first + s >= o.steps) break;
-      wait_for_copies<T::kStages - 1>();
-      __syncwarp();
+      wait_for_copies<T::kStages - 2>();
+      block.meet();
+      const int free = (s + T::kStages - 1) % T::kStages;  // of the step before
+      block.load(stage[free], free);
       if constexpr (T::kGrouped) {
         const bool complete = ++step == o.unit_steps;
         block.multiply_groups(stage[s], s, complete, left, part);
@@ -51,53 +62,41 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
       } else {
         block.multiply_step(stage[s], s);
       }
-      __syncwarp();
-      block.load(stage[s], s);
     }
   }
   wait_for_copies<0>();
 
-  // Operands of the epilogue: asked for here, so that they arrive while the sums are added.
-  Channel channel[T::kPairs][2];
-  Token token[T::kPairs];
+  // The channel's operands, the same for all outputs of this thread: asked for here, so that they arrive while sums are
+  // added.
+  int32_t row, column;
+  T::pair(0, block.share, row, column);
+  Channel channel[2];
 #pragma unroll
-  for (int i = 0; i < T::kPairs; ++i) {
-    int32_t row, column;
-    T::pair(i, row, column);
-    if (block.beyond(row)) break;
-    token[i] = load_token(p, block.m0 + row);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int32_t n = block.n0 + column + c;
-      if constexpr (T::kGrouped) {
-        channel[i][c] = Channel{};  // spelled out: nvcc 13.0 initialises the first row of such an array only
-        channel[i][c].bias = p.bias != nullptr && n < p.n ? __ldg(p.bias + n) : -0.f;
-      } else {
-        channel[i][c] = load_channel(p, n);
-      }
+  for (int c = 0; c < 2; ++c) {
+    const int32_t n = block.beyond(row) ? p.n : block.n0 + column + c;
+    if constexpr (T::kGrouped) {
+      channel[c] = Channel{};  // spelled out: nvcc 13.0 initialises the first row of such an array only
+      channel[c].bias = p.bias != nullptr && n < p.n ? __ldg(p.bias + n) : -0.f;
+    } else {
+      channel[c] = load_channel(p, n);
     }
   }
-
-  typename T::Sum sum[T::kPairs][2];
-  if constexpr (T::kOrdered) {
-#pragma unroll
-    for (int i = 0; i < 2 * T::kPairs; ++i) sum[i / 2][i % 2] = block.ordered[i / 2][i % 2];
-  } else {
-    add_warps(block, sum);
+  __syncthreads();  // the ring is read no more
+  if constexpr (!T::kOrdered) {
+    lay_sums(block);
+    __syncthreads();
   }
   const bool shares = !T::kOrdered && gridDim.z > 1;
-  if (shares && !share_sums(block, sum)) return;
+  if (shares && !share_sums(block)) return;
   const CodeLimits limits = load_code_limits(p);
-#pragma unroll
+#pragma unroll 1  // the epilogue's forms for every type are long
   for (int i = 0; i < T::kPairs; ++i) {
-    int32_t row, column;
-    T::pair(i, row, column);
+    T::pair(i, block.share, row, column);
     if (block.beyond(row)) break;
-    if constexpr (!T::kOrdered) {
-      if (shares && !add_blocks(block, i, sum[i])) continue;
-      if constexpr (T::Math::kAccShift != 0) sum[i][0] >>= T::Math::kAccShift, sum[i][1] >>= T::Math::kAccShift;
-    }
-    finish_row(sum[i], channel[i], token[i], limits, p, block.m0 + row, block.n0 + column);
+    const Two<typename T::Sum> v = shares ? add_blocks(block, row, column) : add_parts(block, row, column);
+    typename T::Sum sum[2] = {v.a, v.b};
+    if constexpr (!T::kOrdered && T::Math::kAccShift != 0) sum[0] >>= T::Math::kAccShift, sum[1] >>= T::Math::kAccShift;
+    finish_row(sum, channel, Token{x_scale[row], x_zero_point[row]}, limits, p, block.m0 + row, block.n0 + column);
   }
   if constexpr (T::kCluster) {
     if (shares) cluster_barrier();  // until then others read this block's sums
@@ -138,8 +137,8 @@ struct GemmDecode {
     const bool ordered = group != 0 && std::is_same_v<typename Math::Acc, int32_t>;
     const int64_t units = (p.k + o.unit_codes - 1) / o.unit_codes;
     const int32_t sums = decode_sums_units(is_float(Math::kX), is_packed(Math::kW));
-    if (!ordered) work.split = decode_split(work.tiles, units, call.device.sm_count, kCluster, sums);
-    const int64_t stride = int64_t{work.split} * kDecodeWarps;  // units from one of a warp to its next
+    if (!ordered) work.split = decode_split(work.tiles, units, kTileN, call.device.sm_count, kCluster, sums);
+    const int64_t stride = int64_t{work.split} * decode_depth_warps(kTileN);  // units from one of a warp to its next
     o.steps = static_cast<int32_t>((units + stride - 1) / stride) * o.unit_steps;
     // Beyond K nothing is loaded: there it may be anything larger than K.
     o.ahead = static_cast<int32_t>(std::min(stride * o.unit_codes - (o.unit_steps - 1) * step, kInt32Max));
@@ -153,9 +152,9 @@ struct GemmDecode {
     return arrival_bytes(work) + work.tiles * work.split * kTileM * kTileN * 4;
   }
 
-  template <class Math, int kTokens, bool kGrouped>
+  template <class Math, int kTokens, DecodeGroups kGroups>
   static void run_kernel(const GemmCall& call, const Work& work) {
-    using Traits = DecodeTraits<Math, kTileN, kTokens, kStages, kGrouped, kCluster>;
+    using Traits = DecodeTraits<Math, kTileN, kTokens, kStages, kGroups, kCluster>;
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(work.tiles), 1, static_cast<unsigned>(work.split));
     shape.block = dim3(Traits::kThreads);
@@ -165,12 +164,12 @@ struct GemmDecode {
     launch<decode_kernel<Traits>>(call.name, shape, call.context, work.operands, epilogue_params(call));
   }
 
-  template <class Math, bool kGrouped>
+  template <class Math, DecodeGroups kGroups>
   static void run_tokens(const GemmCall& call, const Work& work) {
     if constexpr (kTileM == 16) {
-      if (call.problem.m <= 8) return run_kernel<Math, 8, kGrouped>(call, work);
+      if (call.problem.m <= 8) return run_kernel<Math, 8, kGroups>(call, work);
     }
-    run_kernel<Math, kTileM, kGrouped>(call, work);
+    run_kernel<Math, kTileM, kGroups>(call, work);
   }
 
   template <class Math>
@@ -192,9 +191,12 @@ struct GemmDecode {
     }
     constexpr bool is_float = std::is_same_v<typename Math::Acc, float>;
     if constexpr (Math::kTakesGroups && (is_float || (kTileM == 16 && (!kCluster || Math::kBlocked)))) {
-      if (p.group_size != 0) return run_tokens<Math, true>(call, work);
+      if constexpr (!Math::kBlocked) {
+        if (o.unit_groups > 1) return run_tokens<Math, DecodeGroups::parts>(call, work);
+      }
+      if (p.group_size != 0) return run_tokens<Math, DecodeGroups::whole>(call, work);
     }
-    run_tokens<Math, false>(call, work);
+    run_tokens<Math, DecodeGroups::none>(call, work);
   }
 
   static void run(const GemmCall& call) {

@@ -109,6 +109,13 @@ __device__ __forceinline__ uint32_t subtract(uint32_t pair, __nv_bfloat162 offse
   return *reinterpret_cast<const uint32_t*>(&v);
 }
 
+// A pair of 16-bit floats from its bits. Offsets are made so: the unit of their last place is 1, and zero points are
+// codes (pyquant/ops/zero_points.py), so that an integer is added to a power of two without a conversion.
+template <class Pair>
+struct Bits {
+  static __device__ __forceinline__ Pair of(uint32_t bits) { return *reinterpret_cast<const Pair*>(&bits); }
+};
+
 template <class Float>
 struct DecodeW8A16;
 
@@ -123,7 +130,7 @@ struct DecodeW8A16<__half> {
 
   static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
-    return __half2half2(__int2half_rn(1024 + 128 + zero_point));
+    return Bits<Offset>::of(0x64006400u + 0x10001u * static_cast<uint32_t>(128 + zero_point));  // 1152 + it, twice
   }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset offset, uint32_t (&a)[4]) {
 #pragma unroll
@@ -151,7 +158,7 @@ struct DecodeW8A16<__nv_bfloat16> {
 
   static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
-    return static_cast<float>((1 << 23) + 128 + zero_point);
+    return __uint_as_float(0x4b000000u + static_cast<uint32_t>(128 + zero_point));  // 2^23 + 128 + it
   }
   static __device__ __forceinline__ float real(uint32_t word, uint32_t selector, Offset offset) {
     return __uint_as_float(__byte_perm(word, 0x4b000000u, selector)) - offset;
@@ -185,18 +192,9 @@ struct DecodeW4A16 {
 
   static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
-    if constexpr (kHalf)
-      return __half2half2(__int2half_rn(1024 + 8 + zero_point));
-    else
-      return __bfloat162bfloat162(__int2bfloat16_rn(128 + 8 + zero_point));
+    return Bits<Offset>::of(kBase + 0x10001u * static_cast<uint32_t>(8 + zero_point));
   }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset offset, uint32_t (&a)[4]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    // Both constants in registers are two too many there.
-    const uint32_t word = word_of(row, unit) ^ 0x88888888u;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = subtract(((word >> (4 * i)) & 0x000f000fu) | kBase, offset);
-#else
     // code + 8 under the base, by one operation: (word & mask) ^ c, where c sets the base and turns a nibble's sign
     // bit. Written as such it becomes two, one an immediate.
     const uint32_t word = word_of(row, unit);
@@ -208,7 +206,6 @@ struct DecodeW4A16 {
           : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(kBase ^ 0x00080008u));
       a[i] = subtract(pair, offset);
     }
-#endif
   }
   static __device__ __forceinline__ void activations(const uint4& unit, uint32_t (&b)[4]) {
     b[0] = __byte_perm(unit.x, unit.z, 0x5410), b[1] = __byte_perm(unit.x, unit.z, 0x7632);

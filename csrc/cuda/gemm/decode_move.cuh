@@ -5,22 +5,16 @@
 
 namespace pyquant::cuda {
 
-// A 16-byte load of data that is read once (no allocation in L1), or zeros.
-__device__ __forceinline__ uint4 load_streamed(const void* from, bool there) {
-  uint4 v;
+// A 16-byte load of data that is read once (no allocation in L1); what is not there leaves `v` as it was.
+__device__ __forceinline__ void load_streamed(uint4& v, const void* from, bool there) {
   asm volatile(
       "{\n"
       ".reg .pred there;\n"
       "setp.ne.b32 there, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
       "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}\n"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
       : "l"(from), "r"(static_cast<int32_t>(there)));
-  return v;
 }
 
 // Keeps the compiler from unpacking codes ahead of the loop that uses them: there are not enough registers.
@@ -93,12 +87,23 @@ __device__ __forceinline__ Two<Word> load_uncached(const Word* from) {
   return two_of<Word>(v.x, v.y);
 }
 
-// What lies at the address `mine` in the shared memory of block `rank` of the cluster.
+// What lies at the address `mine` in the shared memory of block `rank` of the cluster, or zeros.
 template <class Word>
-__device__ __forceinline__ Two<Word> load_of_block(const Word* mine, uint32_t rank) {
-  uint32_t address, a, b;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+__device__ __forceinline__ Two<Word> load_of_block(const Word* mine, uint32_t rank, bool there) {
+  uint32_t a, b;
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      ".reg .u32 at;\n"
+      "setp.ne.b32 there, %4, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "@there mapa.shared::cluster.u32 at, %2, %3;\n"
+      "@there ld.shared::cluster.v2.u32 {%0, %1}, [at];\n"
+      "}\n"
+      : "=&r"(a), "=&r"(b)
+      : "r"(shared_address(mine)), "r"(rank), "r"(static_cast<int32_t>(there))
+      : "memory");
   return two_of<Word>(a, b);
 }
 
