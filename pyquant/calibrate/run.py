@@ -70,7 +70,8 @@ def run_calibration(
     on_batch         called with the number of batches done, after each.
     ->               {target: {role: statistics}}; pass each to compute_range().
 
-    Raises CalibrationError naming targets that saw no data, or how many batches there were; NonFiniteError naming
+    Raises CalibrationError naming targets that saw no data, how many batches there were, or the batch on which the
+    model raised a RuntimeError (its cause); NonFiniteError naming
     target and batch of the first NaN or infinity; ArgumentError. Source: docs/calibration.md 4.
 
     Example:
@@ -116,6 +117,10 @@ def run_calibration(
             except ArgumentError as error:
                 where = f"{running[-1]}, " if running else ""
                 raise type(error)(error.argument, f"{error.got} ({where}batch {done})", error.allowed) from error
+            except RuntimeError as error:
+                if type(error) is not RuntimeError:  # out of memory, and other errors with a name of their own
+                    raise
+                raise CalibrationError(f"data: on batch {done} the model raised: {error}") from error
             if saved is not None and (done + 1) % every == 0:
                 saved.save(done + 1)
             if on_batch is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help=MODEL_HELP)
     add("--data", required=True, metavar="FN", help=DATA_HELP)
     add_formats(parser)
-    add("--batches", type=int, default=4, help="batches that calibrate; default %(default)s")
+    add("--batches", type=int, help="batches that calibrate; default 4, or all where there are fewer")
     add("--rounds", type=int, default=40, help="most rounds; default %(default)s")
     add("--seconds", type=float, default=60.0, help="no new round after that; default %(default)s")
     add("--held-out", type=int, default=8, help="random configurations that check; default %(default)s")
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if out.suffix != ".json":
         raise ArgumentError("--out", args.out, "a file that ends in .json")
     factory, data = model_factory(args.model), load_batches(args.data, "--data")
-    batches = data()
+    batches = data() if args.batches is not None else list(itertools.islice(data(), 4))
     with ProgressBar("latency", args.rounds) as shown:
 
         def tell(done: int, total: int, what: str) -> None:

@@ -33,6 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
 _OPTIONS = {"num_batches": "--batches"}
 
 
+def _option(argument: str, given: Sequence[str]) -> str | None:
+    """The option that became `argument`, if it was given."""
+    option = _OPTIONS.get(argument, "--" + argument.replace("_", "-"))
+    return option if any(text.split("=")[0] == option for text in given) else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default sys.argv[1:]). -> exit code; argparse's usage errors raise SystemExit(2)."""
     parser = build_parser()
@@ -48,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except ArgumentError as error:
-        option = _OPTIONS.get(error.argument or "")
+        option = _option(error.argument or "", sys.argv[1:] if argv is None else argv)
         return _fail(args, ArgumentError(option, error.got, error.allowed) if option else error, USAGE)
     except (PyquantError, OSError) as error:
         return _fail(args, error, PROBLEM)

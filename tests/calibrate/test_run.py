@@ -281,5 +281,5 @@ def test_progress_of_something_else_or_damaged_progress_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
 def test_a_batch_of_another_type_is_named_with_its_layer(dtype: torch.dtype) -> None:
     model = pyquant.prepare_(nn.Sequential(nn.Linear(4, 2)), {"calib_params": {"num_calib_batches": 1}})
-    with pytest.raises(pyquant.ArgumentError, match=r"(int64|complex64) \(0\.input, batch 0\)"):
+    with pytest.raises(pyquant.ArgumentError, match=r"(int64|complex64) \[3, 4\] \(0\.input, batch 0\)"):
         pyquant.calibrate_recipe_(model, {"calib_params": {"num_calib_batches": 1}}, [torch.ones(3, 4, dtype=dtype)])

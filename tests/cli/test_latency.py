@@ -52,9 +52,9 @@ def test_a_table_is_printed_saved_and_drawn(capsys: pytest.CaptureFixture[str]) 
     [
         (["--data", "toy_latency:no_batches"], "'--data'"),
         (["--data", "toy_latency:batches", "--out", "table.txt"], "'--out'"),
-        (["--data", "toy_latency:batches", "--formats", "fp32"], "'formats'"),
-        (["--data", "toy_latency:batches", "--rounds", "0"], "'rounds'"),
-        (["--data", "toy_latency:batches", "--clock", "sundial"], "'clock'"),
+        (["--data", "toy_latency:batches", "--formats", "fp32"], "'--formats'"),
+        (["--data", "toy_latency:batches", "--rounds", "0"], "'--rounds'"),
+        (["--data", "toy_latency:batches", "--clock", "sundial"], "'--clock'"),
     ],
 )
 def test_wrong_arguments_are_named(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_errors_name_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
         ("--held-out toy_net:one", "--held-out"),
         ("--metric fisher --mode leave-one-out", "leave_one_out"),
         ("--eval toy_net:NUMBER", "--eval"),
-        ("--max-drop -1", "max_drop"),
+        ("--max-drop -1", "--max-drop"),
         ("--batches 9", "argument '--batches': got 9"),
     ):
         assert main([*WORDS, *words.split()]) == 2, words

@@ -113,7 +113,7 @@ def test_a_scorer_and_an_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     assert (settings["algorithm"], settings["sensitivity"]) == ("lowest", "numel")
     assert Recipe.load("recipe.yaml").search.sensitivity == "numel"
     assert main(["search", *words, "--algorithm", "highest"]) == 2
-    assert "'algorithm': got 'highest'; allowed: 'dp'" in capsys.readouterr().err
+    assert "'--algorithm': got 'highest'; allowed: 'dp'" in capsys.readouterr().err
 
 
 def test_the_recipe_reads_the_registry_when_it_is_checked() -> None:

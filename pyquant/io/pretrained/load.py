@@ -45,7 +45,7 @@ def load_pretrained(
     device: torch.device | str | None = None,
     manifest_sha256: str | None = None,
 ) -> nn.Module:
-    """Read a model that save_pretrained wrote: every byte is checked, and the result gives equal bits.
+    """Read a model that save_pretrained wrote: every byte is checked, and the result gives equal bits (in eval mode).
 
     directory  of the checkpoint.
     model      the float model as its code builds it, or the function (or class) that builds it; weights are not used,
@@ -55,8 +55,9 @@ def load_pretrained(
     device     where the whole model is moved at the end; None: every layer stays on the device where the module was
                (meta: CPU).
     manifest_sha256  SHA-256 that the manifest must have, as save_pretrained returned it; None: any.
-    ->         the model: its Linears and Conv2ds replaced by the saved layers, the activations that fuse_ had moved
-               into them by nn.Identity, every other tensor as saved (dtype included).
+    ->         the model, in training mode where the given or built one is: its Linears and Conv2ds replaced by the
+               saved layers, the activations that fuse_ had moved into them by nn.Identity, every other tensor as
+               saved (dtype included).
     Raises CheckpointError for a damaged, unsafe or newer checkpoint, and where file and model differ: missing or
     unexpected tensors, other shapes, another activation than the fused one. Source: docs/file_format.md.
     """
