@@ -230,10 +230,15 @@ def test_quantisers_wait_for_their_predecessor_and_release_their_successor(funct
 
 
 def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functions) -> None:
-    """A load whose address the compiler knows may be moved up: past the wait it would see what stood there before."""
+    """A load whose address the compiler knows may be moved up: past the wait it would see what stood there before.
+    Kernels of warps with jobs of their own (wgmma) are left out: there each job waits, in any order of the text."""
     if not _built_for("sm_90"):
         pytest.skip("griddepcontrol.wait begins with sm_90")
-    waiting = {key: count for key, count in functions.items() if count[machine_code.WAIT]}
+    waiting = {
+        key: count
+        for key, count in functions.items()
+        if count[machine_code.WAIT] and not any(re.match("[IH]GMMA", name) for name in count)
+    }
     assert len(waiting) >= 40
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
 

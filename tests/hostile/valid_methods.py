@@ -131,6 +131,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Residual.forward": {"x": ROWS},
     "QScheme.from_dict": {"data": SCHEME.to_dict},
     "TensorScheme.from_dict": {"data": STATIC.to_dict},
+    "TensorScheme.scale_shape": {"shape": lambda: (4, 8)},
     **{f"Quant{n}.forward": {"x": IMAGE} for n in ("BasicBlock", "Bottleneck")},
     **{f"QuantizationCalibrator.{n}": _CALIBRATION for n in ("calibrate_model", "compare", "histograms")},
     "Quantize.forward": {"x": ROWS},

@@ -20,7 +20,7 @@ from gpu_device import SimulatorMemory
 from torch import Tensor
 
 from pyquant import ops
-from pyquant.ops import fallback, functional
+from pyquant.ops import fallback
 from pyquant.ops.load import LIBRARY
 from pyquant.ops.schema import SCHEMAS
 
@@ -92,8 +92,9 @@ class SimulatedOps(CudaOps):
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        modules = (functional, sys.modules["pyquant.ops.fake_quantize"])  # the package's name is the function
-        previous = functional._ops
+        # Where functions call ops; the package's own names of two of them are functions.
+        modules = [sys.modules[f"pyquant.ops.{name}"] for name in ("functional", "linear", "fake_quantize")]
+        previous = modules[0]._ops
         try:
             for module in modules:
                 module._ops = torch.ops.pyquant_sim  # type: ignore[attr-defined]
