@@ -230,7 +230,7 @@ endmacro()
 set(PYQUANT_INSTANCES_PER_FILE 3)
 set(PYQUANT_WARP_SCHEDULES multistage splitk)  # whose shape is a warp's; others have a cluster, which is in the name
 set(PYQUANT_PLAN_SOURCES csrc/core/build_facts.cpp csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp csrc/plan/choice.cpp
-    csrc/plan/cost.cpp csrc/plan/route.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
+    csrc/plan/cost.cpp csrc/plan/layer.cpp csrc/plan/route.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
 set(PYQUANT_SAMPLE "" CACHE STRING "which rows PYQUANT_KERNELS=sample adds: any word")
 option(PYQUANT_EMBED_PTX "keep PTX, uncompressed, beside the machine code, so that a PTX simulator can run the kernels" OFF)
 
@@ -354,7 +354,7 @@ function(pyquant_family_rows family)
       string(REPLACE "@SCHEDULE@" "${schedule}" instance "${instance}")
       string(REPLACE "@STAGES@" "${stages}" instance "${instance}")
       set_property(GLOBAL APPEND PROPERTY PYQUANT_INSTANCES_${family}
-        "using ${name}_type = ${instance}$<SEMICOLON>\nextern const Launcher ${name}$<SEMICOLON>\nconst Launcher ${name}{&${name}_type::run, &${name}_type::workspace_bytes}$<SEMICOLON>")
+        "using ${name}_type = ${instance}$<SEMICOLON>\nextern const Launcher ${name}$<SEMICOLON>\nconst Launcher ${name}{&${name}_type::run, &${name}_type::workspace}$<SEMICOLON>")
     endif()
   endforeach()
 endfunction()
@@ -377,7 +377,8 @@ function(pyquant_cuda_objects target gencode)
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF JOB_POOL_COMPILE cuda CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE csrc ${CMAKE_BINARY_DIR}/generated)
   target_include_directories(${target} SYSTEM PRIVATE ${PYQUANT_CUTLASS_INCLUDE})
-  target_compile_definitions(${target} PRIVATE NDEBUG)
+  # CuTe's calls of the driver: csrc/cuda/gemm/tensor_maps.cu
+  target_compile_definitions(${target} PRIVATE NDEBUG CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL)
   target_compile_options(${target} PRIVATE -O3 --expt-relaxed-constexpr -fmad=false "SHELL:${gencode}")
   if(PYQUANT_EMBED_PTX)
     target_compile_options(${target} PRIVATE -no-compress)
@@ -498,9 +499,11 @@ function(pyquant_cuda_kernels result)
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
   pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
-                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/quantize/histogram.cu)
+                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/gemm/tensor_maps.cu
+                       csrc/cuda/quantize/histogram.cu)
   pyquant_gencode_overlapping(overlapping)
-  pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/quantize/dequantize.cu
+  pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/clear.cu
+                       csrc/cuda/quantize/dequantize.cu
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/gate.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
                        csrc/cuda/quantize/norm.cu csrc/cuda/quantize/parts.cu csrc/cuda/quantize/per_token.cu)

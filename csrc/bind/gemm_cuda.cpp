@@ -55,7 +55,7 @@ void repack(const Route& route, const Tensor& like, const GemmProblem& p, const 
   if (route.form != Form::bytes) return;
   Tensor codes = empty(like, {p.m, route.problem.ldx}, ScalarType::Char);
   auto* to = static_cast<int8_t*>(codes.mutable_data_ptr());
-  cuda::arrange_codes(o->x, p.x, p.m, p.k, p.ldx, to, route.problem.ldx, nullptr, nullptr, on.context);
+  cuda::arrange_codes(o->x, p.x, p.m, p.k, p.ldx, to, route.problem.ldx, nullptr, nullptr, {}, on.context);
   keep->push_back(codes);
   o->x = to;
 }
@@ -82,17 +82,17 @@ const Row* named(const std::string& name, const Tensor& like, const On& on, std:
   return row;
 }
 
-int64_t workspace_bytes(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on) {
+cuda::Workspace workspace_of(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on) {
   if (!row)
     throw std::runtime_error("pyquant: no kernel takes this problem on this device\n" +
                              text_of(select(problem, operands.residual != nullptr, device_info(on))));
-  return cuda::workspace_bytes(*row, problem, on.context);
+  return cuda::workspace(*row, problem, on.context);
 }
 
 void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,
          const Tensor& like, const On& on) {
   Scratch scratch;
-  const int64_t bytes = workspace_bytes(row, problem, operands, on);
+  const int64_t bytes = workspace_of(row, problem, operands, on).bytes;
   scratch.add(bytes);
   scratch.make(like);
   if (bytes > 0) operands.workspace = scratch.at<void>(0);

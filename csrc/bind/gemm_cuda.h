@@ -46,8 +46,8 @@ void repack(const Route& route, const Tensor& like, const GemmProblem& problem, 
 // out for the row where it does not read checkpoint order.
 const Row* named(const std::string& name, const Tensor& like, const On& on, std::vector<Tensor>* keep,
                  GemmProblem* problem, GemmOperands* operands);
-// Bytes of workspace that a row needs; without a row, throws every row's refusal.
-int64_t workspace_bytes(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on);
+// The workspace that a row needs; without a row, throws every row's refusal.
+cuda::Workspace workspace_of(const Row* row, const GemmProblem& problem, const GemmOperands& operands, const On& on);
 // Launches a row, with its workspace on the device of `like`; without a row, throws every row's refusal.
 void run(const Row* row, const GemmProblem& problem, GemmOperands operands, const Epilogue& epilogue,
          const Tensor& like, const On& on);

@@ -58,7 +58,8 @@ void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmO
 // row (of uint8 codes: one shifted zero point), the codes two a byte, and the row's workspace.
 struct Parts {
   Scratch memory;
-  int64_t codes = 0, scale = 0, zero_point = 0, nibbles = 0, workspace = 0, workspace_bytes = 0;
+  int64_t codes = 0, scale = 0, zero_point = 0, nibbles = 0, at_workspace = 0;
+  cuda::Workspace workspace;
 
   Parts(const Route& route, const LinearCall& call, const Buffer& b, const GemmOperands& o, const On& on,
         const Tensor& like) {
@@ -70,9 +71,12 @@ struct Parts {
       if (dynamic ? route.problem.has_zero_point : call.x.type == DType::u8) zero_point = memory.add(4 * rows);
     }
     if (route.form == Form::nibbles) nibbles = memory.add(rows * b.at.k_pad / 2);
-    workspace_bytes = bind::workspace_bytes(route.row, route.problem, o, on);
-    workspace = memory.add(workspace_bytes);
+    workspace = workspace_of(route.row, route.problem, o, on);
+    at_workspace = memory.add(workspace.bytes);
     memory.make(like);
+  }
+  cuda::Zeros counters() const {
+    return workspace.counter_bytes > 0 ? workspace.zeros(memory.at<void>(at_workspace)) : cuda::Zeros{};
   }
 };
 
@@ -82,7 +86,7 @@ void quantise_rows(const LinearCall& call, const Buffer& b, const On& on, const 
   const Matrix& m = call.x;
   const cuda::FloatMatrix rows{m.data, m.type, m.rows, m.cols, m.ld};
   const cuda::CodeRange range{s.x_qmin, s.x_qmax, s.x_symmetric};
-  const cuda::QuantizeOut out{parts.memory.at<int8_t>(parts.codes), b.at.k_pad};
+  const cuda::QuantizeOut out{parts.memory.at<int8_t>(parts.codes), b.at.k_pad, false, nullptr, parts.counters()};
   if (s.input == InputMode::static_per_tensor)
     return cuda::quantize(rows, Granularity::tensor, 0, b.x_scale(), b.x_zero_point(), range, out, on.context);
   auto* scale = parts.memory.at<float>(parts.scale);
@@ -97,15 +101,16 @@ void arrange_rows(const LinearCall& call, const Buffer& b, const On& on, const P
   const Matrix& m = call.x;
   auto* shifted = m.type == DType::u8 ? parts.memory.at<int32_t>(parts.zero_point) : nullptr;
   cuda::arrange_codes(m.data, m.type, m.rows, call.spec.k, m.ld, parts.memory.at<int8_t>(parts.codes), b.at.k_pad,
-                      b.x_zero_point(), shifted, on.context);
+                      b.x_zero_point(), shifted, parts.counters(), on.context);
   if (shifted) o->x_zero_point = shifted;
 }
 
 // The activations in the form that the route requires.
 void prepare(const Route& route, const LinearCall& call, const Buffer& b, const On& on, const Parts& parts,
              GemmOperands* o) {
-  if (parts.workspace_bytes > 0) o->workspace = parts.memory.at<void>(parts.workspace);
+  if (parts.workspace.bytes > 0) o->workspace = parts.memory.at<void>(parts.at_workspace);
   if (route.form == Form::given) return;
+  o->counters_are_zero = true;  // whichever kernel writes the codes clears them
   if (is_float(call.x.type))
     quantise_rows(call, b, on, parts, route.problem.has_zero_point, o);
   else

@@ -1,6 +1,7 @@
 // Activation codes that come from a caller, laid out as the tensor-core rows read them: one signed byte a code, rows on
 // 16-byte boundaries, zero codes in the padding of K.
 #include "cuda/launch.h"
+#include "cuda/zeros.cuh"
 
 namespace pyquant::cuda {
 
@@ -36,8 +37,10 @@ __device__ __forceinline__ uint32_t load_codes(const Source& s, int64_t row, int
   return word;
 }
 
-__global__ void __launch_bounds__(kBlock) arrange_codes_kernel(Source source, int64_t rows, int8_t* q, int64_t ldq,
-                                                               const int32_t* zero_point, int32_t* shifted_zero_point) {
+__global__ void __launch_bounds__(kBlock)
+    arrange_codes_kernel(Source source, int64_t rows, int8_t* q, int64_t ldq, const int32_t* zero_point,
+                         int32_t* shifted_zero_point, Zeros zeros) {
+  write_zeros(zeros);
   const int64_t first = blockIdx.x * int64_t{kBlock} + threadIdx.x;
   if (first == 0 && shifted_zero_point) *shifted_zero_point = (zero_point ? *zero_point : 0) - 128;
   const int64_t words = ldq / 4;
@@ -50,7 +53,7 @@ __global__ void __launch_bounds__(kBlock) arrange_codes_kernel(Source source, in
 }  // namespace
 
 void arrange_codes(const void* x, DType type, int64_t rows, int64_t cols, int64_t ld, int8_t* q, int64_t ldq,
-                   const int32_t* zero_point, int32_t* shifted_zero_point, const Context& context) {
+                   const int32_t* zero_point, int32_t* shifted_zero_point, const Zeros& zeros, const Context& context) {
   if (rows == 0 || ldq == 0) return;
   const int64_t row_bytes = columns_of(type, ld);
   const bool whole_words = !is_packed(type) && (reinterpret_cast<uintptr_t>(x) | static_cast<uint64_t>(ld)) % 4 == 0;
@@ -59,7 +62,8 @@ void arrange_codes(const void* x, DType type, int64_t rows, int64_t cols, int64_
   shape.grid = dim3(static_cast<unsigned>(blocks < (int64_t{1} << 20) ? blocks : int64_t{1} << 20));
   shape.block = dim3(kBlock);
   const Source source{static_cast<const uint8_t*>(x), cols, row_bytes, type, whole_words};
-  launch<arrange_codes_kernel>("arrange_codes", shape, context, source, rows, q, ldq, zero_point, shifted_zero_point);
+  launch<arrange_codes_kernel>("arrange_codes", shape, context, source, rows, q, ldq, zero_point, shifted_zero_point,
+                               zeros);
 }
 
 }  // namespace pyquant::cuda

@@ -26,8 +26,20 @@ int device_count();             // 0 when there is no driver
 DeviceInfo device_info(int32_t device);
 std::string device_name(int32_t device);  // as reported by the driver: "NVIDIA H200"
 
-// Bytes of device memory that a row needs in addition to its operands (sums of a divided K); 0 for most.
-int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context);
+// Memory that a kernel clears beside its own work, because the next one counts in it; on 16-byte boundaries.
+struct Zeros {
+  void* at = nullptr;
+  int64_t bytes = 0;
+};
+
+// Device memory that a row needs in addition to its operands: sums of a divided K and the counters of those who add
+// them. Of most rows nothing.
+struct Workspace {
+  int64_t bytes = 0;
+  int64_t counters = 0, counter_bytes = 0;  // where they begin, and how many bytes have to be 0 before the launch
+  Zeros zeros(void* memory) const { return {static_cast<char*>(memory) + counters, counter_bytes}; }
+};
+Workspace workspace(const Row& row, const GemmProblem& problem, const Context& context);
 
 // Runs one row of the kernel table. Precondition: plan/ says that the row accepts the problem; K = 0 is the
 // epilogue of a zero accumulator, M = 0 or N = 0 launches nothing.
@@ -55,6 +67,7 @@ struct QuantizeOut {
   int64_t ldq = 0;             // codes from row to row, >= cols; those beyond cols become 0, so a padded K adds nothing
   bool packed = false;         // two codes a byte, low nibble = even column: limits in [-8, 7], ldq and group_size even
   int32_t* row_sum = nullptr;  // sum of the codes of each row (with group scales: of each group), or null
+  Zeros zeros{};               // of the kernel that reads the codes; cleared only if there is a row
 };
 // Scales and zero points that a dynamic quantiser writes; zero_point may be null.
 struct QuantizeParams {
@@ -101,9 +114,9 @@ void magnitude_histogram(const FloatMatrix& x, int32_t exponent, int64_t* counts
 
 // Codes as they come (s8, u8, or s4 packed two per byte, row stride ld elements) -> signed bytes in rows of ldq (a
 // multiple of 4), zero between cols and ldq. u8 codes are shifted by -128, and so is their zero point: one number on
-// the device (null: 0), written to shifted_zero_point unless that is null.
+// the device (null: 0), written to shifted_zero_point unless that is null. zeros: as of QuantizeOut.
 void arrange_codes(const void* x, DType type, int64_t rows, int64_t cols, int64_t ld, int8_t* q, int64_t ldq,
-                   const int32_t* zero_point, int32_t* shifted_zero_point, const Context& context);
+                   const int32_t* zero_point, int32_t* shifted_zero_point, const Zeros& zeros, const Context& context);
 
 // int4 codes one per byte [rows, cols] <-> two per byte [rows, ceil(cols / 2)], low nibble = even column.
 void pack_int4(const int8_t* q, int64_t rows, int64_t cols, uint8_t* packed, const Context& context);

@@ -21,7 +21,7 @@ std::string why_no_device() { return reason(); }
 DeviceInfo device_info(int32_t) { refuse(); }
 std::string device_name(int32_t) { refuse(); }
 
-int64_t workspace_bytes(const Row&, const GemmProblem&, const Context&) { refuse(); }
+Workspace workspace(const Row&, const GemmProblem&, const Context&) { refuse(); }
 void gemm(const Row&, const GemmProblem&, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
 void float_epilogue(const void*, DType, int64_t, const GemmProblem&, const GemmOperands&, const Epilogue&,
                     const Context&) {
@@ -63,7 +63,7 @@ void dequantize(const void*, DType, int64_t, int64_t, int64_t, Granularity, int6
 }
 void magnitude_histogram(const FloatMatrix&, int32_t, int64_t*, const Context&) { refuse(); }
 void arrange_codes(const void*, DType, int64_t, int64_t, int64_t, int8_t*, int64_t, const int32_t*, int32_t*,
-                   const Context&) {
+                   const Zeros&, const Context&) {
   refuse();
 }
 void pack_int4(const int8_t*, int64_t, int64_t, uint8_t*, const Context&) { refuse(); }

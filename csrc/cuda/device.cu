@@ -56,7 +56,10 @@ DeviceInfo query(int device) {
   info.l2_bytes = get(cudaDevAttrL2CacheSize);
   // Memory clock in kHz, two transfers a clock, bus width in bits.
   info.dram_gbps = int64_t{get(cudaDevAttrMemoryClockRate)} * get(cudaDevAttrGlobalMemoryBusWidth) * 2 / 8 / 1000000;
-  info.gpu = gpu_id(name_of_device(device).c_str());
+  info.clock_mhz = get(cudaDevAttrClockRate) / 1000;
+  const std::string name = name_of_device(device);
+  info.halves_float_sums = is_geforce(name.c_str());
+  info.gpu = gpu_id(name.c_str());
   return info;
 }
 
@@ -108,11 +111,11 @@ DeviceInfo device_info(int32_t device) {
 
 std::string device_name(int32_t device) { return name_of_device(device); }
 
-int64_t workspace_bytes(const Row& row, const GemmProblem& problem, const Context& context) {
+Workspace workspace(const Row& row, const GemmProblem& problem, const Context& context) {
   const Launcher& launcher = launcher_of(row);
-  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return 0;
+  if (problem.m == 0 || problem.n == 0 || problem.k == 0) return {};
   const DeviceInfo device = device_info(context.device);
-  return launcher.workspace_bytes({row.name, problem, {}, {}, context, device});
+  return launcher.workspace({row.name, problem, {}, {}, context, device});
 }
 
 void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operands, const Epilogue& epilogue,
@@ -122,10 +125,10 @@ void gemm(const Row& row, const GemmProblem& problem, const GemmOperands& operan
   const DeviceInfo device = device_info(context.device);
   const GemmCall call{row.name, problem, operands, epilogue, context, device};
   // Tiles of depth 0 do not exist for TMA and cp.async; the byte-wise family is the epilogue of a zero accumulator.
-  if (problem.k == 0)
-    gemm_simt_any.run(call);
-  else
-    launcher.run(call);
+  if (problem.k == 0) return gemm_simt_any.run(call);
+  if (operands.workspace && !operands.counters_are_zero)
+    clear_counters(row.name, launcher.workspace(call).zeros(operands.workspace), context);
+  launcher.run(call);
 }
 
 }  // namespace pyquant::cuda

@@ -44,6 +44,8 @@ inline void clear(const char* name, void* memory, int64_t nbytes, const Context&
   check(cudaMemsetAsync(memory, 0, static_cast<size_t>(nbytes), static_cast<cudaStream_t>(context.stream)), name,
         context.device);
 }
+// The same by a kernel (clear.cu): in a layer a memset would end the chain of launches that overlap.
+void clear_counters(const char* name, const Zeros& zeros, const Context& context);
 
 struct LaunchShape {
   dim3 grid, block, cluster{1, 1, 1};

@@ -213,10 +213,15 @@ def test_plain_products_of_three_dimensions_and_strides(checked_device: CudaOps)
     x = draw.codes(-128, 127, 3, 5, 96).to(torch.int8)
     w = draw.codes(-128, 127, 40, 96).to(torch.int8)
     call = {
-        "w": w, "w_scale": problems.scales(draw, 40), "x_scale": problems.scales(draw, 3, 5),
-        "x_zero_point": draw.codes(-9, 9, 3, 5), "bias": draw.normal(40), "residual": draw.normal(3, 5, 40),
-        "activation": "gelu", "out_dtype": torch.bfloat16,
-    }  # fmt: skip
+        "w": w,
+        "w_scale": problems.scales(draw, 40),
+        "x_scale": problems.scales(draw, 3, 5),
+        "x_zero_point": draw.codes(-9, 9, 3, 5),
+        "bias": draw.normal(40),
+        "residual": draw.normal(3, 5, 40),
+        "activation": "gelu",
+        "out_dtype": torch.bfloat16,
+    }
     for laid in (x, x.transpose(0, 1).contiguous().transpose(0, 1), x[..., ::2].repeat_interleave(2, -1)):
         compare(checked_device.gemm_s8s8(laid, **call), ops.gemm_s8s8(laid, **call), str(laid.stride()))
 
@@ -325,13 +330,26 @@ def test_int4_codes_travel_two_to_a_byte(checked_device: CudaOps, bits: int, n: 
     codes = problems.codes(draw, "s4" if bits == 4 else "s8", "uniform", n, k)
     w, w_scale = ops.pack_int4(codes) if bits == 4 else codes, problems.scales(draw, n)
     spec = ops.LinearSpec(
-        n, k, bits, input="static", x_qmin=-8, x_qmax=7, x_symmetric=False, has_bias=True, codes_out=True, out_qmin=-8,
-        out_qmax=7, layout=CPU_LAYOUT,
-    )  # fmt: skip
+        n,
+        k,
+        bits,
+        input="static",
+        x_qmin=-8,
+        x_qmax=7,
+        x_symmetric=False,
+        has_bias=True,
+        codes_out=True,
+        out_qmin=-8,
+        out_qmax=7,
+        layout=CPU_LAYOUT,
+    )
     operands = {
-        "bias": draw.normal(n), "x_scale": problems.scales(draw, 1), "x_zero_point": draw.codes(-8, 7, 1),
-        "out_scale": problems.scales(draw, 1) * k**0.5 * 2, "out_zero_point": draw.codes(-2, 2, 1),
-    }  # fmt: skip
+        "bias": draw.normal(n),
+        "x_scale": problems.scales(draw, 1),
+        "x_zero_point": draw.codes(-8, 7, 1),
+        "out_scale": problems.scales(draw, 1) * k**0.5 * 2,
+        "out_zero_point": draw.codes(-2, 2, 1),
+    }
     here = ops.pack_linear(w, w_scale, spec.to_ints(), **operands)
     there, there_spec = _packed_there(checked_device, w, w_scale, spec, operands)
     for m in (1, 9):
@@ -471,11 +489,18 @@ REFUSALS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("qlinear", "x", {"x": torch.ones(2, 4, dtype=torch.uint8)}),
     ("qlinear", "x", {"x_scale": torch.ones(2)}),
     ("qlinear", "x_scale", {"x": torch.ones(2, 8, dtype=torch.int8), "x_scale": torch.ones(3)}),
-    ("qlinear", "x_zero_point", {"x": torch.ones(2, 8, dtype=torch.int8), "x_scale": torch.ones(2),
-                                 "x_zero_point": torch.zeros(2, dtype=torch.int32)}),
+    (
+        "qlinear",
+        "x_zero_point",
+        {
+            "x": torch.ones(2, 8, dtype=torch.int8),
+            "x_scale": torch.ones(2),
+            "x_zero_point": torch.zeros(2, dtype=torch.int32),
+        },
+    ),
     ("float_linear", "w", {"w": torch.ones(4, 9)}),
     ("weight_only_linear", "w_bits", {"w_bits": 3}),
-)  # fmt: skip
+)
 
 
 def _legal(device: CudaOps) -> dict[str, dict[str, Any]]:
@@ -517,23 +542,35 @@ def test_every_section_of_the_buffer_counts_and_its_padding_does_not(device: Cud
     )
     w, w_scale = problems.codes(draw, "s8", "uniform", n, k), problems.scales(draw, n, groups)
     operands = {
-        "bias": draw.normal(n), "x_scale": torch.tensor([0.02]), "x_zero_point": torch.tensor([5], dtype=torch.int32),
-        "out_scale": torch.tensor([0.9]), "out_zero_point": torch.tensor([3], dtype=torch.int32),
-    }  # fmt: skip
+        "bias": draw.normal(n),
+        "x_scale": torch.tensor([0.02]),
+        "x_zero_point": torch.tensor([5], dtype=torch.int32),
+        "out_scale": torch.tensor([0.9]),
+        "out_zero_point": torch.tensor([3], dtype=torch.int32),
+    }
     packed = device.pack_linear(w, w_scale, spec.to_ints(), **operands)
     x = draw.normal(9, k)
     honest = device.qlinear(x, packed, None, spec.to_ints())
     at = rows_layout.sections(spec)
     channel = 4 * groups  # bytes of one channel in w_scale and w_sum
     counted = {
-        "first code": 0, "last code": (n - 1) * at.k_pad + k - 1, "w_scale": at.w_scale + channel * (n - 1) + 3,
-        "w_sum": at.w_sum + channel * 2 + 1, "bias": at.bias + 4 * (n - 1) + 3, "x_scale": at.scalars + 3,
-        "x_zero_point": at.scalars + 4, "out_scale": at.scalars + 11, "out_zero_point": at.scalars + 12,
-    }  # fmt: skip
+        "first code": 0,
+        "last code": (n - 1) * at.k_pad + k - 1,
+        "w_scale": at.w_scale + channel * (n - 1) + 3,
+        "w_sum": at.w_sum + channel * 2 + 1,
+        "bias": at.bias + 4 * (n - 1) + 3,
+        "x_scale": at.scalars + 3,
+        "x_zero_point": at.scalars + 4,
+        "out_scale": at.scalars + 11,
+        "out_zero_point": at.scalars + 12,
+    }
     padding = {
-        "code of a row beyond n": n * at.k_pad, "w_scale beyond n": at.w_scale + channel * n + 3,
-        "w_sum beyond n": at.w_sum + channel * n, "bias beyond n": at.bias + 4 * n + 3, "scalars": at.scalars + 16,
-    }  # fmt: skip
+        "code of a row beyond n": n * at.k_pad,
+        "w_scale beyond n": at.w_scale + channel * n + 3,
+        "w_sum beyond n": at.w_sum + channel * n,
+        "bias beyond n": at.bias + 4 * n + 3,
+        "scalars": at.scalars + 16,
+    }
     for what, offset in (counted | padding).items():
         wrong = packed.clone()
         wrong[offset] ^= 0x41
@@ -546,10 +583,13 @@ def test_wrong_operands_are_told_apart(device: CudaOps) -> None:
     draw = problems.Draw(problems.BASE_SEED, "planted operands")
     x, w = draw.codes(-128, 127, 6, 40).to(torch.int8), draw.codes(-127, 127, 24, 40).to(torch.int8)
     call: dict[str, Any] = {
-        "w_scale": problems.scales(draw, 24) / 1000, "x_scale": problems.scales(draw, 6) * 30,
-        "x_zero_point": draw.codes(-9, 9, 6), "bias": draw.normal(24), "residual": draw.normal(6, 24),
+        "w_scale": problems.scales(draw, 24) / 1000,
+        "x_scale": problems.scales(draw, 6) * 30,
+        "x_zero_point": draw.codes(-9, 9, 6),
+        "bias": draw.normal(24),
+        "residual": draw.normal(6, 24),
         "activation": "gelu",
-    }  # fmt: skip
+    }
     want = ops.gemm_s8s8(x, w, **call)
     compare(device.gemm_s8s8(x, w, **call), want, "honest")
     bugs: dict[str, dict[str, Any]] = {

@@ -52,9 +52,18 @@ def _case(name: str, m: int, n: int, k: int, group_size: int = 0, extreme: bool 
     x_memory = (x * EIGHTHS).to(torch.float16 if x_type == "f16" else torch.bfloat16) if real else x
     layout = row["w_layouts"][0]
     problem = {
-        "m": m, "n": n, "k": k, "x": x_type, "w": w_type, "out": "f32", "ldx": k, "ldo": n, "group_size": group_size,
-        "ldw": k if layout == "natural" else -(-k // 128) * 128, "w_layout": layout,
-    }  # fmt: skip
+        "m": m,
+        "n": n,
+        "k": k,
+        "x": x_type,
+        "w": w_type,
+        "out": "f32",
+        "ldx": k,
+        "ldo": n,
+        "group_size": group_size,
+        "ldw": k if layout == "natural" else -(-k // 128) * 128,
+        "w_layout": layout,
+    }
     return Case(problem, {"x": x_memory, "w": _in_memory(w, w_type, layout), "w_scale": scale}, want)
 
 

@@ -53,8 +53,11 @@ def compare(there: CudaOps, x: torch.Tensor, grad: torch.Tensor, arguments: tupl
     y, mask = numerics.fake_quantize(x, *arguments)
     same(there.fake_quantize(x, *arguments), (y, mask), what)
     same((there.fake_quantize_backward(grad, mask),), (numerics.fake_quantize_backward(grad, mask),), what)
-    same(there.fake_quantize_lsq_backward(grad, x, *arguments),
-         numerics.fake_quantize_lsq_backward(grad, x, *arguments), what)  # fmt: skip
+    same(
+        there.fake_quantize_lsq_backward(grad, x, *arguments),
+        numerics.fake_quantize_lsq_backward(grad, x, *arguments),
+        what,
+    )
     granularity, group, qmin, qmax = arguments[2:]
     for symmetric in (True, False):
         dynamic = (granularity, group, symmetric, qmin, qmax)
@@ -93,8 +96,11 @@ def test_any_layout(plain: CudaOps, layout: problems.Layout) -> None:
     scale = torch.full(dense.shape[:-1], 1.0 / 127)
     for granularity, s in (("per_tensor", torch.tensor([0.01])), ("per_channel", scale)):
         same(plain.fake_quantize(x, s, None, granularity), numerics.fake_quantize(dense, s, None, granularity), "given")
-        same(plain.fake_quantize_lsq_backward(x, x, s, None, granularity),
-             numerics.fake_quantize_lsq_backward(dense, dense, s, None, granularity), "learned")  # fmt: skip
+        same(
+            plain.fake_quantize_lsq_backward(x, x, s, None, granularity),
+            numerics.fake_quantize_lsq_backward(dense, dense, s, None, granularity),
+            "learned",
+        )
         same(plain.fake_quantize_dynamic(x, granularity), numerics.fake_quantize_dynamic(dense, granularity), "dynamic")
     _, mask = numerics.fake_quantize(dense, torch.tensor([0.01]))
     same((plain.fake_quantize_backward(x, mask),), (numerics.fake_quantize_backward(dense, mask),), "backward")
@@ -106,8 +112,11 @@ def test_many_blocks_of_a_sum(plain: CudaOps) -> None:
     for rows, cols, granularity in ((3, 5000, "per_channel"), (1, 1_050_000, "per_tensor")):
         x, grad = draw.normal(rows, cols), draw.normal(rows, cols)
         arguments = fake_laws.given(draw, x, granularity, 0)
-        same(plain.fake_quantize_lsq_backward(grad, x, *arguments),
-             numerics.fake_quantize_lsq_backward(grad, x, *arguments), f"{rows} x {cols}")  # fmt: skip
+        same(
+            plain.fake_quantize_lsq_backward(grad, x, *arguments),
+            numerics.fake_quantize_lsq_backward(grad, x, *arguments),
+            f"{rows} x {cols}",
+        )
 
 
 @pytest.mark.parametrize("dtype", problems.FLOATS, ids=str)
@@ -132,14 +141,17 @@ def test_kept_buffers_and_gradients_in_place(there: CudaOps, dtype: torch.dtype)
     same(got, numerics.fake_quantize_dynamic(x, "per_channel", 0, False, -128, 127), "dynamic")
 
 
-@pytest.mark.parametrize(("name", "argument", "call"), [
-    ("fake_quantize", "x", (torch.ones(2, 8).double(), torch.ones(1))),
-    ("fake_quantize", "scale", (torch.ones(2, 8), torch.ones(3))),
-    ("fake_quantize", "qmax", (torch.ones(2, 8), torch.ones(1), None, "per_tensor", 0, 5, 5)),
-    ("fake_quantize_dynamic", "group_size", (torch.ones(2, 8), "per_group", 3)),
-    ("fake_quantize_backward", "mask", (torch.ones(2, 8), torch.ones(3, dtype=torch.uint8))),
-    ("fake_quantize_lsq_backward", "grad", (torch.ones(2, 7), torch.ones(2, 8), torch.ones(1))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "argument", "call"),
+    [
+        ("fake_quantize", "x", (torch.ones(2, 8).double(), torch.ones(1))),
+        ("fake_quantize", "scale", (torch.ones(2, 8), torch.ones(3))),
+        ("fake_quantize", "qmax", (torch.ones(2, 8), torch.ones(1), None, "per_tensor", 0, 5, 5)),
+        ("fake_quantize_dynamic", "group_size", (torch.ones(2, 8), "per_group", 3)),
+        ("fake_quantize_backward", "mask", (torch.ones(2, 8), torch.ones(3, dtype=torch.uint8))),
+        ("fake_quantize_lsq_backward", "grad", (torch.ones(2, 7), torch.ones(2, 8), torch.ones(1))),
+    ],
+)
 def test_refusals_name_the_argument(plain: CudaOps, name: str, argument: str, call: tuple[Any, ...]) -> None:
     with pytest.raises(ArgumentError) as caught:
         getattr(plain, name)(*call)

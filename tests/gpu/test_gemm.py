@@ -20,9 +20,13 @@ from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import pack_int4
 
 DTYPES = {
-    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "s32": torch.int32,
-    "s8": torch.int8, "s4": torch.uint8,
-}  # fmt: skip
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "s32": torch.int32,
+    "s8": torch.int8,
+    "s4": torch.uint8,
+}
 BITS = {"f16": 16, "bf16": 16, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4}
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
@@ -135,8 +139,15 @@ def make_case(name: str, out: str, index: int) -> Case:
     size = max(k, 1) ** 0.5 * (100.0 if real_x else 3000.0)
     call: dict[str, Any] = {"x": x, "w": w, "out_dtype": torch.int8 if out == "s4" else DTYPES[out]}
     problem: dict[str, Any] = {
-        "m": m, "n": n, "k": k, "x": x_type, "w": w_type, "out": out, "x_packed": x_packed, "group_size": group_size,
-    }  # fmt: skip
+        "m": m,
+        "n": n,
+        "k": k,
+        "x": x_type,
+        "w": w_type,
+        "out": out,
+        "x_packed": x_packed,
+        "group_size": group_size,
+    }
     call["group_size"] = group_size
     epilogue: dict[str, Any] = {}
     memory: dict[str, Tensor | None] = {}
@@ -255,9 +266,17 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
     x_packed = row["x_packing"] == "nibbles"
     weights, order = _weights(row, w, w_type, 128)
     problem = order | {
-        "m": m, "n": n, "k": k, "ldx": 128, "ldo": 32, "x": x_type, "w": w_type, "out": out, "x_packed": x_packed,
+        "m": m,
+        "n": n,
+        "k": k,
+        "ldx": 128,
+        "ldo": 32,
+        "x": x_type,
+        "w": w_type,
+        "out": out,
+        "x_packed": x_packed,
         "group_size": group_size,
-    }  # fmt: skip
+    }
     memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
     if group_size:
         call |= {"group_size": group_size, "w_scale": torch.ones(n, k // group_size)}
@@ -305,9 +324,20 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
     weights, order = _weights(row, call["w"], w_type, k)
     memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": weights}
     problem = order | {
-        "m": m, "n": n, "k": k, "x": x_type, "w": w_type, "out": "f32", "x_packed": x_packed, "has_zero_point": True,
-        "per_token_zero_point": True, "per_token_scale": True, "ldx": k, "ldo": n, "ldr": n,
-    }  # fmt: skip
+        "m": m,
+        "n": n,
+        "k": k,
+        "x": x_type,
+        "w": w_type,
+        "out": "f32",
+        "x_packed": x_packed,
+        "has_zero_point": True,
+        "per_token_zero_point": True,
+        "per_token_scale": True,
+        "ldx": k,
+        "ldo": n,
+        "ldr": n,
+    }
     return run(native, device, Case(name, "f32", call, problem, {"activation": "silu"}, memory, name)), call
 
 
@@ -358,9 +388,15 @@ def test_planted_bugs_are_seen(native: Any, plain_device: Memory, name: str) -> 
 def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str) -> None:
     row = ROWS[name]
     problem: dict[str, Any] = {
-        "m": 4, "n": 16, "k": 768, "x": row["x"][0], "w": row["w"][0], "out": row["out"][0],
-        "x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0],
-    }  # fmt: skip
+        "m": 4,
+        "n": 16,
+        "k": 768,
+        "x": row["x"][0],
+        "w": row["w"][0],
+        "out": row["out"][0],
+        "x_packed": row["x_packing"] == "nibbles",
+        "w_layout": row["w_layouts"][0],
+    }
     if row["groups_only"]:
         with pytest.raises(ValueError, match=rf"group size must be a multiple of {row['group_multiple']}, got 0"):
             native.gemm(name, problem, {}, {})

@@ -34,9 +34,18 @@ def _check(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, group_s
     blocked = "blocked128" in ROWS[name]["w_layouts"]
     weights, order = pack_blocked128(w) if blocked else (pack_int4(w), {"ldw": k})
     problem = order | {
-        "m": m, "n": n, "k": k, "x": "s8", "w": "s4", "out": "f32", "ldx": k, "ldo": n, "group_size": group_size,
-        "has_zero_point": zero_point != 0, "out_align": min(16, 4 * n & -4 * n),
-    }  # fmt: skip
+        "m": m,
+        "n": n,
+        "k": k,
+        "x": "s8",
+        "w": "s4",
+        "out": "f32",
+        "ldx": k,
+        "ldo": n,
+        "group_size": group_size,
+        "has_zero_point": zero_point != 0,
+        "out_align": min(16, 4 * n & -4 * n),
+    }
     operands = {"x": device.put(x), "w": device.put(weights), "w_scale": device.put(scale)}
     call: dict[str, Any] = {"group_size": group_size}
     if zero_point:

@@ -124,8 +124,11 @@ def test_chains_reach_the_int4_tensor_cores(native) -> None:
     folders = [*(str(TESTS / name) for name in ("support", ".", "gpu", "..")), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", "import simulator, test_int4_packed; print(test_int4_packed.check())"],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
         env={**os.environ, "PTXSIM_DEVICE": "a100", "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "done"

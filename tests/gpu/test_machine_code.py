@@ -5,6 +5,7 @@ cmake/kernels.cmake is one line of FAMILIES."""
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -109,7 +110,9 @@ FAMILIES = {
     "sm80_s8s4": Family(_multistage("a") + ".*MixedInput", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
     "sm80_s8s4_groups": Family(
         lambda row: "gemm_groups80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
-        BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32),
+        BOTH,
+        r"IMMA\.16832\.S8\.S8",
+        _warp_steps(32),
     ),
     "sm80_s4s4": Family(
         _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", _warp_steps(64)
@@ -124,19 +127,28 @@ FAMILIES = {
     "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     "sm90_s8s4_blocked": Family(
         lambda row: f"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}E",
-        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda row: 24 if row["tile"][0] == 160 else 12, 2,  # 160: twice 80
+        ("sm_90a",),
+        r"IGMMA\.64\w+\.S8\.S8",
+        lambda row: 24 if row["tile"][0] == 160 else 12,
+        2,  # 160: twice 80
     ),
     "sm90_s8s4_groups": Family(
         lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
-        ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", lambda _: 4, 2,
+        ("sm_90a",),
+        r"IGMMA\.64\w+\.S8\.S8",
+        lambda _: 4,
+        2,
     ),
     **_decode_families("decode_", BOTH, clusters=False),
     "decode_s8s4_wide": Family(_decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     **_decode_families("sm90_decode_", ("sm_90a",), clusters=True),
     "sm90_decode_s8s4_blocked": Family(
-        _decode("17DecodeS8S4Blocked", True), ("sm_90a",), r"IMMA\.16832\.S8\.S8", waits=1,
+        _decode("17DecodeS8S4Blocked", True),
+        ("sm_90a",),
+        r"IMMA\.16832\.S8\.S8",
+        waits=1,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +255,56 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
 
 
+# KiB of machine code of a wgmma kernel; where K is divided, CUTLASS's scheduler and sums are about 65 of them.
+CODE_BUDGET = 168
+
+
+@pytest.fixture(scope="module")
+def wgmma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
+    found = machine_code.listings(tool, LIBRARY, "GemmUniversal|gemm_groups90_kernel")
+    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_90a"}
+    return kernels or pytest.skip("no kernel of sm_90a is built")
+
+
+def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    """The general epilogue stands once in each (csrc/cuda/gemm/steps90.cuh): unrolled over a tile it was 600 KiB."""
+    sizes = {name: lines[-1].address / 1024 for name, lines in wgmma_kernels.items()}
+    assert {name: kib for name, kib in sizes.items() if kib > CODE_BUDGET} == {}
+
+
+def test_exchanges_between_lanes_are_not_compiled_for_lanes_apart(
+    wgmma_kernels: dict[str, list[machine_code.Line]],
+) -> None:
+    """Such a second form of all that follows is what the compiler adds where it cannot see that lanes are together."""
+    apart = {
+        name: count
+        for name, lines in wgmma_kernels.items()
+        if (count := sum(line.operation == "WARPSYNC.COLLECTIVE" for line in lines)) > 16
+    }
+    assert not apart
+
+
+def test_the_plain_epilogue_is_a_few_instructions_an_output(
+    wgmma_kernels: dict[str, list[machine_code.Line]],
+) -> None:
+    """Of straight tiles, 16 bits out, from the converging instruction with which it begins to its last store; branches
+    counted, taken or not. A conversion makes two outputs: nine instructions an output and 64 a tile."""
+    seen = 0
+    for name, lines in wgmma_kernels.items():
+        operations = [line.operation for line in lines]
+        marks = [at for at, operation in enumerate(operations) if operation == "WARPSYNC.ALL"] + [len(operations)]
+        for begin, end in itertools.pairwise(marks):
+            stretch = operations[begin:end]
+            converts = sum(operation.startswith("F2FP") for operation in stretch)
+            if converts < 16 or {"BRX", "MOVM.16.MT88"} & {*stretch} or "STG.E.128" not in stretch:
+                continue
+            length = len(stretch) - stretch[::-1].index("STG.E.128")
+            assert length <= 18 * converts + 64, f"{name}: {length} instructions for {2 * converts} outputs"
+            seen += 1
+    if not seen:
+        pytest.skip("no straight tile is built")
+
+
 # Integer, logic and move instructions of a warp for a step of 2 KiB of weights, by tokens: what a scheduler issues at
 # half rate, beside which the weights have 441 clocks to come (docs/kernels.md). int4 weights and float activations have
 # the most to widen.
@@ -254,10 +316,11 @@ DECODE_BUDGET = {
     ("sm90_decode_w4a16", 1): {8: 230, 16: 260},
 }
 MATHS = {
-    "sm90_decode_s8s8": ["10DecodeS8S8"], "sm90_decode_s8s4_blocked": ["17DecodeS8S4Blocked"],
+    "sm90_decode_s8s8": ["10DecodeS8S8"],
+    "sm90_decode_s8s4_blocked": ["17DecodeS8S4Blocked"],
     "sm90_decode_w8a16": ["11DecodeW8A16I6__halfE", "11DecodeW8A16I13__nv_bfloat16E"],
     "sm90_decode_w4a16": ["11DecodeW4A16I6__halfE", "11DecodeW4A16I13__nv_bfloat16E"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)

@@ -22,9 +22,11 @@ FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
 ROWS = {
     row["name"]: row
     for row in NATIVE.kernel_table()
-    if row["compiled"] and row["sm_min"] <= SM < row["sm_end"] and not row["groups_only"]
+    if row["compiled"]
+    and row["sm_min"] <= SM < row["sm_end"]
+    and not row["groups_only"]
     and (row["x"][0] in FLOATS) == (row["w"][0] in FLOATS)
-}  # fmt: skip
+}
 M, N, K = 37, 72, 160
 
 

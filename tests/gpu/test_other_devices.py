@@ -33,9 +33,20 @@ def test_rows_of_an_older_chip_on_a_simulated_one() -> None:
         pytest.skip("every compiled row for compute capability 8.0 runs on the device at hand")
     folder = Path(__file__).parent.parent
     command = [
-        sys.executable, "-m", "pytest", "-c", "../pyproject.toml", "--rootdir", "..", "-p", "no:cacheprovider", "-q",
-        "gpu/test_gemm.py", "-k", " or ".join(names),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "../pyproject.toml",
+        "--rootdir",
+        "..",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "gpu/test_gemm.py",
+        "-k",
+        " or ".join(names),
+    ]
     ran = subprocess.run(
         command, cwd=folder, env={**os.environ, "PTXSIM_DEVICE": "a100"}, capture_output=True, text=True
     )

@@ -45,7 +45,14 @@ def test_one_wrong_number_is_told(native: Any, where: torch.device, monkeypatch:
 
 def test_what_the_library_refuses_is_told(native: Any, where: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_probe, "one_of_each_family", lambda table, sm: [t for t in table if t["family"] == "simt"])
-    monkeypatch.setattr(gpu_probe, "_case", lambda native, row: ({"m": 1, "n": 64, "k": -1, "x": "s8", "w": "s8",
-                        "out": "f32", "ldx": 1, "ldw": 1, "ldo": 64}, {}, torch.zeros(1)))  # fmt: skip
+    monkeypatch.setattr(
+        gpu_probe,
+        "_case",
+        lambda native, row: (
+            {"m": 1, "n": 64, "k": -1, "x": "s8", "w": "s8", "out": "f32", "ldx": 1, "ldw": 1, "ldo": 64},
+            {},
+            torch.zeros(1),
+        ),
+    )
     (told,) = [one.wrong for one in gpu_probe.probe(native, where)]
     assert told

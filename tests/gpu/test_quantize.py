@@ -72,8 +72,15 @@ class Target:
     shift: int
 
     @staticmethod
-    def draw(draw: Draw, device: Memory, rows: int, cols: int, scales: int | None = 1, symmetric: bool = True,
-             can_pack: bool = True) -> Target:  # fmt: skip
+    def draw(
+        draw: Draw,
+        device: Memory,
+        rows: int,
+        cols: int,
+        scales: int | None = 1,
+        symmetric: bool = True,
+        can_pack: bool = True,
+    ) -> Target:
         packed = can_pack and draw.chance(0.3)
         low, high = (-7, 7) if packed else (-127, 127)
         ldq = cols + draw.choice((0, 1, 2, 16))
@@ -82,11 +89,16 @@ class Target:
         base = device.put(torch.full((shift + nbytes,), SENTINEL, dtype=torch.uint8))
         count, sums = (1, rows) if scales is None else (rows * scales, rows * scales)
         fields = {
-            "q": base + shift, "ldq": ldq, "packed": packed, "symmetric": symmetric,
-            "qmin": low if symmetric else low - 1, "qmax": high,
-            "scale": device.put(torch.full((count,), 7.0)), "zero_point": device.put(torch.full((count,), 99)),
+            "q": base + shift,
+            "ldq": ldq,
+            "packed": packed,
+            "symmetric": symmetric,
+            "qmin": low if symmetric else low - 1,
+            "qmax": high,
+            "scale": device.put(torch.full((count,), 7.0)),
+            "zero_point": device.put(torch.full((count,), 99)),
             "row_sum": device.put(torch.full((sums,), 55)) if draw.chance(0.5) else 0,
-        }  # fmt: skip
+        }
         return Target(device, rows, cols, scales, packed, fields, shift)
 
     def limits(self) -> tuple[bool, int, int]:
@@ -140,9 +152,12 @@ def test_quantize_dynamic(native: Any, device: Memory, dtype: str, symmetric: bo
         target = Target.draw(draw, device, rows, cols, scales, symmetric, group % 2 == 0)
         data, ld = _put(draw, device, x)
         native.quantize_dynamic(
-            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}, GRANULARITIES[granularity], group,
-            target.fields, device.put(torch.full((native.quantize_workspace_bytes,), SENTINEL, dtype=torch.uint8)),
-        )  # fmt: skip
+            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld},
+            GRANULARITIES[granularity],
+            group,
+            target.fields,
+            device.put(torch.full((native.quantize_workspace_bytes,), SENTINEL, dtype=torch.uint8)),
+        )
         what = f"dynamic {granularity}/{group} {dtype} {rows}x{cols} ld {ld} {target.fields} index {index}"
         target.compare(*quantize_dynamic(x, granularity, group, *target.limits()), what)
         device.free()
@@ -163,17 +178,30 @@ def test_static_quantize_and_dequantize(native: Any, device: Memory, dtype: str,
         data, ld = _put(draw, device, x)
         target.fields |= {"scale": device.put(scale), "zero_point": device.put(zero)}
         native.quantize(
-            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}, GRANULARITIES[granularity], group,
+            {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld},
+            GRANULARITIES[granularity],
+            group,
             target.fields,
-        )  # fmt: skip
+        )
         what = f"static {granularity}/{group} {dtype} {rows}x{cols} ld {ld} {target.fields} index {index}"
         want = quantize(x, scale, zero, granularity, group, *target.limits()[1:])
         target.compare(want, None, None, what)
         q, back = device.put(want), device.put(torch.zeros(rows, cols, dtype=FLOATS[dtype]))
         native.dequantize(
-            q, "s8", rows, cols, cols, GRANULARITIES[granularity], group, target.fields["scale"],
-            target.fields["zero_point"], back, dtype, 0, 0,
-        )  # fmt: skip
+            q,
+            "s8",
+            rows,
+            cols,
+            cols,
+            GRANULARITIES[granularity],
+            group,
+            target.fields["scale"],
+            target.fields["zero_point"],
+            back,
+            dtype,
+            0,
+            0,
+        )
         got = device.get(back, rows * cols * FLOATS[dtype].itemsize).view(FLOATS[dtype]).reshape(rows, cols)
         accept.t1(got, dequantize(want, scale, zero, granularity, group, FLOATS[dtype]), what=what, waiver=WAIVER)
         device.free()
@@ -202,9 +230,20 @@ def test_dequantize(native: Any, device: Memory, dtype: str, code: str, granular
             zero.flatten()[0] = draw.choice((1 << 21, -(1 << 22), 1 << 30))
         back = device.put(torch.zeros(rows, cols, dtype=FLOATS[dtype]))
         native.dequantize(
-            data, code, rows, cols, ld, GRANULARITIES[granularity], group, device.put(scale), device.put(zero), back,
-            dtype, 0, 0,
-        )  # fmt: skip
+            data,
+            code,
+            rows,
+            cols,
+            ld,
+            GRANULARITIES[granularity],
+            group,
+            device.put(scale),
+            device.put(zero),
+            back,
+            dtype,
+            0,
+            0,
+        )
         got = device.get(back, rows * cols * FLOATS[dtype].itemsize).view(FLOATS[dtype]).reshape(rows, cols)
         of = codes[:, :cols].contiguous().to(torch.uint8 if code == "u8" else torch.int8)
         want = dequantize(of, scale, zero, granularity, group, FLOATS[dtype])
@@ -213,8 +252,15 @@ def test_dequantize(native: Any, device: Memory, dtype: str, code: str, granular
         device.free()
 
 
-def _produce(native: Any, device: Memory, name: str, call: dict[str, Any], draw: Draw, what: str,
-             compare: Callable[..., None] = Target.compare) -> None:  # fmt: skip
+def _produce(
+    native: Any,
+    device: Memory,
+    name: str,
+    call: dict[str, Any],
+    draw: Draw,
+    what: str,
+    compare: Callable[..., None] = Target.compare,
+) -> None:
     """One fused launch against pyquant.numerics."""
     x = call["x"]
     rows, k = x.shape[0], x.shape[1] // (2 if name == "silu_mul" else 1)
@@ -256,17 +302,26 @@ SLIPS = {
     "sums in order": ("lanes[..., 0::2] + lanes[..., 1::2]", "lanes.cumsum(-1)[..., -1:]", "rms_norm"),
     "tree of halves": ("lanes[..., 0::2] + lanes[..., 1::2]", "torch.add(*lanes.chunk(2, -1))", "rms_norm"),
     "other lanes": ("SUM_LANES: Final = 2048", "SUM_LANES: Final = 1024", "layer_norm"),
-    "mean by a reciprocal": ("(sum_in_lanes(x) / as_float32(x.shape[-1], x))",
-                             "(sum_in_lanes(x) * as_float32(1 / x.shape[-1], x))", "layer_norm"),
+    "mean by a reciprocal": (
+        "(sum_in_lanes(x) / as_float32(x.shape[-1], x))",
+        "(sum_in_lanes(x) * as_float32(1 / x.shape[-1], x))",
+        "layer_norm",
+    ),
     "rsqrt": ("torch.ones_like(shifted) / sqrt(shifted)", "shifted.double().rsqrt().float()", "rms_norm"),
     "eps forgotten": ("mean_square + as_float32(eps, mean_square)", "mean_square", "rms_norm"),
-    "weight before the factor": ("t = t * factor\n    if weight is not None:\n        t = t * weight.to(torch.float32)",
-                                 "t = t * (factor * weight)", "rms_norm"),
-    "norm of the exact sum": ("return (*rms_norm_quantize(total,",
-                              "return (*rms_norm_quantize(x.float() + residual.float(),", "add_rms_norm"),
+    "weight before the factor": (
+        "t = t * factor\n    if weight is not None:\n        t = t * weight.to(torch.float32)",
+        "t = t * (factor * weight)",
+        "rms_norm",
+    ),
+    "norm of the exact sum": (
+        "return (*rms_norm_quantize(total,",
+        "return (*rms_norm_quantize(x.float() + residual.float(),",
+        "add_rms_norm",
+    ),
     "gate and up exchanged": ("gate, up = x.to", "up, gate = x.to", "silu_mul"),
     "no mean": ("t = t - _mean(t)\n", "t = t - 0 * _mean(t)\n", "layer_norm"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("slip", SLIPS)
@@ -292,8 +347,13 @@ def test_a_slip_of_the_arithmetic_is_seen(native: Any, plain_device: Memory, sli
 
 # What a block holds at once (csrc/cuda/quantize/rows.cuh): all of a row or a part of it; one unit a thread or many, in
 # blocks of any number of warps; lanes of a norm in one set or several; ends of rows within a unit or not.
-SHAPES = {"parts of a row": (2, 70001), "parts of a row, aligned": (2, 65792), "many units a thread": (2100, 1096),
-          "two sets of lanes": (520, 4072), "ends within a unit": (1030, 2043)}  # fmt: skip
+SHAPES = {
+    "parts of a row": (2, 70001),
+    "parts of a row, aligned": (2, 65792),
+    "many units a thread": (2100, 1096),
+    "two sets of lanes": (520, 4072),
+    "ends within a unit": (1030, 2043),
+}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -402,7 +462,7 @@ def test_weight_sums_by_group(native: Any, device: Memory) -> None:
 
 # Instructions of a thread for each element that it owns, moves of registers apart (the assembler drops most of them).
 # The kernels before these had some 33 for a plain row and three to four times as many for a norm.
-BUDGETS = {"per_token": 10, "packed": 11, "affine": 14, "rms_norm": 26, "layer_norm": 36, "dequantize": 15}
+BUDGETS = {"per_token": 10, "packed": 11, "affine": 14, "rms_norm": 25, "layer_norm": 35, "dequantize": 15}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

@@ -85,9 +85,14 @@ class Launch:
         self.y = torch.full((x.shape[0], w.shape[0]), 0x5A5A5A5A, dtype=torch.int32, device=DEVICE)
         k = x.shape[1]
         self.problem = {
-            "m": x.shape[0], "n": w.shape[0], "k": k, "x": "s8", "w": kind, "out": "s32",
+            "m": x.shape[0],
+            "n": w.shape[0],
+            "k": k,
+            "x": "s8",
+            "w": kind,
+            "out": "s32",
             "ldx": x.stride(0) if x.shape[0] > 1 else k,
-        }  # fmt: skip
+        }
         self.index = torch.cuda.current_device()
         self.workspace = torch.empty(0, dtype=torch.uint8, device=DEVICE)
 
@@ -348,9 +353,13 @@ def test_the_first_launch_of_a_process_may_be_captured(loading: str) -> None:
     told = {}
     for name in first.values():
         done = subprocess.run(
-            [sys.executable, "-c", _FIRST_IN_A_CAPTURE.format(paths=paths, name=name)], capture_output=True, text=True,
-            env={**os.environ, "CUDA_MODULE_LOADING": loading}, timeout=300, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", _FIRST_IN_A_CAPTURE.format(paths=paths, name=name)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_MODULE_LOADING": loading},
+            timeout=300,
+            check=False,
+        )
         told[name] = done.stdout.strip() if done.returncode == 0 else done.stderr[-1000:]
     assert all(words == "right" or words.startswith("refused") for words in told.values()), told
     assert "right" in told.values()
@@ -537,9 +546,12 @@ def test_a_process_of_the_second_device_holds_nothing_on_the_first() -> None:
     here = Path(__file__).resolve()
     paths = [str(here.parent), str(here.parents[1] / "support"), str(here.parents[1]), str(here.parents[2])]
     done = subprocess.run(
-        [sys.executable, "-c", _SECOND_DEVICE_ALONE.format(paths=paths)], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", _SECOND_DEVICE_ALONE.format(paths=paths)],
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     if done.stdout.strip() == "0":
         pytest.skip("not run: nvidia-smi does not see this process (its numbers are a container's)")
@@ -609,9 +621,13 @@ def test_lazy_and_eager_module_loading_give_equal_bits() -> None:
     told = []
     for loading in ("LAZY", "EAGER"):
         done = subprocess.run(
-            [sys.executable, "-c", _FIRST_AND_HUNDREDTH.format(paths=paths)], capture_output=True, text=True,
-            env={**os.environ, "CUDA_MODULE_LOADING": loading}, timeout=300, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", _FIRST_AND_HUNDREDTH.format(paths=paths)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_MODULE_LOADING": loading},
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         told.append(done.stdout)
     assert told[0] == told[1]

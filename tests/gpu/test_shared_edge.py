@@ -34,10 +34,13 @@ def quantisers() -> Iterator[str]:
         rows = torch.randn(2, 12288, generator=generator).to(dtype)
         gates = torch.randn(2, 2 * 12288, generator=generator).to(dtype)
         calls = {
-            "quantize_dynamic": (x,), "fake_quantize_dynamic": (x,), "rms_norm_quantize": (rows,),
-            "layer_norm_quantize": (rows,), "add_rms_norm_quantize": (rows, rows.flip(0)),
+            "quantize_dynamic": (x,),
+            "fake_quantize_dynamic": (x,),
+            "rms_norm_quantize": (rows,),
+            "layer_norm_quantize": (rows,),
+            "add_rms_norm_quantize": (rows, rows.flip(0)),
             "silu_mul_quantize": (gates,),
-        }  # fmt: skip
+        }
         for name, operands in calls.items():
             try:
                 for got, want in zip(getattr(device, name)(*operands), getattr(ops, name)(*operands), strict=True):
@@ -74,8 +77,12 @@ def test_the_first_launch_may_be_the_largest_that_needs_no_permission(
     script = f"import simulator, test_shared_edge; print(*test_shared_edge.{what.__name__}(), 'done', sep='\\n')"
     folders = [*(str(TESTS / name) for name in ("support", ".", "gpu", "..")), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n") == ["done", ""]

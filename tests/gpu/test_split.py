@@ -33,9 +33,16 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
     """x @ w.T of codes or floats; asserts that K was divided: partial sums passed through the workspace."""
     (m, k), n, pitch = x.shape, len(w), -(-len(w) // 4) * 4
     problem: dict[str, Any] = {
-        "m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": pitch, "x": ROWS[name]["x"][-1], "w": ROWS[name]["w"][0],
+        "m": m,
+        "n": n,
+        "k": k,
+        "ldx": k,
+        "ldw": k,
+        "ldo": pitch,
+        "x": ROWS[name]["x"][-1],
+        "w": ROWS[name]["w"][0],
         "out": "s32" if out == torch.int32 else "f32",
-    }  # fmt: skip
+    }
     codes, weights = x, w
     if problem["x"] == "s4" and ROWS[name]["x_packing"] == "nibbles":
         codes = pack_int4(x)

@@ -17,10 +17,30 @@ ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
 TARGET = re.compile(r"0x([0-9a-f]+)")
 # Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
-ALU = frozenset({
-    "BMSK", "CS2R", "FMNMX", "FSEL", "FSETP", "I2FP", "IABS", "IADD3", "IMNMX", "ISETP", "LEA", "LOP3", "MOV", "PLOP3",
-    "PRMT", "SEL", "SGXT", "SHF", "VIADD", "VIMNMX",
-})  # fmt: skip
+ALU = frozenset(
+    {
+        "BMSK",
+        "CS2R",
+        "FMNMX",
+        "FSEL",
+        "FSETP",
+        "I2FP",
+        "IABS",
+        "IADD3",
+        "IMNMX",
+        "ISETP",
+        "LEA",
+        "LOP3",
+        "MOV",
+        "PLOP3",
+        "PRMT",
+        "SEL",
+        "SGXT",
+        "SHF",
+        "VIADD",
+        "VIMNMX",
+    }
+)
 USAGE = re.compile(r"Function (\S+):\s+REG:\d+ STACK:\d+ SHARED:(\d+)")
 ROW = re.compile(r"^\s*pyquant_kernel\((\w+)\s+(\S+)\s+(\S+)\s+(\w+)\s", re.MULTILINE)
 

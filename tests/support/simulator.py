@@ -41,6 +41,7 @@ def _load() -> str | None:
     runtime.cudaFree.argtypes = [ctypes.c_void_p]
     runtime.cudaMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     runtime.ptxsim_last_report.restype = ctypes.c_char_p
+    runtime.ptxsim_summary.restype = ctypes.c_char_p
     runtime.ptxsim_config.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     ctypes.CDLL(str(core), mode=ctypes.RTLD_GLOBAL)
     return None

@@ -13,15 +13,16 @@ struct GemmCall {
   const DeviceInfo& device;
 };
 
-// The two entry points of an instance. workspace_bytes looks at sizes only: pointers are null.
+// The two entry points of an instance. workspace looks at sizes only: pointers may be null. run finds the counters of
+// its workspace cleared.
 struct Launcher {
   void (*run)(const GemmCall&);
-  int64_t (*workspace_bytes)(const GemmCall&);
+  Workspace (*workspace)(const GemmCall&);
 };
 
 // Base of kernels that need no workspace.
 struct NoWorkspace {
-  static int64_t workspace_bytes(const GemmCall&) { return 0; }
+  static Workspace workspace(const GemmCall&) { return {}; }
 };
 
 }  // namespace pyquant::cuda

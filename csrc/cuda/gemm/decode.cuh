@@ -147,9 +147,9 @@ struct GemmDecode {
 
   static int64_t arrival_bytes(const Work& work) { return (work.tiles * 4 + 255) / 256 * 256; }
 
-  static int64_t workspace_of(const Work& work) {
-    if (kCluster || work.split == 1) return 0;
-    return arrival_bytes(work) + work.tiles * work.split * kTileM * kTileN * 4;
+  static Workspace workspace_of(const Work& work) {
+    if (kCluster || work.split == 1) return {};
+    return {arrival_bytes(work) + work.tiles * work.split * kTileM * kTileN * 4, 0, arrival_bytes(work)};
   }
 
   template <class Math, int kTokens, DecodeGroups kGroups>
@@ -184,10 +184,9 @@ struct GemmDecode {
     o.w_scale = call.operands.w_scale;
     o.w_sum = p.has_zero_point ? call.operands.w_sum : nullptr;
     o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;
-    if (workspace_of(work) != 0) {
+    if (workspace_of(work).bytes != 0) {
       o.arrivals = static_cast<uint32_t*>(call.operands.workspace);
       o.partials = static_cast<uint8_t*>(call.operands.workspace) + arrival_bytes(work);
-      clear(call.name, call.operands.workspace, arrival_bytes(work), call.context);
     }
     constexpr bool is_float = std::is_same_v<typename Math::Acc, float>;
     if constexpr (Math::kTakesGroups && (is_float || (kTileM == 16 && (!kCluster || Math::kBlocked)))) {
@@ -203,10 +202,10 @@ struct GemmDecode {
     static_cast<void>(((Maths::takes(call.problem.x) && (run_math<Maths>(call), true)) || ...));
   }
 
-  static int64_t workspace_bytes(const GemmCall& call) {
-    int64_t bytes = 0;
-    static_cast<void>(((Maths::takes(call.problem.x) && (bytes = workspace_of(work_of<Maths>(call)), true)) || ...));
-    return bytes;
+  static Workspace workspace(const GemmCall& call) {
+    Workspace needed;
+    static_cast<void>(((Maths::takes(call.problem.x) && (needed = workspace_of(work_of<Maths>(call)), true)) || ...));
+    return needed;
   }
 };
 

@@ -12,6 +12,17 @@
 
 namespace pyquant::cuda {
 
+struct NoSums {};  // an accumulator of no bits
+
+}  // namespace pyquant::cuda
+
+template <>
+struct cutlass::sizeof_bits<pyquant::cuda::NoSums> {
+  static constexpr int value = 0;
+};
+
+namespace pyquant::cuda {
+
 // Whether a kernel divides tiles along K.
 template <class Kernel>
 constexpr bool splits90 = std::is_same_v<typename Kernel::TileSchedulerTag, schedule90::StreamKTag>;
@@ -34,23 +45,31 @@ typename Kernel::Arguments common_arguments90(const GemmCall& call, int64_t rows
   return a;
 }
 
+// CUTLASS lays the semaphores behind the sums: without sums, they are what is left.
+template <class Kernel>
+Workspace workspace90(const typename Kernel::Arguments& a) {
+  const auto bytes = static_cast<int64_t>(Kernel::get_workspace_size(a));
+  if constexpr (splits90<Kernel>) {
+    const auto semaphores =
+        static_cast<int64_t>(Kernel::TileScheduler::template get_workspace_size<typename Kernel::ProblemShape, NoSums>(
+            a.scheduler, a.problem_shape, a.hw_info, Kernel::NumMmaWarpGroups));
+    return {bytes, bytes - semaphores, semaphores};
+  }
+  return {bytes, 0, 0};
+}
+
 template <class Kernel>
 void launch90(const GemmCall& call, const typename Kernel::Arguments& arguments) {
   using Cluster = typename Kernel::ClusterShape;
   DeviceGuard guard(call.context.device);
-  auto* stream = static_cast<cudaStream_t>(call.context.stream);
-  // Clears the semaphores of a divided K; does nothing for other schedules.
-  if (Kernel::initialize_workspace(arguments, call.operands.workspace, stream) != cutlass::Status::kSuccess)
-    throw std::runtime_error(std::string(call.name) + ": the workspace could not be prepared");
   const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, call.operands.workspace);
   LaunchShape shape;
   shape.grid = Kernel::get_grid_shape(params);
   shape.block = Kernel::get_block_shape();
   shape.cluster = dim3(cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), 1);
   shape.shared_bytes = Kernel::SharedStorageSize;
-  // CUTLASS's producers wait for the predecessor before their first load, Store90 before its own. Where semaphores are
-  // cleared the predecessor is that memset: nothing to overlap with, and the plain order is the one that holds for it.
-  shape.overlaps = !splits90<Kernel> || Kernel::get_workspace_size(arguments) == 0;
+  // CUTLASS's producers wait for the predecessor before their first load, Store90 and StreamK before their own.
+  shape.overlaps = true;
   launch<cutlass::device_kernel<Kernel>>(call.name, shape, call.context, params);
 }
 

@@ -54,6 +54,16 @@ __device__ __forceinline__ uint4 runs_of_codes(const uint4& word) {
                     __byte_perm(word.x, word.y, 0x7632), __byte_perm(word.z, word.w, 0x7632));
 }
 
+// What stands in for a tile's absent scales and bias: it changes no bit, and loads of it need no guards.
+struct Filled {
+  static constexpr int kColumns = 256;
+  float value[kColumns];
+  constexpr explicit Filled(float all) : value{} {
+    for (float& v : value) v = all;
+  }
+};
+static __device__ const Filled kOnes(1.f), kMinusZeros(-0.f);
+
 template <class Out, class Acc>
 class Plain90 {
  public:
@@ -71,6 +81,7 @@ class Plain90 {
   __device__ __forceinline__ void straight(const Fragment& acc, const Coordinates& own, int32_t row0,
                                            int32_t column0) const {
     constexpr int kGroups = cute::size<0, 2>(Fragment{}) / 4, kRows = 2 * cute::size<1>(Fragment{});
+    static_assert(32 * kGroups <= Filled::kColumns);
     static_assert(!kCodes || kGroups % 2 == 0, "a lane's 16 codes are those of 64 columns");
     float x[kRows];
     uint8_t* row[kRows];
@@ -87,13 +98,14 @@ class Plain90 {
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) x[r] = 1.f;
     }
-    const float* scale = p_.w_scale ? p_.w_scale + column0 + 2 * quad_ : nullptr;
-    const float* bias = p_.bias ? p_.bias + column0 + 2 * quad_ : nullptr;
+    const float* scale = (p_.w_scale ? p_.w_scale + column0 : kOnes.value) + 2 * quad_;
+    const float* bias = (p_.bias ? p_.bias + column0 : kMinusZeros.value) + 2 * quad_;
     Columns next = load_columns(scale, bias, 0);
     uint32_t word[kRows][4];
     CUTLASS_PRAGMA_UNROLL
     for (int g = 0; g < kGroups; ++g) {
-      const Columns columns = next;
+      Columns columns = next;
+      if (p_.scale_product_first) columns.times(all);
       if (g + 1 < kGroups) next = load_columns(scale, bias, 32 * (g + 1));
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -104,7 +116,7 @@ class Plain90 {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < 2; ++i) {
             const float t = real_of(acc(cute::make_coord(i, r % 2, 4 * g + j), r / 2, 0));
-            v[i] = fadd(fmul(fmul(t, fmul(all, columns.scale[j][i])), x[r]), columns.bias[j][i]);
+            v[i] = fadd(fmul(fmul(t, columns.scale[j][i]), x[r]), columns.bias[j][i]);
           }
           pair[j] = out_.pair(v[0], v[1]);
         }
@@ -202,15 +214,19 @@ class Plain90 {
  private:
   struct Columns {
     float scale[4][2], bias[4][2];
+    __device__ __forceinline__ void times(float all) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 8; ++i) scale[i / 2][i % 2] = fmul(all, scale[i / 2][i % 2]);
+    }
   };
 
-  // Of this lane's pairs in 32 columns; what is absent changes no bit.
+  // Of this lane's pairs in 32 columns.
   __device__ __forceinline__ static Columns load_columns(const float* scale, const float* bias, int at) {
     Columns c;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 w = scale ? __ldg(reinterpret_cast<const float2*>(scale + at + 8 * j)) : make_float2(1.f, 1.f);
-      const float2 b = bias ? __ldg(reinterpret_cast<const float2*>(bias + at + 8 * j)) : make_float2(-0.f, -0.f);
+      const float2 w = __ldg(reinterpret_cast<const float2*>(scale + at + 8 * j));
+      const float2 b = __ldg(reinterpret_cast<const float2*>(bias + at + 8 * j));
       c.scale[j][0] = w.x, c.scale[j][1] = w.y;
       c.bias[j][0] = b.x, c.bias[j][1] = b.y;
     }
@@ -219,13 +235,6 @@ class Plain90 {
 
   __device__ __forceinline__ uint8_t* address(int32_t m, int32_t n) const {
     return static_cast<uint8_t*>(p_.out) + (static_cast<int64_t>(m) * p_.ldo + n) * Out::kBytes;
-  }
-
-  // Lane 4r + q holds columns 2q, 2q + 1 of row r of an 8 x 8 matrix of half words: the same of its transpose.
-  __device__ __forceinline__ static uint32_t turned(uint32_t word) {
-    uint32_t r;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(word));
-    return r;
   }
 
   const EpilogueParams& p_;

@@ -6,10 +6,13 @@
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
 
+#include "cuda/overlap.cuh"
+
 namespace pyquant::cuda::schedule90 {
 
 // CUTLASS's stream-K scheduler. Its own is_last_tile, which a kernel with programmatic dependent launch asks, does not
-// compile in 4.2 (a const member binds one of its fields to a reference that may write).
+// compile in 4.2 (a const member binds one of its fields to a reference that may write). Its fixup reads semaphores
+// that the predecessor in the stream has cleared.
 template <class Tile, class Cluster>
 class StreamK : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90StreamK<Tile, Cluster> {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90StreamK<Tile, Cluster>;
@@ -21,6 +24,13 @@ class StreamK : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm9
     if (next.continue_current_work(work)) return false;
     next.advance_to_next_work(advance_count);
     return !next.get_current_work().is_valid();
+  }
+
+  template <class Accumulators>
+  CUTLASS_DEVICE static void fixup(typename Base::Params const& params, typename Base::WorkTileInfo const& work,
+                                   Accumulators& accumulators, uint32_t barriers, uint32_t barrier) {
+    wait_for_predecessor();
+    Base::fixup(params, work, accumulators, barriers, barrier);
   }
 };
 

@@ -169,6 +169,6 @@ void run_simt(const GemmCall& call) {
 }
 
 extern const Launcher gemm_simt_any;
-const Launcher gemm_simt_any{&run_simt, &NoWorkspace::workspace_bytes};
+const Launcher gemm_simt_any{&run_simt, &NoWorkspace::workspace};
 
 }  // namespace pyquant::cuda

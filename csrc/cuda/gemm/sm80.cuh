@@ -143,9 +143,9 @@ struct GemmSm80 {
                 "plan/accept.cpp counts so");
   static_assert(!Schedule::kSplit || std::is_same_v<Acc, int32_t>, "the order of float sums is the result");
 
-  static int64_t workspace_bytes(const GemmCall& call) {
-    if constexpr (Schedule::kSplit) return SplitK80<Kernel>(call).workspace_bytes();
-    return 0;
+  static Workspace workspace(const GemmCall& call) {
+    if constexpr (Schedule::kSplit) return SplitK80<Kernel>(call).workspace();
+    return {};
   }
 
   static void run(const GemmCall& call) {
@@ -160,7 +160,6 @@ struct GemmSm80 {
       const SplitK80<Kernel> split(call);
       params.grid_tiled_shape.k() = static_cast<int>(split.splits);
       params.gemm_k_size = static_cast<int>(split.codes);
-      clear(call.name, call.operands.workspace, split.workspace_bytes(), call.context);
     }
     LaunchShape shape;
     shape.grid = params.get_grid_dims();

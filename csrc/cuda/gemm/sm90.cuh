@@ -57,9 +57,7 @@ struct GemmSm90 {
     return a;
   }
 
-  static int64_t workspace_bytes(const GemmCall& call) {
-    return static_cast<int64_t>(Kernel::get_workspace_size(arguments(call)));
-  }
+  static Workspace workspace(const GemmCall& call) { return workspace90<Kernel>(arguments(call)); }
   static void run(const GemmCall& call) { launch90<Kernel>(call, arguments(call)); }
 };
 

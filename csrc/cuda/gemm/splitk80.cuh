@@ -77,9 +77,10 @@ struct SplitK80 {
     codes = ceil_div(ceil_div(p.k, Shape::kK), splits) * Shape::kK;
     tiles = ceil_div(p.m, Shape::kM) * ceil_div(p.n, Shape::kN);
   }
-  int64_t workspace_bytes() const {
+  Workspace workspace() const {
     constexpr int64_t kTileWords = int64_t{Kernel::Mma::FragmentC::kElements} * Kernel::kThreadCount;
-    return splits == 1 ? 0 : 4 * (ticket_words80(tiles) + tiles * kTileWords);
+    const int64_t bytes = splits == 1 ? 0 : 4 * (ticket_words80(tiles) + tiles * kTileWords);
+    return {bytes, 0, bytes};
   }
 
   int64_t splits, codes, tiles;  // blocks of a tile, K of a block but the last

@@ -1,9 +1,6 @@
 // From wgmma accumulators to memory: the ordered epilogue of the sm_90a families, without shared memory (a main loop's
-// buffers stay full while a tile is stored, and one instance serves every output type).
-//   Straight (tokens are the rows of the accumulator): lanes of a quad hold neighbouring pairs of columns; a 4 x 4
-//   transposition by shuffles gives each lane eight neighbouring columns of every fourth block: 16-byte stores.
-//   Swapped (channels are the rows): lanes four apart hold neighbouring channels; one exchange gives each lane a pair
-//   of channels of one token.
+// buffers stay full while a tile is stored, and one instance serves every output type). Two forms: straight-line code
+// for what most layers run (plain90.cuh), and a loop for everything else (steps90.cuh).
 #pragma once
 #include <cute/tensor.hpp>
 #include <cutlass/cutlass.h>
@@ -12,6 +9,7 @@
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/plain90.cuh"
+#include "cuda/gemm/steps90.cuh"
 #include "cuda/gemm/transpose.cuh"
 #include "cuda/overlap.cuh"
 
@@ -79,10 +77,7 @@ class Store90 {
     // loads the compiler may move over a wait: so their addresses depend on it.
     const int32_t zero = zero_after_predecessor();
     if (store_plain(acc, own, row0 + zero, column0 + zero, zero)) return;
-    if constexpr (Swapped)
-      store_swapped(acc, own, row0 + zero, column0 + zero, zero);
-    else
-      store_straight(acc, own, row0 + zero, column0 + zero, zero);
+    store_general(acc, own, row0 + zero, column0 + zero, zero);
   }
 
  private:
@@ -124,85 +119,36 @@ class Store90 {
   template <class Plain, class Fragment, class Coordinates>
   CUTLASS_DEVICE static bool store_as(const Plain& plain, const Fragment& acc, const Coordinates& own, int32_t row0,
                                       int32_t column0) {
+    lanes_are_together();
     if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);
     static_assert(Swapped || AccShift == 0, "straight accumulators hold plain sums");
     if constexpr (!Swapped) plain.straight(acc, own, row0, column0);
     return true;
   }
 
+  // Everything else. A rolled loop, so that the operations of finish_row and their many branches stand once in a
+  // kernel: a step finishes eight sums of each thread, which a jump copies from their registers.
   template <class Fragment, class Coordinates>
-  CUTLASS_DEVICE void store_straight(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
-                                     int32_t zero) const {
-    constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{});
-    static_assert(cute::size<2>(Fragment{}) == 1, "one instruction spans a straight tile's columns");
-    static_assert(kBlocks % 4 == 0, "straight tiles are multiples of 32 columns wide");
-    const CodeLimits limits = code_limits(zero);
-    Token token[kRepeats][2];
-    int32_t m[kRepeats][2];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRepeats; ++i) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        m[i][h] = row0 + cute::get<0>(own(cute::make_coord(0, h, 0), i, 0));
-        token[i][h] = load_token(p_, m[i][h]);
-      }
-    }
-    const int32_t lane_block = 8 * (static_cast<int32_t>(threadIdx.x) & 3);
-    CUTLASS_PRAGMA_UNROLL
-    for (int g = 0; g < kBlocks / 4; ++g) {
-      const int32_t n = column0 + 32 * g + lane_block;
-      Channel channel[8];
-      load_channels(p_, n, channel);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRepeats; ++i) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          Acc pair[4][2], row[8];
-          CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < 4; ++j) {
-            pair[j][0] = sum_of(acc(cute::make_coord(0, h, 4 * g + j), i, 0));
-            pair[j][1] = sum_of(acc(cute::make_coord(1, h, 4 * g + j), i, 0));
-          }
-          transpose_quad(pair, row);
-          finish_row(row, channel, token[i][h], limits, p_, m[i][h], n);
-        }
-      }
-    }
-  }
-
-  template <class Fragment, class Coordinates>
-  CUTLASS_DEVICE void store_swapped(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
+  CUTLASS_DEVICE void store_general(const Fragment& acc, const Coordinates& own, int32_t row0, int32_t column0,
                                     int32_t zero) const {
-    constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{}),
-                  kColumns = cute::size<2>(Fragment{}) * kBlocks;  // of eight tokens, over all instructions of the tile
+    using Steps = Steps90<Swapped, Fragment>;
     const CodeLimits limits = code_limits(zero);
-    const bool odd = threadIdx.x & 4;  // odd channel: takes the odd token of the pair
-    Channel channel[kRepeats][2][2];
-    int32_t n[kRepeats][2];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRepeats; ++i) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        n[i][h] = row0 + (cute::get<0>(own(cute::make_coord(0, h, 0), i, 0)) & ~1);
-        channel[i][h][0] = load_channel(p_, n[i][h]);
-        channel[i][h][1] = load_channel(p_, n[i][h] + 1);
-      }
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      const int j = c % kBlocks, part = c / kBlocks;
-      const int32_t m = column0 + cute::get<1>(own(cute::make_coord(0, 0, j), 0, part)) + (odd ? 1 : 0);
-      const Token token = load_token(p_, m);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRepeats; ++i) {
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int32_t outer = 0; outer < Steps::kOuter; ++outer) {
+      Channel channel[8];
+      const int32_t n = (Swapped ? row0 : column0) + Steps::channel(own, outer);
+      load_channels(p_, n, channel);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int32_t inner = 0; inner < Steps::kInner; ++inner) {
+        const int32_t m = Steps::inside(inner) ? (Swapped ? column0 : row0) + Steps::token(own, inner) : p_.m;
+        const Token token = load_token(p_, m);
+        Acc pair[4][2], row[8];
+        lanes_are_together();
+        Steps::take(acc, outer * Steps::kInner + inner, pair);
+        transpose_quad(pair, row);
         CUTLASS_PRAGMA_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          const Acc even_token = sum_of(acc(cute::make_coord(0, h, j), i, part));
-          const Acc odd_token = sum_of(acc(cute::make_coord(1, h, j), i, part));
-          const Acc got = __shfl_xor_sync(0xffffffffu, odd ? even_token : odd_token, 4);
-          const Acc pair[2] = {odd ? got : even_token, odd ? odd_token : got};
-          finish_row(pair, channel[i][h], token, limits, p_, m, n[i][h]);
-        }
+        for (int i = 0; i < 8; ++i) row[i] = sum_of(row[i]);
+        finish_row(row, channel, token, limits, p_, m, n);
       }
     }
   }

@@ -4,6 +4,13 @@
 
 namespace pyquant::cuda {
 
+// Tells the compiler what it cannot see where warps have jobs of their own: without an instruction that all lanes of a
+// warp run together, every exchange between lanes, and what follows it, is compiled a second time for lanes apart.
+__device__ __forceinline__ void lanes_are_together() {
+  uint32_t word = 0;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(word));
+}
+
 // Pair q of every block of 8 columns -> the 8 columns of block q, q = lane % 4.
 template <class Acc>
 __device__ __forceinline__ void transpose_quad(const Acc (&pair)[4][2], Acc (&row)[8]) {
@@ -39,6 +46,13 @@ __device__ __forceinline__ uint4 transpose_words(const uint32_t (&word)[4]) {
   const uint32_t c = __shfl_xor_sync(0xffffffffu, upper ? low[0] : high[0], 2);
   const uint32_t d = __shfl_xor_sync(0xffffffffu, upper ? low[1] : high[1], 2);
   return upper ? make_uint4(c, d, high[0], high[1]) : make_uint4(low[0], low[1], c, d);
+}
+
+// Lane 4r + q holds columns 2q, 2q + 1 of row r of an 8 x 8 matrix of half words: the same of its transpose.
+__device__ __forceinline__ uint32_t turned(uint32_t word) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(word));
+  return r;
 }
 
 }  // namespace pyquant::cuda

@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda/cuda.h"
 #include "cuda/quantize/range.cuh"
+#include "cuda/zeros.cuh"
 
 namespace pyquant::cuda {
 
@@ -12,6 +13,7 @@ struct Codes {
   bool packed, vector;  // vector: a unit is one aligned store
   int32_t qmin, qmax;
   int32_t* row_sum;
+  Zeros zeros;
   __device__ __forceinline__ uint8_t* row(int64_t index) const { return q + index * row_bytes; }
 };
 
@@ -32,7 +34,8 @@ Codes codes_of(const QuantizeOut& out, const CodeRange& range, int64_t rows, int
           is_aligned(out.q, rows > 1 ? row_bytes : 0, unit_bytes),
           range.qmin,
           range.qmax,
-          out.row_sum};
+          out.row_sum,
+          out.zeros};
 }
 
 // What is known of the values that a step meets: of a range that they made themselves, rint(x / scale) needs no clamp

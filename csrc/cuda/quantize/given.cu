@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   __shared__ int32_t counts[kBlock / 32];
   wait_for_predecessor();
   release_successor();
+  write_zeros(to.zeros);
   Step step{1.f, 1.f, 0};
   if (given.parts) {
     Range range;

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kBlock)
   constexpr int kWidth = kVector<T>;
   wait_for_predecessor();
   release_successor();
+  write_zeros(to.zeros);
   const int64_t group = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) / g.lanes;
   const int lane = static_cast<int>(threadIdx.x) % g.lanes;
   const bool exists = group < g.rows * g.per_row;  // the shuffles below need every thread of the warp

@@ -14,12 +14,13 @@ struct Channel {
   DType type;
   bool vector;
 
-  // A unit of Width channels, aligned loads.
-  template <int Width>
-  __device__ __forceinline__ void load(int64_t first, float (&v)[Width]) const {
-    if (type == DType::f32) return load_run(static_cast<const float*>(data) + first, Width, true, v);
-    if (type == DType::bf16) return load_run(static_cast<const __nv_bfloat16*>(data) + first, Width, true, v);
-    load_run(static_cast<const __half*>(data) + first, Width, true, v);
+  // body(pointer to the channels); not called where there are none.
+  template <class Body>
+  __device__ __forceinline__ void with_pointer(Body body) const {
+    if (!data) return;
+    if (type == DType::f32) return body(static_cast<const float*>(data));
+    if (type == DType::bf16) return body(static_cast<const __nv_bfloat16*>(data));
+    body(static_cast<const __half*>(data));
   }
 
   // `valid` of them, wherever they lie.
@@ -86,7 +87,7 @@ struct NormInput {
         const Chunk chunk = span.chunk<kWidth>(c);
         raw.load(in.x + row * in.ld, chunk, vector);
         if (in.residual) add(in, row, span.cols, chunk);
-        accumulate(chunk, s, [](float v) { return kSubtractMean ? v : fmul(v, v); });
+        accumulate<false>(chunk, s, [](float v) { return kSubtractMean ? v : fmul(v, v); });
       }
       float mean_of_lanes = mean_of(sum_in_lanes(s, shared.sums[0]), span.cols);
       if constexpr (kSubtractMean) {
@@ -95,7 +96,7 @@ struct NormInput {
         for (int c = 0; c < span.chunks; ++c) {
           const Chunk chunk = span.chunk<kWidth>(c);
           if (!is_whole) raw.load(x, chunk, vector);
-          accumulate(chunk, d, [this](float v) { return fmul(fsub(v, mean), fsub(v, mean)); });
+          accumulate<true>(chunk, d, [this](float v) { return fmul(fsub(v, mean), fsub(v, mean)); });
         }
         mean_of_lanes = mean_of(sum_in_lanes(d, shared.sums[1]), span.cols);
       }
@@ -120,12 +121,13 @@ struct NormInput {
       }
     }
 
-    // Columns that the row has not add +0, which changes no sum: a lane starts from +0.
-    template <class Term>
+    // Columns that the row has not add +0, which changes no sum: a lane starts from +0. They are held as +0; masked: of
+    // which the term makes something else.
+    template <bool kMasked, class Term>
     __device__ __forceinline__ void accumulate(const Chunk& chunk, float (&s)[kSets][kWidth], Term term) const {
 #pragma unroll
       for (int i = 0; i < Units; ++i) {
-        const int valid = chunk.left - i * chunk.step;
+        const int valid = kMasked ? chunk.left - i * chunk.step : kWidth;
         if (valid <= 0) continue;
         float v[kWidth];
         raw.values(i, v);
@@ -140,34 +142,56 @@ struct NormInput {
       }
     }
 
-    // The values of one unit; v holds the row's.
-    template <class Load>
-    __device__ __forceinline__ void normed(float (&v)[kWidth], Load load) const {
+    __device__ __forceinline__ void scale(float (&v)[kWidth]) const {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) v[j] = fmul(kSubtractMean ? fsub(v[j], mean) : v[j], factor);
+    }
+
+    // The values of one unit, `valid` of them; v holds the row's.
+    __device__ __forceinline__ void normed(float (&v)[kWidth], int64_t first, int valid) const {
+      scale(v);
       float channel[kWidth];
       if (weight.data) {
-        load(weight, channel);
+        weight.load_part(first, valid, channel);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v[j] = fmul(v[j], channel[j]);
       }
       if (bias.data) {
-        load(bias, channel);
+        bias.load_part(first, valid, channel);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v[j] = fadd(v[j], channel[j]);
       }
     }
 
+    // use(value, channel) for all of the units that begin at column `whole` or before, by aligned loads. The type is
+    // asked for once.
+    template <class Use>
+    __device__ __forceinline__ void each_unit(const Channel& of, const Chunk& chunk, int whole, Kept& kept,
+                                              Use use) const {
+      of.with_pointer([&](const auto* channels) {
+        const auto* from = channels + chunk.first;
+#pragma unroll
+        for (int i = 0; i < Units; ++i) {
+          if (i * chunk.step > whole) continue;
+          float channel[kWidth];
+          load_run(from + i * chunk.step, kWidth, true, channel);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) kept.value[i][j] = use(kept.value[i][j], channel[j]);
+        }
+      });
+    }
+
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) {
       if (!is_whole) raw.load(x, chunk, vector);
       const bool aligned = weight.vector && bias.vector;
+      const int whole = aligned ? chunk.left - kWidth : -1;  // where the last whole unit may begin
 #pragma unroll
       for (int i = 0; i < Units; ++i) {
-        const int column = i * chunk.step;
         raw.values(i, kept.value[i]);  // 0 beyond the row
-        if (aligned && column + kWidth <= chunk.left)
-          normed(kept.value[i], [&](const Channel& of, float (&v)[kWidth]) { of.load(chunk.first + column, v); });
+        if (i * chunk.step <= whole) scale(kept.value[i]);
       }
+      each_unit(weight, chunk, whole, kept, [](float v, float channel) { return fmul(v, channel); });
+      each_unit(bias, chunk, whole, kept, [](float v, float channel) { return fadd(v, channel); });
       if (aligned && chunk.whole) return;
 #pragma unroll 1  // the end of a row, or weights off the boundaries: a loop keeps the kernel short
       for (int i = 0; i < Units; ++i) {
@@ -175,7 +199,7 @@ struct NormInput {
         if (valid <= 0 || (aligned && valid >= kWidth)) continue;
         float v[kWidth];
         widen_unit(raw.at(i), v);
-        normed(v, [&](const Channel& of, float (&to)[kWidth]) { of.load_part(chunk.first + column, valid, to); });
+        normed(v, chunk.first + column, valid);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v[j] = j < valid ? v[j] : 0.f;
         kept.put(i, v);

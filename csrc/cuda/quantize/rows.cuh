@@ -196,6 +196,7 @@ struct RowCodes {
       }
     }
     __device__ __forceinline__ void close(const RowCodes& out, int64_t row, RowShared& shared) const {
+      write_zeros(out.to.zeros);
       if (!out.to.row_sum) return;
       const int32_t all = sum_block(sum, shared.counts);
       if (threadIdx.x == 0) out.to.row_sum[row] = all;

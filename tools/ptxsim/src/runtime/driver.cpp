@@ -8,6 +8,7 @@ API CUresult ptxsim_cuTensorMapEncodeTiled(CUtensorMap* m, CUtensorMapDataType d
                                            const cuuint64_t* gd, const cuuint64_t* gs, const cuuint32_t* box,
                                            const cuuint32_t* es, CUtensorMapInterleave il, CUtensorMapSwizzle sw,
                                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  node("tensor_map_encode", nullptr, "");
   auto bad = [&](const std::string& s) {
     setReport("cuTensorMapEncodeTiled: " + s);
     return CUDA_ERROR_INVALID_VALUE;
@@ -68,6 +69,7 @@ static void* entry(const char* s) {
 }
 API cudaError_t cudaGetDriverEntryPoint(const char* s, void** p, unsigned long long,
                                         cudaDriverEntryPointQueryResult* q) {
+  node("driver_entry_point", nullptr, "");
   *p = entry(s);
   if (q) *q = *p ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return *p ? cudaSuccess : E(cudaErrorNotSupported);

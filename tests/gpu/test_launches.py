@@ -1,0 +1,141 @@
+"""What a layer's call asks of the device and of the driver, counted by the simulator: kernels, memsets, tensor maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import accept
+import problems
+import pytest
+import simulator
+import torch
+from cuda_ops import CudaOps, cuda_ops
+from torch import Tensor
+
+from pyquant import ops
+
+M, N, K = 40, 128, 4096  # few tokens and channels: K is divided
+FORMS: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "affine": {"x_qmin": -128, "x_symmetric": False},
+    "static": {"input": "static"},
+}
+
+
+@pytest.fixture
+def device() -> Iterator[CudaOps]:
+    found = cuda_ops()
+    if isinstance(found, str):
+        pytest.skip(found)
+    if not found.is_simulator:
+        pytest.skip("the simulator counts; a GPU's profiler is another tool")
+    found.mode("plain")
+    yield found
+    found.mode("plain")
+
+
+def codes_of(name: str, *shape: int) -> Tensor:
+    return problems.Draw(problems.BASE_SEED, "launches", name).codes(-127, 127, *shape).to(torch.int8)
+
+
+class Layer:
+    """A W8A8 layer whose weights lie on the device, with its input, and the same on the CPU."""
+
+    def __init__(self, device: CudaOps, name: str, m: int = M, n: int = N, **options: Any) -> None:
+        self._device, self._spec = device, ops.LinearSpec(n, K, **options)
+        scale = problems.Draw(problems.BASE_SEED, "launches", name).uniform(n) + 0.1
+        x_scale = torch.tensor([0.02]) if self._spec.input == "static" else None
+        self._operands = (codes_of(name, n, K), scale, None, x_scale, None, None, None)
+        self._packed = device.put(device.pack_linear(*self._operands[:2], self._spec.to_ints(), x_scale=x_scale))
+        self.take(problems.Draw(problems.BASE_SEED, "launches", name, "x").normal(m, K).to(torch.bfloat16))
+
+    def take(self, x: Tensor) -> None:
+        self._x, self._there = x, self._device.put(x)
+
+    def move_weights(self) -> None:
+        self._packed = self._device.put(self._packed.clone())
+
+    def __call__(self) -> Tensor:
+        spec = self._spec.to_ints()
+        return torch.ops.pyquant_sim.qlinear.default(self._there, self._packed, None, spec, torch.bfloat16)
+
+    def check(self, got: Tensor) -> None:
+        self._device.finish()
+        spec = dataclasses.replace(self._spec, layout=ops.layout_for(torch.device("cpu"))).to_ints()
+        packed = torch.ops.pyquant.pack_linear.default(*self._operands, spec)
+        accept.t1(self._device.get(got), torch.ops.pyquant.qlinear.default(self._x, packed, None, spec, torch.bfloat16))
+
+
+def counted(call: Callable[[], Any]) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """How many nodes of each kind a call makes, and the kernels among them."""
+    runtime = simulator.runtime
+    assert runtime is not None
+    runtime.ptxsim_config(b"PTXSIM_SUMMARY", b"1")
+    runtime.ptxsim_summary_reset()
+    try:
+        call()
+        summary = json.loads(runtime.ptxsim_summary())
+    finally:
+        runtime.ptxsim_config(b"PTXSIM_SUMMARY", None)
+    return summary["counts"], [node for node in summary["nodes"] if node["node"] == "kernel"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_is_two_kernels_that_overlap(device: CudaOps, form: str) -> None:
+    counts, kernels = counted(Layer(device, form, **FORMS[form]))
+    assert (counts["kernel"], counts.get("memset", 0)) == (2, 0), counts
+    assert "StreamK" in str(kernels[1]), "K is not divided: nothing counts"
+    for kernel in kernels:
+        assert "programmatic_stream_serialization" in kernel["attributes"], kernel
+
+
+@pytest.mark.parametrize("mode", ["plain", "checked", "lazy", "random"])
+def test_counters_are_cleared_by_what_writes_the_codes(device: CudaOps, mode: str) -> None:
+    """Two layers in turn, in memory that nobody clears between."""
+    layers = [Layer(device, form, **FORMS[form]) for form in ("dynamic", "static")]
+    device.mode(mode)
+    for _ in range(2):
+        for layer in layers:
+            layer.check(layer())
+
+
+def test_counters_are_cleared_where_codes_come_in(device: CudaOps) -> None:
+    layer = Layer(device, "codes", **FORMS["static"])
+    layer.take(codes_of("x", M, K))
+    counts, kernels = counted(layer)
+    assert (counts["kernel"], counts.get("memset", 0)) == (2, 0), counts
+    assert all("programmatic_stream_serialization" in kernel["attributes"] for kernel in kernels), kernels
+    for _ in range(2):
+        layer.check(layer())
+
+
+def test_tensor_maps_are_made_once(device: CudaOps) -> None:
+    layer = Layer(device, "maps", M - 1, N + 64)  # as no other test has them
+    calls = [counted(layer)[0] for _ in range(6)]
+    made = [counts.get("tensor_map_encode", 0) for counts in calls]
+    assert made[0] == 2, "one of x and one of the weights"
+    # The codes of x lie where the allocator puts them; the weights stay.
+    assert min(made) == 0, made
+    assert max(made[1:]) <= 1, made
+    assert all("driver_entry_point" not in counts for counts in calls[1:]), calls
+    layer.move_weights()
+    assert counted(layer)[0]["tensor_map_encode"] >= 1
+    layer.check(layer())
+
+
+def test_tensor_maps_are_of_a_shape(device: CudaOps) -> None:
+    """Other matrices at the same addresses."""
+    x, w = device.put(codes_of("flat x", M * K)), device.put(codes_of("flat w", 2 * N * K))
+    for m, n, k in ((M, N, K), (M, 2 * N, K), (M - 8, N, K // 2), (M, N, K), (M - 8, N, K)):
+        a, b = x[: m * k].view(m, k), w[: n * k].view(n, k)
+        out: list[Tensor] = []
+        call = lambda a=a, b=b, out=out: out.append(  # noqa: E731
+            torch.ops.pyquant_sim.gemm_s8s8.default(a, b, *[None] * 7, 0, "none", 0.0, 0.0, -127, 127, torch.int32)
+        )
+        _, kernels = counted(call)
+        assert "Sm90" in str(kernels[-1]), kernels
+        device.finish()
+        assert torch.equal(device.get(out[0]).double(), a.double() @ b.double().T), (m, n, k)
