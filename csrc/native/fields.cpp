@@ -116,7 +116,9 @@ DeviceInfo device_of(const py::dict& dict) {
   d.shared_bytes = f.get<int64_t>("shared_bytes", 0);
   d.l2_bytes = f.get<int64_t>("l2_bytes", 0);
   d.dram_gbps = f.get<int64_t>("dram_gbps", 0);
+  d.clock_mhz = f.get<int64_t>("clock_mhz", 0);
   const std::string name = f.get<std::string>("name", "");
+  d.halves_float_sums = is_geforce(name.c_str());
   d.gpu = name.empty() ? 0 : gpu_id(name.c_str());
   f.done("device");
   return d;

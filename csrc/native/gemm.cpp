@@ -8,7 +8,7 @@ void add_gemm(py::module_& m) {
   m.def(
       "workspace_bytes",
       [](const std::string& row, const py::dict& problem, int32_t device) {
-        return cuda::workspace_bytes(row_of(row), problem_of(problem), {device, nullptr});
+        return cuda::workspace(row_of(row), problem_of(problem), {device, nullptr}).bytes;
       },
       py::arg("row"), py::arg("problem"), py::arg("device") = 0);
   m.def(
@@ -20,7 +20,7 @@ void add_gemm(py::module_& m) {
         const Row& row = row_of(name);
         const Refusal refusal = accept(row, p, o.residual != nullptr, cuda::device_info(device));
         if (!refusal.ok()) throw std::invalid_argument(name + ": " + text_of(refusal));
-        const int64_t needed = cuda::workspace_bytes(row, p, {device, nullptr});
+        const int64_t needed = cuda::workspace(row, p, {device, nullptr}).bytes;
         if (needed > 0 && o.workspace == nullptr)
           throw std::invalid_argument(name + ": operand 'workspace' must hold " + std::to_string(needed) +
                                       " bytes, got none");

@@ -43,7 +43,7 @@ PYBIND11_MODULE(_native, m) {
     const DeviceInfo d = cuda::device_info(device);
     return py::dict(py::arg("sm") = d.sm, py::arg("sm_count") = d.sm_count, py::arg("shared_bytes") = d.shared_bytes,
                     py::arg("l2_bytes") = d.l2_bytes, py::arg("dram_gbps") = d.dram_gbps,
-                    py::arg("name") = cuda::device_name(device));
+                    py::arg("clock_mhz") = d.clock_mhz, py::arg("name") = cuda::device_name(device));
   });
   add_plan(m);
   add_gemm(m);

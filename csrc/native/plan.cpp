@@ -1,8 +1,10 @@
 #include <chrono>
 
 #include "native/parts.h"
+#include "plan/chip.h"
 #include "plan/choice.h"
 #include "plan/cost.h"
+#include "plan/layer.h"
 #include "plan/route.h"
 #include "plan/select.h"
 #include "plan/tuned.h"
@@ -108,6 +110,13 @@ void add_plan(py::module_& m) {
     const Refusal r = accept(row_of(row), problem_of(problem), has_residual, device_of(device));
     return py::make_tuple(r.ok(), r.wanted, r.got, text_of(r));
   });
+  m.def("chip", [](const py::dict& device) {
+    const Chip c = chip_of(device_of(device));
+    return py::dict(py::arg("clocks_per_us") = c.clocks_per_us, py::arg("mma_macs") = c.mma_macs,
+                    py::arg("mma_float_macs") = c.mma_float_macs, py::arg("wgmma_macs") = c.wgmma_macs,
+                    py::arg("framework_macs") = c.framework_macs, py::arg("dram_bytes_per_us") = c.dram_bytes_per_us,
+                    py::arg("l2_bytes_per_us") = c.l2_bytes_per_us);
+  });
   m.def("cost_us", [](const std::string& row, const py::dict& problem, const py::dict& device) {
     return cost_us(row_of(row), problem_of(problem), device_of(device));
   });
@@ -145,15 +154,34 @@ void add_plan(py::module_& m) {
       },
       py::arg("entry"), py::arg("problem"), py::arg("device"), py::arg("has_residual") = false,
       py::arg("int4_range") = false, py::arg("only_compiled") = true);
+  // Whole layers -> (microseconds, whether the product was measured, name of the row or None: the framework's)
+  const auto layer = [](const LayerTime& t) {
+    return py::make_tuple(t.us, t.is_measured, t.row ? py::object(py::str(t.row->name)) : py::object(py::none()));
+  };
+  m.def(
+      "layer_time",
+      [layer](const std::string& entry, const py::dict& problem, const py::dict& device, bool has_residual,
+              bool int4_range, bool only_compiled) {
+        return layer(layer_time({entry_of(entry), problem_of(problem), has_residual, int4_range}, device_of(device),
+                                only_compiled));
+      },
+      py::arg("entry"), py::arg("problem"), py::arg("device"), py::arg("has_residual") = false,
+      py::arg("int4_range") = false, py::arg("only_compiled") = true);
+  m.def("framework_time", [layer](int64_t m, int64_t n, int64_t k, const std::string& type, const py::dict& device) {
+    return layer(framework_time(m, n, k, dtype_of(type), device_of(device)));
+  });
   m.def("m_bucket", &m_bucket);
   m.def("set_tuned", &set_tuned);  // see plan/tuned.h; -> what was left out and why
   m.def("tuned_remarks", &tuned_remarks);
   // -> (row or "torch", measured microseconds), None without a measurement
-  m.def("tuned", [](const py::dict& problem, const py::dict& device) -> py::object {
-    const Tuned* tuned = find_tuned(problem_of(problem), device_of(device));
-    if (tuned == nullptr) return py::none();
-    return py::make_tuple(tuned->row ? tuned->row->name : "torch", tuned->us);
-  });
+  m.def(
+      "tuned",
+      [](const py::dict& problem, const py::dict& device, bool has_residual) -> py::object {
+        const Tuned* tuned = find_tuned(problem_of(problem), has_residual, device_of(device));
+        if (tuned == nullptr) return py::none();
+        return py::make_tuple(tuned->row ? tuned->row->name : "torch", tuned->us);
+      },
+      py::arg("problem"), py::arg("device"), py::arg("has_residual") = false);
   m.def("k_bound", [](const py::dict& problem) { return k_bound(problem_of(problem)); });
 }
 

@@ -15,7 +15,7 @@ constexpr size_t kSlots =
 
 // All that select() looks at. Row strides count through the alignments only.
 struct Key {
-  uint64_t words[11];
+  uint64_t words[12];
   bool operator==(const Key& other) const { return std::memcmp(words, other.words, sizeof(words)) == 0; }
 };
 
@@ -31,10 +31,10 @@ Key key_of(const GemmProblem& p, bool has_residual, const DeviceInfo& d) {
                          at(p.x_align, 16) | at(p.w_align, 22) | at(p.out_align, 28) | at(p.residual_align, 34) |
                          at(p.x_packed, 40) | at(p.per_token_scale, 41) | at(p.per_token_zero_point, 42) |
                          at(p.has_zero_point, 43) | at(p.has_w_zero_point, 44) | at(has_residual, 45) |
-                         at(p.w_layout, 46);
+                         at(p.w_layout, 46) | at(d.halves_float_sums, 50);
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
   return {{word(p.m), word(p.n), word(p.k), word(p.group_size), flags, word(d.sm), word(d.sm_count),
-           word(d.shared_bytes), word(d.l2_bytes), word(d.dram_gbps), d.gpu}};
+           word(d.shared_bytes), word(d.l2_bytes), word(d.dram_gbps), word(d.clock_mhz), d.gpu}};
 }
 
 size_t hash_of(const Key& key) {

@@ -13,7 +13,6 @@ namespace pyquant {
 
 namespace {
 
-constexpr double kLaunchUs = 2.5;      // an empty kernel on an idle stream
 constexpr double kClearUs = 1.0;       // the launch before it that clears sums of a divided K
 constexpr double kReached = 0.88;      // of the peak by a main loop whose pipeline is full
 constexpr double kSharedBytes = 128;   // of shared memory a clock and multiprocessor
@@ -37,10 +36,10 @@ struct Plan {
   }
 };
 
-// Shared memory of one multiprocessor.
-int64_t shared_of(const DeviceInfo& device) {
-  if (device.shared_bytes > 0) return device.shared_bytes;
-  return int64_t{1024} * (device.sm >= 90 ? 227 : (device.sm > 80 ? 99 : 163));
+// Blocks that shared memory of one multiprocessor holds at a time, of so many bytes each. Warps never bound them: 48,
+// the fewest that a multiprocessor of these generations holds, are those of the most blocks that any row fits.
+double blocks_held(double bytes, const DeviceInfo& device) {
+  return std::max(1.0, std::floor(static_cast<double>(shared_of(device) + kBlockReserve) / (bytes + kBlockReserve)));
 }
 
 // Sum of things that overlap, though not perfectly: the larger, and a part of the other where they are close.
@@ -63,7 +62,7 @@ double widening(const GemmProblem& p) {
 double macs_per_clock(Engine engine, const GemmProblem& p, const Chip& chip) {
   if (engine == Engine::byte_wise) return 40;  // dp4a behind byte-wise loads
   const double macs = engine == Engine::wgmma ? chip.wgmma_macs : chip.mma_macs;
-  if (is_float(p.x)) return macs / 2;
+  if (is_float(p.x)) return engine == Engine::wgmma ? macs / 2 : chip.mma_float_macs;
   return engine == Engine::mma && p.x == DType::s4 && p.w == DType::s4 && p.x_packed ? macs * chip.int4_rate : macs;
 }
 
@@ -116,7 +115,7 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const double sms = std::max(device.sm_count, 1), blocks = static_cast<double>(tiles * split);
   // The busiest multiprocessor has `rounds` blocks, as many at a time as shared memory and registers hold.
   const double rounds = std::ceil(blocks / sms), active = blocks / rounds;
-  const double fit = static_cast<double>(std::max<int64_t>(shared_of(device) / shared_bytes(row), 1));
+  const double fit = blocks_held(static_cast<double>(shared_bytes(row)), device);
   const double held = std::min({rounds, fit, row.tile_m > 16 || (is_float(p.x) && p.m > 8) ? 1.0 : 2.0});
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
   const double read = weights * static_cast<double>(ceil_div(p.m, row.tile_m));  // by every tile of tokens
@@ -189,11 +188,10 @@ double loads_us(const Row& row, const GemmProblem& p, const Waves& w, const Devi
   const double x_bytes = row.tile_k * bytes_of(row.tile_m, p.x, p.x_packed);
   const double w_bytes = row.tile_k * bytes_of(row.tile_n, p.w), stage = x_bytes + w_bytes;
   const double waiting = std::ceil(w.blocks / std::max(device.sm_count, 1));  // blocks that a multiprocessor could hold
-  const double shared = static_cast<double>(shared_of(device));
-  double flying = 0.75 * shared;
+  double flying = 0.75 * static_cast<double>(shared_of(device));
   if (row.stages > 0) {
-    const double fit = std::floor(shared / (stage * row.stages));
-    flying = stage * std::max(1.0, row.stages - 1.0) * std::max(1.0, std::min({fit, 8.0, waiting}));
+    const double fit = blocks_held(stage * row.stages, device);
+    flying = stage * std::max(1.0, row.stages - 1.0) * std::min(fit, waiting);
   }
   // Blocks of a cluster share what they load.
   const double step = x_bytes / row.cluster_n + w_bytes / row.cluster_m;

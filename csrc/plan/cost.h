@@ -7,6 +7,9 @@
 
 namespace pyquant {
 
+constexpr double kLaunchUs = 2.5;  // an empty kernel on an idle stream
+constexpr double kPassUs = 3.0;    // of a launch over the activations alone
+
 // Microseconds of one launch whose weights are in device memory, not in a cache.
 double cost_us(const Row& row, const GemmProblem& problem, const DeviceInfo& device);
 

@@ -10,8 +10,6 @@
 namespace pyquant {
 namespace {
 
-constexpr double kPassUs = 3.0;  // of a launch over the activations alone, in the cost model's microseconds
-
 bool on_tensor_cores(const Row* row) { return row != nullptr && row->facts().engine != Engine::byte_wise; }
 
 // The rules of the three entries. Every candidate is a form of the activations and the row that is best for it.
@@ -42,14 +40,12 @@ class Router {
 
   // A framework's product of float weights is tuned for its device: only a measurement puts a row in its place. Integer
   // weights it cannot read; dequantised they are twice a layer's bytes, in 16 bits, written and read again, most of the
-  // time for few rows. A decode row reads the codes once.
+  // time for few rows. A decode row reads the codes once, unless the framework was measured to be quicker.
   Route float_linear() const {
     const GemmProblem& p = request_.problem;
     const bool are_floats = is_float(p.w);
-    if (are_floats) {
-      const Tuned* tuned = find_tuned(p, device_);
-      if (tuned == nullptr || tuned->row == nullptr) return {Form::framework, nullptr, p};
-    }
+    const Tuned* tuned = find_tuned(p, request_.has_residual, device_);
+    if (tuned == nullptr ? are_floats : tuned->row == nullptr) return {Form::framework, nullptr, p};
     const Route given = with_row(Form::given, p);
     if (given.row != nullptr && (are_floats || given.row->facts().engine == Engine::decode)) return given;
     return {Form::framework, nullptr, p};

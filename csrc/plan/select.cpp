@@ -62,7 +62,7 @@ Selection select(const GemmProblem& problem, bool has_residual, const DeviceInfo
   const Cheapest best = cheapest(problem, has_residual, device, only_compiled);
   selection.row = best.row;
   selection.cost_us = best.cost_us;
-  if (const Tuned* tuned = find_tuned(problem, device); tuned != nullptr && tuned->row != nullptr) {
+  if (const Tuned* tuned = find_tuned(problem, has_residual, device); tuned != nullptr && tuned->row != nullptr) {
     const std::string why_not = obstacle(*tuned->row, problem, has_residual, device, only_compiled);
     if (why_not.empty()) {
       selection.row = tuned->row;

@@ -15,6 +15,10 @@ namespace {
 
 constexpr size_t kRemarks = 100;
 constexpr int64_t kMaxSize = int64_t{1} << 31;
+constexpr size_t kFields = 12, kAllFields = 14;  // of a line
+
+// What a choice holds for besides types and sizes.
+enum class With : uint64_t { neither, zero_point, residual, both, any };
 
 using Key = std::tuple<uint64_t, uint64_t, int64_t, int64_t, int64_t, int64_t>;  // gpu, types, group, n, k, bucket
 
@@ -45,10 +49,12 @@ std::vector<std::string>& remarks() {
   return kept;
 }
 
-Key key_of(const GemmProblem& p, uint64_t gpu) {
+With with(bool zero_point, bool residual) { return static_cast<With>(int{zero_point} + 2 * int{residual}); }
+
+Key key_of(const GemmProblem& p, With with, uint64_t gpu) {
   const uint64_t types = static_cast<uint64_t>(p.x) | static_cast<uint64_t>(p.w) << 4 |
                          static_cast<uint64_t>(p.out) << 8 | static_cast<uint64_t>(p.w_layout) << 12 |
-                         uint64_t{p.x_packed} << 16;
+                         uint64_t{p.x_packed} << 16 | static_cast<uint64_t>(with) << 20;
   return {gpu, types, p.group_size, p.n, p.k, m_bucket(p.m)};
 }
 
@@ -115,8 +121,10 @@ std::vector<std::string> set_tuned(const std::string& text) {
   std::vector<std::string> left_out;
   for (const std::string& line : split(text, '\n')) {
     const std::vector<std::string> f = split(line, '\t');
-    if (f.size() != 12) throw std::invalid_argument("tuned table: a line has 12 fields, got '" + line + "'");
+    if (f.size() != kFields && f.size() != kAllFields)
+      throw std::invalid_argument("tuned table: a line has 12 or 14 fields, got '" + line + "'");
     const double us = time_of(f[11]);
+    const With known = f.size() == kFields ? With::any : with(number_of(f[12]) != 0, number_of(f[13]) != 0);
     GemmProblem p;
     p.x = type_of(f[1]), p.w = type_of(f[2]), p.out = type_of(f[3]);
     p.x_packed = number_of(f[4]) != 0;
@@ -128,7 +136,7 @@ std::vector<std::string> set_tuned(const std::string& text) {
                          ", K " + f[8] + ")");
       continue;
     }
-    table->choices[key_of(p, gpu_id(f[0].c_str()))] = {row, us};
+    table->choices[key_of(p, known, gpu_id(f[0].c_str()))] = {row, us};
   }
   const std::lock_guard<std::mutex> lock(g_mutex);
   table->generation = tables().size() + 1;
@@ -138,11 +146,15 @@ std::vector<std::string> set_tuned(const std::string& text) {
   return left_out;
 }
 
-const Tuned* find_tuned(const GemmProblem& problem, const DeviceInfo& device) {
+const Tuned* find_tuned(const GemmProblem& problem, bool has_residual, const DeviceInfo& device) {
   const Table* table = g_table.load(std::memory_order_acquire);
   if (table == nullptr || device.gpu == 0 || table->choices.empty()) return nullptr;
-  const auto found = table->choices.find(key_of(problem, device.gpu));
-  return found == table->choices.end() ? nullptr : &found->second;
+  const bool zero_point = problem.has_zero_point;
+  for (const With known : {with(zero_point, has_residual), with(zero_point, false), With::any}) {
+    const auto found = table->choices.find(key_of(problem, known, device.gpu));
+    if (found != table->choices.end()) return &found->second;
+  }
+  return nullptr;
 }
 
 uint64_t tuned_generation() {

@@ -20,13 +20,15 @@ struct Tuned {
 };
 
 // Replaces the table. text: a line for each choice, fields separated by tabs:
-//   GPU name, x, w, out, x packed (0, 1), weight layout, group size, N, K, M, name of the row or "torch", microseconds.
+//   GPU name, x, w, out, x packed (0, 1), weight layout, group size, N, K, M, name of the row or "torch", microseconds,
+//   and, or it holds with and without them: zero points of activations (0, 1), residual (0, 1).
 // -> a line for every choice that is ignored, with the reason (an unknown row). std::invalid_argument: no such line.
 // Selections that start later see the new table; replaced tables stay in memory, because others may be reading them.
 std::vector<std::string> set_tuned(const std::string& text);
 
-// The measured choice for a problem, null when there is none. Takes no lock.
-const Tuned* find_tuned(const GemmProblem& problem, const DeviceInfo& device);
+// The measured choice for a problem, null when there is none; of a problem with a residual that was measured only
+// without, that one. Takes no lock.
+const Tuned* find_tuned(const GemmProblem& problem, bool has_residual, const DeviceInfo& device);
 
 // Incremented whenever the table is replaced, so that caches of choices can see that they are stale.
 uint64_t tuned_generation();

@@ -18,14 +18,21 @@ def random_problem(index: int) -> tuple[dict, dict]:
     draw = Draw(BASE_SEED, "plan", index)
     x = draw.choice(("s8", "s8", "s8", "u8", "s4", "f16", "bf16"))
     problem = {
-        "m": draw.integer(0, 5000) if draw.chance(0.5) else draw.integer(0, 40), "n": draw.integer(0, 20000),
+        "m": draw.integer(0, 5000) if draw.chance(0.5) else draw.integer(0, 40),
+        "n": draw.integer(0, 20000),
         "k": draw.choice((0, 16, 128, 520, 4096, 65793, 65794, 131071, 131072, 200000)),
-        "x": x, "w": draw.choice(("s8", "s4", x)), "out": draw.choice(("f16", "bf16", "f32", "s32", "s8", "s4", "u8")),
-        "x_packed": x == "s4" and draw.chance(0.3), "w_layout": draw.choice(("natural", "natural", "blocked128")),
-        "x_align": draw.choice((1, 8, 16, 16, 16)), "w_align": draw.choice((8, 16, 16, 16)),
-        "out_align": draw.choice((2, 16)), "has_zero_point": draw.chance(0.5), "has_w_zero_point": draw.chance(0.1),
+        "x": x,
+        "w": draw.choice(("s8", "s4", x)),
+        "out": draw.choice(("f16", "bf16", "f32", "s32", "s8", "s4", "u8")),
+        "x_packed": x == "s4" and draw.chance(0.3),
+        "w_layout": draw.choice(("natural", "natural", "blocked128")),
+        "x_align": draw.choice((1, 8, 16, 16, 16)),
+        "w_align": draw.choice((8, 16, 16, 16)),
+        "out_align": draw.choice((2, 16)),
+        "has_zero_point": draw.chance(0.5),
+        "has_w_zero_point": draw.chance(0.1),
         "group_size": draw.choice((0, 0, 0, 16, 48, 64, 128)),
-    }  # fmt: skip
+    }
     if problem["w"] in ("u8",):
         problem["w"] = "s8"
     return problem, {"sm": draw.choice(SMS), "sm_count": draw.choice((1, 60, 132))}
@@ -60,10 +67,14 @@ def test_one_row_or_every_refusal_for_random_problems() -> None:
 @pytest.mark.parametrize(
     ("x", "w", "zero_point", "bound"),
     [
-        ("s8", "s8", False, 131071), ("s8", "s4", False, 2097151), ("s4", "s4", False, 33554431),
-        ("u8", "s8", False, 65793), ("s8", "s8", True, 65793), ("u8", "s8", True, 65793),
+        ("s8", "s8", False, 131071),
+        ("s8", "s4", False, 2097151),
+        ("s4", "s4", False, 33554431),
+        ("u8", "s8", False, 65793),
+        ("s8", "s8", True, 65793),
+        ("u8", "s8", True, 65793),
     ],
-)  # fmt: skip
+)
 def test_k_is_taken_up_to_its_bound_and_not_beyond(x: str, w: str, zero_point: bool, bound: int) -> None:
     problem = {"m": 8, "n": 8, "x": x, "w": w, "has_zero_point": zero_point, "out": "f32"}
     device = {"sm": 90, "sm_count": 132}
@@ -78,8 +89,15 @@ def test_rows_whose_accumulator_holds_a_multiple_have_a_smaller_bound() -> None:
         if "s32" not in row["out"] or row["groups_only"]:
             continue
         x, w = row["x"][0], row["w"][0]
-        problem = {"m": 1, "n": 64, "x": x, "w": w, "out": "s32", "x_packed": row["x_packing"] == "nibbles",
-                   "w_layout": row["w_layouts"][0]}  # fmt: skip
+        problem = {
+            "m": 1,
+            "n": 64,
+            "x": x,
+            "w": w,
+            "out": "s32",
+            "x_packed": row["x_packing"] == "nibbles",
+            "w_layout": row["w_layouts"][0],
+        }
         device = {"sm": row["sm_min"], "sm_count": 100}
         bound = native.k_bound(problem) // row["acc_scale"]
         step = row["k_multiple"]
@@ -92,9 +110,17 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
     row = ROWS[name]
     device = {"sm": row["sm_min"], "sm_count": 100}
     k = max(256, 2 * row["group_multiple"])
-    good = {"m": 1, "n": 256, "k": k, "x": row["x"][0], "w": row["w"][0], "out": row["out"][0],
-            "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0],
-            "group_size": row["group_multiple"] if row["groups_only"] else 0}  # fmt: skip
+    good = {
+        "m": 1,
+        "n": 256,
+        "k": k,
+        "x": row["x"][0],
+        "w": row["w"][0],
+        "out": row["out"][0],
+        "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles",
+        "w_layout": row["w_layouts"][0],
+        "group_size": row["group_multiple"] if row["groups_only"] else 0,
+    }
     if row["groups_only"]:
         good["out"] = "f16"
 

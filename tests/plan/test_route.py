@@ -42,7 +42,12 @@ CASES = {
     "packed codes as they lie": ("linear", {"x": "s4", "x_packed": True} | INT4, True, 80, "given", "gemm_sm80_s4s4"),
     "packed codes for Hopper": ("linear", {"x": "s4", "x_packed": True} | INT4, True, 90, "bytes", "gemm_sm90_s8s4"),
     "no gain, no pass": (
-        "linear", {"x": "s8", "x_align": 1, "w": "s4", "group_size": 16}, False, 80, "given", ANY,
+        "linear",
+        {"x": "s8", "x_align": 1, "w": "s4", "group_size": 16},
+        False,
+        80,
+        "given",
+        ANY,
     ),
     "a product packs": ("gemm", {"x": "s4", "m": 4096} | INT4, False, 80, "nibbles", "gemm_sm80_s4s4"),
     "not odd rows": ("gemm", {"x": "s4", "m": 4096, "k": 4008, "x_align": 8} | INT4, False, 80, "given", ANY),
@@ -53,7 +58,7 @@ CASES = {
     "codes of many tokens, too": ("float_linear", {"x": "f16", "m": 256}, False, 90, "framework", None),
     "of few, by our row": ("float_linear", {"x": "bf16", "m": 4}, False, 90, "given", "gemm_sm90_decode_w8a16"),
     "float32 rows": ("float_linear", {"x": "f32", "m": 4}, False, 90, "framework", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

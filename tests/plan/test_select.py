@@ -25,7 +25,7 @@ def found() -> list[str]:
     return list(grid.lines(native))
 
 
-@pytest.mark.parametrize("section", ["choice", "cliff", "fall", "unreached"])
+@pytest.mark.parametrize("section", ["choice", "card", "cliff", "fall", "unreached"])
 def test_what_is_chosen_is_written_down(found: list[str], section: str) -> None:
     pinned = [line for line in PINNED.read_text().splitlines() if line.startswith(section)]
     now = [line for line in found if line.startswith(section)]
@@ -73,9 +73,10 @@ def test_without_compiled_rows_nothing_is_chosen() -> None:
 
 FOUNDING = ((32768, 16384), (16384, 8192), (8192, 4096), (4096, 2048), (2048, 1024), (1024, 32768))
 INT4_CHIPS = {
-    "A100": plan.Device(80, 108, 166912, 41943040, 1555), "A10": plan.Device(86, 72, 101376, 6291456, 600),
+    "A100": plan.Device(80, 108, 166912, 41943040, 1555),
+    "A10": plan.Device(86, 72, 101376, 6291456, 600),
     "L4": plan.Device(89, 58, 101376, 50331648, 300),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("out", [torch.float16, torch.uint8], ids=str)

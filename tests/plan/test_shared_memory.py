@@ -15,10 +15,16 @@ SMALL = 99 << 10  # sm_86, sm_89
 def _problem(row: dict) -> dict:
     x = row["x"][0]
     return {
-        "m": row["m_max"] or 64, "n": 256, "k": 1024, "x": x, "w": row["w"][0], "out": "f32",
-        "x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0],
+        "m": row["m_max"] or 64,
+        "n": 256,
+        "k": 1024,
+        "x": x,
+        "w": row["w"][0],
+        "out": "f32",
+        "x_packed": row["x_packing"] == "nibbles",
+        "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
-    }  # fmt: skip
+    }
 
 
 def _stages_bytes(row: dict) -> int:

@@ -17,8 +17,16 @@ ANY = "gemm_simt_any"
 
 
 def line(m: int = 64, row: str = ANY, us: float = 1.5, gpu: str = GPU, **change: object) -> str:
-    fields = {"x": "s8", "w": "s8", "out": "f16", "x_packed": 0, "w_layout": "natural", "group_size": 0,
-              "n": 4096, "k": 4096} | change  # fmt: skip
+    fields = {
+        "x": "s8",
+        "w": "s8",
+        "out": "f16",
+        "x_packed": 0,
+        "w_layout": "natural",
+        "group_size": 0,
+        "n": 4096,
+        "k": 4096,
+    } | change
     return "\t".join(str(v) for v in (gpu, *fields.values(), m, row, us))
 
 
@@ -99,10 +107,17 @@ def test_a_row_that_refuses_is_not_used_and_said_once() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        "no tabs", line() + "\tmore", line(m=-1), line(x="s9"), line(w_layout="odd"), line(n="4096x"),
-        line(us="soon"), line(us=-1), line(us="nan"),
+        "no tabs",
+        line() + "\tmore",
+        line(m=-1),
+        line(x="s9"),
+        line(w_layout="odd"),
+        line(n="4096x"),
+        line(us="soon"),
+        line(us=-1),
+        line(us="nan"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_table_is_refused_and_the_old_one_stays(bad: str) -> None:
     native.set_tuned(line())
     with pytest.raises(ValueError, match="tuned table"):
@@ -164,8 +179,13 @@ def test_remembered_choices_follow_the_tables_in_every_thread() -> None:
 def test_the_remembered_choice_is_the_selected_one_for_many_problems() -> None:
     for _ in range(2):  # the second time from memory
         for index in range(3000):
-            problem = {"m": index % 97, "n": 64 * (index % 13), "k": 16 * (index % 31), "out": ("f16", "s8")[index % 2],
-                       "x_align": (16, 8)[index % 3 == 0]}  # fmt: skip
+            problem = {
+                "m": index % 97,
+                "n": 64 * (index % 13),
+                "k": 16 * (index % 31),
+                "out": ("f16", "s8")[index % 2],
+                "x_align": (16, 8)[index % 3 == 0],
+            }
             device = grid.DEVICES[(80, 90)[index % 5 == 0]]
             assert native.choose(problem, device) == native.select(problem, device)[0]
     assert native.time_choose(PROBLEM, DEVICE, 10) > 0

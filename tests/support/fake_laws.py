@@ -36,8 +36,9 @@ def given(draw: Draw, x: Tensor, granularity: str, group: int, spread: float = 1
     return scale, zero_point, granularity, group, qmin, qmax
 
 
-def inside(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group: int, qmin: int,
-           qmax: int) -> np.ndarray:  # fmt: skip
+def inside(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group: int, qmin: int, qmax: int
+) -> np.ndarray:
     """Which elements are not clipped, from the definition in real codes rather than from shifted limits."""
     index, _ = brute.blocks(tuple(x.shape), granularity, group)
     zero = 0 if zero_point is None else zero_point.numpy().reshape(-1).astype(np.int64)[index]

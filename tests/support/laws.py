@@ -55,8 +55,9 @@ def quantize_dynamic(impl: Any, values: Values, granularity: str, seed: int) -> 
         _within_half_a_step(x, real, got[1], granularity, group, what)
 
 
-def _within_half_a_step(x: torch.Tensor, real: torch.Tensor, scale: torch.Tensor, granularity: str, group: int,
-                        what: str) -> None:  # fmt: skip
+def _within_half_a_step(
+    x: torch.Tensor, real: torch.Tensor, scale: torch.Tensor, granularity: str, group: int, what: str
+) -> None:
     """Dynamic codes miss by at most half a step, plus what float32 loses (2^-22 relative of the largest code, and one
     step below the floor, where scale is 1)."""
     index, _ = brute.blocks(tuple(x.shape), granularity, group)

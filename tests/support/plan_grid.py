@@ -9,14 +9,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# A100, A40, L40S, H200, B200: multiprocessors, the peak of the memory bus in GB/s and shared memory of a block in KiB,
-# from their data sheets.
+from bench.cards import CARDS
+
+# A100, A40, L40S, H200, B200, RTX 5090: multiprocessors, the peak of the memory bus in GB/s and shared memory of a
+# block in KiB, from their data sheets.
 DEVICES: dict[int, dict[str, Any]] = {
     sm: {"sm": sm, "sm_count": count, "dram_gbps": gbps, "shared_bytes": kib << 10}
+    | ({"name": "NVIDIA GeForce RTX 5090", "clock_mhz": 2407} if sm == 120 else {})
     for sm, count, gbps, kib in (
-        (80, 108, 2039, 163), (86, 84, 696, 99), (89, 142, 864, 99), (90, 132, 4800, 227), (100, 148, 8000, 227),
+        (80, 108, 2039, 163),
+        (86, 84, 696, 99),
+        (89, 142, 864, 99),
+        (90, 132, 4800, 227),
+        (100, 148, 8000, 227),
+        (120, 170, 1792, 99),
     )
-}  # fmt: skip
+}
 # Every pair of operand types that a layer can ask for.
 PAIRS: dict[str, dict[str, Any]] = {
     "s8s8": {},
@@ -43,6 +51,9 @@ LAYER_DEPTHS = (768, 1536, 3072, 5120, 14336, 28672)
 DRAWN = 32
 MS = (1, 2, 4, 8, 16, 17, 32, 33, 64, 65, 96, 128, 129, 256, 512, 1024, 4096, 16384)
 SHAPES = ((4096, 4096), (28672, 8192), (1024, 4096), (256, 256))  # N, K of the pinned choices
+CARD_PAIRS = ("s8s8", "s8s4", "s8s4 group", "s4s4 packed", "f16s8", "f16s4 group")
+CARD_SHAPES = ((4096, 4096), (14336, 4096))
+CARD_MS = (1, 16, 64, 256, 2048, 8192)
 STEP = 1.3  # the largest accepted ratio between neighbours
 FALL = 0.9  # a larger problem may be predicted to take this part of its neighbour's time
 
@@ -74,7 +85,7 @@ def steps(native: Any, sm: int, pair: str) -> tuple[list[Cliff], list[str]]:
     than its neighbour, by more than 10 %, which happens where K is divided into other shares."""
     worst: dict[tuple[str, int], Cliff] = {}
     falls = []
-    types = asked(native, sm, pair)
+    types = asked(native, DEVICES[sm], pair)
     for problem, size, values in _walks():
         found = native.sweep({**problem, **types, "out": "f16"}, DEVICES[sm], size, values)
         for value, before, after in zip(values[1:], found, found[1:]):
@@ -102,12 +113,12 @@ def falls(native: Any, sm: int, pair: str) -> list[str]:
     return sorted(steps(native, sm, pair)[1])
 
 
-def asked(native: Any, sm: int, pair: str) -> dict[str, Any]:
+def asked(native: Any, device: dict[str, Any], pair: str) -> dict[str, Any]:
     """What a layer with operands of `pair` asks of the plan. Activations two to a byte that only the byte-wise kernel
     reads are laid out a byte each before (csrc/plan/route.cpp)."""
     problem = PAIRS[pair]
     if problem.get("x_packed"):
-        as_they_lie = native.sweep({"n": 4096, "k": 4096, **problem, "out": "f16"}, DEVICES[sm], "m", [128])
+        as_they_lie = native.sweep({"n": 4096, "k": 4096, **problem, "out": "f16"}, device, "m", [128])
         if as_they_lie[0][0] == "gemm_simt_any":
             return {key: value for key, value in problem.items() if key != "x_packed"}
     return problem
@@ -134,9 +145,9 @@ def _short(choice: tuple[str, float]) -> str:
     return choice[0].removeprefix("gemm_")
 
 
-def choices(native: Any, sm: int, pair: str, n: int, k: int, ms: Sequence[int] = MS) -> str:
+def choices(native: Any, device: dict[str, Any], pair: str, n: int, k: int, ms: Sequence[int] = MS) -> str:
     """'1-16 decode_..., 17-96 sm80_...': the row for each M, runs of the same row together."""
-    found = native.sweep({"n": n, "k": k, **asked(native, sm, pair), "out": "f16"}, DEVICES[sm], "m", list(ms))
+    found = native.sweep({"n": n, "k": k, **asked(native, device, pair), "out": "f16"}, device, "m", list(ms))
     runs: list[tuple[int, int, str]] = []
     for m, (name, _) in zip(ms, found):
         short = "nothing" if name is None else name.removeprefix("gemm_")
@@ -148,13 +159,18 @@ def choices(native: Any, sm: int, pair: str, n: int, k: int, ms: Sequence[int] =
 
 
 def lines(native: Any) -> Iterator[str]:
-    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), cliff (predicted steps above STEP between
+    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), card (the same
+    for cards by name, on a smaller grid), cliff (predicted steps above STEP between
     neighbouring M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that
     no problem of a wide grid gets)."""
     for sm in DEVICES:
         for pair in PAIRS:
             for n, k in SHAPES:
-                yield f"choice sm{sm} {pair} N {n} K {k}: {choices(native, sm, pair, n, k)}"
+                yield f"choice sm{sm} {pair} N {n} K {k}: {choices(native, DEVICES[sm], pair, n, k)}"
+    for card in CARDS:
+        for pair in CARD_PAIRS:
+            for n, k in CARD_SHAPES:
+                yield f"card {card.name} {pair} N {n} K {k}: {choices(native, card.device, pair, n, k, CARD_MS)}"
     for sm in DEVICES:
         for pair in PAIRS:
             for cliff in cliffs(native, sm, pair):
