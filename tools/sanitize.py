@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 USUAL = ("memcheck", "racecheck")
 UNFINISHED = 3
+H200 = 90  # its compute capability
 LEAST_SECONDS = 10.0  # no run is started with less left
 # A family of each way the kernels are made, as a pattern: wgmma with weights from registers, decode in clusters or not,
 # split K, TMA and wgmma of CUTLASS, group scales by mma.sync.
@@ -86,10 +87,28 @@ def command(sanitizer: str, tool: str, row: str) -> list[str]:
     """One row's tests under one tool."""
     options = ["--leak-check", "no"] if tool == "memcheck" else []
     return [
-        sanitizer, "--tool", tool, *options, "--error-exitcode", str(ERROR), "--target-processes", "all",
-        sys.executable, "-m", "pytest", "-c", "../pyproject.toml", "--rootdir", "..", "-q", "-p", "no:cacheprovider",
-        "gpu/test_gemm.py", "-k", f"test_row_equals_the_specification and {row}-",
-    ]  # fmt: skip
+        sanitizer,
+        "--tool",
+        tool,
+        *options,
+        "--error-exitcode",
+        str(ERROR),
+        "--target-processes",
+        "all",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "../pyproject.toml",
+        "--rootdir",
+        "..",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "gpu/test_gemm.py",
+        "-k",
+        f"test_row_equals_the_specification and {row}-",
+    ]
 
 
 def judge(tool: str, row: str, code: int, output: str) -> Outcome:
@@ -106,14 +125,22 @@ def judge(tool: str, row: str, code: int, output: str) -> Outcome:
 
 def run(sanitizer: str, tool: str, row: str, seconds: float) -> Outcome:
     environment = {
-        **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYQUANT_CASES": "3", "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "PYQUANT_CASES": "3",
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }  # fmt: skip
+    }
     try:
         done = subprocess.run(
-            command(sanitizer, tool, row), cwd=ROOT / "tests", env=environment, capture_output=True, text=True,
-            timeout=seconds, check=False,
-        )  # fmt: skip
+            command(sanitizer, tool, row),
+            cwd=ROOT / "tests",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Outcome(tool, row, "too slow", (f"stopped after {seconds:g} s",))
     return judge(tool, row, done.returncode, done.stdout + done.stderr)
@@ -181,6 +208,16 @@ def check(sanitizer: str, rows: Sequence[str], args: argparse.Namespace, key: st
     return outcomes, 0
 
 
+def list_runs(args: argparse.Namespace) -> int:
+    """Prints the runs that would be done. -> 0, or 1 when there is none."""
+    sys.path.insert(0, str(ROOT))
+    native = importlib.import_module("pyquant._native")
+    rows = pick(native.kernel_table(), args, native.device_info(0)["sm"] if native.device_count() else H200)
+    for row in rows:
+        print(f"sanitize: {' '.join(args.tool)} {row}")
+    return 0 if rows else 1
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=list(USUAL), help="default: memcheck racecheck")
@@ -191,7 +228,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--time-budget", type=float, metavar="S", help="end after S seconds; exit code 3")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep findings there, and go on with what it holds")
     parser.add_argument("--allow-missing", action="store_true", help="no failure where nothing can be checked")
+    parser.add_argument("--list", action="store_true", help="name the runs of an H200, or of the GPU here, and end")
     args = parser.parse_args(argv)
+    if args.list:
+        return list_runs(args)
     sanitizer = find_tool()
     if sanitizer is None:
         print("sanitize: compute-sanitizer is not installed here; nothing was checked", file=sys.stderr)

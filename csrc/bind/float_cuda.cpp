@@ -6,51 +6,11 @@
 
 #include <array>
 
+#include "bind/float_layer.h"
 #include "bind/gemm_cuda.h"
 
 namespace pyquant::bind {
 namespace {
-
-// The operands that both layers share, checked.
-struct FloatLayer {
-  Shape out_shape;
-  ScalarType out_type = ScalarType::Float;
-  GemmProblem problem;
-  GemmOperands operands;
-  Epilogue epilogue;
-  MaybeTensor bias;
-  std::vector<Tensor> keep;
-};
-
-FloatLayer float_layer(const Tensor& x, int64_t n, const MaybeTensor& bias, const MaybeTensor& residual,
-                       const std::string& activation, double clamp_min, double clamp_max,
-                       std::optional<ScalarType> out_dtype) {
-  vector("bias", bias, x, ScalarType::Float, {n});
-  FloatLayer layer;
-  layer.out_shape = lead_of(x);
-  layer.out_shape.push_back(n);
-  layer.epilogue.activation = activation_of(activation, clamp_min, clamp_max);
-  layer.epilogue.clamp_min = static_cast<float>(clamp_min);
-  layer.epilogue.clamp_max = static_cast<float>(clamp_max);
-  residual_check(residual, x, layer.out_shape);
-  layer.out_type = float_type(out_dtype, x.scalar_type());
-  layer.bias = bias;
-  GemmProblem& p = layer.problem;
-  p.n = p.ldo = n;
-  p.k = x.size(x.dim() - 1);
-  p.m = 1;
-  for (int64_t extent : lead_of(x)) p.m *= extent;
-  p.out = dtype_of_scalar(layer.out_type);
-  layer.operands.bias = static_cast<const float*>(dense(bias, layer.keep));
-  if (residual) {
-    const Matrix r = matrix(*residual);
-    layer.keep.push_back(r.keep);
-    layer.operands.residual = r.data;
-    p.residual = r.type;
-    p.ldr = r.ld;
-  }
-  return layer;
-}
 
 // The whole layer in one row of ours, or nothing.
 std::optional<Tensor> by_own_row(FloatLayer layer, const Tensor& x, const On& on) {
@@ -113,7 +73,7 @@ Tensor float_linear_cuda(const Tensor& x, const Tensor& w, MaybeTensor bias, May
   shape_is("w", w, {n, x.size(x.dim() - 1)});
   FloatLayer layer = float_layer(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype);
   const On on(x);
-  if (layer.problem.m == 0 || n == 0) return empty(x, layer.out_shape, layer.out_type);
+  if (layer.problem.m == 0 || layer.problem.n == 0) return empty(x, layer.out_shape, layer.out_type);
   const Matrix weights = matrix(w);
   layer.problem.w = weights.type;
   layer.problem.ldw = weights.ld;
@@ -126,30 +86,13 @@ Tensor weight_only_linear_cuda(const Tensor& x, const Tensor& w, const Tensor& w
                                MaybeTensor bias, MaybeTensor residual, int64_t w_bits, int64_t group_size,
                                Text activation, double clamp_min, double clamp_max,
                                std::optional<ScalarType> out_dtype) {
-  floats("x", x);
-  min_dim("x", x, 1);
-  const DType type = weight_type_of("w_bits", w_bits);
-  dtype_in("w", w, {memory_of(type)});
-  exact_dim("w", w, 2);
-  same_device("w", w, x);
-  const int64_t n = w.size(0), k = x.size(x.dim() - 1);
-  shape_is("w", w, {n, columns_of(type, k)});
-  group(group_size, k);
-  const Shape scale_shape = group_size ? Shape{n, k / group_size} : Shape{n};
-  vector("w_scale", w_scale, x, ScalarType::Float, scale_shape);
-  vector("w_zero_point", w_zero_point, x, ScalarType::Int, scale_shape);
-  FloatLayer layer = float_layer(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype);
+  FloatLayer layer = weight_only_layer(x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation,
+                                       clamp_min, clamp_max, out_dtype);
   const On on(x);
-  if (layer.problem.m == 0 || n == 0) return empty(x, layer.out_shape, layer.out_type);
+  if (layer.problem.m == 0 || layer.problem.n == 0) return empty(x, layer.out_shape, layer.out_type);
   const Matrix weights = matrix(w);
-  GemmProblem& p = layer.problem;
-  p.w = type;
-  p.ldw = weights.ld * per_byte(type);
-  p.group_size = group_size;
-  p.has_w_zero_point = w_zero_point.has_value();
+  layer.problem.ldw = weights.ld * per_byte(layer.problem.w);
   layer.operands.w = weights.data;
-  layer.operands.w_scale = static_cast<const float*>(dense(w_scale, layer.keep));
-  layer.operands.w_zero_point = static_cast<const int32_t*>(dense(w_zero_point, layer.keep));
   if (const auto out = by_own_row(layer, x, on)) return *out;
   const Tensor real = dequantised(x, weights, layer, on);
   layer.operands.w_scale = nullptr;  // applied

@@ -9,6 +9,7 @@
 #include "bind/linear_ops.h"
 #include "bind/product_ops.h"
 #include "bind/quantise_ops.h"
+#include "bind/weight_only_cpu.h"
 #include "plan/tuned.h"
 
 namespace pyquant::bind {
@@ -71,6 +72,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&b::pack_linear_cpu));
   m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear_cpu));
   m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cpu>::qlinear));
+  m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cpu));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
 }
 

@@ -50,7 +50,8 @@ struct GemmOperands {
   void* out = nullptr;                    // [m, n], row stride ldo
   const float* out_scale = nullptr;       // [1], out == s8 or s4
   const int32_t* out_zero_point = nullptr;  // [1] or null
-  void* workspace = nullptr;                // cuda::workspace_bytes of the row, 256-byte aligned, need not be cleared
+  void* workspace = nullptr;                // cuda::workspace of the row, 256-byte aligned, need not be cleared
+  bool counters_are_zero = false;           // of the workspace; else a kernel in front clears them
 };
 
 struct Epilogue {

@@ -86,9 +86,4 @@ int64_t multiply_in_cache(int64_t rows, int64_t quads, int64_t calls);
 // Reads every element `times` times, on all threads where that pays. -> the largest magnitude, so no read is elided.
 float read_all(const float* x, int64_t count, int64_t times);
 
-// ---- the same epilogue on a ready float accumulator [m, n] (16-bit and weight-only layers).
-void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, const Epilogue& epilogue,
-                    const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
-                    const float* out_scale, const int32_t* out_zero_point);
-
 }  // namespace pyquant::cpu

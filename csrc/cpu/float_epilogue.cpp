@@ -1,8 +1,7 @@
-// The ordered epilogue on a ready float accumulator.
-#include <algorithm>
-#include <cstring>
+#include "cpu/float_epilogue.h"
 
-#include "core/epilogue_math.h"
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "cpu/threads.h"
 
@@ -13,39 +12,38 @@ constexpr int64_t kGrain = 1 << 16;  // outputs worth a task
 
 }  // namespace
 
-void float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, const Epilogue& epilogue,
-                    const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
-                    const float* out_scale, const int32_t* out_zero_point) {
+void float_tile(const FloatEpilogue& epilogue, const float* acc, int64_t ld, int64_t row, int64_t rows, int64_t channel,
+                int64_t columns) {
   static constexpr float kOne = 1.f;
-  const Kernels& in_use = kernels();
+  alignas(64) float bias[kBlockN];
+  for (int64_t i = 0; i < kBlockN; ++i) bias[i] = epilogue.bias && i < columns ? epilogue.bias[channel + i] : -0.f;
+  Tile tile;
+  tile.sum = acc;
+  tile.ld_sum = ld;
+  tile.rows = rows;
+  tile.cols = columns;
+  tile.bias = bias;
+  tile.x_scale = &kOne;
+  tile.activation = epilogue.activation;
+  tile.clamp_min = epilogue.clamp_min;
+  tile.clamp_max = epilogue.clamp_max;
+  if (epilogue.residual)
+    tile.residual = static_cast<const unsigned char*>(epilogue.residual) +
+                    (row * epilogue.ldr + channel) * bytes_of(epilogue.residual_type);
+  tile.residual_type = epilogue.residual_type;
+  tile.ldr = epilogue.ldr;
+  tile.out = static_cast<unsigned char*>(epilogue.out) + (row * epilogue.n + channel) * bytes_of(epilogue.out_type);
+  tile.out_type = epilogue.out_type;
+  tile.ldo = epilogue.n;
+  kernels().epilogue(tile);
+}
+
+void float_epilogue(const FloatEpilogue& epilogue, const float* acc, int64_t m) {
+  const int64_t n = epilogue.n;
   Shares(m, m * n, kGrain).run([&](Share share) {
-    Tile tile;
-    tile.ldr = ldr;
-    tile.x_scale = &kOne;
-    tile.activation = epilogue.activation;
-    tile.clamp_min = epilogue.clamp_min;
-    tile.clamp_max = epilogue.clamp_max;
-    tile.residual_type = residual_type;
-    tile.out_type = out_type;
-    tile.ldo = n;
-    tile.out_recip = scale_recip(out_scale ? *out_scale : 1.f);
-    tile.out_zero_point = out_zero_point ? *out_zero_point : 0;
-    tile.out_qmin = epilogue.out_qmin;
-    tile.out_qmax = epilogue.out_qmax;
-    const int64_t first = share.begin;
-    for (int64_t c = 0; c < n; c += kBlockN) {
-      alignas(64) float bias_block[kBlockN];
-      tile.cols = std::min(kBlockN, n - c);
-      for (int64_t i = 0; i < kBlockN; ++i) bias_block[i] = bias && i < tile.cols ? bias[c + i] : -0.f;
-      tile.bias = bias_block;
-      tile.out = static_cast<unsigned char*>(out) + (first * n + c) * bytes_of(out_type);
-      if (residual)
-        tile.residual = static_cast<const unsigned char*>(residual) + (first * ldr + c) * bytes_of(residual_type);
-      tile.rows = share.end - first;
-      tile.sum = acc + first * n + c;
-      tile.ld_sum = n;
-      in_use.epilogue(tile);
-    }
+    for (int64_t c = 0; c < n; c += kBlockN)
+      float_tile(epilogue, acc + share.begin * n + c, n, share.begin, share.end - share.begin, c,
+                 std::min(kBlockN, n - c));
   });
 }
 

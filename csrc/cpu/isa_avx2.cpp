@@ -53,6 +53,9 @@ struct V {
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static I bits(F v) { return _mm256_castps_si256(v); }
+  static F mul_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
   static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I mul_i(I a, I b) { return _mm256_mullo_epi32(a, b); }
@@ -103,6 +106,40 @@ struct V {
     h = _mm_max_ps(h, _mm_movehl_ps(h, h));
     return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
   }
+  static float reduce_add(F v) {
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+  }
+  static constexpr bool kLooksUp = false;
+  static void transpose(const float* from, int64_t ld, float* to, int64_t ldt) {
+    F a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(from + i * ld);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+      a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      _mm256_storeu_ps(to + i * ldt, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+      _mm256_storeu_ps(to + (i + 4) * ldt, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+  }
+  static F spread(const float* p, int64_t count, I index) {
+    const I lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const I own = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+    return _mm256_permutevar8x32_ps(_mm256_maskload_ps(p, own), index);
+  }
+  static F nibble(I v, int at) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 28 - 4 * at), 28)); }
 };
 
 constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block

@@ -61,6 +61,9 @@ struct V {
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static I bits(F v) { return _mm512_castps_si512(v); }
+  static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
@@ -87,6 +90,45 @@ struct V {
   static int32_t reduce_max_i(I v) { return _mm512_reduce_max_epi32(v); }
   static float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
   static float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
+  static float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
+  static void transpose(const float* from, int64_t ld, float* to, int64_t ldt) {
+    F a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(from + i * ld);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    // Column 4 l + j of the rows i to i + 3 in lane l of a[i + j].
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const F low = _mm512_shuffle_f32x4(a[j], a[j + 4], 0x88), odd = _mm512_shuffle_f32x4(a[j], a[j + 4], 0xdd);
+      const F high = _mm512_shuffle_f32x4(a[j + 8], a[j + 12], 0x88),
+              last = _mm512_shuffle_f32x4(a[j + 8], a[j + 12], 0xdd);
+      _mm512_storeu_ps(to + j * ldt, _mm512_shuffle_f32x4(low, high, 0x88));
+      _mm512_storeu_ps(to + (j + 4) * ldt, _mm512_shuffle_f32x4(odd, last, 0x88));
+      _mm512_storeu_ps(to + (j + 8) * ldt, _mm512_shuffle_f32x4(low, high, 0xdd));
+      _mm512_storeu_ps(to + (j + 12) * ldt, _mm512_shuffle_f32x4(odd, last, 0xdd));
+    }
+  }
+  static F spread(const float* p, int64_t count, I index) {
+    return _mm512_permutexvar_ps(index, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+  }
+  // The instruction reads the low four bits of a lane only.
+  static constexpr bool kLooksUp = true;
+  static F int4_codes() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1); }
+  static F look_up(F table, I v, int at) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(v, static_cast<unsigned>(4 * at)), table);
+  }
+  static F nibble(I v, int at) { return look_up(int4_codes(), v, at); }
 };
 
 constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block

@@ -38,7 +38,12 @@ struct V {
   static F load_f32(const float* p) { return *p; }
   static F load_f16(const uint16_t* p) { return float_from_half(*p); }
   static F load_bf16(const uint16_t* p) { return float_from_bits(static_cast<uint32_t>(*p) << 16); }
-  static I load_i(const int32_t* p) { return *p; }
+  // Rows of int4 begin at any byte.
+  static I load_i(const int32_t* p) {
+    I v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
   static I load_s8(const int8_t* p) { return *p; }
   static I load_u8(const uint8_t* p) { return *p; }
   static void store_f32(float* p, F v) { *p = v; }
@@ -58,6 +63,9 @@ struct V {
   static F add(F a, F b) { return fadd(a, b); }
   static F max(F a, F b) { return a > b ? a : b; }  // b where either is NaN, as maxps does
   static F min(F a, F b) { return a < b ? a : b; }
+  static F sub(F a, F b) { return fsub(a, b); }
+  static I bits(F v) { return static_cast<I>(bits_from_float(v)); }
+  static F mul_add(F a, F b, F c) { return fadd(fmul(a, b), c); }  // one rounding where the machine has it
   static I add_i(I a, I b) { return static_cast<I>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
   static I sub_i(I a, I b) { return static_cast<I>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)); }
   static I mul_i(I a, I b) { return static_cast<I>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b)); }
@@ -87,6 +95,17 @@ struct V {
   static int32_t reduce_max_i(I v) { return v; }
   static float reduce_min(F v) { return v; }
   static float reduce_max(F v) { return v; }
+  static float reduce_add(F v) { return v; }
+  // int4: the products of a scale with all codes, of which an instruction could choose; none here.
+  static constexpr bool kLooksUp = false;
+  // to[i][j] = from[j][i] of W by W numbers.
+  static void transpose(const float* from, int64_t /*ld*/, float* to, int64_t /*ldt*/) { *to = *from; }
+  // Lane i: p[index[i]]; of p the first `count` entries are read.
+  static F spread(const float* p, int64_t /*count*/, I /*index*/) { return *p; }
+  // The two's complement code in bits 4 * at to 4 * at + 3 of every lane.
+  static F nibble(I v, int at) {
+    return static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(v) << (28 - 4 * at)) >> 28);
+  }
 };
 
 void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,

@@ -87,6 +87,18 @@ struct FakeLearnedRun {
   float* sums;  // one a block
 };
 
+// Channels of integer weights, row-major, as real numbers: (code - zero_point) * scale.
+struct WeightRun {
+  const void* w = nullptr;
+  DType type = DType::s8;  // s8, s4 (low nibble = even column)
+  int64_t ldw = 0;         // bytes
+  int64_t channels = 0, k = 0;
+  int64_t group_size = 0;               // 0: one scale a channel; else one that the kernels take (weight_only.cpp)
+  const float* scale = nullptr;         // [channels][ld_scale]
+  const int32_t* zero_point = nullptr;  // likewise; null: 0
+  int64_t ld_scale = 0;
+};
+
 // One tile of the output, at most kBlockN columns wide, and all that its epilogue needs. The vectors of a block hold
 // kBlockN entries each, whatever cols is.
 struct Tile {
@@ -146,6 +158,19 @@ struct Kernels {
   // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.
   void (*accumulate)(const Tile& tile, float* sum, bool first);
   void (*epilogue)(const Tile& tile);
+  // Lanes L of a vector. What follows reads int4 as dwords of eight codes, L at a time: of 8 L neighbours, number 8 l +
+  // i stands at i L + l in x, and in what real_weights writes; int8 in the order of the channel. x is padded with zeros
+  // to a multiple of 8 L, real_weights to one of L.
+  int64_t lanes;
+  // out[r][c] = x[r] . channel c, in float32, for a few rows; x: rows ldx apart, in that order.
+  void (*weight_products)(const WeightRun& run, const float* x, int64_t rows, int64_t ldx, float* out, int64_t ldo);
+  // out[c] = columns [begin, end) of channel c in float32, ldo apart; begin and end multiples of 8 L, or end that of K.
+  void (*real_weights)(const WeightRun& run, int64_t begin, int64_t end, float* out, int64_t ldo);
+  // panel[i][c] = reals[c][i], kBlockN apart: L channels, ldr apart, and a multiple of L columns.
+  void (*transpose)(const float* reals, int64_t ldr, int64_t columns, float* panel);
+  // sum[rows][kBlockN] (+)= x[rows][columns] * panel[columns][kBlockN]; x: rows ldx apart.
+  void (*panel_products)(const float* x, int64_t rows, int64_t ldx, const float* panel, int64_t columns, float* sum,
+                         bool add);
   void (*fake_quantize)(const FakeRun& run);
   void (*fake_quantize_dynamic)(const FakeDynamicRun& run);
   // out = grad where the mask is 1, else 0: elements [begin, end) of 2 or 4 bytes; begin is a multiple of 64. out may

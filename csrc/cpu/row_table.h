@@ -3,6 +3,7 @@
 #include "cpu/fake_rows.h"
 #include "cpu/kernels.h"
 #include "cpu/rows.h"
+#include "cpu/weight_rows.h"
 
 namespace pyquant::cpu {
 
@@ -19,6 +20,11 @@ constexpr Kernels row_table(Isa isa) {
   k.silu_mul = Rows<V>::silu_mul;
   k.accumulate = Rows<V>::accumulate;
   k.epilogue = Rows<V>::epilogue;
+  k.lanes = V::W;
+  k.weight_products = WeightRows<V>::products;
+  k.real_weights = WeightRows<V>::real_weights;
+  k.transpose = WeightRows<V>::transpose;
+  k.panel_products = WeightRows<V>::panel_products;
   k.fake_quantize = FakeRows<V>::given;
   k.fake_quantize_dynamic = FakeRows<V>::dynamic;
   k.fake_quantize_keep = FakeRows<V>::keep;

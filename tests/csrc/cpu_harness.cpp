@@ -1,10 +1,12 @@
 // C face of the CPU engine for ctypes (test_cpu_engine.py): plain integers in place of the structs.
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/weight_only.h"
 
 using namespace pyquant;
 
@@ -178,13 +180,43 @@ FACE void t_linear(const int64_t* spec, const void* packed, const void* x, int x
   cpu::linear(spec_of(spec), packed, x, static_cast<DType>(x_type), m, ldx, residual, static_cast<DType>(residual_type),
               ldr, out, static_cast<DType>(out_type));
 }
-FACE void t_float_epilogue(const float* acc, int64_t m, int64_t n, const float* bias, int activation, float clamp_min,
-                           float clamp_max, int out_qmin, int out_qmax, const void* residual, int residual_type,
-                           int64_t ldr, void* out, int out_type, const float* out_scale,
-                           const int32_t* out_zero_point) {
-  cpu::float_epilogue(acc, m, n, bias, {static_cast<Activation>(activation), clamp_min, clamp_max, out_qmin, out_qmax},
-                      residual, static_cast<DType>(residual_type), ldr, out, static_cast<DType>(out_type), out_scale,
-                      out_zero_point);
+cpu::FloatEpilogue float_epilogue_of(const int64_t* sizes, const float* bias, const float* clamp, const void* residual,
+                                     void* out) {
+  cpu::FloatEpilogue e;
+  e.n = sizes[0];
+  e.bias = bias;
+  e.activation = static_cast<Activation>(sizes[1]);
+  e.clamp_min = clamp[0];
+  e.clamp_max = clamp[1];
+  e.residual = residual;
+  e.residual_type = static_cast<DType>(sizes[2]);
+  e.ldr = sizes[3];
+  e.out = out;
+  e.out_type = static_cast<DType>(sizes[4]);
+  return e;
+}
+
+// sizes: n, activation, residual type, ldr, out type.
+FACE void t_float_epilogue(const int64_t* sizes, int64_t m, const float* acc, const float* bias, const float* clamp,
+                           const void* residual, void* out) {
+  cpu::float_epilogue(float_epilogue_of(sizes, bias, clamp, residual, out), acc, m);
+}
+// sizes: as above, then k, type of the codes, bytes of a channel, group size, m, type of x, ldx.
+FACE void t_weight_only(const int64_t* sizes, const void* codes, const float* scale, const int32_t* zero_point,
+                        const void* x, const float* bias, const float* clamp, const void* residual, void* out) {
+  cpu::IntegerWeights w;
+  w.codes = codes;
+  w.n = sizes[0];
+  w.k = sizes[5];
+  w.type = static_cast<DType>(sizes[6]);
+  w.row_bytes = sizes[7];
+  w.group_size = sizes[8];
+  w.scale = scale;
+  w.zero_point = zero_point;
+  const int64_t m = sizes[9];
+  std::vector<float> rows(static_cast<size_t>(m * cpu::ordered_columns(w)), std::numeric_limits<float>::quiet_NaN());
+  cpu::order_rows(w, x, static_cast<DType>(sizes[10]), m, sizes[11], rows.data());
+  cpu::weight_only(w, rows.data(), m, float_epilogue_of(sizes, bias, clamp, residual, out));
 }
 
 }  // extern "C"

@@ -105,9 +105,18 @@ def _check(library: ctypes.CDLL, rng: np.random.Generator) -> None:
     out = np.ones((2, N), np.float32)
     none, rows, width = engine.at(None), ctypes.c_int64(2), ctypes.c_int64
     library.t_linear(
-        spec, engine.at(buffers[0]), engine.at(x), engine.F32, rows, width(K), none, engine.F32, width(N),
-        engine.at(out), engine.F32,
-    )  # fmt: skip
+        spec,
+        engine.at(buffers[0]),
+        engine.at(x),
+        engine.F32,
+        rows,
+        width(K),
+        none,
+        engine.F32,
+        width(N),
+        engine.at(out),
+        engine.F32,
+    )
     recip = np.float32(1) / (np.abs(x).max(axis=1) / np.float32(127))
     q = np.rint(x * recip[:, None]).astype(np.int64)
     sums = q @ codes.astype(np.int64).T
@@ -116,19 +125,42 @@ def _check(library: ctypes.CDLL, rng: np.random.Generator) -> None:
 
 
 EDITS = [
-    ("linear.cpp", "for (int64_t b = share.begin; b < share.end; ++b) {", "for (int64_t b = share.begin; b < share.end - (share.index > 0); ++b) {", "threaded packing drops blocks"),
-    ("linear.cpp", "for (int64_t b = share.begin; b < share.end; ++b) {", "for (int64_t b = share.begin; b + (share.index > 0) < share.end; ++b) {", "threaded packing drops each later share's last block"),
+    (
+        "linear.cpp",
+        "for (int64_t b = share.begin; b < share.end; ++b) {",
+        "for (int64_t b = share.begin; b < share.end - (share.index > 0); ++b) {",
+        "threaded packing drops blocks",
+    ),
+    (
+        "linear.cpp",
+        "for (int64_t b = share.begin; b < share.end; ++b) {",
+        "for (int64_t b = share.begin; b + (share.index > 0) < share.end; ++b) {",
+        "threaded packing drops each later share's last block",
+    ),
     ("linear.cpp", ": -0.f;", ": 0.f;", "an absent bias is +0"),
-    ("threads.h", "const int64_t each = units_ / count_, more = units_ % count_;", "const int64_t each = units_ / count_, more = 0;", "shares forget what does not divide"),
-    ("threads.h", "return {i, begin, begin + each + (i < more ? 1 : 0)};", "return {i, begin, begin + each};", "longer shares end early"),
-]  # fmt: skip
+    (
+        "threads.h",
+        "const int64_t each = units_ / count_, more = units_ % count_;",
+        "const int64_t each = units_ / count_, more = 0;",
+        "shares forget what does not divide",
+    ),
+    (
+        "threads.h",
+        "return {i, begin, begin + each + (i < more ? 1 : 0)};",
+        "return {i, begin, begin + each};",
+        "longer shares end early",
+    ),
+]
 
 # The packer that shipped before the pool handed out shares: each worker asked how many of them there are. torch's pool
 # answers 1 to a worker, so that the second took the blocks behind the layer's last. Today asking ends the process.
 _ASKS = (
-    ("linear.cpp", "for (int64_t b = share.begin; b < share.end; ++b) {",
-     "const int64_t tasks = std::min(spec.n * spec.k / kPackGrain, thread_count()); for (int64_t b = s.blocks * share.index / tasks; b < s.blocks * (share.index + 1) / tasks; ++b) {"),
-)  # fmt: skip
+    (
+        "linear.cpp",
+        "for (int64_t b = share.begin; b < share.end; ++b) {",
+        "const int64_t tasks = std::min(spec.n * spec.k / kPackGrain, thread_count()); for (int64_t b = s.blocks * share.index / tasks; b < s.blocks * (share.index + 1) / tasks; ++b) {",
+    ),
+)
 _ANSWERS = (("threads.cpp", "  if (in_body) throw std::logic_error(", "  if (false) throw std::logic_error("),)
 ENDING = [
     (_ASKS, "a worker of the packer asks for the number of threads"),

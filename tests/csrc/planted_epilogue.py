@@ -1,7 +1,5 @@
 """Bugs in the C++ formulas, each one edit of a header, and the exhaustive sweep that must notice it."""
 
-# ruff: noqa: E501  (a table of source lines)
-
 from __future__ import annotations
 
 import contextlib
@@ -39,20 +37,56 @@ def sweep(seed: int) -> None:
 
 
 EDITS = [
-    ("float v = fround_even(fmul(x, recip));\n  const float low", "float v = __builtin_floorf(fmul(x, recip) + 0.5f);\n  const float low", "codes round half up"),
-    ("float v = fround_even(fmul(x, recip));\n  const float low", "float v = fround_even(fdiv(x, fdiv(1.f, recip)));\n  const float low", "codes divide by the scale"),
+    (
+        "float v = fround_even(fmul(x, recip));\n  const float low",
+        "float v = __builtin_floorf(fmul(x, recip) + 0.5f);\n  const float low",
+        "codes round half up",
+    ),
+    (
+        "float v = fround_even(fmul(x, recip));\n  const float low",
+        "float v = fround_even(fdiv(x, fdiv(1.f, recip)));\n  const float low",
+        "codes divide by the scale",
+    ),
     ("v = v > high ? high : v;", "", "codes not clamped above"),
     ("v = v < low ? low : v;", "v = !(v >= low) ? low : v;", "NaN becomes qmin"),
-    ("static_cast<float>(qmin - zero_point), high", "static_cast<float>(qmin), high", "lower clamp forgets the zero point"),
-    ("(v == v ? static_cast<int32_t>(v) : 0) + zero_point", "(v == v ? static_cast<int32_t>(v) + zero_point : 0)", "NaN becomes code 0"),
-    ("return amax < kAmaxFloor ? 1.f : fdiv(amax, static_cast<float>(qmax));", "return fdiv(amax, static_cast<float>(qmax));", "no guard for zero rows"),
-    ("return amax < kAmaxFloor ? 1.f : fdiv(amax, static_cast<float>(qmax));", "return amax < kAmaxFloor ? 1.f : fmul(amax, 1.f / static_cast<float>(qmax));", "scale by a reciprocal"),
+    (
+        "static_cast<float>(qmin - zero_point), high",
+        "static_cast<float>(qmin), high",
+        "lower clamp forgets the zero point",
+    ),
+    (
+        "(v == v ? static_cast<int32_t>(v) : 0) + zero_point",
+        "(v == v ? static_cast<int32_t>(v) + zero_point : 0)",
+        "NaN becomes code 0",
+    ),
+    (
+        "return amax < kAmaxFloor ? 1.f : fdiv(amax, static_cast<float>(qmax));",
+        "return fdiv(amax, static_cast<float>(qmax));",
+        "no guard for zero rows",
+    ),
+    (
+        "return amax < kAmaxFloor ? 1.f : fdiv(amax, static_cast<float>(qmax));",
+        "return amax < kAmaxFloor ? 1.f : fmul(amax, 1.f / static_cast<float>(qmax));",
+        "scale by a reciprocal",
+    ),
     ("  if (!(amax < kInfinity)) return kNaN;\n  return amax", "  return amax", "infinite amax passes"),
-    ("fsub(fdiv(high, steps), fdiv(low, steps))", "fdiv(fsub(high, low), steps)", "range subtracted before it is divided"),
-    ("const float v = fround_even(fmul(low, recip));", "const float v = __builtin_floorf(fmul(low, recip));", "zero point rounded down"),
+    (
+        "fsub(fdiv(high, steps), fdiv(low, steps))",
+        "fdiv(fsub(high, low), steps)",
+        "range subtracted before it is divided",
+    ),
+    (
+        "const float v = fround_even(fmul(low, recip));",
+        "const float v = __builtin_floorf(fmul(low, recip));",
+        "zero point rounded down",
+    ),
     ("low = low < 0.f ? low : (low == low ? 0.f : low);", "", "range not widened below"),
-    ("fmul(static_cast<float>(q - zero_point), scale)", "fsub(fmul(static_cast<float>(q), scale), fmul(static_cast<float>(zero_point), scale))", "zero point subtracted in float"),
-]  # fmt: skip
+    (
+        "fmul(static_cast<float>(q - zero_point), scale)",
+        "fsub(fmul(static_cast<float>(q), scale), fmul(static_cast<float>(zero_point), scale))",
+        "zero point subtracted in float",
+    ),
+]
 ACTIVATION_EDITS = [
     ("return t < 0.f ? 0.f : t;", "return t > 0.f ? t : 0.f;", "relu turns NaN and -0 into 0"),
     ("return t > high ? high : t;", "return t < high ? t : high;", "clamp turns NaN into its limit"),

@@ -144,10 +144,23 @@ def run_gemm(engine: ctypes.CDLL, p: Gemm, x: Array, x_type: int, w: Array, w_ty
     zero = None if p.zero is None else np.ascontiguousarray(p.zero.reshape(-1), np.int32)
     x_scale = None if f.x_scale is None else np.ascontiguousarray(f.x_scale.reshape(-1))
     sizes = (ctypes.c_int64 * 17)(
-        m, n, k, x_type, w_type, f.out, x.shape[1], ldw, ldo, n + 5, p.group,
-        f.x_scale is not None and f.x_scale.ndim == 1, p.zero is not None and p.zero.ndim == 1,
-        f.residual_type, f.activation, *f.out_range,
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        x_type,
+        w_type,
+        f.out,
+        x.shape[1],
+        ldw,
+        ldo,
+        n + 5,
+        p.group,
+        f.x_scale is not None and f.x_scale.ndim == 1,
+        p.zero is not None and p.zero.ndim == 1,
+        f.residual_type,
+        f.activation,
+        *f.out_range,
+    )
     operands = (x, w, x_scale, zero, f.w_scale, None, f.bias, residual, out, f.out_scale, f.out_zero)
     addresses = (ctypes.c_void_p * 11)(*(at(a) for a in operands))
     engine.t_gemm(sizes, addresses, ctypes.c_float(f.clamp[0]), ctypes.c_float(f.clamp[1]))
@@ -206,16 +219,36 @@ class Layer:
         self.out_scale = np.array([3.7], np.float32) if self.codes_out else None
         self.out_zero = np.array([4], np.int32) if self.codes_out and rng.integers(2) else None
         self.spec = (ctypes.c_int64 * 16)(
-            n, k, w_bits, group, self.static, *self.x_range, self.symmetric, self.activation, bits(-0.75), bits(1.5),
-            self.bias is not None, self.codes_out, -127, 127, 0,
-        )  # fmt: skip
+            n,
+            k,
+            w_bits,
+            group,
+            self.static,
+            *self.x_range,
+            self.symmetric,
+            self.activation,
+            bits(-0.75),
+            bits(1.5),
+            self.bias is not None,
+            self.codes_out,
+            -127,
+            127,
+            0,
+        )
         self.source = self.w.astype(np.int8) if w_bits == 8 else packed_nibbles(self.w)
         size = engine.t_packed_bytes(self.spec)
         self.packed = np.full(size + 64, GUARD, np.uint8)
         engine.t_pack_linear(
-            self.spec, at(self.source), at(self.w_scale), at(self.bias), at(self.x_scale), at(self.x_zero),
-            at(self.out_scale), at(self.out_zero), at(self.packed),
-        )  # fmt: skip
+            self.spec,
+            at(self.source),
+            at(self.w_scale),
+            at(self.bias),
+            at(self.x_scale),
+            at(self.x_zero),
+            at(self.out_scale),
+            at(self.out_zero),
+            at(self.packed),
+        )
         assert (self.packed[size:] == GUARD).all(), "packed beyond packed_bytes"
 
     def unpacked(self) -> Array:
@@ -226,16 +259,33 @@ class Layer:
     def run(self, x: Array, x_type: int, out_type: int, residual: Array | None, residual_type: int) -> Array:
         out = np.zeros((len(x), self.n), STORAGE[out_type])
         self.engine.t_linear(
-            self.spec, at(self.packed), at(x), x_type, ctypes.c_int64(len(x)), ctypes.c_int64(x.shape[1]),
-            at(residual), residual_type, ctypes.c_int64(self.n), at(out), out_type,
-        )  # fmt: skip
+            self.spec,
+            at(self.packed),
+            at(x),
+            x_type,
+            ctypes.c_int64(len(x)),
+            ctypes.c_int64(x.shape[1]),
+            at(residual),
+            residual_type,
+            ctypes.c_int64(self.n),
+            at(out),
+            out_type,
+        )
         return out
 
     def reference(self, x: Array, x_type: int, out_type: int, residual: Array | None, residual_type: int) -> Array:
         f = Finish(
-            self.w_scale, None, self.bias, residual, residual_type, self.activation, (-0.75, 1.5), out_type,
-            self.out_scale, self.out_zero,
-        )  # fmt: skip
+            self.w_scale,
+            None,
+            self.bias,
+            residual,
+            residual_type,
+            self.activation,
+            (-0.75, 1.5),
+            out_type,
+            self.out_scale,
+            self.out_zero,
+        )
         zero = None if self.x_zero is None else np.asarray(self.x_zero[0], np.int64)
         if self.static:
             f.x_scale = self.x_scale.reshape(())
@@ -402,24 +452,101 @@ def test_quantisers_equal_the_reference(engine: ctypes.CDLL, block: int) -> None
             equal(out, real_want, out_type, what)
 
 
+def float_epilogue_sizes(f: Finish, n: int) -> list[int]:
+    """What the harness reads first of a layer whose result stays float; its residual is dense."""
+    return [n, f.activation, f.residual_type, n, f.out]
+
+
+def int64s(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
 def test_float_epilogue_equals_the_reference(engine: ctypes.CDLL) -> None:
     for index in range(30_000, 30_120):
         rng = generator(index)
         m, n = pick(rng, SIZES), pick(rng, SIZES)
-        out_type = pick(rng, (F32, F16, BF16, S8))
+        out_type = pick(rng, FLOATS)
         f = finish_of(rng, m, n, 0, out_type)
         acc = reals(rng, m, n)
         if acc.size:
             acc.reshape(-1)[rng.integers(acc.size)] = (np.nan, np.inf, -np.inf, -0.0)[rng.integers(4)]
         want = f.float_steps(acc)
+        sizes, clamp = int64s(*float_epilogue_sizes(f, n)), (ctypes.c_float * 2)(*f.clamp)
         for variant in variants(engine):
             out = np.zeros((m, n), STORAGE[out_type])
-            engine.t_float_epilogue(
-                at(acc), ctypes.c_int64(m), ctypes.c_int64(n), at(f.bias), f.activation,
-                ctypes.c_float(f.clamp[0]), ctypes.c_float(f.clamp[1]), *f.out_range,
-                at(f.residual), f.residual_type, ctypes.c_int64(n), at(out), out_type, at(f.out_scale), at(f.out_zero),
-            )  # fmt: skip
+            engine.t_float_epilogue(sizes, ctypes.c_int64(m), at(acc), at(f.bias), clamp, at(f.residual), at(out))
             equal(out, want, out_type, f"epilogue {index}: {m}x{n} activation {f.activation} {variant}")
+
+
+# Every way of the kernels: whole pieces a group, several groups a piece, groups that they do not take, ends within a
+# piece, one column; rows in registers, and in one and two passes over a panel.
+WEIGHT_ONLY_K = (1, 2, 7, 31, 64, 127, 128, 129, 255, 256, 257, 300, 512, 600)
+WEIGHT_ONLY_GROUPS = (0, 0, 1, 3, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+WEIGHT_ONLY_ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 64, 65, 515)
+
+
+def weight_only_bound(x: Array, w: Array, f: Finish, kind: int, bias: Array, residual: Array) -> tuple[Array, Array]:
+    """docs/numerics.md 8: the exact result before rounding, and how far from it a result may lie."""
+    exact = x @ w.T + bias
+    size = np.abs(x) @ np.abs(w).T + np.abs(bias)
+    if f.activation == 1:
+        exact = np.maximum(exact, 0)
+    exact, size = exact + residual, size + np.abs(residual)
+    ulp = {F32: 2.0**-23, F16: 2.0**-10, BF16: 2.0**-7}[kind]
+    least = {F32: 2.0**-126, F16: 2.0**-24, BF16: 2.0**-126}[kind]
+    return exact, 2 * max(x.shape[1], 1) * 2.0**-24 * size + ulp * np.abs(exact) + least
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_weight_only_stays_within_its_bound(engine: ctypes.CDLL, block: int) -> None:
+    for index in range(60_000 + block * 60, 60_000 + (block + 1) * 60):
+        check_weight_only(engine, index)
+
+
+def check_weight_only(engine: ctypes.CDLL, index: int) -> None:
+    rng = generator(index)
+    group, m, n = pick(rng, WEIGHT_ONLY_GROUPS), pick(rng, WEIGHT_ONLY_ROWS), pick(rng, (0, 1, 3, 17, 64, 65, 130))
+    k = group * int(rng.integers(1, 6)) if group else pick(rng, WEIGHT_ONLY_K)
+    type_, x_type, out_type = pick(rng, (S4, S8)), pick(rng, FLOATS), pick(rng, FLOATS)
+    low, high = (-8, 7) if type_ == S4 else (-128, 127)
+    codes_ = codes(rng, low, high, n, k)
+    groups = k // group if group else 1
+    scale = rng.uniform(0.01, 0.1, (n, groups)).astype(np.float32)
+    zero = rng.integers(low, high + 1, (n, groups)).astype(np.int32) if rng.integers(2) else None
+    x = stored(rng.standard_normal((m, k)).astype(np.float32), x_type)
+    f = finish_of(rng, m, n, 0, out_type)
+    f.activation %= 2
+    shifted = codes_ - (0 if zero is None else zero.astype(np.int64).repeat(k // groups, axis=1))
+    w = shifted.astype(np.float64) * scale.astype(np.float64).repeat(k // groups, axis=1)
+    bias = np.zeros(n) if f.bias is None else f.bias.astype(np.float64)
+    residual = np.zeros((m, n)) if f.residual is None else widened(f.residual, f.residual_type).astype(np.float64)
+    exact, bound = weight_only_bound(widened(x, x_type).astype(np.float64), w, f, out_type, bias, residual)
+    memory = packed_nibbles(codes_.astype(np.int8)) if type_ == S4 else codes_.astype(np.int8)
+    memory, rows = strided(memory, memory.shape[1] + 3), strided(x, k + 5)
+    sizes = int64s(*float_epilogue_sizes(f, n), k, type_, memory.shape[1], group, m, x_type, k + 5)
+    clamp = (ctypes.c_float * 2)(*f.clamp)
+    for variant in variants(engine):
+        out = np.zeros((m, n), STORAGE[out_type])
+        pointers = (at(memory), at(scale), at(zero), at(rows), at(f.bias), clamp, at(f.residual), at(out))
+        engine.t_weight_only(sizes, *pointers)
+        far = np.abs(widened(out, out_type).astype(np.float64) - exact) / bound
+        what = f"weight only {index}: {m}x{n}x{k} type {type_} group {group} zero {zero is not None} {variant}"
+        assert out.size == 0 or far.max() <= 1, f"{what}: {far.max()} times its bound"
+
+
+def test_weight_only_keeps_what_is_not_finite_in_its_row(engine: ctypes.CDLL) -> None:
+    """A row with a NaN gives NaN in each channel, whatever its codes are, and its neighbours none."""
+    for m in (3, 20):
+        x = np.ones((m, 130), np.float32)
+        x[1, 129] = np.nan
+        codes_, scale = np.zeros((70, 65), np.uint8), np.ones((70, 1), np.float32)
+        sizes, clamp = int64s(70, 0, F32, 70, F32, 130, S4, 65, 0, m, F32, 130), (ctypes.c_float * 2)()
+        for variant in variants(engine):
+            out = np.full((m, 70), 5, np.float32)
+            none = at(None)
+            engine.t_weight_only(sizes, at(codes_), at(scale), none, at(x), none, clamp, none, at(out))
+            assert np.isnan(out[1]).all(), variant
+            assert (np.delete(out, 1, axis=0) == 0).all(), variant
 
 
 def test_every_16_bit_float_is_widened_and_rounded_alike(engine: ctypes.CDLL) -> None:
@@ -435,10 +562,8 @@ def test_every_16_bit_float_is_widened_and_rounded_alike(engine: ctypes.CDLL) ->
     for variant in variants(engine):
         for out_type in (F16, BF16):
             out = np.zeros(acc.shape, STORAGE[out_type])
-            engine.t_float_epilogue(
-                at(acc), ctypes.c_int64(4), ctypes.c_int64(65536), at(None), 0, ctypes.c_float(0), ctypes.c_float(0),
-                -127, 127, at(None), F32, ctypes.c_int64(65536), at(out), out_type, at(None), at(None),
-            )  # fmt: skip
+            sizes, clamp = int64s(65536, 0, F32, 65536, out_type), (ctypes.c_float * 2)()
+            engine.t_float_epilogue(sizes, ctypes.c_int64(4), at(acc), at(None), clamp, at(None), at(out))
             equal(out, stored(acc, out_type), out_type, variant)
 
 
@@ -510,6 +635,7 @@ for block in (0, 5):
     suite.test_linear_equals_the_reference(engine, block)
 suite.test_quantisers_equal_the_reference(engine, 0)
 suite.test_float_epilogue_equals_the_reference(engine)
+suite.test_weight_only_stays_within_its_bound(engine, 0)
 suite.test_int4_packing_and_sums(engine)
 print("finished")
 """

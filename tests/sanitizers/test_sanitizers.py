@@ -29,10 +29,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
     path = (package, ROOT / "tests", ROOT / "tests/support")
     environment = {k: v for k, v in os.environ.items() if k != "PYQUANT_CUDART_SIM"} | {
-        "LD_PRELOAD": str(runtimes("asan", "ubsan")), "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "LD_PRELOAD": str(runtimes("asan", "ubsan")),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "OMP_WAIT_POLICY": "passive",
-    }  # fmt: skip
+    }
     return subprocess.run(
         [sys.executable, *command], env=environment, cwd=package, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,167 @@
+// Layers of float rows and integer weights (docs/numerics.md 8). Few rows: the codes become real numbers in registers.
+// Many: in a panel of 64 channels and 256 columns, which all rows read. Never the whole matrix.
+#include "cpu/weight_only.h"
+
+#include <algorithm>
+
+#include "core/epilogue_math.h"
+#include "cpu/blocks.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+namespace pyquant::cpu {
+namespace {
+
+constexpr int64_t kProductGrain = 2'000'000;  // multiplications worth a thread: about 70 us
+constexpr int64_t kGrain = 1 << 18;           // numbers to convert worth a thread
+constexpr int64_t kRegisterRows = 8;          // up to here the panel costs more than decoding for every four rows
+constexpr int64_t kRowBlock = 512;            // rows of one pass over the weights
+constexpr int64_t kColumns = 256;             // of K at a time: 64 KiB of real numbers
+
+// Whether the kernels read these codes as they stand: every piece that they load has whole groups, or is within one.
+bool is_direct(const IntegerWeights& w) {
+  const int64_t lanes = kernels().lanes;
+  if (w.group_size == 0) return true;
+  if (w.type == DType::s8) return w.group_size % lanes == 0;
+  return w.group_size % (8 * lanes) == 0 || (w.group_size % 8 == 0 && 8 * lanes % w.group_size == 0);
+}
+
+int64_t groups_of(const IntegerWeights& w) { return w.group_size ? w.k / w.group_size : 1; }
+
+WeightRun run_of(const IntegerWeights& w, int64_t first, int64_t count) {
+  const int64_t groups = groups_of(w);
+  WeightRun run;
+  run.w = static_cast<const unsigned char*>(w.codes) + first * w.row_bytes;
+  run.type = w.type;
+  run.ldw = w.row_bytes;
+  run.channels = count;
+  run.k = w.k;
+  run.group_size = w.group_size;
+  run.scale = w.scale + first * groups;
+  run.zero_point = w.zero_point ? w.zero_point + first * groups : nullptr;
+  run.ld_scale = groups;
+  return run;
+}
+
+// One channel, in the order of K, for groups that the kernels do not take. row: scratch of k bytes.
+void convert_channel(const IntegerWeights& w, int64_t channel, int8_t* row, float* out) {
+  const auto* codes = static_cast<const int8_t*>(w.codes) + channel * w.row_bytes;
+  if (is_packed(w.type)) {
+    unpack_int4(reinterpret_cast<const uint8_t*>(codes), 1, w.k, row);
+    codes = row;
+  }
+  const int64_t groups = groups_of(w), size = w.k / groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = channel * groups + g;
+    kernels().dequantize({codes + g * size, DType::s8, size, w.scale[at], w.zero_point ? w.zero_point[at] : 0,
+                          out + g * size, DType::f32});
+  }
+}
+
+// A row of x in the order of the kernels' int4 codes, padded.
+void order_nibbles(const float* x, int64_t k, int64_t lanes, float* out) {
+  const int64_t piece = 8 * lanes;
+  for (int64_t p = 0; p < round_up(k, piece); p += piece)
+    for (int64_t l = 0; l < lanes; ++l)
+      for (int64_t i = 0; i < 8; ++i) out[p + i * lanes + l] = p + l * 8 + i < k ? x[p + l * 8 + i] : 0.f;
+}
+
+// One thread's blocks of channels.
+class Worker {
+ public:
+  Worker(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue)
+      : w_(w), x_(x), m_(m), epilogue_(epilogue), columns_(ordered_columns(w)), direct_(is_direct(w)) {
+    in_registers_ = direct_ && m <= kRegisterRows;
+    const auto rows = static_cast<size_t>(std::min(m, kRowBlock)), lanes = static_cast<size_t>(kernels_.lanes);
+    const auto k = static_cast<size_t>(in_registers_ ? 0 : columns_);
+    const size_t panel = in_registers_ ? 0 : kColumns * kBlockN, reals = direct_ ? kColumns * lanes : k * kBlockN;
+    auto& scratch = Scratch::of_this_thread();
+    scratch.reset(Scratch::rounded(rows * kBlockN * 4) + Scratch::rounded(panel * 4) + Scratch::rounded(reals * 4) +
+                  Scratch::rounded(k));
+    sum_ = scratch.take<float>(rows * kBlockN);
+    panel_ = scratch.take<float>(panel);
+    reals_ = scratch.take<float>(reals);
+    row_ = scratch.take<int8_t>(k);
+  }
+
+  void run(Share share) {
+    for (int64_t block = share.begin; block < share.end; ++block) {
+      const int64_t first = block * kBlockN, count = std::min(kBlockN, w_.n - first);
+      if (!direct_) convert_block(first, count);
+      for (int64_t row = 0; row < m_; row += kRowBlock) {
+        const int64_t rows = std::min(kRowBlock, m_ - row);
+        multiply(first, count, x_ + row * columns_, rows);
+        float_tile(epilogue_, sum_, kBlockN, row, rows, first, count);
+      }
+    }
+  }
+
+ private:
+  void multiply(int64_t first, int64_t count, const float* x, int64_t rows) {
+    if (in_registers_) return kernels_.weight_products(run_of(w_, first, count), x, rows, columns_, sum_, kBlockN);
+    for (int64_t begin = 0; begin < columns_ || begin == 0; begin += kColumns) {
+      const int64_t columns = std::min(kColumns, columns_ - begin);
+      for (int64_t c = 0; c < kBlockN; c += kernels_.lanes) fill_panel(first, count, c, begin, columns);
+      kernels_.panel_products(x + begin, rows, columns_, panel_, columns, sum_, begin > 0);
+    }
+  }
+
+  // Channels c and on of the block, as many as a vector has lanes; zeros for those that there are not.
+  void fill_panel(int64_t first, int64_t count, int64_t c, int64_t begin, int64_t columns) {
+    const float* from = direct_ ? reals_ : reals_ + c * columns_ + begin;
+    if (direct_) {
+      const int64_t here = std::clamp<int64_t>(count - c, 0, kernels_.lanes), end = std::min(begin + columns, w_.k);
+      // K may end within a vector.
+      if (here < kernels_.lanes || begin + columns > w_.k) std::fill(reals_, reals_ + kernels_.lanes * kColumns, 0.f);
+      if (here > 0) kernels_.real_weights(run_of(w_, first + c, here), begin, end, reals_, kColumns);
+    }
+    kernels_.transpose(from, direct_ ? kColumns : columns_, columns, panel_ + c);
+  }
+
+  void convert_block(int64_t first, int64_t count) {
+    std::fill(reals_, reals_ + kBlockN * columns_, 0.f);
+    for (int64_t c = 0; c < count; ++c) convert_channel(w_, first + c, row_, reals_ + c * columns_);
+  }
+
+  const IntegerWeights& w_;
+  const float* x_;
+  const int64_t m_;
+  const FloatEpilogue& epilogue_;
+  const Kernels& kernels_ = kernels();
+  const int64_t columns_;
+  const bool direct_;
+  bool in_registers_;
+  float *sum_, *panel_, *reals_;
+  int8_t* row_;
+};
+
+}  // namespace
+
+int64_t ordered_columns(const IntegerWeights& w) { return round_up(w.k, 8 * kernels().lanes); }
+
+void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out) {
+  const Kernels& in_use = kernels();
+  const int64_t columns = ordered_columns(w);
+  const bool reorders = w.type == DType::s4 && is_direct(w);
+  Shares(m, m * w.k, kGrain).run([&](Share share) {
+    auto& scratch = Scratch::of_this_thread();
+    scratch.reset(Scratch::rounded(reorders ? static_cast<size_t>(w.k) * 4 : 0));
+    auto* wide = scratch.take<float>(reorders ? static_cast<size_t>(w.k) : 0);
+    for (int64_t r = share.begin; r < share.end; ++r) {
+      const auto* from = static_cast<const unsigned char*>(x) + r * ldx * bytes_of(type);
+      float* to = out + r * columns;
+      in_use.widen(from, type, w.k, reorders ? wide : to);
+      if (reorders)
+        order_nibbles(wide, w.k, in_use.lanes, to);
+      else
+        std::fill(to + w.k, to + columns, 0.f);
+    }
+  });
+}
+
+void weight_only(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue) {
+  const Shares shares(block_count(w.n), m * w.n * w.k, kProductGrain);
+  shares.run([&](Share share) { Worker(w, x, m, epilogue).run(share); });
+}
+
+}  // namespace pyquant::cpu
