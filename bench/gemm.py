@@ -22,6 +22,7 @@ from pyquant.measure.environment import describe_environment
 from pyquant.report import registry
 from pyquant.report.gemm import verdicts_table
 from pyquant.report.records.bench import GemmReport
+from pyquant.report.records.environment import FAKED
 from pyquant.report.records.record import load_record
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -47,10 +48,10 @@ def _words(command: list[str]) -> Iterator[str]:
         yield from word.split("=", 1) if word.startswith("--") else [word]
 
 
-def add_verdicts(folder: Path) -> None:
-    """Judges every report of a folder by the goals, in its files and on the screen."""
+def add_verdicts(folder: Path, *, faked: bool = False) -> None:
+    """Judges every report of a folder by the goals, in its files and on the screen. faked: those of a dry run."""
     for path in sorted([*folder.glob("gemm.json"), *folder.glob("gemm-*of*.json")]):
-        report = load_record(path, GemmReport)
+        report = load_record(path, GemmReport, faked=faked)
         report = replace(report, verdicts=verdicts(report.rows))
         registry.write(report, folder, path.stem, ("json", "md"))
         print(f"{path.name}:\n\n{verdicts_table(report.verdicts)}")
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     command = arguments(sys.argv[1:] if argv is None else argv)
     code = pyquant(command)
     if folder := next((value for word, value in pairwise([*_words(command), ""]) if word == "--out"), None):
-        add_verdicts(Path(folder))
+        add_verdicts(Path(folder), faked=FAKED in command)
     return code
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,16 +20,24 @@ from torch import Tensor, nn
 import pyquant
 from bench.goals import STATED
 from bench.shared import folder_name, geometric_mean
-from pyquant.measure.environment import describe_environment
-from pyquant.measure.gpu_timing import CudaEventClock
-from pyquant.measure.timing import Clock, time_interleaved
-from pyquant.report.records.environment import Environment
+from pyquant.io.journal import Journal
+from pyquant.measure.environment import describe_environment, library_digest
+from pyquant.measure.timing import Clock, make_clock, time_interleaved
+from pyquant.report.records.environment import FAKED, Environment
 from pyquant.report.records.figures import Cell, Figures, FigureTable
 from pyquant.report.records.record import save_record
 from pyquant.report.render import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SHAPES: Final = ((4096, 4096, 4096), (8192, 4096, 4096), (8192, 4096, 11008), (4096, 8192, 8192))  # tokens, K, N
+Shape = tuple[int, ...]  # tokens, K, N
+SHAPES: Final[tuple[Shape, ...]] = (
+    (4096, 4096, 4096),
+    (8192, 4096, 4096),
+    (8192, 4096, 11008),
+    (4096, 8192, 8192),
+)
+DRY: Final = 128  # what a dry run divides them by
+UNFINISHED: Final = 3
 PLAIN, SIMULATED, INTEGER = "plain bf16", "prepare_qat_", 'prepare_qat_(forward="int8")'
 # Share of the plain step's time: what must be reached, what should be possible.
 GOALS: Final = {goal["name"]: (goal["at_most"], goal["stretch"]) for goal in STATED["qat_step"]}
@@ -53,7 +62,7 @@ def step_of(linear: nn.Linear, x: Tensor, variant: str) -> Callable[[], None]:
     return step
 
 
-def measure(shape: tuple[int, int, int], device: str, clock: Clock, rounds: int) -> dict[str, float]:
+def measure(shape: Shape, device: str, clock: Clock, rounds: int) -> dict[str, float]:
     """Median seconds of a step by variant."""
     m, k, n = shape
     torch.manual_seed(0)
@@ -64,7 +73,28 @@ def measure(shape: tuple[int, int, int], device: str, clock: Clock, rounds: int)
     return {name: timings.median_us(name) * 1e-6 for name in steps}
 
 
-def report(rows: dict[tuple[int, int, int], dict[str, float]]) -> tuple[str, bool]:
+def measure_all(
+    shapes: Sequence[Shape], device: str, clock: str, rounds: int, folder: Path, budget: float | None
+) -> dict[Shape, dict[str, float]]:
+    """measure() of the shapes that the folder's journal lacks, until the budget ends. -> those that are done."""
+    deadline = None if budget is None else time.monotonic() + budget
+    environment = describe_environment(device, clock=clock)
+    facts = {
+        "gpu": environment.gpu,
+        "torch": environment.torch,
+        "libraries": library_digest(),
+        "clock": clock,
+        "rounds": str(rounds),
+    }
+    with Journal(folder / "qat_step.partial.jsonl", "shapes of bench.qat_gpu", facts) as done:
+        for shape in shapes:
+            key = " ".join(map(str, shape))
+            if key not in done.entries and (deadline is None or time.monotonic() < deadline):
+                done.add(key, measure(shape, device, make_clock(clock), rounds))
+        return {shape: found for shape in shapes if (found := done.entries.get(" ".join(map(str, shape))))}
+
+
+def report(rows: dict[Shape, dict[str, float]]) -> tuple[str, bool]:
     """The table, a verdict line for each goal, and whether all of them hold."""
     lines = ["| tokens x K x N | " + " | ".join([f"{PLAIN}, ms", *GOALS]) + " |", "|---" * (2 + len(GOALS)) + "|"]
     for shape, seconds in rows.items():
@@ -81,26 +111,32 @@ def report(rows: dict[tuple[int, int, int], dict[str, float]]) -> tuple[str, boo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """-> 0, also where a goal is missed: the verdicts are for reading; 2 without a GPU."""
+    """-> 0, also where a goal is missed: the verdicts are for reading; 2 without a GPU; 3 when shapes are left."""
     parser = argparse.ArgumentParser(prog="python -m bench.qat_gpu", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", help="folder of the results (default: bench/results/<gpu>)")
+    parser.add_argument("--time-budget", type=float, metavar="S", help="begin no shape after S seconds; exit code 3")
+    parser.add_argument("--clock", choices=("cuda-events", FAKED), default="cuda-events", help="faked: a dry run")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    faked = args.clock == FAKED
+    if not torch.cuda.is_available() and not faked:
         print("bench.qat_gpu: torch sees no CUDA device; on a CPU: pyquant bench qat --step mlp transformer")
         return 2
-    rows = {shape: measure(shape, "cuda", CudaEventClock(), args.rounds) for shape in SHAPES}
-    environment = describe_environment("cuda")
+    device = "cpu" if faked else "cuda"
+    environment = describe_environment(device, clock=args.clock)
     folder = Path(args.out) if args.out else RESULTS / folder_name(environment)
+    shapes = [tuple(size // DRY for size in shape) for shape in SHAPES] if faked else SHAPES
+    rows = measure_all(shapes, device, args.clock, args.rounds, folder, args.time_budget)
+    if len(rows) < len(shapes):
+        print(f"{len(rows)} of {len(shapes)} shapes are done; the same command goes on", file=sys.stderr)
+        return UNFINISHED
     text, _ = report(rows)
     print(text, end="")
     write(folder, rows, environment, text)
     return 0
 
 
-def write(
-    folder: Path, rows: dict[tuple[int, int, int], dict[str, float]], environment: Environment, text: str
-) -> None:
+def write(folder: Path, rows: dict[Shape, dict[str, float]], environment: Environment, text: str) -> None:
     """qat_step.json and qat_step.md in the folder."""
     header = ["tokens", "K", "N", *(f"{name}, s" for name in (PLAIN, *GOALS))]
     cells: list[list[Cell]] = [[*shape, *(row[name] for name in (PLAIN, *GOALS))] for shape, row in rows.items()]

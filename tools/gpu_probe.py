@@ -57,9 +57,13 @@ def probe(native: Any, device: torch.device, index: int = 0) -> Iterator[Launche
 
 
 def _launch(
-    native: Any, row: Mapping[str, Any], problem: dict[str, Any], tensors: dict[str, Tensor], device: torch.device,
+    native: Any,
+    row: Mapping[str, Any],
+    problem: dict[str, Any],
+    tensors: dict[str, Tensor],
+    device: torch.device,
     index: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     needed = native.workspace_bytes(row["name"], problem, index)
     workspace = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -84,9 +88,18 @@ def _case(native: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     scale = torch.exp2(torch.randint(-3, 4, (N, K // (group or K)), generator=draw).float())
     scale = scale if group else scale[:, 0].contiguous()
     problem = {
-        "m": m, "n": N, "k": K, "x": x_type, "w": w_type, "out": "f32", "ldx": K, "ldw": K, "ldo": N,
-        "group_size": group, "x_packed": packed,
-    }  # fmt: skip
+        "m": m,
+        "n": N,
+        "k": K,
+        "x": x_type,
+        "w": w_type,
+        "out": "f32",
+        "ldx": K,
+        "ldw": K,
+        "ldo": N,
+        "group_size": group,
+        "x_packed": packed,
+    }
     operands = {"x": _in_memory(x, x_type, packed), "w_scale": scale}
     if "natural" in row["w_layouts"]:
         operands["w"] = _in_memory(w, w_type, w_type == "s4")

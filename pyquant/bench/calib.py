@@ -26,9 +26,14 @@ from pyquant.report.records.bench import CALIBRATION_DATA, AmaxRow, Bar, CalibRe
 
 DATA: Final = CALIBRATION_DATA
 METHODS: Final = (
-    ("max", 99.99), ("percentile", 99.0), ("percentile", 99.9), ("percentile", 99.99), ("percentile", 99.999),
-    ("entropy", 99.99), ("mse", 99.99),
-)  # fmt: skip
+    ("max", 99.99),
+    ("percentile", 99.0),
+    ("percentile", 99.9),
+    ("percentile", 99.99),
+    ("percentile", 99.999),
+    ("entropy", 99.99),
+    ("mse", 99.99),
+)
 HISTC: Final = "torch.histc of |x|, 2048 bins"
 OURS: Final = "pyquant HistogramStatistics"
 OURS_FIRST_BATCH: Final = "pyquant EntropyCalibrator"
@@ -113,13 +118,24 @@ def run_calib_bench(count: int = 15, on_step: Callable[[str], None] | None = Non
                 search.append(SearchRow(name, bits, times[at][slowest], slowest))
     pairs = [pair for bits in (8, 4) for pair in zip(amax[bits, "mse"], amax[bits, OPTIMUM], strict=True)]
     bars = [
-        Bar("collect a histogram of 65 536 numbers", COLLECT_MS,
-            next(row.median_ms for row in collect if row.candidate == OURS), "<=", "ms"),
-        Bar("entropy search, slowest data set", ENTROPY_MS,
-            max(row.slowest_ms for row in search if row.method == "entropy"), "<=", "ms"),
-        Bar("mse: amax from the optimum on the raw numbers", MSE_WITHIN,
-            max(abs(a / b - 1) for a, b in pairs), "<=", ""),
-    ]  # fmt: skip
+        Bar(
+            "collect a histogram of 65 536 numbers",
+            COLLECT_MS,
+            next(row.median_ms for row in collect if row.candidate == OURS),
+            "<=",
+            "ms",
+        ),
+        Bar(
+            "entropy search, slowest data set",
+            ENTROPY_MS,
+            max(row.slowest_ms for row in search if row.method == "entropy"),
+            "<=",
+            "ms",
+        ),
+        Bar(
+            "mse: amax from the optimum on the raw numbers", MSE_WITHIN, max(abs(a / b - 1) for a, b in pairs), "<=", ""
+        ),
+    ]
     if (8, MODELOPT_ENTROPY) in amax:
         faster = min(
             times[bits, MODELOPT_ENTROPY][kind] / max(times[bits, "entropy"][kind], times[bits, FIRST_BATCH][kind])
@@ -214,10 +230,15 @@ def _collect(rounds: int, unavailable: list[Unavailable]) -> list[CollectRow]:
             candidates[MODELOPT] = partial(theirs(num_bits=8, torch_hist=True).collect, x)
         timings = time_interleaved(candidates, clock=make_clock(_clock_name()), rounds=rounds)
     return [
-        CollectRow(name, name.startswith("pyquant"), timings.median_us(name) / 1e3, timings.ratio(HISTC, name),
-                   timings.spread(name))
+        CollectRow(
+            name,
+            name.startswith("pyquant"),
+            timings.median_us(name) / 1e3,
+            timings.ratio(HISTC, name),
+            timings.spread(name),
+        )
         for name in candidates
-    ]  # fmt: skip
+    ]
 
 
 def _torch_ao(x: Tensor) -> dict[str, Callable[[], Any]]:

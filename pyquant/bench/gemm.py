@@ -106,8 +106,10 @@ def _prepare(
     case, built = inputs_of(*shape), dict[str, _Built]()
     theirs: tuple[type[Exception], ...] = (PeerUnavailable, RuntimeError, AttributeError, TypeError)
     makers = [(peer.name, partial(_build_peer, peer), theirs) for peer in peers]
-    makers += [(f"QLinear {text}", partial(_build_ours, bench, scheme), (PyquantError, PeerUnavailable))
-               for text, scheme in schemes.items()]  # fmt: skip
+    makers += [
+        (f"QLinear {text}", partial(_build_ours, bench, scheme), (PyquantError, PeerUnavailable))
+        for text, scheme in schemes.items()
+    ]
     for name, make, failures in makers:
         try:
             built[name] = make(case)
@@ -132,25 +134,46 @@ def _build_ours(bench: GemmBench, scheme: QScheme, case: Inputs) -> _Built:
     x_bits = 32 if bench.dtype is torch.float32 else 16
     peak = "int8" if scheme.is_integer else ("bf16" if x_bits == 16 else "fp32")
     return _Built(
-        partial(layer, x), True, scheme.weights.bits, x_bits, peak, scheme.weights.group_size or 0, exact, sqnr,
+        partial(layer, x),
+        True,
+        scheme.weights.bits,
+        x_bits,
+        peak,
+        scheme.weights.group_size or 0,
+        exact,
+        sqnr,
         layer.kernel_info(case.m).kernel,
-    )  # fmt: skip
+    )
 
 
 def _time_shape(
-    bench: GemmBench, shape: Shape, built: Mapping[str, _Built], clock: Clock, flush: CacheFlush | None,
-    ceilings: Sequence[Ceiling], multiply: Limit | None,
-) -> list[GemmRow]:  # fmt: skip
+    bench: GemmBench,
+    shape: Shape,
+    built: Mapping[str, _Built],
+    clock: Clock,
+    flush: CacheFlush | None,
+    ceilings: Sequence[Ceiling],
+    multiply: Limit | None,
+) -> list[GemmRow]:
     limits = {} if multiply is None else _limits(shape, built, multiply, bench.cold)
     runs = {name: b.run for name, b in built.items()} | {name: limit.run for name, limit in limits.items()}
     timings = time_interleaved(runs, clock=clock, rounds=bench.rounds, budget_s=bench.budget_s, flush=flush)
     # GB/s, and 1e9 multiply-adds a second.
     rates = {name: limit.amount / timings.median_us(name) * 1e-3 for name, limit in limits.items()}
     return [
-        gemm_row(shape, name, timings, bench.baseline, _floor(shape, b, ceilings, rates) if rates else None,
-                 ours=b.ours, exact=b.exact, sqnr_db=b.sqnr, kernel=b.kernel)
+        gemm_row(
+            shape,
+            name,
+            timings,
+            bench.baseline,
+            _floor(shape, b, ceilings, rates) if rates else None,
+            ours=b.ours,
+            exact=b.exact,
+            sqnr_db=b.sqnr,
+            kernel=b.kernel,
+        )
         for name, b in built.items()
-    ]  # fmt: skip
+    ]
 
 
 def gemm_row(
@@ -158,10 +181,16 @@ def gemm_row(
 ) -> GemmRow:
     """The row of a candidate at a shape. products: GEMMs of this size in a call; facts: further fields of the row."""
     return GemmRow(
-        *shape, name, median_us=timings.median_us(name), ratio=timings.ratio(baseline, name) * products,
-        spread=timings.spread(name), rounds=len(timings.samples[name]), floor_us=floor.us if floor else None,
-        floor_kind=floor.kind if floor else "", **facts,
-    )  # fmt: skip
+        *shape,
+        name,
+        median_us=timings.median_us(name),
+        ratio=timings.ratio(baseline, name) * products,
+        spread=timings.spread(name),
+        rounds=len(timings.samples[name]),
+        floor_us=floor.us if floor else None,
+        floor_kind=floor.kind if floor else "",
+        **facts,
+    )
 
 
 def _limits(shape: Shape, built: Mapping[str, _Built], multiply: Limit, cold: bool) -> dict[str, Limit]:

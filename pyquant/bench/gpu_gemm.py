@@ -27,8 +27,18 @@ from pyquant.measure.timing import Clock, Timings, make_clock, time_interleaved
 from pyquant.report.records.bench import Ceiling, GemmRow, Unavailable
 
 # What a foreign package may raise while it builds, compiles, runs or is captured. A candidate that fails is reported.
-_FAILURES = (PyquantError, PeerUnavailable, RuntimeError, AttributeError, TypeError, ValueError, ImportError,
-             AssertionError, LookupError, OSError)  # fmt: skip
+_FAILURES = (
+    PyquantError,
+    PeerUnavailable,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    ImportError,
+    AssertionError,
+    LookupError,
+    OSError,
+)
 
 
 class DeviceLost(RuntimeError):
@@ -165,9 +175,13 @@ def _build(
 
 
 def _measure(
-    bench: GpuBench, inputs: Inputs, ready: dict[str, _Ready], record: Partial, ceilings: Sequence[Ceiling],
+    bench: GpuBench,
+    inputs: Inputs,
+    ready: dict[str, _Ready],
+    record: Partial,
+    ceilings: Sequence[Ceiling],
     make: Callable[[], Clock] | None,
-) -> tuple[list[GemmRow], list[Unavailable]]:  # fmt: skip
+) -> tuple[list[GemmRow], list[Unavailable]]:
     shape = (inputs.m, inputs.weights.k, inputs.weights.n)
     where, device = at(shape), inputs.weights.device
     clock = (make or partial(make_clock, bench.clock))()
@@ -190,9 +204,13 @@ def _measure(
         absent.append(Unavailable(bench.baseline, NO_BASELINE, where))
         return [], absent
     timings = time_interleaved(
-        candidates, clock=clock, rounds=bench.rounds, min_sample_s=bench.min_sample_s, warm_calls=1,
+        candidates,
+        clock=clock,
+        rounds=bench.rounds,
+        min_sample_s=bench.min_sample_s,
+        warm_calls=1,
         budget_s=bench.budget_s,
-    )  # fmt: skip
+    )
     rows = [_row(shape, bound[name], timings, bench.baseline, ceilings) for name in candidates]
     if bench.energy:
         rows = _with_energy(rows, candidates, timings, clock, device, absent)
@@ -200,9 +218,13 @@ def _measure(
 
 
 def _with_energy(
-    rows: Sequence[GemmRow], candidates: Mapping[str, Rotating], timings: Timings, clock: Clock, device: torch.device,
+    rows: Sequence[GemmRow],
+    candidates: Mapping[str, Rotating],
+    timings: Timings,
+    clock: Clock,
+    device: torch.device,
     absent: list[Unavailable],
-) -> list[GemmRow]:  # fmt: skip
+) -> list[GemmRow]:
     """The rows with their energy; where the device does not report it, the reason goes to `absent`."""
     where, energies = at((rows[0].m, rows[0].k, rows[0].n)), []
     try:
@@ -257,10 +279,20 @@ def _row(shape: Shape, bound: _Bound, timings: Timings, baseline: str, ceilings:
     if gbps and gops:
         floor = gemm_floor(m * adapter.products, k, n, moved_bytes=moved, gbps=gbps, gops=gops)
     return gemm_row(
-        shape, adapter.name, timings, baseline, floor, products=adapter.products, ours=adapter.ours, exact=bound.exact,
-        sqnr_db=bound.sqnr, kernel=bound.kernel, moved_bytes=moved, ops=2.0 * m * k * n * adapter.products,
+        shape,
+        adapter.name,
+        timings,
+        baseline,
+        floor,
+        products=adapter.products,
+        ours=adapter.ours,
+        exact=bound.exact,
+        sqnr_db=bound.sqnr,
+        kernel=bound.kernel,
+        moved_bytes=moved,
+        ops=2.0 * m * k * n * adapter.products,
         peak=adapter.peak,
-    )  # fmt: skip
+    )
 
 
 def _alive(record: Partial, device: torch.device, name: str, where: str, error: BaseException) -> None:

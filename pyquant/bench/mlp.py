@@ -162,11 +162,19 @@ def run_mlp_bench(
 def key_of(bench: MlpBench, clock: str, environment: Environment, candidates: int) -> dict[str, Any]:
     """What rounds must share to be one measurement. The number of runs is not part of it: more may be added."""
     return {
-        "sizes": list(bench.sizes), "batch": bench.batch, "seed": bench.seed, "float": str(bench.float_type),
-        "clock": clock, "device": environment.gpu or environment.cpu, "driver": environment.driver,
-        "threads": environment.threads, "torch": environment.torch, "libraries": library_digest(),
-        "candidates": candidates, "configs": hashlib.sha256(repr(bench.configs).encode()).hexdigest()[:16],
-    }  # fmt: skip
+        "sizes": list(bench.sizes),
+        "batch": bench.batch,
+        "seed": bench.seed,
+        "float": str(bench.float_type),
+        "clock": clock,
+        "device": environment.gpu or environment.cpu,
+        "driver": environment.driver,
+        "threads": environment.threads,
+        "torch": environment.torch,
+        "libraries": library_digest(),
+        "candidates": candidates,
+        "configs": hashlib.sha256(repr(bench.configs).encode()).hexdigest()[:16],
+    }
 
 
 def _candidates(bench: MlpBench) -> list[Candidate]:
@@ -251,11 +259,14 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
     points = [
         TradeOffPoint(
             {f"layer {i + 1}": shown.get(name, name) for i, name in enumerate(config)},
-            _rounded(s.median), float(capacity(bench.sizes, config, of)), _rounded(s.low), _rounded(s.high),
+            _rounded(s.median),
+            float(capacity(bench.sizes, config, of)),
+            _rounded(s.low),
+            _rounded(s.high),
             figures={"mean_us": _rounded(s.mean), "std_us": _rounded(s.std)},
         )
         for config, s in times.items()
-    ]  # fmt: skip
+    ]
     record = trade_off(
         points,
         f"{'-'.join(map(str, bench.sizes))}, batch {bench.batch}: {len(points)} configurations, {column} latency",
@@ -267,9 +278,11 @@ def trade_off_of(result: MlpResult, column: str, environment: Environment, of: s
     if bench.runs < HEADLINE_RUNS:  # the largest of hundreds of differences is then one of noise
         record = replace(record, pair=None)
     return replace(
-        record, environment=environment.plain(), command=environment.command,
+        record,
+        environment=environment.plain(),
+        command=environment.command,
         notes=tuple(_notes(result, column)),
-    )  # fmt: skip
+    )
 
 
 def _notes(result: MlpResult, column: str) -> list[str]:

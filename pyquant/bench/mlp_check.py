@@ -39,9 +39,13 @@ def check_net(net: MlpNet, configs: Sequence[Config], on_config: Callable[[Confi
 
 
 def _descend(
-    net: MlpNet, configs: list[Config], rows: Tensor, depth: int, x: Value,
+    net: MlpNet,
+    configs: list[Config],
+    rows: Tensor,
+    depth: int,
+    x: Value,
     on_config: Callable[[Config], None],
-) -> int:  # fmt: skip
+) -> int:
     """All configurations with this prefix; x is what layer `depth` gets."""
     checked = 0
     if depth == net.layers:
@@ -95,7 +99,7 @@ def compare(net: MlpNet, joint: Joint, x: Value, y: Value, rows: Tensor) -> None
         raise PyquantError(
             f"{joint.name}: {int(wrong.sum())} of {wrong.numel()} outputs are wrong; row {int(rows[row])}, "
             f"output {column}: {got[row, column].item()}, expected {expected[row, column].item()}"
-        )  # fmt: skip
+        )
 
 
 def _reference(net: MlpNet, joint: Joint, x: Value, rows: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -63,9 +63,12 @@ class Partial:
         """The finished cells as a report, small weights first."""
         cells = [self.cells[shape] for shape in sorted(self.cells, key=_order)]
         return GemmReport(
-            self.environment, baseline, [row for cell in cells for row in cell.rows], self.ceilings,
+            self.environment,
+            baseline,
+            [row for cell in cells for row in cell.rows],
+            self.ceilings,
             [*(item for cell in cells for item in cell.unavailable), *self.crashed],
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Partial:
         return self

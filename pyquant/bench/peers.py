@@ -122,6 +122,22 @@ def _int_mm_codes(case: Inputs) -> Candidate:
     return lambda: torch._int_mm(x_q, wt)
 
 
+def _torch_int4(case: Inputs) -> Candidate:
+    """torch's own weight-only op for CPUs: int4 in groups of 128, activations of bfloat16."""
+    aten, group = torch.ops.aten, 128
+    if not hasattr(aten, "_weight_int4pack_mm_for_cpu") or case.weights.k % group or case.weights.n % 16:
+        raise PeerUnavailable("no int4 product of this torch takes the layer")
+    w = case.weights.w.float().reshape(case.weights.n, -1, group)
+    scale = w.abs().amax(-1).div(7).clamp_min(1e-8)
+    codes = (
+        w.div(scale[..., None]).round_().clamp_(-8, 7).add_(8).to(torch.int32).reshape(case.weights.n, case.weights.k)
+    )
+    packed = aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    scales = torch.stack([scale, torch.zeros_like(scale)], -1).transpose(0, 1).contiguous().bfloat16()
+    x, bias = case.x.bfloat16(), case.weights.bias.bfloat16()
+    return lambda: aten._weight_int4pack_mm_for_cpu(x, packed, group, scales).add_(bias)
+
+
 def _torchao(config: str, case: Inputs) -> Candidate:
     try:
         from torchao import quantization
@@ -134,17 +150,20 @@ def _torchao(config: str, case: Inputs) -> Candidate:
 
 
 FP32 = "F.linear fp32"
+BF16 = "F.linear bf16"
 FBGEMM = "torch.ao dynamic int8 (fbgemm)"
+TORCH_INT4 = "torch int4 weight-only (bf16, groups of 128)"
 INT_MM_CODES = "torch._int_mm (codes in, int32 out)"
 
 PEERS: tuple[Peer, ...] = (
     Peer(FP32, partial(_f_linear, torch.float32), 32, 32, "fp32"),
-    Peer("F.linear bf16", partial(_f_linear, torch.bfloat16), 16, 16, "bf16"),
+    Peer(BF16, partial(_f_linear, torch.bfloat16), 16, 16, "bf16"),
     Peer("F.linear fp16", partial(_f_linear, torch.float16), 16, 16, "bf16"),
     Peer("oneDNN prepacked fp32", partial(_onednn_prepacked, torch.float32), 32, 32, "fp32"),
     Peer("oneDNN prepacked bf16", partial(_onednn_prepacked, torch.bfloat16), 16, 16, "bf16"),
     Peer(FBGEMM, partial(_torch_ao_dynamic, "fbgemm"), 8, 32, "int8"),
     Peer("torch._int_mm + eager epilogue", _int_mm_eager, 8, 32, "int8"),
     Peer(INT_MM_CODES, _int_mm_codes, 8, 8, "int8", gemm_only=True),
+    Peer(TORCH_INT4, _torch_int4, 4, 16, "bf16"),
     Peer("torchao int8 dynamic", partial(_torchao, "Int8DynamicActivationInt8WeightConfig"), 8, 32, "int8"),
 )

@@ -44,8 +44,11 @@ def run_qat_bench(bench: QatBench, *, on_case: Callable[[str], None] | None = No
         for name in names:
             if name not in allowed:
                 raise ArgumentError(argument, name, " or ".join(allowed))
-    named(bench.candidates or (), dict.fromkeys(c.name for c in (*fake_quantize.CANDIDATES, *qat_steps.VARIANTS)),
-          "candidates")  # fmt: skip
+    named(
+        bench.candidates or (),
+        dict.fromkeys(c.name for c in (*fake_quantize.CANDIDATES, *qat_steps.VARIANTS)),
+        "candidates",
+    )
     make_clock(bench.clock)
     rows: list[QatRow] = []
     missing: list[Unavailable] = []
@@ -138,12 +141,18 @@ def _timed(
     floor = next(iter(calls))
     return [
         QatRow(
-            case, name, name.startswith("pyquant"), timings.median_us(name) * factor, unit,
-            1 / timings.ratio(floor, name), timings.ratio(torchs, name) if torchs else None, timings.spread(name),
+            case,
+            name,
+            name.startswith("pyquant"),
+            timings.median_us(name) * factor,
+            unit,
+            1 / timings.ratio(floor, name),
+            timings.ratio(torchs, name) if torchs else None,
+            timings.spread(name),
             len(timings.samples[name]),
         )
         for name in calls
-    ]  # fmt: skip
+    ]
 
 
 def _notes() -> list[str]:

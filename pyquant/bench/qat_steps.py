@@ -39,7 +39,7 @@ class _Block(nn.Module):
 def _mlp() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(
         nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1024)
-    ), torch.randn(256, 1024)  # fmt: skip
+    ), torch.randn(256, 1024)
 
 
 def _transformer() -> tuple[nn.Module, Tensor]:

@@ -44,17 +44,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("--m", type=int, nargs="+", metavar="M", help="rows (default: 1 64; on a GPU 1 to 8192)")
-    add("--kn", nargs="+", metavar="KxN",
-        help="in_features x out_features (default: 384x1536 1024x4096; on a GPU --models)")  # fmt: skip
-    add("--schemes", nargs="+", metavar="SCHEME",
-        help="preset, with options in brackets (default: W8A8Dynamic W4A8Dynamic)")  # fmt: skip
+    add(
+        "--kn",
+        nargs="+",
+        metavar="KxN",
+        help="in_features x out_features (default: 384x1536 1024x4096; on a GPU --models)",
+    )
+    add(
+        "--schemes",
+        nargs="+",
+        metavar="SCHEME",
+        help="preset, with options in brackets (default: W8A8Dynamic W4A8Dynamic)",
+    )
     add("--peers", nargs="*", metavar="NAME", help="rivals, by part of their name (default: all)")
     add("--baseline", metavar="NAME", help=f"what ratios divide by (default: {FP32})")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--dtype", choices=FLOATS_BY_NAME, help="of input and output (default: float32; on a GPU bfloat16)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
-    add("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-        help="default: wall, cpu with one thread; cuda-graph on a GPU")  # fmt: skip
+    add(
+        "--clock",
+        choices=("cpu", "wall", "cuda-events", "cuda-graph", "faked"),
+        help="default: wall, cpu with one thread; cuda-graph on a GPU; faked: a dry run, without a GPU too",
+    )
     add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     add("--cold", action="store_true", help="flush the caches before every call")
     add("--no-floor", action="store_true", help="do not measure the machine's limits")
@@ -101,10 +112,12 @@ def bench_from_args(args: argparse.Namespace) -> GemmBench:
 def _on_gpu(args: argparse.Namespace) -> int:
     """The GPU benchmark, after refusing what it has no use for."""
     for option, value, instead in (
-        ("--schemes", args.schemes, "--candidates"), ("--peers", args.peers, "--candidates"),
-        ("--baseline", args.baseline, "torch.mm bf16, always"), ("--threads", args.threads, "no CPU threads there"),
+        ("--schemes", args.schemes, "--candidates"),
+        ("--peers", args.peers, "--candidates"),
+        ("--baseline", args.baseline, "torch.mm bf16, always"),
+        ("--threads", args.threads, "no CPU threads there"),
         ("--cold", args.cold or None, "weights that rotate beyond the caches, always"),
-    ):  # fmt: skip
+    ):
         if value is not None:
             raise ArgumentError(option, value, f"--device cpu only; on a GPU: {instead}")
     if args.dtype not in (None, "bfloat16"):

@@ -25,6 +25,7 @@ from pyquant.measure.floors import measure_ceilings
 from pyquant.measure.gpu_timing import ROTATE_BYTES
 from pyquant.report.gemm import gemm_markdown
 from pyquant.report.records.bench import GemmReport
+from pyquant.report.records.environment import FAKED
 from pyquant.report.registry import write_files, write_possible
 from pyquant.report.render import write_text
 
@@ -60,15 +61,20 @@ def run(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None) -> int:
     """Measures (or merges) and writes. -> 0, 1 when a bit is wrong or nothing of ours ran, 3 when shapes are left."""
     if args.merge:
         return _verdict(_finish(args, merge(args.merge), "merged"))
-    bench = bench_of(args, kn, select_device(args.device))
+    bench = bench_of(args, kn, "cpu" if args.clock == FAKED else select_device(args.device))
     part = _slice(args.slice)
     shapes = slice_of(bench.shapes, *part)
     environment = describe_environment(bench.device, clock=bench.clock)
     key = {
-        "gpu": environment.gpu, "driver": environment.driver, "torch": environment.torch, "libraries": library_digest(),
-        "clock": bench.clock, "rounds": bench.rounds, "candidates": [adapter.name for adapter in bench.adapters],
+        "gpu": environment.gpu,
+        "driver": environment.driver,
+        "torch": environment.torch,
+        "libraries": library_digest(),
+        "clock": bench.clock,
+        "rounds": bench.rounds,
+        "candidates": [adapter.name for adapter in bench.adapters],
         **({"energy": True} if bench.energy else {}),
-    }  # fmt: skip
+    }
     environment = replace(environment, packages={**environment.packages, "libraries": library_digest()})
     journal = None if args.out is None else Path(args.out) / f"gemm.partial{_suffix(part)}.jsonl"
     with Partial(key, environment, journal) as record:
@@ -90,14 +96,17 @@ def _measure(args: argparse.Namespace, bench: GpuBench, shapes: Sequence[Shape],
     if not remaining:
         return
     with ProgressBar("bench gemm", remaining + 1) as shown:
-        if not args.no_floor:
+        if not args.no_floor and bench.clock != FAKED:
             shown.step("limits of the machine: copy, bf16, fp16, int8, fp8 at 8192^3")
             record.add_ceilings(measure_ceilings(bench.device))
         try:
             run_gpu_bench(
-                replace(bench, shapes=shapes), record, ceilings=record.ceilings, deadline=deadline,
+                replace(bench, shapes=shapes),
+                record,
+                ceilings=record.ceilings,
+                deadline=deadline,
                 on_shape=lambda shape: shown.step(at(shape)),
-            )  # fmt: skip
+            )
         except DeviceLost as lost:
             print(f"pyquant: {lost}", file=sys.stderr)
 
@@ -118,9 +127,14 @@ def bench_of(args: argparse.Namespace, kn: Sequence[tuple[int, int]] | None, dev
         adapters += rows_matching(args.rows, native().kernel_table())
     sizes = list(kn) if kn else shapes_of(args.models or MODELS)
     return GpuBench(
-        [(m, *pair) for pair in sizes for m in (args.m or MS)], adapters, device=device,
-        clock=args.clock or "cuda-graph", rounds=args.rounds, rotate_bytes=ROTATE_BYTES, energy=bool(args.energy),
-    )  # fmt: skip
+        [(m, *pair) for pair in sizes for m in (args.m or MS)],
+        adapters,
+        device=device,
+        clock=args.clock or "cuda-graph",
+        rounds=args.rounds,
+        rotate_bytes=0 if args.clock == FAKED else ROTATE_BYTES,
+        energy=bool(args.energy),
+    )
 
 
 def _slice(text: str | None) -> tuple[int, int]:

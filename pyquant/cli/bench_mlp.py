@@ -17,6 +17,7 @@ from pyquant.measure.environment import describe_environment
 from pyquant.measure.gpu_timing import CudaGraphClock, TorchCuda
 from pyquant.measure.timing import Clock, default_clock, make_clock, using_threads
 from pyquant.report import registry
+from pyquant.report.records.environment import FAKED
 from pyquant.report.trade_off import to_markdown
 
 STEMS = {KERNEL: "mlp", END_TO_END: "mlp_end_to_end"}
@@ -47,8 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--nn-config", metavar="F,F,..", help="one: a format for each layer, float, int8 (s8) or int4 (s4)"
     )
-    add("--nn-size", metavar="N,N,..", default=",".join(map(str, SIZES)),
-        help="activation dimensions (default: %(default)s)")  # fmt: skip
+    add(
+        "--nn-size",
+        metavar="N,N,..",
+        default=",".join(map(str, SIZES)),
+        help="activation dimensions (default: %(default)s)",
+    )
     add("--scale", type=int, metavar="S", help=f"divide the dimensions (default: {CPU_SCALE}; on a GPU 1)")
     add("--batch-size", type=int, metavar="M", help=f"rows (default: {CPU_BATCH}; on a GPU {BATCH})")
     add("--runs", type=int, default=30, metavar="N", help="forward passes of each (default: 30)")
@@ -56,8 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--float-type", choices=_TYPES, help="of float layers (default: bfloat16; on a GPU float16)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
-    add("--clock", choices=("cpu", "wall", "cuda-events", "cuda-graph"),
-        help="default: wall, cpu with one thread; on a GPU a replayed graph")  # fmt: skip
+    add(
+        "--clock",
+        choices=("cpu", "wall", "cuda-events", "cuda-graph", "faked"),
+        help="default: wall, cpu with one thread; on a GPU a replayed graph; faked: a dry run, without a GPU too",
+    )
     add("--capacity", choices=CAPACITIES, default="output", help="dimensions that count (default: output)")
     add("--out", metavar="DIR", help="write the results there")
 
@@ -91,10 +99,14 @@ def bench_from_args(args: argparse.Namespace) -> MlpBench:
     layers = len(sizes) - 1
     configs = all_configs(layers) if args.nn_config is None else [parse_config(args.nn_config, layers)]
     return MlpBench(
-        sizes, args.batch_size or (BATCH if on_gpu else CPU_BATCH), tuple(configs), args.runs,
-        select_device(args.device) if on_gpu else "cpu",
-        _TYPES[args.float_type or ("float16" if on_gpu else "bfloat16")], args.seed,
-    )  # fmt: skip
+        sizes,
+        args.batch_size or (BATCH if on_gpu else CPU_BATCH),
+        tuple(configs),
+        args.runs,
+        select_device(args.device) if on_gpu and args.clock != FAKED else "cpu",
+        _TYPES[args.float_type or ("float16" if on_gpu else "bfloat16")],
+        args.seed,
+    )
 
 
 def clock_from_args(args: argparse.Namespace) -> Clock:
@@ -102,6 +114,8 @@ def clock_from_args(args: argparse.Namespace) -> Clock:
     on_gpu = args.device.startswith("cuda")
     threads = args.threads or torch.get_num_threads()
     name = args.clock or ("cuda-graph" if on_gpu else default_clock(threads))
+    if name == FAKED:
+        return make_clock(name)
     if name.startswith("cuda") != on_gpu:
         raise ArgumentError("--clock", name, "cuda-graph, cuda-events" if on_gpu else "cpu, wall")
     if name == "cpu" and threads > 1:

@@ -21,8 +21,10 @@ from pyquant.report.registry import write_files
 # With glibc's defaults a 64 MB tensor is mapped and unmapped at every call, and most of what is timed are page faults.
 # These keep the heap's pages, as training with kept buffers or another allocator does.
 KEPT: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_TOP_PAD_": str(1 << 30),
-}  # fmt: skip
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 30),
+}
 _MARK: Final = "PYQUANT_BENCH_CHILD"
 
 HELP = "fake quantisation, forward and backward, all candidates side by side"
@@ -51,8 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="CPU threads (default: the machine's)")
     add("--clock", choices=("cpu", "wall"), help="default: wall, cpu with one thread")
     add("--rounds", type=int, default=9, metavar="N", help="interleaved rounds (default: 9)")
-    add("--allocator", choices=("kept", "default"), default="kept",
-        help="kept: in a child process whose C heap keeps its pages (default)")  # fmt: skip
+    add(
+        "--allocator",
+        choices=("kept", "default"),
+        default="kept",
+        help="kept: in a child process whose C heap keeps its pages (default)",
+    )
     add("--json", metavar="FILE", help="write the records as JSON")
     add("--markdown", metavar="FILE", help="write the tables")
 
@@ -63,10 +69,14 @@ def run(args: argparse.Namespace) -> int:
     for option, value in (*(("--elements", n) for n in args.elements or ()), ("--threads", threads)):
         arguments.whole(option, value, 1)
     bench = QatBench(
-        elements=args.elements or QatBench.elements, granularities=args.granularity or GRANULARITIES,
-        candidates=args.candidates, steps=args.step or (), clock=args.clock or default_clock(threads),
-        rounds=arguments.whole("--rounds", args.rounds, 1), allocator=args.allocator,
-    )  # fmt: skip
+        elements=args.elements or QatBench.elements,
+        granularities=args.granularity or GRANULARITIES,
+        candidates=args.candidates,
+        steps=args.step or (),
+        clock=args.clock or default_clock(threads),
+        rounds=arguments.whole("--rounds", args.rounds, 1),
+        allocator=args.allocator,
+    )
     if args.allocator == "kept" and os.environ.get(_MARK) != "1":
         command = [sys.executable, "-m", "pyquant", "bench", "qat", *_words(args)]
         return subprocess.run(command, env={**os.environ, **KEPT, _MARK: "1"}, check=False).returncode
@@ -82,8 +92,18 @@ def run(args: argparse.Namespace) -> int:
 def _words(args: argparse.Namespace) -> list[str]:
     """The options of a parsed command, for the child process."""
     words = []
-    for name in ("elements", "granularity", "step", "candidates", "threads", "clock", "rounds", "allocator", "json",
-                 "markdown"):  # fmt: skip
+    for name in (
+        "elements",
+        "granularity",
+        "step",
+        "candidates",
+        "threads",
+        "clock",
+        "rounds",
+        "allocator",
+        "json",
+        "markdown",
+    ):
         value = getattr(args, name)
         if value is not None:
             words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]

@@ -13,10 +13,12 @@ DEFAULT: Final = ("float", "int8", "int4")
 def add_formats(parser: argparse.ArgumentParser) -> None:
     """Adds --formats; `formats_of(args.formats)` reads it."""
     parser.add_argument(
-        "--formats", nargs="+", metavar="FORMAT",
+        "--formats",
+        nargs="+",
+        metavar="FORMAT",
         help="float (the model as it is), int8, int4, presets such as W8A8Dynamic; apart or between commas; default: "
         + " ".join(DEFAULT),
-    )  # fmt: skip
+    )
 
 
 def formats_of(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -53,9 +53,21 @@ def test_the_share_recovered_is_against_the_float_control() -> None:
 
 def test_every_goal_is_judged_where_its_task_was_measured() -> None:
     figures = dict.fromkeys(
-        ("W8A8", "W4 GPTQ", "W4 MSE", "A4 affine", "A4 signed", "A8 entropy", "W4A8", "W4A4 affine",
-         f"W4A8, QAT {BEST}", f"W4A4 affine, QAT {BEST}", f"float control, {BEST}"), Figures(0.001, 0.0),
-    )  # fmt: skip
+        (
+            "W8A8",
+            "W4 GPTQ",
+            "W4 MSE",
+            "A4 affine",
+            "A4 signed",
+            "A8 entropy",
+            "W4A8",
+            "W4A4 affine",
+            f"W4A8, QAT {BEST}",
+            f"W4A4 affine, QAT {BEST}",
+            f"float control, {BEST}",
+        ),
+        Figures(0.001, 0.0),
+    )
     found = goals.verdicts({"bytemlp": [figures] * 3}, quick=False)
     assert len(found) == sum("bytemlp" in goal.tasks for goal in goals.GOALS)
     assert {goal.verdict for goal in found} == {"PASS", "MISS"}

@@ -24,10 +24,17 @@ from pyquant.report.records.bench import Ceiling, GemmRow
 
 ENVIRONMENT = describe_environment("cpu")
 ON_CPU = [
-    MM_BF16, "nn.Linear bf16", layer_name("W8A8Dynamic"), layer_name("W8A8"), layer_name("W4A16(group_size=128)"),
-    layer_name("FP16(dtype=bfloat16)"), "QLinear W8A8 (codes in)", "QLinear W4A8(group_size=128) (codes in)",
-    CHAIN_CODES, CHAIN_APART,
-]  # fmt: skip
+    MM_BF16,
+    "nn.Linear bf16",
+    layer_name("W8A8Dynamic"),
+    layer_name("W8A8"),
+    layer_name("W4A16(group_size=128)"),
+    layer_name("FP16(dtype=bfloat16)"),
+    "QLinear W8A8 (codes in)",
+    "QLinear W4A8(group_size=128) (codes in)",
+    CHAIN_CODES,
+    CHAIN_APART,
+]
 CEILINGS = [Ceiling("copy", 10.0, "GB/s"), Ceiling("bf16", 100.0, "Gop/s"), Ceiling("int8", 200.0, "Gop/s")]
 
 
@@ -237,7 +244,8 @@ def test_names_are_unique_and_found_by_part() -> None:
     names = [adapter.name for adapter in ADAPTERS]
     assert len(set(names)) == len(names)
     assert [a.name for a in find_adapters(["SCALED_mm", "humming w4a16"])] == [
-        "torch._scaled_mm fp8 rows", "humming W4A16 g128",
-    ]  # fmt: skip
+        "torch._scaled_mm fp8 rows",
+        "humming W4A16 g128",
+    ]
     with pytest.raises(ArgumentError, match="cublas"):
         find_adapters(["cublas"])

@@ -33,9 +33,11 @@ def row(name: str, family: str, tile: tuple[int, int, int], compiled: bool = Tru
 
 
 TABLE = [
-    row("big", "sm90_s8s8", (128, 256, 128)), row("small", "sm90_s8s8", (64, 64, 64)),
-    row("absent", "sm90_s8s8", (8, 8, 8), compiled=False), row("any", "simt", (64, 64, 32)),
-]  # fmt: skip
+    row("big", "sm90_s8s8", (128, 256, 128)),
+    row("small", "sm90_s8s8", (64, 64, 64)),
+    row("absent", "sm90_s8s8", (8, 8, 8), compiled=False),
+    row("any", "simt", (64, 64, 32)),
+]
 
 
 def asked(rows: str | None = None, everything: bool = False, each_family: bool = False) -> argparse.Namespace:
@@ -113,9 +115,13 @@ def rows_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     [("clean", 0, 0), ("errors", 1, 1), ("tests failed", 1, 1), ("too slow", 1, 1), ("refused", 1, 0)],
 )
 def test_findings_are_the_exit_code(
-    rows_of_two: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    said: str, code: int, forgiven: int,
-) -> None:  # fmt: skip
+    rows_of_two: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    said: str,
+    code: int,
+    forgiven: int,
+) -> None:
     monkeypatch.setattr(sanitize, "run", lambda s, tool, name, t: sanitize.Outcome(tool, name, said, ("a line",)))
     assert sanitize.main(["--tool", "memcheck", "initcheck"]) == code
     printed = capsys.readouterr().out
@@ -182,11 +188,18 @@ def test_without_a_gpu_make_gpu_stops_with_the_reason(
 class Libraries:
     """A native module of which only this is known."""
 
-    def __init__(self, cuda: bool = True, devices: int = 1, missing: int = 0) -> None:
+    def __init__(self, cuda: bool = True, devices: int = 1, missing: int = 0, architectures: str = "80;90a") -> None:
+        self.architectures = architectures
         self.cuda, self.devices, self.missing = cuda, devices, missing
 
     def build_info(self) -> dict[str, Any]:
-        return {"cuda": self.cuda, "cuda_runtime": 13000, "kernels": 3, "kernels_compiled": 3 - self.missing}
+        return {
+            "cuda": self.cuda,
+            "cuda_runtime": 13000,
+            "architectures": self.architectures,
+            "kernels": 3,
+            "kernels_compiled": 3 - self.missing,
+        }
 
     def device_count(self) -> int:
         return self.devices
@@ -207,6 +220,7 @@ class Libraries:
     [
         (Libraries(cuda=False), "built without CUDA kernels"),
         (Libraries(devices=0), "pyquant's libraries see none: the NVIDIA driver serves CUDA 12.8"),
+        (Libraries(architectures="80"), "hold machine code for 80, none for this GPU of compute capability 9.0"),
         (Libraries(missing=2), "2 of the 3 kernels for compute capability 9.0 have no machine code"),
     ],
 )
@@ -218,7 +232,17 @@ def test_wrong_libraries_are_not_ready(
     monkeypatch.setattr(gpu_ready, "_has_native", lambda: True)
     monkeypatch.setattr(gpu_ready, "_native_module", lambda: libraries)
     assert gpu_ready.main(["--prebuilt"]) == 1
-    assert reason in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
+    assert "PYQUANT_CUDA_ARCHS" in line or libraries.devices == 0, "what to build"
+
+
+CHIPS = [("80", 80, True), ("80", 89, True), ("89", 80, False), ("80;90a", 90, True), ("80;90a", 120, False)]
+
+
+@pytest.mark.parametrize(("architectures", "sm", "holds"), CHIPS)
+def test_machine_code_runs_on_its_chip_and_on_later_ones_of_its_kind(architectures: str, sm: int, holds: bool) -> None:
+    assert gpu_ready.has_machine_code(architectures, sm) is holds
 
 
 def test_a_torch_that_only_pretends_does_not_make_it_ready(

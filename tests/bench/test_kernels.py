@@ -59,20 +59,30 @@ def test_vllms_rule(m: int, n: int, wanted: str) -> None:
 def table_row(**more):
     tiling = vllm_rule(4096, 4096)
     row = {
-        "name": "r", "family": "sm90_s8s8", "x": ["s8"], "w": ["s8"], "out": ["bf16"], "tile": tiling.tile,
-        "cluster": tiling.cluster, "schedule": tiling.schedule, "compiled": True,
-    }  # fmt: skip
+        "name": "r",
+        "family": "sm90_s8s8",
+        "x": ["s8"],
+        "w": ["s8"],
+        "out": ["bf16"],
+        "tile": tiling.tile,
+        "cluster": tiling.cluster,
+        "schedule": tiling.schedule,
+        "compiled": True,
+    }
     return row | more
 
 
 def test_a_row_of_the_rule_is_found_or_its_absence_told() -> None:
     tiling = vllm_rule(4096, 4096)
     others = [
-        table_row(name="half", out=["f16"]), table_row(name="four", family="sm90_s8s4"),
-        table_row(name="old", family="sm80_s8s8"), table_row(name="swapped", schedule="swapped_pingpong"),
-        table_row(name="one", cluster=(1, 1)), table_row(name="coop", schedule="cooperative"),
+        table_row(name="half", out=["f16"]),
+        table_row(name="four", family="sm90_s8s4"),
+        table_row(name="old", family="sm80_s8s8"),
+        table_row(name="swapped", schedule="swapped_pingpong"),
+        table_row(name="one", cluster=(1, 1)),
+        table_row(name="coop", schedule="cooperative"),
         table_row(name="small", tile=(64, 128, 128)),
-    ]  # fmt: skip
+    ]
     with pytest.raises(PeerUnavailable, match="no sm90_s8s8 row for bf16 of 128x128x128 c2x1 pingpong"):
         row_of(others, tiling)
     with pytest.raises(PeerUnavailable, match="this_one is not compiled"):

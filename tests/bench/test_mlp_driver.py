@@ -30,11 +30,14 @@ def test_results_lie_with_those_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(mlp, "describe_environment", lambda device: SimpleNamespace(gpu="NVIDIA H200, sm_90", cpu=""))
     monkeypatch.setattr(mlp, "pyquant", lambda words: called.append(words) or 0)
-    monkeypatch.setattr(mlp, "add_verdicts", judged.append)
+    monkeypatch.setattr(mlp, "add_verdicts", lambda folder, faked: judged.append(folder))
     assert mlp.main(["--runs", "3"]) == 0
     folder = str(mlp.RESULTS / "nvidia-h200")
     assert called == [["bench", "mlp", "--device", "cuda", "--out", folder, "--runs", "3"]]
     assert judged == [Path(folder)]
+    assert mlp.main(["--runs", "3", "--out", "elsewhere"]) == 0
+    assert called[1] == ["bench", "mlp", "--device", "cuda", "--out", "elsewhere", "--runs", "3"]
+    assert judged[1] == Path("elsewhere"), "judged where it was written"
 
 
 def test_verdicts_go_to_the_screen_and_into_both_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,15 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.quantize import quantize
 
 SCHEMES = (
-    "W8A8", "W8A8Dynamic", "W4A8(group_size=None)", "W4A8Dynamic(group_size=None)", "W4A8Dynamic(group_size=128)",
-    "W8A16", "W4A16(group_size=128)", "FP16(dtype=bfloat16)",
-)  # fmt: skip
+    "W8A8",
+    "W8A8Dynamic",
+    "W4A8(group_size=None)",
+    "W4A8Dynamic(group_size=None)",
+    "W4A8Dynamic(group_size=128)",
+    "W8A16",
+    "W4A16(group_size=128)",
+    "FP16(dtype=bfloat16)",
+)
 CODES_IN = ("W8A8", "W4A8(group_size=None)", "W4A8(group_size=128)")
 CHAIN_CODES, CHAIN_APART = "chain of two W8A8, codes between", "chain of two W8A8, quantised between"
 _OUT_AMAX = 6.0  # of y = xw + b with unit variances: sqrt(2) times STATIC_AMAX

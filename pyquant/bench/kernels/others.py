@@ -42,10 +42,12 @@ def _humming(w_type: str, group_size: int, x_type: str, weights: Weights) -> Bui
     humming = package("humming.layer", "humming-kernels")
     needs_multiple("K", weights.k, max(group_size, 32))
     layer = humming.HummingLayer(
-        shape_n=weights.n, shape_k=weights.k, torch_dtype=torch.bfloat16,
+        shape_n=weights.n,
+        shape_k=weights.k,
+        torch_dtype=torch.bfloat16,
         weight_config={"dtype": w_type, "group_size": group_size, "scale_dtype": "bfloat16"},
         input_config={"dtype": x_type},
-    ).to(weights.device)  # fmt: skip
+    ).to(weights.device)
     layer.load_from_unquantized(weights.w.to(torch.bfloat16))
     layer.transform()
 

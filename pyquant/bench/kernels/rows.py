@@ -58,9 +58,10 @@ def row_of(table: Sequence[Mapping[str, Any]], tiling: Tiling, out: str = OUT) -
     fits = [
         row
         for row in table
-        if row["family"] == FAMILY and out in row["out"]
+        if row["family"] == FAMILY
+        and out in row["out"]
         and Tiling(tuple(row["tile"]), tuple(row["cluster"]), row["schedule"]) == tiling
-    ]  # fmt: skip
+    ]
     if not fits:
         raise PeerUnavailable(f"the kernel table has no {FAMILY} row for {out} of {tiling}")
     compiled = [str(row["name"]) for row in fits if row["compiled"]]
@@ -139,7 +140,10 @@ def rows_matching(pattern: str, table: Sequence[Mapping[str, Any]]) -> list[Adap
     fits = [
         str(row["name"])
         for row in table
-        if row["compiled"] and re.search(pattern, str(row["name"]))
-        and "s8" in row["x"] and "s8" in row["w"] and OUT in row["out"]
-    ]  # fmt: skip
+        if row["compiled"]
+        and re.search(pattern, str(row["name"]))
+        and "s8" in row["x"]
+        and "s8" in row["w"]
+        and OUT in row["out"]
+    ]
     return [_adapter(f"row {name}", lambda weights, m, name=name: name) for name in fits]  # type: ignore[misc]
