@@ -25,6 +25,11 @@ OPEN_CALIBRATOR: Final = "histogram"  # placeholder for the method that the cali
 GIVEN_CALIBRATOR: Final = "fixed"  # takes the range that it is given, not one of data
 
 
+def words(table: str) -> tuple[str, ...]:
+    """The names of a long table, written as the words of one text."""
+    return tuple(table.split())
+
+
 def did_you_mean(given: str, names: Iterable[str]) -> str:
     """The end of an error text about a misspelt name, such as '; did you mean "W8A8"?', or nothing if none is near."""
     near = difflib.get_close_matches(given[:80], names if isinstance(names, list) else list(names), 1)

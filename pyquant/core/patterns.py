@@ -30,11 +30,13 @@ MAX_EXPRESSIONS: Final = 1024  # in one config
 MAX_GLOBS: Final = 32_768
 
 _CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
-    _sre.CATEGORY_DIGIT: str.isdecimal, _sre.CATEGORY_NOT_DIGIT: lambda c: not c.isdecimal(),
-    _sre.CATEGORY_SPACE: str.isspace, _sre.CATEGORY_NOT_SPACE: lambda c: not c.isspace(),
+    _sre.CATEGORY_DIGIT: str.isdecimal,
+    _sre.CATEGORY_NOT_DIGIT: lambda c: not c.isdecimal(),
+    _sre.CATEGORY_SPACE: str.isspace,
+    _sre.CATEGORY_NOT_SPACE: lambda c: not c.isspace(),
     _sre.CATEGORY_WORD: lambda c: c.isalnum() or c == "_",
     _sre.CATEGORY_NOT_WORD: lambda c: not (c.isalnum() or c == "_"),
-}  # fmt: skip
+}
 _REPEATS: Final = (_sre.MAX_REPEAT, _sre.MIN_REPEAT)
 
 

@@ -56,6 +56,31 @@ def W4A8Dynamic(group_size: int | None = 128, *, symmetric_inputs: bool = True) 
     return QScheme(_weights(4, group_size), _inputs(8, symmetric_inputs, dynamic=True))
 
 
+def W4A8TwoLevel(group_size: int = 128, *, symmetric_inputs: bool = True) -> QScheme:
+    """4-bit weights under group scales of two levels, 8-bit static per-tensor inputs.
+
+    A group's scale is 1 to 18 whole steps of its channel's float scale (docs/numerics.md 4.1), so that one integer sum
+    runs over all of K; memory and accuracy are about those of W4A8, the product is that of W8A8.
+    group_size  weights along K that share a step.
+    Source: VS-Quant, arXiv 2102.04503; QServe's progressive group quantisation, arXiv 2405.04532.
+
+    Example:
+        >>> W4A8TwoLevel().weights.two_level
+        True
+    """
+    return QScheme(_weights(4, group_size, two_level=True), _inputs(8, symmetric_inputs, dynamic=False))
+
+
+def W4A8TwoLevelDynamic(group_size: int = 128, *, symmetric_inputs: bool = True) -> QScheme:
+    """W4A8TwoLevel with inputs quantised per token at run time: needs no data.
+
+    Example:
+        >>> str(W4A8TwoLevelDynamic(64))
+        'W4A8TwoLevelDynamic(group_size=64)'
+    """
+    return QScheme(_weights(4, group_size, two_level=True), _inputs(8, symmetric_inputs, dynamic=True))
+
+
 def W4A4(group_size: int | None = None, *, symmetric_inputs: bool = True) -> QScheme:
     """4-bit weights, 4-bit static per-tensor inputs.
 
@@ -111,7 +136,20 @@ def FP16(dtype: str = "float16") -> QScheme:
 
 
 PRESETS: Final[dict[str, Callable[..., QScheme]]] = {
-    f.__name__: f for f in (W8A8, W8A8Dynamic, W4A8, W4A8Dynamic, W4A4, W4A4Dynamic, W8A16, W4A16, FP16)
+    f.__name__: f
+    for f in (
+        W8A8,
+        W8A8Dynamic,
+        W4A8,
+        W4A8Dynamic,
+        W4A8TwoLevel,
+        W4A8TwoLevelDynamic,
+        W4A4,
+        W4A4Dynamic,
+        W8A16,
+        W4A16,
+        FP16,
+    )
 }
 
 
@@ -171,7 +209,8 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
     w, x = scheme.weights, scheme.inputs
     if scheme.is_float:
         return "FP16", {"dtype": scheme.float_dtype} if scheme.float_dtype != "float16" else {}
-    name = f"W{w.bits}A16" if x is None else f"W{w.bits}A{x.bits}{'Dynamic' if x.dynamic else ''}"
+    levels = "TwoLevel" if w.two_level else ""
+    name = f"W{w.bits}A16" if x is None else f"W{w.bits}A{x.bits}{levels}{'Dynamic' if x.dynamic else ''}"
     options: dict[str, Any] = {}
     if w.group_size is not None or name in _GROUPED_BY_DEFAULT:
         options["group_size"] = w.group_size
@@ -180,9 +219,9 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _weights(bits: int, group_size: int | None, symmetric: bool = True) -> TensorScheme:
+def _weights(bits: int, group_size: int | None, symmetric: bool = True, two_level: bool = False) -> TensorScheme:
     granularity = "per_channel" if group_size is None else "per_group"
-    return TensorScheme(bits=bits, symmetric=symmetric, granularity=granularity, group_size=group_size)
+    return TensorScheme(bits, symmetric, granularity, group_size, two_level=two_level)
 
 
 def _inputs(bits: int, symmetric: bool, dynamic: bool) -> TensorScheme:

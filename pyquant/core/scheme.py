@@ -9,13 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from pyquant.core.dtypes import KERNEL_BITS, KERNEL_BITS_TEXT, PRODUCTS, SIMULATED_BITS, CodeType, code_type, qrange
+from pyquant.core.dtypes import (
+    INT8,
+    KERNEL_BITS,
+    KERNEL_BITS_TEXT,
+    PRODUCTS,
+    SIMULATED_BITS,
+    CodeType,
+    code_type,
+    qrange,
+)
 from pyquant.core.granularity import scale_shape
 from pyquant.core.names import GRANULARITIES, HALF_DTYPES
 from pyquant.core.registry import CALIBRATORS, Registry
 from pyquant.errors import SchemeError
 
 SCHEME_VERSION: Final = 1
+_LATER_FIELDS: Final = ("two_level",)  # written where they are set, so that older readers take all other schemes
 _SIMULATE: Final = "others are simulated (SelectiveQuantizer, insert_fake_quantize_, prepare_qat_)"
 
 
@@ -34,6 +44,9 @@ class TensorScheme:
     calibrator    where a static range comes from: 'max', 'percentile', 'entropy', 'mse', 'fixed', or what a user
                   registered with pyquant.calibrate.calibrator.
     percentile    in (0, 100]; meaningful for calibrator 'percentile'.
+    two_level     the scales of a channel's groups are whole steps of one float scale (symmetric weights of fewer than 8
+                  bits, 'per_group', inputs quantised): codes times steps are int8 codes, and one integer sum runs over
+                  all of K (docs/numerics.md 4.1).
 
     Raises SchemeError naming field, value and what is allowed. Source: docs/numerics.md.
 
@@ -50,16 +63,19 @@ class TensorScheme:
     narrow_range: bool = True
     calibrator: str = "max"
     percentile: float = 99.99
+    two_level: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or self.bits not in SIMULATED_BITS:
             raise SchemeError("bits", repr(self.bits), ", ".join(map(str, SIMULATED_BITS)))
-        for name in ("symmetric", "dynamic", "narrow_range"):
+        for name in ("symmetric", "dynamic", "narrow_range", "two_level"):
             if not isinstance(getattr(self, name), bool):
                 raise SchemeError(name, repr(getattr(self, name)), "True or False")
         _check_choice("granularity", self.granularity, GRANULARITIES)
         _check_choice("calibrator", self.calibrator, CALIBRATORS)
         _check_group_size(self.granularity, self.group_size)
+        if self.two_level:
+            _check_two_level(self)
         percentile = self.percentile
         if isinstance(percentile, bool) or not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
             raise SchemeError("percentile", repr(percentile), "a number in (0, 100]")
@@ -77,13 +93,29 @@ class TensorScheme:
         """(qmin, qmax), the smallest and largest code; of 16 bits: those of inputs, as such weights have no codes."""
         return qrange(self.bits, self.symmetric, self.narrow_range)
 
+    @property
+    def product_type(self) -> CodeType:
+        """The type of what an integer product multiplies: the codes, or (two_level) codes times steps."""
+        return INT8 if self.two_level else self.code_type
+
+    @property
+    def product_range(self) -> tuple[int, int]:
+        """The smallest and largest number that an integer product multiplies."""
+        return (-INT8.qmax, INT8.qmax) if self.two_level else self.code_range
+
+    @property
+    def sum_size(self) -> int | None:
+        """Codes along K that one integer sum takes in; None: all."""
+        return None if self.two_level else self.group_size
+
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the scales and zero points of a tensor [..., K]."""
         return scale_shape(self.granularity, shape, self.group_size or 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as a JSON-ready dict."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """All fields as a JSON-ready dict; those of later versions of the format only where they are set."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value or name not in _LATER_FIELDS}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> TensorScheme:
@@ -92,6 +124,7 @@ class TensorScheme:
 
     def __str__(self) -> str:
         words = [self.code_type.name, self.granularity + (f"({self.group_size})" if self.group_size else "")]
+        words += ["two-level"] if self.two_level else []
         if not self.symmetric:
             words.append("affine")
         elif not self.narrow_range:
@@ -155,9 +188,10 @@ class QScheme:
                 allowed = f"{KERNEL_BITS_TEXT} in layers that run in integers; {_SIMULATE}"
                 raise SchemeError(f"{name}.bits", tensor.bits, allowed)
         x, w = self.inputs, self.weights
-        if x is not None and (x.code_type, w.code_type) not in PRODUCTS.values():
+        if x is not None and (x.code_type, w.product_type) not in PRODUCTS.values():
             products = ", ".join(f"{x.bits} with {w.bits}-bit weights" for x, w in PRODUCTS.values())
-            raise SchemeError("inputs.bits", x.bits, f"{products}; these have {w.bits}")
+            how = "of two levels are multiplied as 8-bit ones" if w.two_level else f"have {w.bits}"
+            raise SchemeError("inputs.bits", x.bits, f"{products}; these {how}")
 
     @property
     def is_integer(self) -> bool:
@@ -228,6 +262,12 @@ def _check_group_size(granularity: str, group_size: object) -> None:
         raise SchemeError("group_size", repr(group_size), "an integer in [1, 2147483647] with granularity 'per_group'")
 
 
+def _check_two_level(tensor: TensorScheme) -> None:
+    if tensor.granularity != "per_group" or not tensor.symmetric or tensor.bits >= INT8.bits:
+        allowed = "False, or symmetric codes of fewer than 8 bits with granularity 'per_group'"
+        raise SchemeError("two_level", True, allowed)
+
+
 def _check_float_layer(scheme: QScheme) -> None:
     for name in ("inputs", "outputs"):
         if getattr(scheme, name) is not None:
@@ -245,9 +285,15 @@ def _check_weights(weights: TensorScheme, weight_only: bool) -> None:
         raise SchemeError("weights.dynamic", True, "False: weights do not change between calls")
     if not weights.symmetric and not weight_only:
         raise SchemeError("weights.symmetric", False, "True where inputs are quantised; affine weights are weight-only")
+    if weights.two_level and weight_only:
+        raise SchemeError(
+            "weights.two_level", True, "False where inputs stay in floating point: no integers are summed"
+        )
 
 
 def _check_inputs(inputs: TensorScheme) -> None:
+    if inputs.two_level:
+        raise SchemeError("inputs.two_level", True, "False: it is for weights")
     expected = "per_token" if inputs.dynamic else "per_tensor"
     if inputs.granularity != expected:
         kind = "dynamic" if inputs.dynamic else "static"

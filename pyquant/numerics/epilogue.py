@@ -20,9 +20,14 @@ def activate(t: Tensor, activation: str, clamp_min: float = 0.0, clamp_max: floa
 
 
 def finish(
-    t: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0,
-) -> Tensor:  # fmt: skip
+    t: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+) -> Tensor:
     """The steps after scaling: + bias[n], activation, + residual[m, n]; each one rounding, absent ones not taken.
 
     t         float32 [..., N], scaled.
@@ -38,9 +43,14 @@ def finish(
 
 
 def store(
-    t: Tensor, out_dtype: torch.dtype, *, out_scale: Tensor | None = None, out_zero_point: Tensor | None = None,
-    out_qmin: int = -127, out_qmax: int = 127,
-) -> Tensor:  # fmt: skip
+    t: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+) -> Tensor:
     """The last step: one rounding (half to even) of float32 [..., N] to a float type, or codes of the next layer.
 
     out_dtype  float32, float16 or bfloat16 (overflow gives infinity, as IEEE says); int8: requantised with

@@ -65,9 +65,14 @@ def _steps(
 
 
 def fake_quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor]:
     """dequantize(quantize(x)) in the type of x; pack_mask of qmin <= rint(x * recip) + zero_point <= qmax, 0 for NaN.
 
     Source: docs/numerics.md 10.1.
@@ -79,9 +84,13 @@ def fake_quantize(
 
 
 def fake_quantize_dynamic(
-    x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    granularity: str = "per_channel",
+    group_size: int = 0,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same under scales made from the data: quantize_dynamic, then dequantize (docs/numerics.md 10.2)."""
     codes, scale, zero_point = quantize_dynamic(x, granularity, group_size, symmetric, qmin, qmax)
     y = dequantize(codes, scale, None if symmetric else zero_point, granularity, group_size, x.dtype)
@@ -94,9 +103,15 @@ def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 def fake_quantize_lsq_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor",
-    group_size: int = 0, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor]:
     """The gradients of fake_quantize with a learned scale: of x, and of the scale.
 
     The second is the sum of grad * d, in the order of sum_in_blocks over the elements that share the scale, with

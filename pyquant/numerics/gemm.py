@@ -90,12 +90,23 @@ def _scaled(
 
 
 def gemm(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """y = epilogue(sum_k x_q * w_q), bit for bit as every kernel gives it.
 
     Operands and result of ops.gemm_s8s8, but is_per_token says whether x_scale and x_zero_point are one number, and

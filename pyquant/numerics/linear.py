@@ -13,13 +13,28 @@ from pyquant.numerics.quantize import dequantize, quantize, quantize_dynamic
 
 
 def qlinear_reference(
-    x: Tensor, codes: Tensor, w_scale: Tensor, *, bias: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, x_per_token: bool = False, x_qmin: int = -127, x_qmax: int = 127,
-    x_symmetric: bool = True, group_size: int = 0, activation: str = "none", clamp_min: float = 0.0,
-    clamp_max: float = 0.0, residual: Tensor | None = None, out_scale: Tensor | None = None,
-    out_zero_point: Tensor | None = None, out_qmin: int = -127, out_qmax: int = 127,
+    x: Tensor,
+    codes: Tensor,
+    w_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    x_per_token: bool = False,
+    x_qmin: int = -127,
+    x_qmax: int = 127,
+    x_symmetric: bool = True,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The fused quantised Linear: quantise x (unless it is codes), multiply exactly, ordered epilogue, store.
 
     x             float32, float16 or bfloat16 [..., K]; or int8 / uint8 codes of x_scale, x_zero_point.
@@ -45,18 +60,26 @@ def qlinear_reference(
         x_zero_point = None if x_zero_point is None else x_zero_point.reshape(())
         if x.dtype.is_floating_point:
             x_q = quantize(x, x_scale, x_zero_point, "per_tensor", 0, x_qmin, x_qmax)
-    y = gemm(
-        x_q, codes, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size, activation,
-        clamp_min, clamp_max, out_qmin, out_qmax, torch.int8 if out_scale is not None else out_dtype,
-    )  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    out = (out_qmin, out_qmax, torch.int8 if out_scale is not None else out_dtype)
+    y = gemm(x_q, codes, *scaled, activation, clamp_min, clamp_max, *out)
     return y.reshape(*x.shape[:-1], codes.shape[0])
 
 
 def weight_only_linear(
-    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
-    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    w_bits: int = 8,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Linear with integer weights and float activations; float32 accumulation in any order (docs/numerics.md 8)."""
     codes = unpack(w, x.shape[-1], code_type(w_bits))
     granularity = "per_group" if group_size else "per_channel"
@@ -65,9 +88,15 @@ def weight_only_linear(
 
 
 def float_linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Linear of float weights with the epilogue of the integer layers, likewise."""
     with torch.autocast(x.device.type, enabled=False):  # it would narrow the operands
         t = torch.nn.functional.linear(x.to(torch.float32), w.to(torch.float32))

@@ -83,17 +83,26 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """quantize_dynamic, per token, of rms_norm, which is not rounded to 16 bits in between."""
     return quantize_dynamic(rms_norm(x, weight, eps), "per_token", 0, symmetric, qmin, qmax)
 
 
 def layer_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
     """quantize_dynamic, per token, of layer_norm, which is not rounded to 16 bits in between."""
     return quantize_dynamic(layer_norm(x, weight, bias, eps), "per_token", 0, symmetric, qmin, qmax)
 

@@ -44,9 +44,14 @@ def _spread(qparam: Tensor, granularity: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> Tensor:
     """Codes of a tensor, of any strides, under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
 
     Raises ArgumentError for an unknown granularity or a group size that does not fit. Source: docs/numerics.md 2.2.
@@ -59,9 +64,13 @@ def quantize(
 
 
 def quantize_dynamic(
-    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    granularity: str = "per_token",
+    group_size: int = 0,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of a tensor, of any strides, under scales made from its own range.
 
     symmetric  scale = amax / qmax; else the range (widened to contain 0) over qmax - qmin steps.
@@ -84,9 +93,13 @@ def quantize_dynamic(
 
 
 def dequantize(
-    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
     out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Real numbers of codes: float(q - zero_point) * scale, one float32 product, then one rounding to out_dtype.
 
     Raises ArgumentError as quantize. Source: docs/numerics.md 2.3.

@@ -77,9 +77,12 @@ def operand(
 
 
 def vector(
-    argument: str, tensor: Tensor | None, other: Tensor, dtypes: torch.dtype | Sequence[torch.dtype],
+    argument: str,
+    tensor: Tensor | None,
+    other: Tensor,
+    dtypes: torch.dtype | Sequence[torch.dtype],
     shape: Sequence[int],
-) -> None:  # fmt: skip
+) -> None:
     """An operand that may be absent."""
     if tensor is not None:
         operand(argument, tensor, other, dtypes, shape)

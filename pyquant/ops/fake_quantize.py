@@ -74,9 +74,14 @@ def _check(x: Tensor, scale: Tensor) -> None:
 
 
 def fake_quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor]:
     """dequantize(quantize(x)) in one pass, and which elements were not clipped. Differentiable in x.
 
     x, scale, zero_point   as for quantize.
@@ -101,9 +106,16 @@ def fake_quantize(
 
 
 def fake_quantize_out(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int, qmax: int,
-    y: Tensor, mask: Tensor,
-) -> None:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    granularity: str,
+    group_size: int,
+    qmin: int,
+    qmax: int,
+    y: Tensor,
+    mask: Tensor,
+) -> None:
     """fake_quantize into buffers that the caller keeps: a fresh large buffer costs more than the arithmetic.
 
     y      dtype and shape of x, contiguous.     mask   uint8 [ceil(numel / 8)], contiguous. Neither may overlap an
@@ -125,9 +137,13 @@ def fake_quantize_out(
 
 
 def fake_quantize_dynamic(
-    x: Tensor, granularity: str = "per_channel", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    granularity: str = "per_channel",
+    group_size: int = 0,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same under scales made from the data in the same visit. Nothing is clipped, so the gradient passes unchanged.
 
     x            float32, float16 or bfloat16 [..., K].
@@ -145,9 +161,16 @@ def fake_quantize_dynamic(
 
 
 def fake_quantize_dynamic_out(
-    x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int, qmax: int, y: Tensor, scale: Tensor,
+    x: Tensor,
+    granularity: str,
+    group_size: int,
+    symmetric: bool,
+    qmin: int,
+    qmax: int,
+    y: Tensor,
+    scale: Tensor,
     zero_point: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """fake_quantize_dynamic into buffers that the caller keeps, for weights that change every step.
 
     y      dtype and shape of x.     scale, zero_point   float32 and int32, the shape that fake_quantize_dynamic gives.
@@ -199,9 +222,15 @@ def fake_quantize_backward_(grad: Tensor, mask: Tensor) -> None:
 
 
 def fake_quantize_lsq_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor",
-    group_size: int = 0, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor]:
     """Gradients of fake_quantize with a learned scale (LSQ), of x and of the scale, in one pass.
 
     grad         dtype and shape of x.     x, scale, zero_point   as for fake_quantize.

@@ -20,8 +20,8 @@ from pyquant.ops import check, linear_shapes, plan, rows_layout, shapes, zero_po
 from pyquant.ops.schema import SCHEMAS
 
 # Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
-EVERYWHERE: Final = ("weight_only_linear", "float_linear", "gemm")
-ON_CUDA: Final = (*EVERYWHERE, "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
+EVERYWHERE: Final = ("float_linear", "gemm")
+ON_CUDA: Final = (*EVERYWHERE, "weight_only_linear", "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
 
 
 def _specified(name: str) -> Callable[..., Any]:
@@ -71,12 +71,24 @@ def _fill(buffers: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
 
 
 def gemm(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str = "",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+    kernel: str = "",
+) -> Tensor:
     scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
     fused = (activation, clamp_min, clamp_max)
     linear_shapes.gemm(x, w, *scaled, *fused, out_qmin, out_qmax, out_dtype)
@@ -103,9 +115,15 @@ def _refuse_kernel(name: str, device: torch.device) -> NoReturn:
 
 
 def pack_linear(
-    w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None,
-    out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
-) -> Tensor:  # fmt: skip
+    w: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    spec: Sequence[int],
+) -> Tensor:
     tensors = (w, w_scale, bias, x_scale, x_zero_point, out_scale, out_zero_point)
     linear_shapes.pack_linear(*tensors, spec)
     zero_points.check("pack_linear", (*tensors, spec), {})
@@ -118,9 +136,14 @@ def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
 
 
 def qlinear(
-    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None,
-    x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    packed: Tensor,
+    residual: Tensor | None,
+    spec: Sequence[int],
+    out_dtype: torch.dtype | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+) -> Tensor:
     out = linear_shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = linear_shapes.linear_spec(spec)
     p = rows_layout.parts(s, packed)
@@ -128,14 +151,27 @@ def qlinear(
     if linear_shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     y = numerics.qlinear_reference(
-        x, numerics.unpack(p.codes, s.k, s.w_type), p.w_scale, bias=p.bias,
+        x,
+        numerics.unpack(p.codes, s.k, s.w_type),
+        p.w_scale,
+        bias=p.bias,
         x_scale=p.x_scale if s.input == "static" else x_scale,
-        x_zero_point=p.x_zero_point if s.input == "static" else x_zero_point, x_per_token=x_scale is not None,
-        x_qmin=s.x_qmin, x_qmax=s.x_qmax, x_symmetric=s.x_symmetric, group_size=s.group_size, activation=s.activation,
-        clamp_min=s.clamp_min, clamp_max=s.clamp_max, residual=residual, out_scale=p.out_scale if s.codes_out else None,
-        out_zero_point=p.out_zero_point if s.codes_out else None, out_qmin=s.out_qmin, out_qmax=s.out_qmax,
+        x_zero_point=p.x_zero_point if s.input == "static" else x_zero_point,
+        x_per_token=x_scale is not None,
+        x_qmin=s.x_qmin,
+        x_qmax=s.x_qmax,
+        x_symmetric=s.x_symmetric,
+        group_size=s.group_size,
+        activation=s.activation,
+        clamp_min=s.clamp_min,
+        clamp_max=s.clamp_max,
+        residual=residual,
+        out_scale=p.out_scale if s.codes_out else None,
+        out_zero_point=p.out_zero_point if s.codes_out else None,
+        out_qmin=s.out_qmin,
+        out_qmax=s.out_qmax,
         out_dtype=out.dtype,
-    )  # fmt: skip
+    )
     return numerics.pack_int4(y) if s.codes_out and out.dtype == torch.uint8 else y
 
 

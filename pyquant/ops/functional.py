@@ -15,9 +15,14 @@ _ops = torch.ops.pyquant
 
 
 def quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> Tensor:
     """Codes of `x` under given scales: clamp(rint(x * (1 / scale)) + zero_point, qmin, qmax).
 
     x            float32, float16 or bfloat16, any shape (per_tensor) or [..., K].
@@ -38,9 +43,13 @@ def quantize(
 
 
 def quantize_dynamic(
-    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    granularity: str = "per_token",
+    group_size: int = 0,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zero points from the data itself.
 
     x            float32, float16 or bfloat16 [..., K].
@@ -57,9 +66,13 @@ def quantize_dynamic(
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes per token of RMSNorm(x): x / sqrt(mean(x^2) + eps) * weight, quantised without rounding to 16 bits before.
 
     x            float32, float16 or bfloat16 [..., K].     weight   the same types [K], or None.
@@ -76,9 +89,14 @@ def rms_norm_quantize(
 
 
 def layer_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes per token of LayerNorm(x), quantised without rounding to 16 bits before.
 
     x              float32, float16 or bfloat16 [..., K].     weight, bias   the same types [K], or None.
@@ -93,9 +111,14 @@ def layer_norm_quantize(
 
 
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """rms_norm_quantize of x + residual, which is returned too.
 
     residual     dtype and shape of x.
@@ -111,9 +134,15 @@ def add_rms_norm_quantize(
 
 
 def add_layer_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    symmetric: bool = True, qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """layer_norm_quantize of x + residual, which is returned too.
 
     residual     dtype and shape of x.
@@ -144,9 +173,13 @@ def silu_mul_quantize(
 
 
 def dequantize(
-    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
     out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Real values of codes: scale * (q - zero_point), in float32, rounded once more to `out_dtype`.
 
     q            int8 or uint8, any shape (per_tensor) or [..., K]; scale and zero_point as in quantize.

@@ -30,12 +30,23 @@ def _gemm(op: Any, x: Tensor, w: Tensor, w_scale: Tensor | None, x_scale: Tensor
 
 
 def gemm_s8s8(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Integer product of codes with the whole ordered epilogue in one op.
 
     x             int8 or uint8 codes [..., K].           w   int8 codes [N, K].
@@ -53,19 +64,29 @@ def gemm_s8s8(
         >>> gemm_s8s8(x, w, out_dtype=torch.int32).tolist()
         [[11]]
     """
-    return _gemm(
-        _ops.gemm_s8s8.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
-        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
-    )  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    fused = (activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype)
+    return _gemm(_ops.gemm_s8s8.default, x, w, *scaled, *fused)
 
 
 def gemm_s8s4(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """gemm_s8s8 with 4-bit weights: w is uint8 [N, ceil(K / 2)] as pack_int4 makes it.
 
     Example:
@@ -74,19 +95,29 @@ def gemm_s8s4(
         >>> gemm_s8s4(torch.tensor([[1, 2]], dtype=torch.int8), w, out_dtype=torch.int32).tolist()
         [[11]]
     """
-    return _gemm(
-        _ops.gemm_s8s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
-        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
-    )  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    fused = (activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype)
+    return _gemm(_ops.gemm_s8s4.default, x, w, *scaled, *fused)
 
 
 def gemm_s4s4(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """gemm_s8s4 with 4-bit activations: x holds codes in [-8, 7], one per int8 or two per uint8.
 
     x     int8 [..., K], or uint8 [..., K / 2] as pack_int4 makes them, K even. Where the device has int4 tensor cores
@@ -101,19 +132,31 @@ def gemm_s4s4(
         [[11]]
     """
     values.int4_codes("x", x)
-    return _gemm(
-        _ops.gemm_s4s4.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point,
-        group_size, activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype,
-    )  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    fused = (activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype)
+    return _gemm(_ops.gemm_s4s4.default, x, w, *scaled, *fused)
 
 
 def gemm(
-    x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, *, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    *,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+    kernel: str | None = None,
+) -> Tensor:
     """Every product of the kernel table, distinguished by the types of its operands, by a kernel of your choice.
 
     x, w     int8 or uint8 codes [..., K] and int8 [N, K]; the same and packed int4, uint8 [N, ceil(K / 2)]; packed int4
@@ -140,16 +183,21 @@ def gemm(
     """
     if kernel is not None and not isinstance(kernel, str):
         raise ArgumentError("kernel", arguments.shown(kernel), "the name of a kernel, or None")
-    return _gemm(
-        _ops.gemm.default, x, w, w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size,
-        activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype, kernel or "",
-    )  # fmt: skip
+    scaled = (w_scale, x_scale, x_zero_point, bias, residual, out_scale, out_zero_point, group_size)
+    fused = (activation, clamp_min, clamp_max, out_qmin, out_qmax, out_dtype)
+    return _gemm(_ops.gemm.default, x, w, *scaled, *fused, kernel or "")
 
 
 def pack_linear(
-    w: Tensor, w_scale: Tensor, spec: Sequence[int], bias: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, out_scale: Tensor | None = None, out_zero_point: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    w: Tensor,
+    w_scale: Tensor,
+    spec: Sequence[int],
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+) -> Tensor:
     """Codes, scales and bias of one Linear in the single buffer that qlinear reads, laid out for the device of `w`.
 
     w         int8 [N, K], or uint8 [N, ceil(K / 2)] for 4 bits.     w_scale   float32 [N] or [N, K / group_size].
@@ -178,9 +226,14 @@ def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
 
 
 def qlinear(
-    x: Tensor, packed: Tensor, residual: Tensor | None = None, spec: Sequence[int] = (),
-    out_dtype: torch.dtype | None = None, x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    packed: Tensor,
+    residual: Tensor | None = None,
+    spec: Sequence[int] = (),
+    out_dtype: torch.dtype | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+) -> Tensor:
     """A whole quantised Linear: quantise the rows (or take codes), multiply integers, ordered epilogue.
 
     x          float32, float16, bfloat16 [..., K]; with a static input also codes of that scale: int8, uint8, or two
@@ -199,10 +252,19 @@ def qlinear(
 
 
 def weight_only_linear(
-    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
-    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    w_bits: int = 8,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """W8A16 and W4A16: float activations times dequantised integer weights, the same epilogue, float accumulation.
 
     x    float [..., K].   w   int8 [N, K] or uint8 [N, ceil(K / 2)] (w_bits 4).
@@ -216,16 +278,20 @@ def weight_only_linear(
         [[3.0]]
     """
     values.scale_values("w_scale", w_scale)
-    return call(
-        _ops.weight_only_linear.default, x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation,
-        clamp_min, clamp_max, out_dtype,
-    )  # fmt: skip
+    fused = (bias, residual, w_bits, group_size, activation, clamp_min, clamp_max, out_dtype)
+    return call(_ops.weight_only_linear.default, x, w, w_scale, w_zero_point, *fused)
 
 
 def float_linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """The 16-bit (or float32) layer with the same epilogue as the integer ones: an equal citizen of every plan.
 
     x    float [..., K].   w   float [N, K].   bias   float32 [N].   residual   float [..., N].

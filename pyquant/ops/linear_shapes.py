@@ -25,12 +25,25 @@ def _epilogue(x: Tensor, n: int, residual: Tensor | None, activation: str, clamp
 
 
 def _gemm(
-    op: str, x: Tensor, w: Tensor, w_scale: Tensor | None = None, x_scale: Tensor | None = None,
-    x_zero_point: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
-    out_scale: Tensor | None = None, out_zero_point: Tensor | None = None, group_size: int = 0,
-    activation: str = "none", clamp_min: float = 0.0, clamp_max: float = 0.0, out_qmin: int = -127,
-    out_qmax: int = 127, out_dtype: torch.dtype = torch.float32, kernel: str = "",
-) -> Tensor:  # fmt: skip
+    op: str,
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_qmin: int = -127,
+    out_qmax: int = 127,
+    out_dtype: torch.dtype = torch.float32,
+    kernel: str = "",
+) -> Tensor:
     codes = (torch.int8, torch.uint8)
     if op == "gemm":
         check.dtype_in("w", w, (*codes, torch.float16, torch.bfloat16))
@@ -131,9 +144,15 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
 
 
 def pack_linear(
-    w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None, x_zero_point: Tensor | None,
-    out_scale: Tensor | None, out_zero_point: Tensor | None, spec: Sequence[int],
-) -> Tensor:  # fmt: skip
+    w: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    spec: Sequence[int],
+) -> Tensor:
     s = linear_spec(spec)
     check.dtype_in("w", w, (s.w_type.storage,))
     check.shape_is("w", w, [s.n, s.w_type.columns(s.k)])
@@ -192,9 +211,14 @@ def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
 
 
 def qlinear(
-    x: Tensor, packed: Tensor, residual: Tensor | None, spec: Sequence[int], out_dtype: torch.dtype | None = None,
-    x_scale: Tensor | None = None, x_zero_point: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    packed: Tensor,
+    residual: Tensor | None,
+    spec: Sequence[int],
+    out_dtype: torch.dtype | None = None,
+    x_scale: Tensor | None = None,
+    x_zero_point: Tensor | None = None,
+) -> Tensor:
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
     given = (torch.int8, torch.uint8) if INT4.holds(s.x_qmin, s.x_qmax) else (torch.int8,)
@@ -229,10 +253,19 @@ def qlinear(
 
 
 def weight_only_linear(
-    x: Tensor, w: Tensor, w_scale: Tensor, w_zero_point: Tensor | None = None, bias: Tensor | None = None,
-    residual: Tensor | None = None, w_bits: int = 8, group_size: int = 0, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    w_bits: int = 8,
+    group_size: int = 0,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     check.rows_of_floats("x", x)
     check.one_of("w_bits", w_bits, KERNEL_BITS)
     w_type, k = code_type(w_bits), x.shape[-1]
@@ -245,9 +278,15 @@ def weight_only_linear(
 
 
 def float_linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    clamp_min: float = 0.0, clamp_max: float = 0.0, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     check.rows_of_floats("x", x)
     n = _matrix(w, x, FLOATS, x.shape[-1])
     return _float_result(x, n, bias, residual, activation, clamp_min, clamp_max, out_dtype)
@@ -263,9 +302,15 @@ def _matrix(w: Tensor, x: Tensor, dtypes: Sequence[torch.dtype], columns: int) -
 
 
 def _float_result(
-    x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, activation: str, clamp_min: float,
-    clamp_max: float, out_dtype: torch.dtype | None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    n: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    clamp_min: float,
+    clamp_max: float,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
     check.vector("bias", bias, x, torch.float32, [n])
     _epilogue(x, n, residual, activation, clamp_min, clamp_max)
     dtype = out_dtype if out_dtype is not None else x.dtype

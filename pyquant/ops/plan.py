@@ -7,7 +7,7 @@ import importlib
 import re
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,12 +22,14 @@ from pyquant.ops.spec import LinearSpec
 class Device:
     """What dispatch needs to know of a GPU; values are free, no GPU is queried.
 
-    sm            compute capability times ten (80, 86, 89, 90).
+    sm            compute capability times ten (80, 86, 89, 90, 100, 120).
     sm_count      multiprocessors.
     shared_bytes  opt-in shared memory of one block.
     l2_bytes      second-level cache.
     dram_gbps     peak of the memory bus in 1e9 bytes a second; 0: what the generation usually has.
-    name          as reported by the driver: selects the measured choices; empty: none.
+    name          as reported by the driver: selects the measured choices, and tells a GeForce, whose tensor cores add
+                  16-bit products into float32 at half their rate; empty: neither.
+    clock_mhz     highest clock of the multiprocessors; 0: what the generation usually has.
     """
 
     sm: int
@@ -36,6 +38,7 @@ class Device:
     l2_bytes: int
     dram_gbps: int = 0
     name: str = ""
+    clock_mhz: int = 0
 
     @staticmethod
     def of(device: torch.device) -> Device:
@@ -87,13 +90,21 @@ def kernels(pattern: str = "") -> tuple[Kernel, ...]:
         raise ArgumentError("pattern", arguments.shown(pattern), "a regular expression, such as 's8s8'")
     return tuple(
         Kernel(
-            str(row["name"]), tuple(row["x"]), tuple(row["w"]), tuple(row["out"]), tuple(row["tile"]),
-            tuple(row["cluster"]), int(row["stages"]), str(row["schedule"]), int(row["sm_min"]), int(row["sm_end"]),
+            str(row["name"]),
+            tuple(row["x"]),
+            tuple(row["w"]),
+            tuple(row["out"]),
+            tuple(row["tile"]),
+            tuple(row["cluster"]),
+            int(row["stages"]),
+            str(row["schedule"]),
+            int(row["sm_min"]),
+            int(row["sm_end"]),
             bool(row["compiled"]),
         )
         for row in _native().kernel_table()
         if named.search(str(row["name"]))
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,16 +139,26 @@ def _native() -> ModuleType:
 
 
 _OUT = {
-    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "s8", torch.uint8: "s4",
-}  # fmt: skip
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.int8: "s8",
+    torch.uint8: "s4",
+}
 # Of qlinear's activations.
 GIVEN: dict[str, dict[str, Any]] = {"floats": {"x": "f16"}, "packed": {"x": "s4", "x_packed": True}}
 
 
 def select(
-    spec: LinearSpec, m: int, out_dtype: torch.dtype, device: Device, *, has_residual: bool = False,
-    only_compiled: bool = True, given: str = "floats",
-) -> Selection:  # fmt: skip
+    spec: LinearSpec,
+    m: int,
+    out_dtype: torch.dtype,
+    device: Device,
+    *,
+    has_residual: bool = False,
+    only_compiled: bool = True,
+    given: str = "floats",
+) -> Selection:
     """The row of the kernel table that qlinear takes for m rows on a device, or every row's refusal.
 
     spec           layer, in any layout (CUDA buffers are padded rows).
@@ -176,15 +197,24 @@ def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, An
     row_bytes = (spec.n + 1) // 2 if out_dtype == torch.uint8 else spec.n * out_dtype.itemsize
     ldo = 2 * row_bytes if out_dtype == torch.uint8 else spec.n
     return {
-        "m": m, "n": spec.n, "k": spec.k if spec.group_size else at.k_pad, "w": spec.w_type.native_name,
-        "w_layout": "blocked128" if spec.layout == BLOCKED else "natural", "out": _OUT[out_dtype],
-        "ldx": at.k_pad, "ldw": at.k_pad, "ldo": ldo, "out_align": _alignment(row_bytes),
-        "group_size": spec.group_size, "per_token_scale": dynamic, "per_token_zero_point": dynamic,
+        "m": m,
+        "n": spec.n,
+        "k": spec.k if spec.group_size else at.k_pad,
+        "w": spec.w_type.native_name,
+        "w_layout": "blocked128" if spec.layout == BLOCKED else "natural",
+        "out": _OUT[out_dtype],
+        "ldx": at.k_pad,
+        "ldw": at.k_pad,
+        "ldo": ldo,
+        "out_align": _alignment(row_bytes),
+        "group_size": spec.group_size,
+        "per_token_scale": dynamic,
+        "per_token_zero_point": dynamic,
         "has_zero_point": not dynamic or not spec.x_symmetric,
-    }  # fmt: skip
+    }
 
 
-_MANY_ROWS = (1, 16, 64, 256, 4096)
+MANY_ROWS: Final = (1, 16, 64, 256, 4096)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -202,9 +232,14 @@ def weight_layout(spec: LinearSpec, device: Device) -> str:
         return "rows"
     out = torch.int8 if spec.codes_out else torch.float16
     ratio = 1.0
-    for m in _MANY_ROWS:
+    for m in MANY_ROWS:
         plain, blocked = (select(replace(spec, layout=layout), m, out, device) for layout in ("rows", BLOCKED))
         if blocked.kernel is None:
             return "rows"
         ratio *= blocked.predicted_us / plain.predicted_us if plain.kernel is not None else 1.0
     return BLOCKED if ratio < 1.0 else "rows"
+
+
+def packed(spec: LinearSpec, device: Device) -> LinearSpec:
+    """The spec with the layout that a layer's weights have on the GPU."""
+    return replace(spec, layout=weight_layout(spec, device))

@@ -76,9 +76,15 @@ def _native_packed_bytes(s: LinearSpec) -> int:
 
 
 def pack(
-    s: LinearSpec, w: Tensor, w_scale: Tensor, bias: Tensor | None, x_scale: Tensor | None,
-    x_zero_point: Tensor | None, out_scale: Tensor | None, out_zero_point: Tensor | None,
-) -> Tensor:  # fmt: skip
+    s: LinearSpec,
+    w: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+) -> Tensor:
     """Checked tensors -> packed buffer (uint8 [total]) on the device of `w`."""
     at = sections(s)
     buffer = torch.zeros(at.total, dtype=torch.uint8, device=w.device)

@@ -42,9 +42,14 @@ def _qparams(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: s
 
 
 def quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
-    qmin: int = -127, qmax: int = 127,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> Tensor:
     check.dtype_in("x", x, FLOATS)
     _qparams(x, scale, zero_point, granularity, group_size)
     check.code_range(qmin, qmax)
@@ -52,9 +57,13 @@ def quantize(
 
 
 def quantize_dynamic(
-    x: Tensor, granularity: str = "per_token", group_size: int = 0, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    granularity: str = "per_token",
+    group_size: int = 0,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     check.dtype_in("x", x, FLOATS)
     shape = _scale_shape(x, granularity, group_size)
     _dynamic_code_range(symmetric, qmin, qmax)
@@ -75,16 +84,25 @@ def _per_token(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, symmetric: bool = True, qmin: int = -127,
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    symmetric: bool = True,
+    qmin: int = -127,
     qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     return layer_norm_quantize(x, weight, None, eps, symmetric, qmin, qmax)
 
 
 def layer_norm_quantize(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, symmetric: bool = True,
-    qmin: int = -127, qmax: int = 127,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
     check.rows_of_floats("x", x)
     check.vector("weight", weight, x, FLOATS, x.shape[-1:])
     check.vector("bias", bias, x, FLOATS, x.shape[-1:])
@@ -122,9 +140,13 @@ def silu_mul_quantize(
 
 
 def dequantize(
-    q: Tensor, scale: Tensor, zero_point: Tensor | None = None, granularity: str = "per_tensor", group_size: int = 0,
+    q: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    granularity: str = "per_tensor",
+    group_size: int = 0,
     out_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     check.dtype_in("q", q, (torch.int8, torch.uint8))
     _qparams(q, scale, zero_point, granularity, group_size)
     check.dtype_among("out_dtype", out_dtype, FLOATS)

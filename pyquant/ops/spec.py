@@ -79,11 +79,18 @@ class LinearSpec:
     def _fields(self) -> tuple[tuple[int, int, int], ...]:
         """(value, first bit, bits) of every small field."""
         return (
-            (self.w_bits, 0, 4), (ACTIVATIONS.index(self.activation), 4, 4), (INPUTS.index(self.input), 8, 1),
-            (int(self.x_symmetric), 9, 1), (int(self.has_bias), 10, 1), (int(self.codes_out), 11, 1),
-            (LAYOUTS.index(self.layout), 12, 2), (self.x_qmin + 128, 16, 8), (self.x_qmax + 128, 24, 8),
-            (self.out_qmin + 128, 32, 8), (self.out_qmax + 128, 40, 8),
-        )  # fmt: skip
+            (self.w_bits, 0, 4),
+            (ACTIVATIONS.index(self.activation), 4, 4),
+            (INPUTS.index(self.input), 8, 1),
+            (int(self.x_symmetric), 9, 1),
+            (int(self.has_bias), 10, 1),
+            (int(self.codes_out), 11, 1),
+            (LAYOUTS.index(self.layout), 12, 2),
+            (self.x_qmin + 128, 16, 8),
+            (self.x_qmax + 128, 24, 8),
+            (self.out_qmin + 128, 32, 8),
+            (self.out_qmax + 128, 40, 8),
+        )
 
     @staticmethod
     def from_ints(values: Sequence[int]) -> LinearSpec:
@@ -100,9 +107,22 @@ class LinearSpec:
 
         try:
             return LinearSpec(
-                n, k, bits(0, 4), group_size, INPUTS[bits(8, 1)], bits(16, 8) - 128, bits(24, 8) - 128,
-                bool(bits(9, 1)), ACTIVATIONS[bits(4, 4)], low, high, bool(bits(10, 1)), bool(bits(11, 1)),
-                bits(32, 8) - 128, bits(40, 8) - 128, LAYOUTS[bits(12, 2)],
-            )  # fmt: skip
+                n,
+                k,
+                bits(0, 4),
+                group_size,
+                INPUTS[bits(8, 1)],
+                bits(16, 8) - 128,
+                bits(24, 8) - 128,
+                bool(bits(9, 1)),
+                ACTIVATIONS[bits(4, 4)],
+                low,
+                high,
+                bool(bits(10, 1)),
+                bool(bits(11, 1)),
+                bits(32, 8) - 128,
+                bits(40, 8) - 128,
+                LAYOUTS[bits(12, 2)],
+            )
         except IndexError:
             raise ArgumentError("values", arguments.shown(values), allowed) from None

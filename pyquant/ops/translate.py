@@ -20,17 +20,21 @@ _MEANINGS: Final = tuple(
         (r"Not yet supported ScalarType (\w+)", "out_dtype", r"\1", "a torch.dtype"),
         (
             r"Expected a value of type '([^']+)' for argument '([^']+)' but instead found type '([^']+)'",
-            r"\2", r"a value of type \3", r"a value of type \1",
+            r"\2",
+            r"a value of type \3",
+            r"a value of type \1",
         ),
         (r"missing value for argument '([^']+)'", r"\1", "nothing", "a value (it has no default)"),
         (r"argument '?(\w+)'? .*must be (.*), not (.*)$", r"\1", r"\3", r"\2"),
         (
             r"Could not run 'pyquant::\w+' with arguments from the '(\w+)' backend",
-            "", r"device or layout with backend \1", "a dense CPU or CUDA tensor",
+            "",
+            r"device or layout with backend \1",
+            "a dense CPU or CUDA tensor",
         ),
         (r"There were no tensor arguments", "", "None", "a tensor"),
     )
-)  # fmt: skip
+)
 _NO_MEMORY = re.compile(r"pyquant: out of memory: (\d+) bytes on (\S+)")
 _UNSUPPORTED = re.compile(r"pyquant: no kernel (.*?)(?:\nException raised from|$)", re.DOTALL)
 

@@ -72,9 +72,13 @@ COMPARISON_CPP = re.compile(
 
 def test_no_cpp_asks_for_bits_where_the_type_of_codes_knows():
     for line in (
-        "if (s.w_bits != 4 && s.w_bits != 8)", "kResident = Math::kXBits == 16 && kTileM > 8", "bits_of(type) < 8",
-        "x == DType::s4 ? -8 : -128", "type == DType::s4 && !packed ? 8 : bits_of(type)", "bits = wide ? 8 : 4;",
-    ):  # fmt: skip
+        "if (s.w_bits != 4 && s.w_bits != 8)",
+        "kResident = Math::kXBits == 16 && kTileM > 8",
+        "bits_of(type) < 8",
+        "x == DType::s4 ? -8 : -128",
+        "type == DType::s4 && !packed ? 8 : bits_of(type)",
+        "bits = wide ? 8 : 4;",
+    ):
         assert COMPARISON_CPP.search(line), line
     files = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}]
     assert len(files) > 100
@@ -83,10 +87,17 @@ def test_no_cpp_asks_for_bits_where_the_type_of_codes_knows():
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [((8, True, True), (-127, 127)), ((8, True, False), (-128, 127)), ((8, False, True), (-128, 127)),
-     ((8, False, False), (-128, 127)), ((4, True, True), (-7, 7)), ((4, True, False), (-8, 7)),
-     ((4, False, True), (-8, 7)), ((4, False, False), (-8, 7))],
-)  # fmt: skip
+    [
+        ((8, True, True), (-127, 127)),
+        ((8, True, False), (-128, 127)),
+        ((8, False, True), (-128, 127)),
+        ((8, False, False), (-128, 127)),
+        ((4, True, True), (-7, 7)),
+        ((4, True, False), (-8, 7)),
+        ((4, False, True), (-8, 7)),
+        ((4, False, False), (-8, 7)),
+    ],
+)
 def test_qrange(arguments, expected):
     assert qrange(*arguments) == expected
 
@@ -100,10 +111,18 @@ def test_qrange_refuses_other_bits(bits):
 
 @pytest.mark.parametrize(
     ("granularity", "shape", "group", "expected"),
-    [("per_tensor", (), 0, (1,)), ("per_tensor", (3, 4), 0, (1,)), ("per_token", (3, 4), 0, (3,)),
-     ("per_channel", (2, 3, 4), 0, (2, 3)), ("per_token", (4,), 0, ()), ("per_group", (3, 8), 8, (3, 1)),
-     ("per_group", (3, 8), 1, (3, 8)), ("per_group", (3, 0), 4, (3, 0)), ("per_group", (8,), 2, (4,))],
-)  # fmt: skip
+    [
+        ("per_tensor", (), 0, (1,)),
+        ("per_tensor", (3, 4), 0, (1,)),
+        ("per_token", (3, 4), 0, (3,)),
+        ("per_channel", (2, 3, 4), 0, (2, 3)),
+        ("per_token", (4,), 0, ()),
+        ("per_group", (3, 8), 8, (3, 1)),
+        ("per_group", (3, 8), 1, (3, 8)),
+        ("per_group", (3, 0), 4, (3, 0)),
+        ("per_group", (8,), 2, (4,)),
+    ],
+)
 def test_scale_shape(granularity, shape, group, expected):
     assert granularity in GRANULARITIES
     assert scale_shape(granularity, shape, group) == expected
@@ -111,11 +130,18 @@ def test_scale_shape(granularity, shape, group, expected):
 
 @pytest.mark.parametrize(
     ("granularity", "shape", "group", "argument"),
-    [("rows", (3, 4), 0, "granularity"), ("per_token", (), 0, "shape"), ("per_group", (), 2, "shape"),
-     ("per_group", (3, 8), 3, "group_size"), ("per_group", (3, 8), 0, "group_size"),
-     ("per_group", (3, 8), -8, "group_size"), ("per_group", (3, 8), 16, "group_size"),
-     ("per_token", (3, 8), 8, "group_size"), ("per_tensor", (3, 8), 1, "group_size")],
-)  # fmt: skip
+    [
+        ("rows", (3, 4), 0, "granularity"),
+        ("per_token", (), 0, "shape"),
+        ("per_group", (), 2, "shape"),
+        ("per_group", (3, 8), 3, "group_size"),
+        ("per_group", (3, 8), 0, "group_size"),
+        ("per_group", (3, 8), -8, "group_size"),
+        ("per_group", (3, 8), 16, "group_size"),
+        ("per_token", (3, 8), 8, "group_size"),
+        ("per_tensor", (3, 8), 1, "group_size"),
+    ],
+)
 def test_scale_shape_refuses(granularity, shape, group, argument):
     with pytest.raises(ArgumentError) as caught:
         scale_shape(granularity, shape, group)
@@ -164,10 +190,29 @@ def test_cpp_twins_hold_the_same_numbers(tmp_path):
     subprocess.run([compiler, "-std=c++17", f"-I{ROOT / 'csrc'}", "-o", program, source], check=True, timeout=120)
     lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
     expected = [
-        " ".join(map(str, (t.native_name, t.bits, t.qmin, t.qmax, t.per_element, int(t.is_packed), t.largest,
-                           t.qmax - t.qmin, 1, 0, 0, *map(t.columns, range(5)), t.native_name, 8)))
+        " ".join(
+            map(
+                str,
+                (
+                    t.native_name,
+                    t.bits,
+                    t.qmin,
+                    t.qmax,
+                    t.per_element,
+                    int(t.is_packed),
+                    t.largest,
+                    t.qmax - t.qmin,
+                    1,
+                    0,
+                    0,
+                    *map(t.columns, range(5)),
+                    t.native_name,
+                    8,
+                ),
+            )
+        )
         for t in QDTYPES.values()
-    ]  # fmt: skip
+    ]
     expected += [*PRODUCTS, *(f"{bits} {code_type(bits).native_name}" for bits in KERNEL_BITS)]
     expected += [str(bounds.k_max(x, w)) for x in (0, 7, 8, 127, 128, 255) for w in (0, 7, 8, 127, 128)]
     expected += [f"{bounds.k_max_affine(-128, 127, 128)} {bounds.k_max_affine(-8, 7, 8)}"]

@@ -21,6 +21,8 @@ from pyquant.core.presets import (
     W8A16,
     W4A4Dynamic,
     W4A8Dynamic,
+    W4A8TwoLevel,
+    W4A8TwoLevelDynamic,
     W8A8Dynamic,
     scheme_from_name,
 )
@@ -52,6 +54,8 @@ VARIANTS = [preset() for preset in PRESETS.values()] + [
         (W4A8(), "W4A8(group_size=128)"),
         (W4A8(None), "W4A8(group_size=None)"),
         (W4A8Dynamic(group_size=128), "W4A8Dynamic(group_size=128)"),
+        (W4A8TwoLevel(), "W4A8TwoLevel(group_size=128)"),
+        (W4A8TwoLevelDynamic(32, symmetric_inputs=False), "W4A8TwoLevelDynamic(group_size=32, symmetric_inputs=False)"),
         (W4A4(), "W4A4"),
         (W4A4Dynamic(64), "W4A4Dynamic(group_size=64)"),
         (W8A16(symmetric=False), "W8A16(symmetric=False)"),

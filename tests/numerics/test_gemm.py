@@ -57,13 +57,21 @@ def test_exact_mode_equals_float64_without_rounding():
 def test_leading_dimensions_are_rows(lead):
     draw = problems.Draw(problems.BASE_SEED, "lead", lead)
     x, w = draw.codes(-128, 127, *lead, 24).to(torch.int8), draw.codes(-128, 127, 7, 24).to(torch.int8)
-    call = {"w_scale": problems.scales(draw, 7), "x_zero_point": draw.codes(-9, 9, *lead),
-            "residual": draw.normal(*lead, 7), "x_scale": problems.scales(draw, *lead)}  # fmt: skip
+    call = {
+        "w_scale": problems.scales(draw, 7),
+        "x_zero_point": draw.codes(-9, 9, *lead),
+        "residual": draw.normal(*lead, 7),
+        "x_scale": problems.scales(draw, *lead),
+    }
     got = numerics.gemm(x, w, **call)
     assert got.shape == (*lead, 7)
     if lead and x.numel():
-        flat = {**call, "x_zero_point": call["x_zero_point"].reshape(-1), "x_scale": call["x_scale"].reshape(-1),
-                "residual": call["residual"].reshape(-1, 7)}  # fmt: skip
+        flat = {
+            **call,
+            "x_zero_point": call["x_zero_point"].reshape(-1),
+            "x_scale": call["x_scale"].reshape(-1),
+            "residual": call["residual"].reshape(-1, 7),
+        }
         accept.t1(got.reshape(-1, 7), brute.gemm(x.reshape(-1, 24), w, flat), waiver="small")
 
 

@@ -111,9 +111,15 @@ def test_poisoned_row_is_nan_and_the_others_are_untouched():
 
 @pytest.mark.parametrize(
     ("granularity", "group_size", "argument"),
-    [("per_row", 0, "granularity"), ("per_group", 0, "group_size"), ("per_group", 5, "group_size"),
-     ("per_group", -4, "group_size"), ("per_token", 4, "group_size"), ("per_tensor", 8, "group_size")],
-)  # fmt: skip
+    [
+        ("per_row", 0, "granularity"),
+        ("per_group", 0, "group_size"),
+        ("per_group", 5, "group_size"),
+        ("per_group", -4, "group_size"),
+        ("per_token", 4, "group_size"),
+        ("per_tensor", 8, "group_size"),
+    ],
+)
 def test_what_has_no_meaning_is_refused(granularity, group_size, argument):
     with pytest.raises(ArgumentError) as caught:
         numerics.quantize_dynamic(torch.zeros(3, 8), granularity, group_size)

@@ -178,19 +178,28 @@ ZERO_POINTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str, int, int]] = 
     ("gemm_s8s4", (UNSIGNED, W4), {"out_dtype": torch.int32}, "x_zero_point", 0, 255),
     ("gemm_s4s4", (CODES, W4), {"out_dtype": torch.int32}, "x_zero_point", -8, 7),
     (
-        "gemm_s8s8", (CODES, W, torch.ones(4)),
-        {"out_dtype": torch.int8, "out_scale": ONE, "out_qmin": -8, "out_qmax": 7}, "out_zero_point", -8, 7,
+        "gemm_s8s8",
+        (CODES, W, torch.ones(4)),
+        {"out_dtype": torch.int8, "out_scale": ONE, "out_qmin": -8, "out_qmax": 7},
+        "out_zero_point",
+        -8,
+        7,
     ),
     ("weight_only_linear", (X, W, torch.ones(4)), {}, "w_zero_point", -128, 127),
     ("weight_only_linear", (X, W4, torch.ones(4)), {"w_bits": 4}, "w_zero_point", -8, 7),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "args", "kwargs", "argument", "low", "high"), ZERO_POINTS)
 def test_zero_points_lie_among_the_codes(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, low: int, high: int,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    argument: str,
+    low: int,
+    high: int,
     op: Callable[[str], Callable[..., Any]],
-) -> None:  # fmt: skip
+) -> None:
     count = (4,) if argument == "w_zero_point" else (1,)
     for good in (low, high):
         op(name)(*args, **kwargs, **{argument: zero(good, *count)})

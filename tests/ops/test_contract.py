@@ -51,12 +51,27 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "quantize_dynamic": (x, "per_token", 0, False, -128, 127),
         "fake_quantize": (x, problems.scales(draw, m), None, "per_token"),
         "fake_quantize_out": (
-            x, problems.scales(draw, m), None, "per_token", 0, -7, 7, torch.empty(m, k),
+            x,
+            problems.scales(draw, m),
+            None,
+            "per_token",
+            0,
+            -7,
+            7,
+            torch.empty(m, k),
             torch.empty((m * k + 7) // 8, dtype=torch.uint8),
         ),
         "fake_quantize_dynamic": (x, "per_token", 0, False, -128, 127),
         "fake_quantize_dynamic_out": (
-            x, "per_token", 0, False, -128, 127, torch.empty(m, k), torch.empty(m), torch.empty(m, dtype=torch.int32),
+            x,
+            "per_token",
+            0,
+            False,
+            -128,
+            127,
+            torch.empty(m, k),
+            torch.empty(m),
+            torch.empty(m, dtype=torch.int32),
         ),
         "fake_quantize_backward": (x, fake_mask),
         "fake_quantize_backward_": (draw.normal(m, k), fake_mask),
@@ -79,7 +94,7 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "add_rms_norm_quantize": (x, draw.normal(m, k), draw.normal(k), 1e-6, True, -7, 7),
         "add_layer_norm_quantize": (x, draw.normal(m, k), draw.normal(k), draw.normal(k)),
         "silu_mul_quantize": (draw.normal(m, 2 * k), False, -128, 127),
-    }  # fmt: skip
+    }
 
 
 # The arguments that an op writes: contiguous, and the answer instead of a result.
@@ -132,9 +147,16 @@ def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> Non
         pytest.skip(f"compiled library not in use: {ops.why_not_native()}")
     for n, k, bits, group, bias in itertools.product((0, 1, 16, 133), (0, 4, 100, 128), (4, 8), (0, 4), (False, True)):
         s = ops.LinearSpec(
-            n, k, bits, group, has_bias=bias, activation="clamp", clamp_min=-0.5, clamp_max=1e9,
+            n,
+            k,
+            bits,
+            group,
+            has_bias=bias,
+            activation="clamp",
+            clamp_min=-0.5,
+            clamp_max=1e9,
             layout="rows_blocked128" if bits == 4 and bias else "rows",
-        )  # fmt: skip
+        )
         assert ops.LinearSpec.from_ints(s.to_ints()) == s
         assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
 
@@ -240,26 +262,50 @@ BAD_TENSORS: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (
 # What is legal although it looks wrong: K may change freely where nothing else fixes it (an odd K fills the
 # same bytes of 4-bit codes), and optional operands may be absent.
 LEGAL = {
-    ("quantize", 0, "one more"), ("quantize", 0, "one less"), ("quantize_dynamic", 0, "one more"),
-    ("quantize_dynamic", 0, "one less"), ("quantize_dynamic", 0, "two more dimensions"), ("dequantize", 0, "one more"),
-    ("dequantize", 0, "one less"), ("pack_int4", 0, "one more"), ("pack_int4", 0, "one less"),
-    ("pack_int4", 0, "two more dimensions"), ("quantize_dynamic", 0, "meta"), ("pack_int4", 0, "meta"),
-    ("unpack_int4", 0, "meta"), ("unpack_linear", 0, "meta"), ("gemm_s8s4", 0, "one less"),
-    ("gemm_s4s4", 0, "one less"), ("gemm", 0, "one less"), ("weight_only_linear", 0, "one less"),
+    ("quantize", 0, "one more"),
+    ("quantize", 0, "one less"),
+    ("quantize_dynamic", 0, "one more"),
+    ("quantize_dynamic", 0, "one less"),
+    ("quantize_dynamic", 0, "two more dimensions"),
+    ("dequantize", 0, "one more"),
+    ("dequantize", 0, "one less"),
+    ("pack_int4", 0, "one more"),
+    ("pack_int4", 0, "one less"),
+    ("pack_int4", 0, "two more dimensions"),
+    ("quantize_dynamic", 0, "meta"),
+    ("pack_int4", 0, "meta"),
+    ("unpack_int4", 0, "meta"),
+    ("unpack_linear", 0, "meta"),
+    ("gemm_s8s4", 0, "one less"),
+    ("gemm_s4s4", 0, "one less"),
+    ("gemm", 0, "one less"),
+    ("weight_only_linear", 0, "one less"),
     ("silu_mul_quantize", 0, "meta"),
-    ("fake_quantize", 0, "one more"), ("fake_quantize", 0, "one less"), ("fake_quantize_dynamic", 0, "one more"),
-    ("fake_quantize_dynamic", 0, "one less"), ("fake_quantize_dynamic", 0, "two more dimensions"),
-    ("fake_quantize_dynamic", 0, "meta"), ("fake_quantize_backward", 0, "one less"),
-    ("fake_quantize_backward", 0, "two more dimensions"), ("fake_quantize_backward_", 0, "one less"),
+    ("fake_quantize", 0, "one more"),
+    ("fake_quantize", 0, "one less"),
+    ("fake_quantize_dynamic", 0, "one more"),
+    ("fake_quantize_dynamic", 0, "one less"),
+    ("fake_quantize_dynamic", 0, "two more dimensions"),
+    ("fake_quantize_dynamic", 0, "meta"),
+    ("fake_quantize_backward", 0, "one less"),
+    ("fake_quantize_backward", 0, "two more dimensions"),
+    ("fake_quantize_backward_", 0, "one less"),
     ("fake_quantize_backward_", 0, "two more dimensions"),
     *(("magnitude_histogram", 0, kind) for kind in ("one more", "one less", "two more dimensions", "meta")),
-}  # fmt: skip
+}
 OPTIONAL = {
-    "gemm": {2, 3, 5, 6}, "gemm_s8s8": {2, 3, 5, 6}, "gemm_s8s4": {2, 3, 5, 6}, "gemm_s4s4": {2, 3, 5, 6},
+    "gemm": {2, 3, 5, 6},
+    "gemm_s8s8": {2, 3, 5, 6},
+    "gemm_s8s4": {2, 3, 5, 6},
+    "gemm_s4s4": {2, 3, 5, 6},
     "qlinear": {2},
-    "weight_only_linear": {4, 5}, "float_linear": {2, 3}, "rms_norm_quantize": {1}, "layer_norm_quantize": {1, 2},
-    "add_rms_norm_quantize": {2}, "add_layer_norm_quantize": {2, 3},
-}  # fmt: skip
+    "weight_only_linear": {4, 5},
+    "float_linear": {2, 3},
+    "rms_norm_quantize": {1},
+    "layer_norm_quantize": {1, 2},
+    "add_rms_norm_quantize": {2},
+    "add_layer_norm_quantize": {2, 3},
+}
 
 
 def refusals() -> list[tuple[str, int, str]]:
@@ -350,8 +396,18 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         (lambda x: coded(x, x_zero_point=torch.zeros(4, dtype=torch.int32)), "x_zero_point"),
         (lambda x: coded(x, x_zero_point=torch.zeros(4), x_symmetric=False), "x_zero_point"),
         (lambda x: coded(x, x_zero_point=torch.zeros(1, dtype=torch.int32), x_symmetric=False), "x_zero_point"),
-        (lambda x: ops.qlinear(x, ops.pack_linear(torch.ones(4, 8).to(torch.int8), torch.ones(4), spec(4, 8)), None,
-                               spec(4, 8), None, None, torch.zeros(4, dtype=torch.int32)), "x_zero_point"),
+        (
+            lambda x: ops.qlinear(
+                x,
+                ops.pack_linear(torch.ones(4, 8).to(torch.int8), torch.ones(4), spec(4, 8)),
+                None,
+                spec(4, 8),
+                None,
+                None,
+                torch.zeros(4, dtype=torch.int32),
+            ),
+            "x_zero_point",
+        ),
         (lambda x: coded(x, input="static"), "x_scale"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, has_bias=True)), "bias"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, input="static")), "x_scale"),
@@ -359,7 +415,7 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         (lambda x: ops.weight_only_linear(x, x.to(torch.int8), torch.ones(4), w_bits=3), "w_bits"),
         (lambda x: ops.float_linear(x, x, out_dtype=torch.int8), "out_dtype"),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_refused_by_name(call: Callable[[torch.Tensor], Any], argument: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         call(torch.ones(4, 8))
@@ -384,7 +440,7 @@ def test_rule_and_kernel_accept_the_same_problems() -> None:
         lambda d, c: c.update(  # a rule sees no values: the zero point stays one of the codes (test_bounds.py)
             x=c["x"].to(torch.uint8), **{z: c[z].clamp(min=0) for z in ("x_zero_point",) if z in c}
         ),
-    )  # fmt: skip
+    )
     agreed = refused = 0
     for index in range(2000):
         draw = problems.Draw(problems.BASE_SEED, "agreement", index)

@@ -76,10 +76,23 @@ def random_layer(index: int) -> tuple[torch.Tensor, dict[str, object], ops.Linea
     codes_out = draw.chance(0.25)
     activation = draw.choice(problems.ACTIVATIONS)
     spec = ops.LinearSpec(
-        s.n, s.k, bits, group, "static" if is_static else "dynamic", x_range[0], x_range[1], x_range[2], activation,
-        -1.5 if activation == "clamp" else 0.0, 2.25 if activation == "clamp" else 0.0, draw.chance(0.6), codes_out,
-        -127, 127, ops.layout_for(torch.device("cpu")),
-    )  # fmt: skip
+        s.n,
+        s.k,
+        bits,
+        group,
+        "static" if is_static else "dynamic",
+        x_range[0],
+        x_range[1],
+        x_range[2],
+        activation,
+        -1.5 if activation == "clamp" else 0.0,
+        2.25 if activation == "clamp" else 0.0,
+        draw.chance(0.6),
+        codes_out,
+        -127,
+        127,
+        ops.layout_for(torch.device("cpu")),
+    )
     codes = problems.codes(draw, "s4" if bits == 4 else "s8", "uniform", s.n, s.k)
     w_scale = problems.scales(draw, s.n, s.k // group) if group else problems.scales(draw, s.n)
     operands = {
@@ -91,10 +104,16 @@ def random_layer(index: int) -> tuple[torch.Tensor, dict[str, object], ops.Linea
     }
     x = (draw.normal(s.m, s.k) * 3).to(draw.choice(problems.FLOATS))
     reference = dict(
-        operands, x_qmin=x_range[0], x_qmax=x_range[1], x_symmetric=x_range[2], group_size=group, activation=activation,
-        clamp_min=spec.clamp_min, clamp_max=spec.clamp_max,
+        operands,
+        x_qmin=x_range[0],
+        x_qmax=x_range[1],
+        x_symmetric=x_range[2],
+        group_size=group,
+        activation=activation,
+        clamp_min=spec.clamp_min,
+        clamp_max=spec.clamp_max,
         residual=draw.normal(s.m, s.n).to(draw.choice(problems.FLOATS)) if draw.chance(0.3) else None,
-    )  # fmt: skip
+    )
     return x, dict(operands, w_scale=w_scale), spec, codes, reference
 
 
@@ -145,9 +164,12 @@ def test_layers_take_codes_of_their_own_input(dtype: torch.dtype) -> None:
             accept.t0(got, want, what=what, waiver="codes may saturate")
         else:
             accept.t1(got, want, what=what, waiver="activations may be constant")
-        accept.t1(ops.qlinear(q, own, None, spec.to_ints()).float(),
-                  numerics.qlinear_reference(q, codes, w_scale, **(reference | {"residual": None})).float(),
-                  what=what, waiver="activations may be constant")  # fmt: skip
+        accept.t1(
+            ops.qlinear(q, own, None, spec.to_ints()).float(),
+            numerics.qlinear_reference(q, codes, w_scale, **(reference | {"residual": None})).float(),
+            what=what,
+            waiver="activations may be constant",
+        )
     assert taken >= 30
 
 
@@ -179,12 +201,22 @@ def test_layers_with_dynamic_inputs_take_codes_with_a_scale_a_row() -> None:
         reference |= {"x_scale": scale, "x_zero_point": zero, "x_per_token": True}
         want = numerics.qlinear_reference(given, codes, w_scale, **reference)
         assert torch.equal(got, want), what
-        assert torch.equal(fallback.qlinear(given, *on_fallback(codes, w_scale, spec, operands), scale, zero), want
-                           if residual is None else numerics.qlinear_reference(
-                               given, codes, w_scale, **(reference | {"residual": None}))), what  # fmt: skip
+        assert torch.equal(
+            fallback.qlinear(given, *on_fallback(codes, w_scale, spec, operands), scale, zero),
+            want
+            if residual is None
+            else numerics.qlinear_reference(given, codes, w_scale, **(reference | {"residual": None})),
+        ), what
         if m:
-            one = ops.qlinear(given[0], packed, None if residual is None else residual[0], spec.to_ints(), None,
-                              scale[0], None if zero is None else zero[0])  # fmt: skip
+            one = ops.qlinear(
+                given[0],
+                packed,
+                None if residual is None else residual[0],
+                spec.to_ints(),
+                None,
+                scale[0],
+                None if zero is None else zero[0],
+            )
             assert torch.equal(one, want[0]), what
     assert taken >= 60
 

@@ -40,8 +40,11 @@ def compare(x: torch.Tensor, grad: torch.Tensor, arguments: tuple[Any, ...], wha
     y, mask = ops.fake_quantize(x, *arguments)
     same((y, mask), numerics.fake_quantize(x, *arguments), what)
     same((ops.fake_quantize_backward(grad, mask),), (numerics.fake_quantize_backward(grad, mask),), what)
-    same(ops.fake_quantize_lsq_backward(grad, x, *arguments),
-         numerics.fake_quantize_lsq_backward(grad, x, *arguments), what)  # fmt: skip
+    same(
+        ops.fake_quantize_lsq_backward(grad, x, *arguments),
+        numerics.fake_quantize_lsq_backward(grad, x, *arguments),
+        what,
+    )
     granularity, group, qmin, qmax = arguments[2:]
     for symmetric in (True, False):
         dynamic = (granularity, group, symmetric, qmin, qmax)
@@ -53,8 +56,26 @@ def compare(x: torch.Tensor, grad: torch.Tensor, arguments: tuple[Any, ...], wha
 def test_sizes_equal_the_specification(dtype: torch.dtype, granularity: str) -> None:
     """Rows of every length of a vector and its tail, so that rows share bytes of the mask in every way."""
     draw = Draw(BASE_SEED, "sizes", granularity, str(dtype))
-    for rows, cols in ((0, 5), (4, 0), (1, 1), (7, 1), (5, 3), (3, 15), (3, 17), (9, 31), (5, 33), (3, 63), (2, 65),
-                       (6, 100), (3, 127), (2, 1023), (3, 1025), (2, 4099), (33, 64), (4, 96)):  # fmt: skip
+    for rows, cols in (
+        (0, 5),
+        (4, 0),
+        (1, 1),
+        (7, 1),
+        (5, 3),
+        (3, 15),
+        (3, 17),
+        (9, 31),
+        (5, 33),
+        (3, 63),
+        (2, 65),
+        (6, 100),
+        (3, 127),
+        (2, 1023),
+        (3, 1025),
+        (2, 4099),
+        (33, 64),
+        (4, 96),
+    ):
         x, grad = draw.normal(rows, cols).to(dtype), draw.normal(rows, cols).to(dtype)
         group = fake_laws.group_of(granularity, cols, draw) if cols else int(granularity == "per_group")
         compare(x, grad, fake_laws.given(draw, x, granularity, group), f"[{rows}, {cols}] group={group} {dtype}")
@@ -87,8 +108,13 @@ def test_a_million_codes_are_those_of_op_quantize() -> None:
 
 def test_the_number_of_threads_changes_no_bit(threads: Callable[[int], None]) -> None:
     draw = Draw(BASE_SEED, "threads")
-    cases = [((701, 333), "per_tensor", 0), ((701, 333), "per_channel", 0), ((300, 800), "per_group", 25),
-             ((3, 80000), "per_channel", 0), ((200001,), "per_tensor", 0)]  # fmt: skip
+    cases = [
+        ((701, 333), "per_tensor", 0),
+        ((701, 333), "per_channel", 0),
+        ((300, 800), "per_group", 25),
+        ((3, 80000), "per_channel", 0),
+        ((200001,), "per_tensor", 0),
+    ]
     for shape, granularity, group in cases:
         x, grad = draw.normal(*shape), draw.normal(*shape)
         arguments = fake_laws.given(draw, x, granularity, group)
@@ -96,8 +122,13 @@ def test_the_number_of_threads_changes_no_bit(threads: Callable[[int], None]) ->
         def everything(x: torch.Tensor = x, grad: torch.Tensor = grad, a: tuple[Any, ...] = arguments) -> list[Any]:
             y, mask = ops.fake_quantize(x, *a)
             dynamic = ops.fake_quantize_dynamic(x, a[2], a[3], False, -128, 127)
-            return [y, mask, *dynamic, ops.fake_quantize_backward(grad, mask),
-                    *ops.fake_quantize_lsq_backward(grad, x, *a)]  # fmt: skip
+            return [
+                y,
+                mask,
+                *dynamic,
+                ops.fake_quantize_backward(grad, mask),
+                *ops.fake_quantize_lsq_backward(grad, x, *a),
+            ]
 
         threads(1)
         one = everything()
@@ -180,7 +211,7 @@ def test_buffers_that_do_not_fit_are_refused_by_name() -> None:
         (lambda: ops.fake_quantize_lsq_backward(grad[:2], x, *given), "grad"),
         (lambda: ops.fake_quantize_lsq_backward(grad.half(), x, *given), "grad"),
         (lambda: ops.fake_quantize_lsq_backward(grad, x, torch.ones(2), *given[1:]), "scale"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ArgumentError) as caught:
             call()
         assert caught.value.argument == argument
@@ -237,9 +268,15 @@ class Wrong:
 
 @pytest.mark.parametrize(
     "bug",
-    ["limits swallowed", "mask shifted by one", "tail of the mask not written", "tail not written", "rounds half away",
-     "truncates to 16 bits"],
-)  # fmt: skip
+    [
+        "limits swallowed",
+        "mask shifted by one",
+        "tail of the mask not written",
+        "tail not written",
+        "rounds half away",
+        "truncates to 16 bits",
+    ],
+)
 def test_a_slip_of_a_kernel_would_be_noticed(bug: str) -> None:
     with pytest.raises(AssertionError):  # noqa: PT012  (one of many draws shows it)
         for seed in range(BASE_SEED, BASE_SEED + 10):

@@ -20,9 +20,12 @@ def test_types_say_which_product_it_is(out_dtype: torch.dtype) -> None:
     call = {} if out_dtype == torch.int32 else CALL
     packed = ops.pack_int4(W)
     for x, w, same in (
-        (X, W, ops.gemm_s8s8), (X, packed, ops.gemm_s8s4), (ops.pack_int4(X), packed, ops.gemm_s4s4),
-        (X.view(torch.uint8), W, ops.gemm_s8s8), (X.view(torch.uint8), packed, ops.gemm_s8s4),
-    ):  # fmt: skip
+        (X, W, ops.gemm_s8s8),
+        (X, packed, ops.gemm_s8s4),
+        (ops.pack_int4(X), packed, ops.gemm_s4s4),
+        (X.view(torch.uint8), W, ops.gemm_s8s8),
+        (X.view(torch.uint8), packed, ops.gemm_s8s4),
+    ):
         assert torch.equal(ops.gemm(x, w, **call, out_dtype=out_dtype), same(x, w, **call, out_dtype=out_dtype))
 
 

@@ -121,9 +121,13 @@ print(digest.hexdigest(), ops.native_available())
 
 def run(**environment: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
         cwd=Path(__file__).parent,
-    ).stdout.split()[0]  # fmt: skip
+    ).stdout.split()[0]
 
 
 def test_every_instruction_set_and_the_fallback_give_the_same_bits() -> None:
@@ -184,10 +188,13 @@ def test_gradients_equal_torchs_own(name: str, activation: str) -> None:
     real = w if name == "float_linear" else codes.float() * scale[:, None]
     pre = torch.nn.functional.linear(x, real, bias)
     smooth = {
-        "none": lambda t: t, "relu": torch.relu, "clamp": lambda t: t.clamp(-0.5, 0.7),
+        "none": lambda t: t,
+        "relu": torch.relu,
+        "clamp": lambda t: t.clamp(-0.5, 0.7),
         "gelu": torch.nn.functional.gelu,
-        "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"), "silu": torch.nn.functional.silu,
-    }[activation]  # fmt: skip
+        "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }[activation]
     want = torch.autograd.grad((smooth(pre) + residual).square().sum(), (x, bias, residual))
     common = {"bias": bias, "residual": residual, "activation": activation, "clamp_min": -0.5, "clamp_max": 0.7}
     y = (

@@ -22,14 +22,12 @@ def rows(k: int, dtype: torch.dtype = torch.float32) -> Tensor:
 CALLS: dict[str, Callable[[], object]] = {
     "quantize": lambda: ops.quantize(rows(4096), torch.ones(1)),
     "quantize_dynamic": lambda: ops.quantize_dynamic(rows(4096)),
-    "gemm_s8s8": lambda: ops.gemm_s8s8(
-        rows(16, torch.int8), torch.ones(4096, 16, dtype=torch.int8), torch.ones(4096)
-    ),
+    "gemm_s8s8": lambda: ops.gemm_s8s8(rows(16, torch.int8), torch.ones(4096, 16, dtype=torch.int8), torch.ones(4096)),
     "layer": lambda: pyquant.QLinear.from_float(nn.Linear(16, 4096), pyquant.W8A8Dynamic())(rows(16)),
     "layer of codes": lambda: pyquant.QLinear.from_float(nn.Linear(16, 4096), pyquant.W8A8(), input_scale=0.1)(
         pyquant.QTensor(rows(16, torch.int8), torch.tensor([0.1]))
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.skipif(not ops.native_available(), reason="without the compiled library torch itself allocates")

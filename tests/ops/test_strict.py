@@ -34,9 +34,12 @@ except Exception as error:
 
 def test_the_fallback_says_so_once_and_is_refused_when_strict() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "PYQUANT_DISABLE_NATIVE": "1"}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYQUANT_DISABLE_NATIVE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert result.stdout.startswith("refused: integer ops run in plain PyTorch: PYQUANT_DISABLE_NATIVE is set")
 
 

@@ -33,6 +33,13 @@ def document(**change: object) -> dict:
     return {"schema": 1, "gpus": {"GPU X": {"note": {}, "choices": [asdict(CHOICE) | change]}}}
 
 
+LAYER = tuned.LayerChoice("s4", "s8 dynamic", False, 128, "bf16", 64, 32, 1, 4.0, 6.0)
+
+
+def layers(value: object) -> dict:
+    return {"schema": 1, "gpus": {"GPU X": {"note": {}, "choices": [], "layers": value}}}
+
+
 def parse(value: object) -> tuned.Table:
     return tuned.parse(json.dumps(value).encode(), "t.json")
 
@@ -49,6 +56,8 @@ def test_round_trip_and_merge() -> None:
     again = tuned.parse(tuned.dumps(table), "t.json")
     assert again == table
     assert tuned.dumps(again) == tuned.dumps(table)
+    assert "layers" not in json.loads(tuned.dumps(table))["gpus"]["GPU X"]  # as older versions read it
+    assert "residual" not in json.loads(tuned.dumps(table))["gpus"]["GPU X"]["choices"][0]
     other = tuned.Table()
     other.add("GPU X", [replace(CHOICE, row="gemm_c")])
     other.add("GPU Y", [CHOICE])
@@ -56,6 +65,9 @@ def test_round_trip_and_merge() -> None:
     assert {c.row for c in table.gpus["GPU X"].values()} == {"gemm_c", "gemm_simt_any"}
     assert len(table.gpus["GPU X"]) == 2
     assert set(table.gpus) == {"GPU X", "GPU Y"}
+    other.add("GPU X", [], layers=[LAYER])
+    table.merge(other)
+    assert tuned.parse(tuned.dumps(table), "t.json").layers == {"GPU X": {LAYER.key: LAYER}}
 
 
 def check_that_the_users_choice_wins(folder: Path) -> None:
@@ -83,13 +95,37 @@ def test_the_users_choice_beats_the_packages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        [], {}, {"schema": 1}, {"schema": 2, "gpus": {}}, {"schema": 1, "gpus": []}, {"schema": 1, "gpus": {"": {}}},
-        {"schema": 1, "gpus": {"a\tb": {"note": {}, "choices": []}}}, {"schema": 1, "gpus": {"a": {"choices": []}}},
-        {"schema": 1, "gpus": {"a": {"note": {}, "choices": {}}}}, document(x="s9"), document(n=-1), document(n=1.5),
-        document(n=True), document(us="1"), document(us=-1), document(us=1e300), document(row=""), document(row="a\tb"),
-        document(row="a\nb"), document(w_layout="odd"), document(x_packed=1), document(more=1),
+        [],
+        {},
+        {"schema": 1},
+        {"schema": 2, "gpus": {}},
+        {"schema": 1, "gpus": []},
+        {"schema": 1, "gpus": {"": {}}},
+        {"schema": 1, "gpus": {"a\tb": {"note": {}, "choices": []}}},
+        {"schema": 1, "gpus": {"a": {"choices": []}}},
+        {"schema": 1, "gpus": {"a": {"note": {}, "choices": {}}}},
+        document(x="s9"),
+        document(n=-1),
+        document(n=1.5),
+        document(n=True),
+        document(us="1"),
+        document(us=-1),
+        document(us=1e300),
+        document(row=""),
+        document(row="a\tb"),
+        document(row="a\nb"),
+        document(w_layout="odd"),
+        document(x_packed=1),
+        document(more=1),
+        document(zero_point=1),
+        document(residual="no"),
+        layers({}),
+        layers([{}]),
+        layers([asdict(LAYER) | {"us": -1}]),
+        layers([asdict(LAYER) | {"inputs": "s9 dynamic"}]),
+        layers([asdict(LAYER) | {"zero_point": 0}]),
     ],
-)  # fmt: skip
+)
 def test_damaged_tables_are_refused_with_the_name_of_the_file(bad: object) -> None:
     with pytest.raises(CheckpointError, match=r"t\.json"):
         parse(bad)
@@ -141,8 +177,12 @@ def test_a_damaged_table_does_not_hinder_import(cache: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run(
         [sys.executable, "-c", "import pyquant; from pyquant.ops import tuned; print(tuned.remarks())"],
-        env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True, cwd=root,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+    )
     if native_available():
         assert tuned.FILE in run.stdout
     assert sorted(p.name for p in cache.iterdir()) == [tuned.FILE], "import writes no file"

@@ -18,15 +18,18 @@ _raw = torch.ops.pyquant
 
 def _buffers() -> dict[str, Tensor]:
     return {
-        "y": torch.zeros(2, 8), "mask": torch.zeros(2, dtype=torch.uint8), "scale": torch.zeros(2),
+        "y": torch.zeros(2, 8),
+        "mask": torch.zeros(2, dtype=torch.uint8),
+        "scale": torch.zeros(2),
         "zero_point": torch.zeros(2, dtype=torch.int32),
-    }  # fmt: skip
+    }
 
 
 # op -> (call it through `namespace` on x and the buffers, which buffers it writes)
 CALLS: dict[str, tuple[Callable[[Any, Tensor, dict[str, Tensor]], None], tuple[str, ...]]] = {
     "fake_quantize_out": (
-        lambda o, x, b: o.fake_quantize_out(x, SCALE, None, "per_tensor", 0, -7, 7, b["y"], b["mask"]), ("y", "mask"),
+        lambda o, x, b: o.fake_quantize_out(x, SCALE, None, "per_tensor", 0, -7, 7, b["y"], b["mask"]),
+        ("y", "mask"),
     ),
     "fake_quantize_dynamic_out": (
         lambda o, x, b: o.fake_quantize_dynamic_out(
@@ -35,7 +38,7 @@ CALLS: dict[str, tuple[Callable[[Any, Tensor, dict[str, Tensor]], None], tuple[s
         ("y", "scale", "zero_point"),
     ),
     "fake_quantize_backward_": (lambda o, x, b: o.fake_quantize_backward_(b["y"], b["mask"]), ("y",)),
-}  # fmt: skip
+}
 
 
 def test_every_op_that_writes_is_here() -> None:
