@@ -33,14 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, metavar="FN", help=DATA_HELP)
     add("--recipe", required=True, metavar="FILE", help="recipe: YAML, TOML or JSON")
     add(
-        "--out", default="calibration.json", metavar="PATH",
+        "--out",
+        default="calibration.json",
+        metavar="PATH",
         help="file that ends in .json, or a folder for calibration.json; default %(default)s",
-    )  # fmt: skip
+    )
     add(
-        "--plots", metavar="FOLDER",
+        "--plots",
+        metavar="FOLDER",
         help="write a picture of each tensor: its histogram and every method's range (takes the batches once more; "
         "matplotlib)",
-    )  # fmt: skip
+    )
 
 
 def run(args: argparse.Namespace) -> int:

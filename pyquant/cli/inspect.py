@@ -46,14 +46,19 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
         in_layers += size
         layers.append(
             {
-                "name": name, "kind": entry.kind, "out_features": entry.out_features,
+                "name": name,
+                "kind": entry.kind,
+                "out_features": entry.out_features,
                 "scheme": "int8 per row" if entry.kind == "embedding" else str(entry.scheme),
-                "in_features": entry.in_features, "bias": entry.bias is not None, "activation": entry.activation,
+                "in_features": entry.in_features,
+                "bias": entry.bias is not None,
+                "activation": entry.activation,
                 "gives": "codes" if entry.scheme.outputs is not None else "real numbers",
                 "geometry": None if entry.geometry is None else {k: list(v) for k, v in entry.geometry.items()},
-                "bytes": size, "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
+                "bytes": size,
+                "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
             }
-        )  # fmt: skip
+        )
     total = sum(t.size for t in manifest.tensors.values())
     return {
         "layers": layers,
@@ -70,13 +75,15 @@ def kernel_name(scheme: QScheme) -> str:
     quantised = not scheme.is_float
     codes = torch.zeros(n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""))
     layer = QLinear.from_codes(
-        codes, torch.ones(shape) if quantised else None, scheme=scheme,
+        codes,
+        torch.ones(shape) if quantised else None,
+        scheme=scheme,
         weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32),
         input_scale=1.0 if scheme.is_static else None,
         input_zero_point=0 if scheme.is_static and scheme.inputs and not scheme.inputs.symmetric else None,
         output_scale=1.0 if scheme.outputs else None,
         output_zero_point=0 if scheme.outputs and not scheme.outputs.symmetric else None,
-    )  # fmt: skip
+    )
     return layer.kernel_info(1).kernel
 
 

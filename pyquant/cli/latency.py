@@ -58,10 +58,18 @@ def run(args: argparse.Namespace) -> int:
             shown.step(what)
 
         table = measure_latency(
-            factory(), formats=formats_of(args.formats), data=batches, num_batches=args.batches, rounds=args.rounds,
-            min_rounds=min(8, args.rounds), max_seconds=args.seconds, held_out=args.held_out, clock=args.clock,
-            threads=args.threads, progress=tell,
-        )  # fmt: skip
+            factory(),
+            formats=formats_of(args.formats),
+            data=batches,
+            num_batches=args.batches,
+            rounds=args.rounds,
+            min_rounds=min(8, args.rounds),
+            max_seconds=args.seconds,
+            held_out=args.held_out,
+            clock=args.clock,
+            threads=args.threads,
+            progress=tell,
+        )
     print(to_markdown(table))
     print(f"saved in {table.save(out)}")
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 
 from pyquant.cli.start import COMMANDS, top_parser
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return USAGE
+    shown, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         return int(args.run(args))
     except ArgumentError as error:
@@ -61,6 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pyquant: interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        warnings.formatwarning = shown
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """What a user of the command line needs of a warning: not the line of our source that gave it."""
+    return f"warning: {message}\n"
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

@@ -30,6 +30,7 @@ examples:
   pyquant quantize mypackage.models:build --scheme "W4A8Dynamic(group_size=64)" --skip "*.head" --out quantised
   pyquant quantize ./hugging-face-folder --scheme W8A8Dynamic --embeddings --out quantised
   pyquant quantize mypackage.models:build --config quantise.yaml --out quantised
+  pyquant quantize mypackage.models:build --scheme W8A8Dynamic --auto --data mypackage.data:batches --out quantised
   pyquant quantize mypackage.models:build --scheme W8A8 --data mypackage.data:batches --improve smooth --out q
   pyquant quantize mypackage.models:build --recipe recipe.yaml --data mypackage.data:calibration --out quantised
   pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
@@ -64,9 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--embeddings", action="store_true", help="also Embedding layers, int8 with a scale a row")
     add("--heads", action="store_true", help="also output heads (lm_head), which stay float otherwise")
     add(
-        "--on-indivisible", choices=CHOICES, default=None,
+        "--on-indivisible",
+        choices=CHOICES,
+        default=None,
         help="layers whose rows the group size does not divide: one scale a channel (default), left, or an error",
-    )  # fmt: skip
+    )
+    add(
+        "--auto",
+        action="store_true",
+        help="leave in floating point what integers would make slower here: timed with the first batch of --data",
+    )
     add("--out", required=True, metavar="DIR", help="where the quantised model is saved")
 
 
@@ -99,6 +107,8 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
     from pyquant.ptq.improve.steps import check_names
 
     data = load_called(args.data, "--data") if args.data else None
+    if args.auto and data is None:
+        raise ArgumentError("--auto", "given without --data", "together with --data, whose first batch is the example")
     improve = check_names(args.improve, data)
     given_recipe = args.recipe or args.config
     if args.calibration and not args.recipe:
@@ -117,14 +127,22 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
 
     def quantise(model: nn.Module) -> tuple[nn.Module, Recipe | None]:
         from pyquant.ptq import quantize_recipe_
+        from pyquant.ptq.auto import auto_
         from pyquant.ptq.quantize import quantize_
 
         batches = _batches(data, args)
         try:
+            if not given_recipe and args.auto:
+                print(auto_(model, _example(model, batches), config, data=batches, **options))
+                return model, None
             if not given_recipe:
                 return quantize_(model, config, data=batches, **options), None
             counted = _with_batches(recipe, batches, args)
-            return quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve), counted
+            speed = {"check_speed": False} if args.auto else {}
+            quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve, **speed)
+            if args.auto:
+                print(auto_(model, _example(model, batches)))
+            return model, counted
         except ArgumentError as error:
             if args.recipe or error.argument not in ("config", "recipe.layers"):
                 raise
@@ -169,8 +187,19 @@ def _ranges(args: argparse.Namespace, recipe: Recipe) -> Any:
 
 def _batches(data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace) -> Iterable[Any] | None:
     batches = None if data is None else data()
-    # improvers go through the data more than once
-    return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and args.improve else batches
+    # improvers, and the comparison of speeds after all else, go through the data more than once
+    again = bool(args.improve or args.auto)
+    return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and again else batches
+
+
+def _example(model: nn.Module, batches: Iterable[Any] | None) -> Any:
+    """The first batch, as the model takes it."""
+    from pyquant.calibrate.run import inputs_of
+
+    for batch in batches or ():
+        args, keywords = inputs_of(model, None)(batch)
+        return keywords or tuple(args)
+    raise ArgumentError("--data", "no batch", "at least one batch, the example of --auto")
 
 
 def _print_summary(model: nn.Module, before: int, out: str) -> None:

@@ -86,15 +86,33 @@ def run(args: argparse.Namespace) -> int:
             raise ArgumentError("--report", path, "files that end in .html, .png, .svg, .csv, .md or .json")
     with Stages("search") as shown, using_threads(args.threads):
         plan = pyquant.search(
-            factory(), None, data(), formats_of(args.formats or asked.formats), eval_fn, max_drop, args.objective,
-            higher_is_better=not args.lower_is_better, metric=args.metric or asked.metric,
-            sensitivity=args.sensitivity or asked.sensitivity, algorithm=args.algorithm or asked.algorithm,
-            never_slower_margin=asked.never_slower_margin, budget=args.budget, num_batches=args.batches,
-            grouping=args.grouping, score_data=None if score is None else score(), max_loss=args.max_loss,
-            max_latency_us=args.max_latency_us, max_size_bytes=args.max_size_bytes,
-            max_effective_bits=args.max_effective_bits, latency=args.latency, latency_seconds=args.latency_seconds,
-            journal=args.journal, seed=args.seed, clock=args.clock, progress=shown,
-        )  # fmt: skip
+            factory(),
+            None,
+            data(),
+            formats_of(args.formats or asked.formats),
+            eval_fn,
+            max_drop,
+            args.objective,
+            higher_is_better=not args.lower_is_better,
+            metric=args.metric or asked.metric,
+            sensitivity=args.sensitivity or asked.sensitivity,
+            algorithm=args.algorithm or asked.algorithm,
+            never_slower_margin=asked.never_slower_margin,
+            budget=args.budget,
+            num_batches=args.batches,
+            grouping=args.grouping,
+            score_data=None if score is None else score(),
+            max_loss=args.max_loss,
+            max_latency_us=args.max_latency_us,
+            max_size_bytes=args.max_size_bytes,
+            max_effective_bits=args.max_effective_bits,
+            latency=args.latency,
+            latency_seconds=args.latency_seconds,
+            journal=args.journal,
+            seed=args.seed,
+            clock=args.clock,
+            progress=shown,
+        )
     plan = replace(plan, recipe=replace(plan.recipe, qat=base.qat, callback=base.callback, ptq_only=base.ptq_only))
     print("\n".join(summary(plan.record)))
     # without static layers a file without ranges: the next command names it whatever the plan is

@@ -73,10 +73,17 @@ def run(args: argparse.Namespace) -> int:
     data, count = usual_batches(data, args.batches)
     model = factory()
     cost = cost_of(
-        model, formats, args.metric, mode, with_eval=eval_fn is not None, num_batches=count,
-        batches=None if held_out is None else len(held_out), grouping=args.grouping, repeats=args.repeats,
+        model,
+        formats,
+        args.metric,
+        mode,
+        with_eval=eval_fn is not None,
+        num_batches=count,
+        batches=None if held_out is None else len(held_out),
+        grouping=args.grouping,
+        repeats=args.repeats,
         loss=args.loss,
-    )  # fmt: skip
+    )
     print(f"cost: {cost.line()}", flush=True)
     subject: nn.Module | SwitchableModel = model
     latency = None
@@ -85,11 +92,23 @@ def run(args: argparse.Namespace) -> int:
         latency = load_latency(args.latency, subject)
     with ProgressBar("sensitivity", cost.evaluations) as shown:
         report = sensitivity(
-            subject, data if subject is model else None, formats, args.metric, mode, eval_fn=eval_fn,
-            higher_is_better=not args.lower_is_better, batches=held_out, num_batches=count,
-            grouping=args.grouping, loss=args.loss, repeats=args.repeats, seed=args.seed,
-            progress=lambda done, total, what: shown.step(what), journal=args.journal, latency=latency,
-        )  # fmt: skip
+            subject,
+            data if subject is model else None,
+            formats,
+            args.metric,
+            mode,
+            eval_fn=eval_fn,
+            higher_is_better=not args.lower_is_better,
+            batches=held_out,
+            num_batches=count,
+            grouping=args.grouping,
+            loss=args.loss,
+            repeats=args.repeats,
+            seed=args.seed,
+            progress=lambda done, total, what: shown.step(what),
+            journal=args.journal,
+            latency=latency,
+        )
     print(groups_table(report))
     if args.max_drop is not None:
         _print_skips(report, args.max_drop, args.by)

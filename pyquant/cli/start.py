@@ -7,11 +7,14 @@ nothing but its help or its version, it answers and leaves. It imports nothing b
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
-from typing import Final
+from typing import Any, Final, NoReturn
 
 VERSION: Final = "0.1.0"
+USAGE: Final = 2
 
 # Each is a module of this package with add_arguments(parser) and run(args).
 COMMANDS: Final = {
@@ -47,9 +50,33 @@ exit codes: 0 all is well, 1 a problem was found, 2 called wrongly, 3 a benchmar
 """
 
 
-def top_parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the word that was meant where one is near. Commands have its kind."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # said here, by the parser that knows its options
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message}{self._meant(message)} (see {self.prog} --help)\n")
+
+    def _meant(self, message: str) -> str:
+        if unknown := re.fullmatch(r"unrecognized arguments: (.*)", message, re.DOTALL):
+            words = [word.partition("=")[0] for word in unknown[1].split() if word.startswith("-")]
+            names = list(self._option_string_actions)
+        elif choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
+            words, names = [choice[1]], [name.strip("' ") for name in choice[2].split(",")]
+        else:
+            return ""
+        near = [match for word in words for match in difflib.get_close_matches(word, names, 1)]
+        return f"; did you mean {' '.join(near)}?" if near else ""
+
+
+def top_parser() -> Parser:
     """The parser of the options before the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pyquant",
         description="Quantise PyTorch models to int8 and int4: integer products, the same bits on every device.",
         epilog=_EXAMPLES,
@@ -80,11 +107,11 @@ def answer(words: list[str], program: str) -> str | None:
         return None
     if words == ["--version"]:
         return f"pyquant {VERSION}\n"
-    return outline().format_help() if words in (["-h"], ["--help"]) else None
+    return outline().format_help() if words in ([], ["-h"], ["--help"]) else None
 
 
 _told = answer(sys.argv[1:], sys.argv[0]) if getattr(sys, "argv", None) else None
 if _told is not None:
     sys.stdout.write(_told)
     sys.stdout.flush()
-    raise SystemExit(0)
+    raise SystemExit(0 if sys.argv[1:] else USAGE)

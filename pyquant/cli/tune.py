@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pyquant.bench.model_shapes import parse_kn
 from pyquant.cli.progress import ProgressBar
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS_BY_NAME
-from pyquant.core.presets import preset_name
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import SaveDirectory
 from pyquant.measure.environment import describe_environment
-from pyquant.measure.tune import Rig, TuneOutcome, problems_for, tune
+from pyquant.measure.tune import Layer, Rig, TuneOutcome, problems_for, time_layers, tune
 from pyquant.ops import tuned
 
 _EXAMPLES = """\
 examples:
   pyquant tune --model quantised
   pyquant tune --shapes 4096x4096 11008x4096 --m 1 16 64 512 --schemes W8A8Dynamic "W4A8Dynamic(group_size=128)"
+  pyquant tune --model quantised --layers --residual
   pyquant tune --shapes 4096x4096 --dry-run --json
 
 The table is in PYQUANT_CACHE, else pyquant in XDG_CACHE_HOME, else ~/.cache/pyquant; delete it to forget. A choice
@@ -39,11 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="DIR", help="folder of a quantised model: its layers are measured")
     add("--shapes", nargs="+", default=[], metavar="NxK", help="out_features x in_features")
-    add("--m", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
-        metavar="M", help="rows; each stands for its bucket (default: 1 8 16 ... 4096)")  # fmt: skip
-    add("--schemes", nargs="+", default=["W8A8Dynamic"], metavar="SCHEME",
-        help="of --shapes: integer presets or FP16 (default: W8A8Dynamic)")  # fmt: skip
+    add(
+        "--m",
+        type=int,
+        nargs="+",
+        default=[1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096],
+        metavar="M",
+        help="rows; each stands for its bucket (default: 1 8 16 ... 4096)",
+    )
+    add(
+        "--schemes",
+        nargs="+",
+        default=["W8A8Dynamic"],
+        metavar="SCHEME",
+        help="of --shapes: any preset (default: W8A8Dynamic)",
+    )
     add("--dtype", choices=FLOATS_BY_NAME, default="bfloat16", help="input and output (default: bfloat16)")
+    add("--residual", action="store_true", help="also with a residual added, as the last layer of a block has it")
+    add(
+        "--layers",
+        action="store_true",
+        help="also time whole layers, quantiser and launches included, against torch's Linear: what auto_ decides by",
+    )
+    add("--graph", action="store_true", help="with --layers: as in a CUDA graph, without the gaps between launches")
     add("--device", type=int, default=0, metavar="INDEX", help="CUDA device (default: 0)")
     add("--rounds", type=int, default=15, metavar="N", help="interleaved rounds (default: 15)")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
@@ -54,30 +73,52 @@ def run(args: argparse.Namespace) -> int:
     """Measures, prints what changed, writes the table. -> 0, or 1 when a kernel's result was wrong."""
     arguments.whole("--rounds", args.rounds, 1)
     rows = [arguments.whole("--m", m, 1) for m in args.m]
-    rig = make_rig(args.device) if args.model else None  # a machine without a GPU need not read a model
-    problems = problems_for(_layers(args), rows, FLOATS_BY_NAME[args.dtype])
-    rig = rig or make_rig(args.device)
+    if args.graph and not args.layers:
+        raise ArgumentError("--graph", "given without --layers", "together with --layers")
+    layers = [] if args.model else _layers(args)  # a machine without a GPU need not read a model
+    clock = "cuda-graph" if args.graph else "cuda-events"
+    dtype = FLOATS_BY_NAME[args.dtype]
+    if layers:  # what is wrong with the arguments is told without a GPU, too
+        problems_for(layers, rows[:1], dtype)
+    rig = make_rig(args.device, clock)
+    layers = layers or _layers(args)
+    problems = problems_for(layers, rows, dtype, rig.device, residuals=args.residual)
     with ProgressBar("tune", len(problems)) as shown:
         outcomes = tune(
             problems, rig, rounds=args.rounds, on_problem=lambda p: shown.step("M={m} N={n} K={k}".format(**p))
         )
-    path = None if args.dry_run else save(str(rig.device["name"]), outcomes)
+    whole: list[tuned.LayerChoice] = []
+    untimed: dict[str, str] = {}
+    if args.layers:
+        with ProgressBar("whole layers", len(layers) * len(rows)) as shown:
+            each = partial(_show_layer, shown)
+            whole, untimed = time_layers(layers, rows, dtype, rig, rounds=args.rounds, on_layer=each)  # type: ignore[arg-type]
+    path = None if args.dry_run else save(str(rig.device["name"]), outcomes, whole, clock)
     if args.json:
-        print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+        print(json.dumps([asdict(outcome) for outcome in outcomes] + [asdict(one) for one in whole], indent=1))
     else:
         print(report(outcomes))
+        if args.layers:
+            print(report_of_layers(whole, untimed))
         print(f"written to {path}" if path else "dry run: nothing written")
-    return 1 if any("differs" in why for o in outcomes for why in o.dropped.values()) else 0
+    told = [*(why for o in outcomes for why in o.dropped.values()), *untimed.values()]
+    return 1 if any("differs" in why for why in told) else 0
 
 
-def make_rig(index: int) -> Rig:
+def _show_layer(shown: ProgressBar, m: int, n: int, k: int) -> None:
+    shown.step(f"M={m} N={n} K={k}")
+
+
+def make_rig(index: int, layer_clock: str) -> Rig:
     """The device to measure on; UnsupportedError without a GPU."""
     from pyquant.measure.tune_rig import GpuRig
 
-    return GpuRig(index)
+    return GpuRig(index, layer_clock)
 
 
-def save(gpu: str, outcomes: Sequence[TuneOutcome]) -> Path:
+def save(
+    gpu: str, outcomes: Sequence[TuneOutcome], layers: Sequence[tuned.LayerChoice] = (), layer_clock: str = ""
+) -> Path:
     """Merges the choices into the user's table, whole or not at all, and follows it in this process. -> its path.
 
     Raises CheckpointError when another process is writing it, or what is there is no table of ours.
@@ -87,7 +128,8 @@ def save(gpu: str, outcomes: Sequence[TuneOutcome]) -> Path:
         there = directory.read(tuned.FILE, tuned.MAX_BYTES)
         table = tuned.Table() if there is None else tuned.parse(there, str(folder / tuned.FILE))
         note = {"pyquant": environment.pyquant, "torch": environment.torch, "cuda": environment.cuda}
-        table.add(gpu, [o.choice for o in outcomes if o.choice is not None], note)
+        note |= {"layer_clock": layer_clock} if layers else {}
+        table.add(gpu, [o.choice for o in outcomes if o.choice is not None], note, layers)
         directory.publish(directory.stage(tuned.dumps(table)), tuned.FILE)
         directory.sync()
     tuned.activate(tuned.load())
@@ -110,9 +152,24 @@ def report(outcomes: Sequence[TuneOutcome]) -> str:
     return "\n".join([table(head, rows), "", f"{changed} of {len(rows)} choices changed", *dropped])
 
 
+def report_of_layers(layers: Sequence[tuned.LayerChoice], untimed: Mapping[str, str]) -> str:
+    """A line a whole layer: its time, torch's, and how many times faster it is; then what was not timed, and why."""
+    from pyquant.report.render import table
+
+    rows = []
+    for one in layers:
+        group = f" group {one.group_size}" if one.group_size else ""
+        types = f"{one.inputs} x {one.weights}{group}"
+        times = [f"{one.us:.1f}", f"{one.float_us:.1f}", f"{one.float_us / one.us:.2f}" if one.us else ""]
+        rows.append([types, str(one.m), str(one.n), str(one.k), *times])
+    head = ["whole layers", "M", "N", "K", "us", "torch's us", "times faster"]
+    return "\n".join(["", table(head, rows), *(f"{what}: {why}" for what, why in untimed.items())])
+
+
 def _row(outcome: TuneOutcome) -> list[str]:
     p, choice = outcome.problem, outcome.choice
     group = f" group {p['group_size']}" if p.get("group_size") else ""
+    group += " + residual" if "residual" in p else ""
     where = [f"{p.get('x', 's8')} x {p.get('w', 's8')}{group}", str(p["m"]), str(p["n"]), str(p["k"])]
     if choice is None:
         return [*where, "nothing ran", "", "", "", ""]
@@ -121,8 +178,8 @@ def _row(outcome: TuneOutcome) -> list[str]:
     return [*where, choice.row, f"{choice.us:.1f}", choice.model_row, ratio, "" if old == choice.row else f"was {old}"]
 
 
-def _layers(args: argparse.Namespace) -> list[tuple[int, int, str]]:
-    layers = [
+def _layers(args: argparse.Namespace) -> list[Layer]:
+    layers: list[Layer] = [
         (*parse_kn(text, "--shapes", "out_features x in_features, such as 4096x1024"), scheme)
         for text in args.shapes
         for scheme in args.schemes
@@ -134,12 +191,8 @@ def _layers(args: argparse.Namespace) -> list[tuple[int, int, str]]:
     return layers
 
 
-def _layers_of(folder: str) -> list[tuple[int, int, str]]:
+def _layers_of(folder: str) -> list[Layer]:
     from pyquant.io.checkpoint import read_manifest
 
-    shapes = []
-    for layer in read_manifest(folder).layers.values():
-        name = preset_name(layer.scheme)
-        if name is not None and layer.kind == "linear" and (layer.scheme.is_integer or layer.scheme.is_float):
-            shapes.append((layer.out_features, layer.in_features, name))
-    return shapes
+    layers = read_manifest(folder).layers.values()
+    return [(layer.out_features, layer.in_features, layer.scheme) for layer in layers if layer.kind == "linear"]

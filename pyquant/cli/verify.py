@@ -189,9 +189,16 @@ def _data(y: Any) -> Tensor:
 
 
 def _print(
-    args: argparse.Namespace, verdicts: list[LayerVerdict], whole: dict[str, float] | None, digest: str, count: int,
-    wrong: list[str], floats: dict[str, float], traced: list[FloatMatrix] | None, why_not: str,
-) -> None:  # fmt: skip
+    args: argparse.Namespace,
+    verdicts: list[LayerVerdict],
+    whole: dict[str, float] | None,
+    digest: str,
+    count: int,
+    wrong: list[str],
+    floats: dict[str, float],
+    traced: list[FloatMatrix] | None,
+    why_not: str,
+) -> None:
     if args.json:
         layers = [
             {k: (str(v) if v in (math.inf, -math.inf) else v) for k, v in asdict(item).items()} for item in verdicts

@@ -17,9 +17,16 @@ from pyquant.report.records.environment import Environment
 
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 _PACKAGES = (
-    "numpy", "transformers", "torchao", "safetensors", "triton", "gemlite", "humming-kernels", "bitsandbytes",
+    "numpy",
+    "transformers",
+    "torchao",
+    "safetensors",
+    "triton",
+    "gemlite",
+    "humming-kernels",
+    "bitsandbytes",
     "scikit-learn",
-)  # fmt: skip
+)
 
 
 def describe_environment(device: str | torch.device = "cpu", *, clock: str = "") -> Environment:

@@ -12,18 +12,21 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from pyquant import ops
 from pyquant.core.presets import scheme_from_name
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.measure.timing import Candidate, Clock, time_interleaved
 from pyquant.ops import plan
-from pyquant.ops.tuned import Choice
+from pyquant.ops.layer_time import layer_key, product_of, spec_of
+from pyquant.ops.tuned import Choice, LayerChoice
 
 Problem = dict[str, Any]
+Layer = tuple[int, int, QScheme | str]  # out_features, in_features, scheme or its text
 TORCH: Final = "torch"
 USUAL: Final = {"x": "s8", "w": "s8", "x_packed": False, "w_layout": "natural", "group_size": 0}  # where none is said
 WITHIN: Final = 3.0  # candidates: rows that the model thinks at most this many times slower than its best
 _WINS_BY: Final = 1.02  # noise does not overrule the model
+_ANY: Final = plan.Device(0, 0, 0, 0)  # products of weights alone have one layout everywhere
 _SHORT: Final = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -54,47 +57,60 @@ class TuneOutcome:
 
 
 def problems_for(
-    layers: Iterable[tuple[int, int, str]], ms: Sequence[int], dtype: torch.dtype = torch.float16
+    layers: Iterable[Layer],
+    ms: Sequence[int],
+    dtype: torch.dtype = torch.float16,
+    device: Mapping[str, Any] | None = None,
+    *,
+    residuals: bool = False,
 ) -> list[Problem]:
-    """The GEMMs of layers (out_features, in_features, scheme text) for M rows each, in the form that the plan takes.
+    """The GEMMs of layers (out_features, in_features, scheme or its text) for M rows each, in the form that the plan
+    takes.
 
-    ms     rows; each represents its bucket (pyquant._native.m_bucket), whose largest M is measured.
-    dtype  of the layers' inputs and outputs.
-    ->     one problem a layer and bucket, without repetition.
-    Raises ArgumentError for a scheme that is unknown or multiplies no integers and is not FP16.
+    ms         rows; each represents its bucket (pyquant._native.m_bucket), whose largest M is measured.
+    dtype      of the layers' inputs and outputs.
+    device     of the rig: the weights have the layout that its layers have. None: natural rows.
+    residuals  each problem a second time, with a residual of that type (the key 'residual') added.
+    ->         one problem a layer and bucket, without repetition.
+    Raises ArgumentError for a scheme that is unknown, and for float32 where x stays in floating point.
     """
     native = plan._native()
     distinct: dict[str, Problem] = {}
-    for n, k, text in layers:
+    for n, k, scheme in layers:
         for m in ms:
-            problem = _problem(n, k, text, int(native.m_bucket(m)), dtype)
-            distinct.setdefault(repr(sorted(problem.items())), problem)
+            problem = _problem(n, k, as_scheme(scheme), int(native.m_bucket(m)), dtype, device)
+            with_residual = [problem | {"residual": _SHORT[dtype]}] if residuals else []
+            for one in (problem, *with_residual):
+                distinct.setdefault(repr(sorted(one.items())), one)
     return list(distinct.values())
 
 
-def _problem(n: int, k: int, text: str, m: int, dtype: torch.dtype) -> Problem:
-    scheme = scheme_from_name(text)
+def as_scheme(scheme: QScheme | str) -> QScheme:
+    """The scheme of a layer. Raises ArgumentError for an unknown name."""
+    return scheme_from_name(scheme) if isinstance(scheme, str) else scheme
+
+
+def _problem(n: int, k: int, scheme: QScheme, m: int, dtype: torch.dtype, device: Mapping[str, Any] | None) -> Problem:
+    if scheme.inputs is None and dtype is torch.float32:
+        raise ArgumentError("dtype", dtype, f"float16 or bfloat16 with scheme {scheme}")
     if scheme.is_float:
-        if dtype is torch.float32:
-            raise ArgumentError("dtype", dtype, "float16 or bfloat16 with scheme FP16")
         short = _SHORT[dtype]
         return {"m": m, "n": n, "k": k, "x": short, "w": short, "out": short}
-    if not scheme.is_integer or scheme.inputs is None:
-        raise ArgumentError("scheme", text, "a scheme of integer products (W8A8Dynamic, W4A8, ...), or FP16")
-    x_qmin, x_qmax = scheme.inputs.code_range
-    spec = ops.LinearSpec(
-        n, k, w_bits=scheme.weights.bits, group_size=scheme.weights.group_size or 0,
-        input="dynamic" if scheme.inputs.dynamic else "static", x_qmin=x_qmin, x_qmax=x_qmax,
-        x_symmetric=scheme.inputs.symmetric,
-    )  # fmt: skip
-    return plan.problem_of(spec, m, dtype)
+    if scheme.inputs is None:
+        return product_of(scheme, n, k, m, dtype, _ANY)[1]
+    return plan.problem_of(spec_of(scheme, n, k, None if device is None else as_device(device)), m, dtype)
+
+
+def as_device(facts: Mapping[str, Any]) -> plan.Device:
+    """The device of a rig, as the plan takes it."""
+    return plan.Device(**{"shared_bytes": 0, "l2_bytes": 0, **facts})
 
 
 def candidates(problem: Problem, device: Mapping[str, Any], *, only_compiled: bool = True) -> list[str]:
     """The rows to measure, the model's choice first: those that take the problem, at most WITHIN times its time."""
     native = plan._native()
     unnamed = {**device, "name": ""}  # without a name no earlier measurement decides
-    best, best_us, refused = native.select(problem, unnamed, False, only_compiled)
+    best, best_us, refused = native.select(problem, unnamed, "residual" in problem, only_compiled)
     if best is None:
         return []
     costs = {
@@ -130,7 +146,7 @@ def tune(
 
 def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> TuneOutcome:
     names = candidates(problem, rig.device, only_compiled=only_compiled)
-    earlier = plan._native().tuned(problem, rig.device)
+    earlier = plan._native().tuned(problem, rig.device, "residual" in problem)
     before = "" if earlier is None else earlier[0]
     if not names:
         return TuneOutcome(problem, None, before, dropped={"all": "no kernel takes the problem"})
@@ -162,6 +178,73 @@ def _tune_one(problem: Problem, rig: Rig, rounds: int, only_compiled: bool) -> T
 def _choice(problem: Problem, row: str, us: float, model_row: str, model_us: float) -> Choice:
     p = {**USUAL, **problem}
     return Choice(
-        p["x"], p["w"], p["out"], p["x_packed"], p["w_layout"], p["group_size"], p["n"], p["k"], p["m"],
-        row, round(us, 3), model_row, round(model_us, 3),
-    )  # fmt: skip
+        p["x"],
+        p["w"],
+        p["out"],
+        p["x_packed"],
+        p["w_layout"],
+        p["group_size"],
+        p["n"],
+        p["k"],
+        p["m"],
+        row,
+        round(us, 3),
+        model_row,
+        round(model_us, 3),
+        bool(p.get("has_zero_point")),
+        "residual" in p,
+    )
+
+
+class LayerRig(Protocol):
+    """A device to time whole layers on."""
+
+    layer_clock: Clock
+
+    def layer(self, n: int, k: int, scheme: QScheme, m: int, dtype: torch.dtype) -> tuple[Candidate, Candidate, bool]:
+        """(the quantised layer's call, torch's Linear's call, whether the layer's result is right)."""
+
+
+def time_layers(
+    layers: Iterable[Layer],
+    ms: Sequence[int],
+    dtype: torch.dtype,
+    rig: LayerRig,
+    *,
+    rounds: int = 15,
+    on_layer: Callable[[int, int, int], None] | None = None,
+) -> tuple[list[LayerChoice], dict[str, str]]:
+    """Time whole layers, their quantiser and every launch included, against torch's Linear of 16-bit weights.
+
+    layers, ms, dtype  as in problems_for; float16 or bfloat16.   on_layer  called with (m, n, k) before each.
+    ->  (times, {what was not timed: why}); each (shape, scheme, bucket) once.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ArgumentError("dtype", dtype, "float16 or bfloat16 for whole layers")
+    short, native = _SHORT[dtype], plan._native()
+    found: list[LayerChoice] = []
+    done: set[tuple[object, ...]] = set()
+    dropped: dict[str, str] = {}
+    for n, k, named in layers:
+        scheme = as_scheme(named)
+        for m in (int(native.m_bucket(m)) for m in ms):
+            key = layer_key(scheme, short, n, k, m)
+            if key in done or scheme.is_float:
+                continue
+            done.add(key)
+            if on_layer:
+                on_layer(m, n, k)
+            what = f"{scheme} at M={m} N={n} K={k}"
+            try:
+                ours, theirs, right = rig.layer(n, k, scheme, m, dtype)
+            except (RuntimeError, ValueError) as error:
+                dropped[what] = (str(error).strip() or type(error).__name__).splitlines()[0]
+                continue
+            if not right:
+                dropped[what] = "its result differs from the specification"
+                continue
+            timings = time_interleaved({"ours": ours, "theirs": theirs}, clock=rig.layer_clock, rounds=rounds)
+            weights, inputs, zero_point, group_size, *_ = key
+            us = (round(timings.median_us(name), 3) for name in ("ours", "theirs"))
+            found.append(LayerChoice(weights, inputs, zero_point, group_size, short, n, k, m, *us))  # type: ignore[arg-type]
+    return found, dropped

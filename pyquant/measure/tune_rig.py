@@ -7,29 +7,36 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyquant import ops
+from pyquant.core.scheme import QScheme
 from pyquant.errors import UnsupportedError
-from pyquant.measure.exact import check_rows
+from pyquant.measure.exact import check_rows, is_exact, sqnr_db
 from pyquant.measure.floors import random_codes
-from pyquant.measure.gpu_timing import Rotating
+from pyquant.measure.gpu_timing import Rotating, copies_beyond_cache, copies_of, held_bytes
 from pyquant.measure.timing import Candidate, Clock, make_clock
 from pyquant.measure.tune import TORCH, USUAL, Problem
+from pyquant.nn.qlinear import QLinear
 from pyquant.numerics.gemm import gemm as specification
 from pyquant.numerics.pack import pack_int4
 from pyquant.ops import plan
 
 _DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "s8": torch.int8}
 _COLD_BYTES: Final = 256 << 20  # weights rotate over this much memory, more than any last-level cache holds
+_NEAR_DB: Final = 35.0  # of a weight-only product against the float one of the same weights, in 16 bits
 _FLOAT_ERROR: Final = 0.02  # of the largest result: float products have a tolerance, a wrong one is far off
 _CODES: Final = {"s8": 127, "s4": 7, "u8": 127}
 Launch = Callable[..., None]
 
 
 class GpuRig:
-    """A CUDA device of torch. Raises UnsupportedError when torch sees no GPU, or the kernels were not built."""
+    """A CUDA device of torch. Raises UnsupportedError when torch sees no GPU, or the kernels were not built.
 
-    def __init__(self, index: int = 0) -> None:
+    layer_clock  'cuda-events': as in eager mode, what the launches take counts; 'cuda-graph': captured.
+    """
+
+    def __init__(self, index: int = 0, layer_clock: str = "cuda-events") -> None:
         if not torch.cuda.is_available():
             raise UnsupportedError("tune measures on a GPU, and torch sees none here", [])
         native = plan._native()
@@ -37,12 +44,41 @@ class GpuRig:
             raise UnsupportedError("tune measures compiled kernels, and this build has none", [])
         self.device: Mapping[str, Any] = native.device_info(index)
         self.clock: Clock = make_clock("cuda-graph")  # no launch gaps
+        self.layer_clock: Clock = make_clock(layer_clock)
         self._memory = torch.device("cuda", index)
+
+    def layer(self, n: int, k: int, scheme: QScheme, m: int, dtype: torch.dtype) -> tuple[Candidate, Candidate, bool]:
+        """A whole layer, torch's, and whether the first is right."""
+        return layer_pair(n, k, scheme, m, dtype, self._memory)
 
     def prepare(self, problem: Problem) -> Callable[[str], tuple[Candidate, bool]]:
         """Memory for a problem, and how to run a row on it."""
         native = plan._native()
         return Bench(problem, self._memory, native.gemm, native).build
+
+
+def layer_pair(
+    n: int, k: int, scheme: QScheme, m: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Candidate, Candidate, bool]:
+    """Calls of a layer of random weights and of torch's Linear, each rotating over copies that no cache holds together;
+    and whether the layer has the bits of its specification (weight-only: is near them)."""
+    linear = nn.Linear(k, n, bias=False, device=device, dtype=dtype)
+    x = torch.randn(m, k, device=device, dtype=dtype)
+    ranges: dict[str, Any] = {"input_scale": 0.05} if scheme.is_static else {}
+    if scheme.is_static and scheme.inputs is not None and not scheme.inputs.symmetric:
+        ranges["input_zero_point"] = 0
+    layer = QLinear.from_float(linear, scheme, **ranges)
+    ours, theirs = ([*copies_of(one, _copies(one, device))] for one in (layer, linear))
+    if scheme.is_integer:
+        right = is_exact(layer, x)
+    else:
+        with torch.inference_mode():
+            right = sqnr_db(layer.to_float()(x), layer(x)) > _NEAR_DB
+    return Rotating([partial(one, x) for one in ours]), Rotating([partial(one, x) for one in theirs]), right
+
+
+def _copies(module: nn.Module, device: torch.device) -> int:
+    return copies_beyond_cache(held_bytes(module), _COLD_BYTES) if device.type == "cuda" else 1
 
 
 class Bench:
@@ -56,6 +92,7 @@ class Bench:
         p = {**USUAL, **problem}
         self.m, self.n, self.k = int(p["m"]), int(p["n"]), int(p["k"])
         self.group_size, self.is_float = int(p["group_size"]), p["x"] in ("f16", "bf16")
+        self.is_weight_only = self.is_float and p["w"] in _CODES
         self.x_type, self.w_type, self.layout, self.x_packed = p["x"], p["w"], p["w_layout"], bool(p["x_packed"])
         ldx = int(p.get("ldx", self.k))
         self.x = self._values(self.x_type, self.m, ldx)
@@ -69,6 +106,8 @@ class Bench:
             count = self.m if p.get("per_token_zero_point") else 1
             self.x_zero_point = torch.randint(-5, 6, (count,), device=device, dtype=torch.int32)
             self.w_sum = self.w[:, : self.k].reshape(self.n, groups, -1).sum(-1, dtype=torch.int32).contiguous()
+        kind = p.get("residual")
+        self.residual = None if kind is None else torch.randn(self.m, self.n, device=device).to(_DTYPES[kind])
         self.out = torch.empty(self.m, self.n, device=device, dtype=_DTYPES[p["out"]])
         stored = self._stored()
         copies = max(1, min(64, _COLD_BYTES // max(1, stored.numel() * stored.element_size())))
@@ -87,13 +126,17 @@ class Bench:
         index = self.device.index or 0
         needed = self._native.workspace_bytes(name, self.problem, index)
         workspace = torch.empty(max(needed, 1), dtype=torch.uint8, device=self.device)
-        optional = {"x_zero_point": self.x_zero_point, "w_sum": self.w_sum}
+        optional = {"x_zero_point": self.x_zero_point, "w_sum": self.w_sum, "residual": self.residual}
         fixed = {
-            "x": self.x_stored.data_ptr(), "out": self.out.data_ptr(), "workspace": workspace.data_ptr(),
+            "x": self.x_stored.data_ptr(),
+            "out": self.out.data_ptr(),
+            "workspace": workspace.data_ptr(),
             **{key: tensor.data_ptr() for key, tensor in optional.items() if tensor is not None},
-        }  # fmt: skip
+        }
         if not self.is_float:
-            fixed |= {"x_scale": self.x_scale.data_ptr(), "w_scale": self.w_scale.data_ptr()}
+            fixed["x_scale"] = self.x_scale.data_ptr()
+        if not self.is_float or self.is_weight_only:
+            fixed["w_scale"] = self.w_scale.data_ptr()
 
         def run(operands: Mapping[str, int]) -> Tensor:
             stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
@@ -103,8 +146,20 @@ class Bench:
         return Rotating([partial(run, {**fixed, "w": weights.data_ptr()}) for weights in self.stored])
 
     def _torch(self) -> Candidate:
+        if self.is_weight_only:
+            return Rotating([partial(self._by_framework, stored) for stored in self.stored])
         x, weights = self.x[:, : self.k], (stored[:, : self.k].t() for stored in self.stored)
         return Rotating([partial(torch.mm, x, w, out=self.out) for w in weights])
+
+    def _by_framework(self, stored: Tensor) -> None:
+        """As weight-only layers of many rows run: dequantised, then torch's product."""
+        codes = ops.unpack_int4(stored, self.k) if self.w_type == "s4" else stored[:, : self.k]
+        scale = self.w_scale if self.group_size else self.w_scale.reshape(-1)
+        how = "per_group" if self.group_size else "per_channel"
+        real = ops.dequantize(codes, scale, None, how, self.group_size, self.x.dtype)
+        torch.mm(self.x[:, : self.k], real.t(), out=self.out)
+        if self.residual is not None:
+            self.out.add_(self.residual)
 
     def _is_right(self) -> bool:
         rows = check_rows(self.m)
@@ -117,13 +172,23 @@ class Bench:
 
     def _reference(self, rows: Tensor) -> Tensor:
         x, w = self.x[rows, : self.k].cpu(), self.w[:, : self.k].cpu()
+        residual = None if self.residual is None else self.residual[rows].cpu()
         if self.is_float:
-            return x.double() @ w.double().t()
+            real = w.double()
+            if self.is_weight_only:
+                real *= self.w_scale.cpu().double().repeat_interleave(self.group_size or self.k, 1)
+            return x.double() @ real.t() + (0 if residual is None else residual.double())
         w_scale = self.w_scale.cpu() if self.group_size else self.w_scale.cpu().reshape(-1)
         return specification(
-            x, w, w_scale, self._of_rows(self.x_scale, rows), self._of_rows(self.x_zero_point, rows),
-            group_size=self.group_size, out_dtype=self.out.dtype,
-        )  # fmt: skip
+            x,
+            w,
+            w_scale,
+            self._of_rows(self.x_scale, rows),
+            self._of_rows(self.x_zero_point, rows),
+            residual=residual,
+            group_size=self.group_size,
+            out_dtype=self.out.dtype,
+        )
 
     @staticmethod
     def _of_rows(values: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -16,13 +18,15 @@ from pyquant.nn.fuse import fused_activations, holder_of
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
-from pyquant.nn.swap import distinct, put, swap_modules, undone_on_error
+from pyquant.nn.swap import Undo, distinct, put, swap_modules, undone_on_error
 from pyquant.numerics.activation import ACTIVATIONS
 
 # Markers of a chain of codes and what stands there in a float model.
 _MARKERS: Final[dict[type[nn.Module], type[nn.Module]]] = {
-    QResidual: Residual, Quantize: nn.Identity, Dequantize: nn.Identity,
-}  # fmt: skip
+    QResidual: Residual,
+    Quantize: nn.Identity,
+    Dequantize: nn.Identity,
+}
 
 
 def dequantize_(model: nn.Module) -> nn.Module:
@@ -52,19 +56,32 @@ def dequantize_(model: nn.Module) -> nn.Module:
     layers = _layers(model)
     if not any(isinstance(layer, LinearState) for _, layer in layers):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
-    fused = fused_activations(model)
-    new = [(names, _float(layer, names, fused)) for names, layer in layers]
-    _tie([module for _, module in new])
-    moved = [(path, layer) for names, layer in layers for name, path in fused.items() if name in names]
     with undone_on_error() as undo:
-        swap_modules(model, new, undo=undo)
-        rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not isinstance(m, LinearState))
-        swap_modules(model, [(names, restored(module, module)) for names, module in rewritten], undo=undo)
-        for path, layer in moved:
-            parent_name, _, child = path.rpartition(".")
-            parent = model.get_submodule(parent_name)
-            put(holder_of(parent, child), child, _activation(layer), undo)
+        put_floats(model, layers, undo)
     return model
+
+
+def put_floats(
+    model: nn.Module,
+    layers: Sequence[tuple[list[str], Any]],
+    undo: list[Undo],
+    originals: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> None:
+    """dequantize_ for some layers, each with all its names; undo receives the steps back.
+
+    originals  float layers by name that go back instead of what the codes stand for.
+    """
+    fused = fused_activations(model)
+    new = [(names, float_of(layer, names, fused, originals.get(names[0]))) for names, layer in layers]
+    _tie([module for (names, _), (_, module) in zip(layers, new, strict=True) if names[0] not in originals])
+    moved = [(path, layer) for names, layer in layers for name, path in fused.items() if name in names]
+    swap_modules(model, new, undo=undo)
+    rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not isinstance(m, LinearState))
+    swap_modules(model, [(names, restored(module, module)) for names, module in rewritten], undo=undo)
+    for path, layer in moved:
+        parent_name, _, child = path.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        put(holder_of(parent, child), child, _activation(layer), undo)
 
 
 def _layers(model: nn.Module) -> list[tuple[list[str], Any]]:
@@ -82,15 +99,20 @@ def _layers(model: nn.Module) -> list[tuple[list[str], Any]]:
     return distinct(model, is_outermost)
 
 
-def _float(layer: nn.Module, names: list[str], fused: dict[str, str]) -> nn.Module:
+def float_of(
+    layer: nn.Module, names: list[str], fused: Mapping[str, str], original: nn.Module | None = None
+) -> nn.Module:
+    """The float module that takes the place of a quantised layer: `original`, or what its codes stand for; with an
+    activation of its own behind it, unless fuse_ moved that one there (`fused`)."""
     if type(layer) in _MARKERS:
         return _MARKERS[type(layer)]().train(layer.training)
     if isinstance(layer, LinearCall) and layer.missing is not None:
         raise ArgumentError("model", f"layer '{names[0]}' without {layer.missing}", "layers with all their numbers")
-    module: nn.Module = restored(layer.to_float(), layer)  # type: ignore[operator]
+    module = restored(layer.to_float(), layer) if original is None else original  # type: ignore[operator]
     if isinstance(layer, LinearCall) and layer.activation != "none" and names[0] not in fused:
         module = nn.Sequential(module, _activation(layer))  # its own, not one that fuse_ moved
-    obstacles.carry_hooks(layer, module)
+    if module is not original:  # which has them
+        obstacles.carry_hooks(layer, module)
     return module.train(layer.training)
 
 

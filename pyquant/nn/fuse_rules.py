@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pyquant.core.names import words
 from pyquant.errors import ArgumentError
 
 Activation = tuple[str, tuple[float, float] | None]
@@ -21,38 +22,43 @@ _FUNCTIONS: Final = ((F.gelu, "gelu"), (F.silu, "silu"), (F.relu, "relu"), (torc
 # Classes of transformers.activations that are the same function in exact arithmetic. FastGELUActivation (a constant of
 # ten digits), QuickGELUActivation and ClippedGELUActivation are other functions.
 _TRANSFORMERS: Final = {
-    "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh",
-    "AccurateGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
-}  # fmt: skip
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "SiLUActivation": "silu",
+}
 
 # Modules of transformers 5.23, by class name, whose code calls the activation on the result of the Linear at once and
 # uses each of the two in no other place; tests/nn/test_fuse.py reads their source to check that.
 TRANSFORMERS_PARENTS: Final[dict[Pair, tuple[str, ...]]] = {
-    ("dense", "intermediate_act_fn"): (
-        "BertIntermediate", "BertGenerationIntermediate", "BigBirdIntermediate", "BlipTextIntermediate",
-        "CamembertIntermediate", "ConvBertIntermediate", "DebertaIntermediate", "DebertaV2Intermediate",
-        "ElectraIntermediate", "ErnieIntermediate", "LayoutLMIntermediate", "LayoutLMv2Intermediate",
-        "LayoutLMv3Intermediate", "LongformerIntermediate", "MPNetIntermediate", "MegatronBertIntermediate",
-        "MobileBertIntermediate", "RemBertIntermediate", "RobertaIntermediate", "RobertaPreLayerNormIntermediate",
-        "VideoMAEIntermediate", "XLMRobertaIntermediate", "XLMRobertaXLIntermediate", "YolosIntermediate",
+    ("dense", "intermediate_act_fn"): words(
+        """BertIntermediate BertGenerationIntermediate BigBirdIntermediate BlipTextIntermediate CamembertIntermediate
+        ConvBertIntermediate DebertaIntermediate DebertaV2Intermediate ElectraIntermediate ErnieIntermediate
+        LayoutLMIntermediate LayoutLMv2Intermediate LayoutLMv3Intermediate LongformerIntermediate MPNetIntermediate
+        MegatronBertIntermediate MobileBertIntermediate RemBertIntermediate RobertaIntermediate
+        RobertaPreLayerNormIntermediate VideoMAEIntermediate XLMRobertaIntermediate XLMRobertaXLIntermediate
+        YolosIntermediate"""
     ),
     ("dense", "transform_act_fn"): (
-        "BertPredictionHeadTransform", "ErniePredictionHeadTransform", "LayoutLMPredictionHeadTransform",
+        "BertPredictionHeadTransform",
+        "ErniePredictionHeadTransform",
+        "LayoutLMPredictionHeadTransform",
     ),
-    ("fc1", "activation_fn"): (
-        "BartDecoderLayer", "BartEncoderLayer", "BeitMLP", "Blip2MLP", "BlipMLP", "CLIPMLP", "DeiTMLP", "Dinov2MLP",
-        "M2M100DecoderLayer", "M2M100EncoderLayer", "MBartDecoderLayer", "MBartEncoderLayer", "MarianDecoderLayer",
-        "MarianEncoderLayer", "OPTDecoderLayer", "PegasusDecoderLayer", "PegasusEncoderLayer", "PhiMLP", "Siglip2MLP",
-        "SiglipMLP", "SwinMLP", "ViTMAEMLP", "ViTMLP", "WhisperDecoderLayer", "WhisperEncoderLayer",
+    ("fc1", "activation_fn"): words(
+        """BartDecoderLayer BartEncoderLayer BeitMLP Blip2MLP BlipMLP CLIPMLP DeiTMLP Dinov2MLP M2M100DecoderLayer
+        M2M100EncoderLayer MBartDecoderLayer MBartEncoderLayer MarianDecoderLayer MarianEncoderLayer OPTDecoderLayer
+        PegasusDecoderLayer PegasusEncoderLayer PhiMLP Siglip2MLP SiglipMLP SwinMLP ViTMAEMLP ViTMLP
+        WhisperDecoderLayer WhisperEncoderLayer"""
     ),
-    ("gate_proj", "act_fn"): (
-        "CohereMLP", "Gemma2MLP", "Gemma3MLP", "GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "NomicBertMLP",
-        "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP",
+    ("gate_proj", "act_fn"): words(
+        """CohereMLP Gemma2MLP Gemma3MLP GemmaMLP GraniteMLP LlamaMLP MistralMLP NomicBertMLP Olmo2MLP OlmoMLP Qwen2MLP
+        Qwen3MLP SmolLM3MLP"""
     ),
     ("intermediate_dense", "intermediate_act_fn"): ("HubertFeedForward", "Wav2Vec2FeedForward"),
     ("wi", "act"): ("MT5DenseActDense", "T5DenseActDense"),
     ("wi_0", "act"): ("MT5DenseGatedActDense", "T5DenseGatedActDense"),
-}  # fmt: skip
+}
 
 _BY_NAME: Final = {name: pair for pair, names in TRANSFORMERS_PARENTS.items() for name in names}
 _BY_CLASS: dict[type[nn.Module], list[Pair]] = {

@@ -34,5 +34,5 @@ def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str, name: str = 
     reason = f"group size {group} does not divide K = {k}"
     if on_indivisible == "skip":
         return None, reason
-    whole = replace(scheme.weights, granularity="per_channel", group_size=None)
+    whole = replace(scheme.weights, granularity="per_channel", group_size=None, two_level=False)
     return replace(scheme, weights=whole), f"{reason}: one scale a channel"

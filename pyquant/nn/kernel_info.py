@@ -41,11 +41,12 @@ def explain(layer: LinearCall, M: int) -> KernelInfo:
         return KernelInfo("none", str(device), False, f"{layer.missing} is not calibrated")
     if device.type == "meta":
         return KernelInfo("none", str(device), False, "the meta device computes shapes only")
-    if not layer.scheme.is_integer:
-        what = "16-bit weights" if layer.scheme.is_float else "dequantised weights, floating-point activations"
-        return KernelInfo("torch matmul", str(device), False, what)
+    if layer.scheme.is_float:
+        return KernelInfo("torch matmul", str(device), False, "16-bit weights")
     if device.type == "cpu":
-        return _on_cpu(device)
+        return _on_cpu(layer, device)
+    if not layer.scheme.is_integer:
+        return KernelInfo("torch matmul", str(device), False, "dequantised weights, floating-point activations")
     return _on_cuda(layer, M, device)
 
 
@@ -59,10 +60,12 @@ def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
     return KernelInfo(choice.kernel, str(device), True, reason, choice.refusals)
 
 
-def _on_cpu(device: torch.device) -> KernelInfo:
+def _on_cpu(layer: LinearCall, device: torch.device) -> KernelInfo:
+    exact = layer.scheme.is_integer
     if not ops.native_available():
-        return KernelInfo("pyquant.numerics (Python)", str(device), True, str(ops.why_not_native()))
+        return KernelInfo("pyquant.numerics (Python)", str(device), exact, str(ops.why_not_native()))
     report = str(torch.ops.pyquant._cpu_info()).strip()
     used = next((line for line in report.splitlines() if "in use" in line), report)
     refused = tuple(line.strip() for line in report.splitlines() if line != used)
-    return KernelInfo(f"cpu linear, {used.split(':')[0].split()[0]}", str(device), True, used.strip(), refused)
+    kernel = "cpu linear" if exact else "cpu weight_only"
+    return KernelInfo(f"{kernel}, {used.split(':')[0].split()[0]}", str(device), exact, used.strip(), refused)

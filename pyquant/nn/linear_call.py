@@ -17,7 +17,7 @@ from pyquant.core.qtensor import PackedQTensor, QTensor
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.nn import kernel_info as info
-from pyquant.nn import reference, straight_through
+from pyquant.nn import reference, straight_through, weights
 from pyquant.nn.linear_codes import LinearCodes
 from pyquant.nn.linear_state import traced
 from pyquant.ops.transforms import autocast
@@ -96,9 +96,11 @@ class LinearCall(LinearCodes):
                 warnings.warn("a layer after to_empty() multiplies by zeros: load a state_dict", stacklevel=4)
         elif self.missing:
             raise ArgumentError(
-                self.missing, "None", f"a value: scheme {self.scheme} needs it; give it to from_float or quantize_, or "
-                "load a state_dict that has it"
-            )  # fmt: skip
+                self.missing,
+                "None",
+                f"a value: scheme {self.scheme} needs it; give it to from_float or quantize_, or "
+                "load a state_dict that has it",
+            )
         if not isinstance(x, (Tensor, QTensor)):
             raise ArgumentError("x", f"{type(x).__name__} {x!r}"[:120], "a Tensor or a QTensor")
         if residual is not None and not isinstance(residual, Tensor):
@@ -141,9 +143,14 @@ class LinearCall(LinearCodes):
         return self._product(data, x.scale, zero_point, residual, self.dtype, self.storage)
 
     def _product(
-        self, data: Tensor, x_scale: Tensor, zero_point: Tensor | None, residual: Tensor | None, dtype: torch.dtype,
+        self,
+        data: Tensor,
+        x_scale: Tensor,
+        zero_point: Tensor | None,
+        residual: Tensor | None,
+        dtype: torch.dtype,
         storage: Tensor,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Rows of int8 codes times the weights; `dtype` of the result where the scheme has no outputs."""
         inputs = self.scheme.inputs
         out_dtype = None if self._gives_codes or dtype == torch.float32 else dtype
@@ -154,14 +161,27 @@ class LinearCall(LinearCodes):
         is_affine = inputs is not None and not inputs.symmetric
         if data.dim() > 1 and x_scale.shape == data.shape[:-1] and (zero_point is None or is_affine):
             return _tensor(_qlinear(data, storage, residual, self._spec, out_dtype, x_scale, zero_point))
-        w, limits = self.scheme.weights, self._output_range()
+        limits, w_type = self._output_range(), self.scheme.weights.product_type
         x_type = INT8 if inputs is None else inputs.code_type
-        gemm = getattr(ops, f"gemm_{x_type.native_name}{w.code_type.native_name}")
+        gemm = getattr(ops, f"gemm_{x_type.native_name}{w_type.native_name}")
+        w = (self._canonical(), self.weight_scale, self.scheme.weights, self.in_features)
+        codes, w_scale, group_size = weights.multiplied(*w)
         y: Tensor = gemm(
-            data, self._canonical(), self.weight_scale, x_scale, zero_point, self.bias_, residual, self.output_scale,
-            self.output_zero_point, w.group_size or 0, self.activation, *self.clamp, *limits,
+            data,
+            codes,
+            w_scale,
+            x_scale,
+            zero_point,
+            self.bias_,
+            residual,
+            self.output_scale,
+            self.output_zero_point,
+            group_size,
+            self.activation,
+            *self.clamp,
+            *limits,
             torch.int8 if self._gives_codes else dtype,
-        )  # fmt: skip
+        )
         return ops.pack_int4(y) if out_dtype == torch.uint8 else y
 
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:

@@ -69,11 +69,18 @@ class LinearCodes(LinearState):
         nn.Module.__init__(layer)
         layer._lay_out(codes, **geometry)
         layer._describe(codes.shape[1], codes.shape[0], bias is not None, scheme, activation, clamp, dtype)
-        return layer._take(codes, {
-            "weight_scale": weight_scale, "weight_zero_point": weight_zero_point, "bias": bias,
-            "output_scale": output_scale, "output_zero_point": output_zero_point,
-            "input_zero_point": input_zero_point, "input_scale": input_scale,
-        })  # fmt: skip
+        return layer._take(
+            codes,
+            {
+                "weight_scale": weight_scale,
+                "weight_zero_point": weight_zero_point,
+                "bias": bias,
+                "output_scale": output_scale,
+                "output_zero_point": output_zero_point,
+                "input_zero_point": input_zero_point,
+                "input_scale": input_scale,
+            },
+        )
 
     @classmethod
     def _from_matrix(

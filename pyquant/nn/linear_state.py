@@ -17,7 +17,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
-from pyquant.nn import foreign_saves, state
+from pyquant.nn import foreign_saves, state, weights
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import values
 
@@ -63,9 +63,15 @@ class LinearState(nn.Module):
     output_zero_point: Tensor | None = _number("output_zero_point")
 
     def _describe(
-        self, in_features: int, out_features: int, has_bias: bool, scheme: QScheme, activation: str | None,
-        clamp: tuple[float, float] | None, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        has_bias: bool,
+        scheme: QScheme,
+        activation: str | None,
+        clamp: tuple[float, float] | None,
+        dtype: torch.dtype,
+    ) -> None:
         check_scheme(scheme)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
             arguments.whole(name, value, 0, 2**31 - 1)
@@ -102,10 +108,16 @@ class LinearState(nn.Module):
         storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
         is_packed = self.scheme.is_integer and missing is None
         if is_packed:
+            codes = (storage, checked["weight_scale"], self.scheme.weights, self.in_features)
             storage = ops.pack_linear(
-                storage, checked["weight_scale"], spec, checked.get("bias"), checked.get("input_scale"),
-                checked.get("input_zero_point"), checked.get("output_scale"), checked.get("output_zero_point"),
-            )  # fmt: skip
+                *weights.multiplied(*codes)[:2],
+                spec,
+                checked.get("bias"),
+                checked.get("input_scale"),
+                checked.get("input_zero_point"),
+                checked.get("output_scale"),
+                checked.get("output_zero_point"),
+            )
         for name, tensor in checked.items():
             _refuse_derivatives(name, tensor)
         new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
@@ -134,12 +146,26 @@ class LinearState(nn.Module):
         x_qmin, x_qmax = scheme.inputs.code_range
         out_qmin, out_qmax = self._output_range()
         spec = ops.LinearSpec(
-            n=self.out_features, k=self.in_features, w_bits=scheme.weights.bits,
-            group_size=scheme.weights.group_size or 0, input="dynamic" if scheme.inputs.dynamic else "static",
-            x_qmin=x_qmin, x_qmax=x_qmax, x_symmetric=scheme.inputs.symmetric, activation=self.activation,
-            clamp_min=self.clamp[0], clamp_max=self.clamp[1], has_bias="bias" in self.state_slots,
-            codes_out=self._gives_codes, out_qmin=out_qmin, out_qmax=out_qmax,
-        )  # fmt: skip
+            n=self.out_features,
+            k=self.in_features,
+            w_bits=scheme.weights.product_type.bits,
+            group_size=scheme.weights.sum_size or 0,
+            input="dynamic" if scheme.inputs.dynamic else "static",
+            x_qmin=x_qmin,
+            x_qmax=x_qmax,
+            x_symmetric=scheme.inputs.symmetric,
+            activation=self.activation,
+            clamp_min=self.clamp[0],
+            clamp_max=self.clamp[1],
+            has_bias="bias" in self.state_slots,
+            codes_out=self._gives_codes,
+            out_qmin=out_qmin,
+            out_qmax=out_qmax,
+        )
+        if scheme.weights.two_level and device.type == "cuda":
+            raise UnsupportedError(
+                f"no CUDA kernel multiplies weights of two-level scales yet ({scheme}); W4A8 has some"
+            )
         return replace(spec, layout=ops.layout_for(device, spec)).to_ints()
 
     def _output_range(self) -> tuple[int, int]:
@@ -147,7 +173,9 @@ class LinearState(nn.Module):
 
     def _canonical(self) -> Tensor:
         """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
-        return self._form.canonical(self.storage) if self._plain_weight is None else self._plain_weight
+        if self._plain_weight is not None:
+            return self._plain_weight
+        return self._form.canonical(self.storage, self._buffers[state.held("weight_scale")])
 
     def _state(self) -> dict[str, Tensor]:
         held = {
@@ -183,7 +211,7 @@ class LinearState(nn.Module):
     @property
     def codes(self) -> Tensor:
         """The weight codes, int8 [N, K] (16-bit schemes: the weights). Unpacked at each use."""
-        return self._form.codes(self.storage)
+        return self._form.codes(self.storage, self._buffers[state.held("weight_scale")])
 
     @property
     def weight_packed(self) -> Tensor:
@@ -268,9 +296,15 @@ class LinearState(nn.Module):
             destination[prefix + name] = tensor if keep_vars else foreign_saves.as_codes(tensor.detach())
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         here = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         if strict:
             missing_keys.extend(prefix + name for name in self.state_slots if name not in here)

@@ -273,5 +273,7 @@ def _compare(model: nn.Module, example_inputs: object, before: Any, exact: bool)
     same = [(t.shape, t.dtype) for t in old] == [(t.shape, t.dtype) for t in new]
     pairs = zip(old, new, strict=True) if same and exact else ()
     if not same or not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs):
-        raise PyquantError("the linked model gives another result on the example; it is as before: does some code look "
-                           "at results in a way that depends on their type?")  # fmt: skip
+        raise PyquantError(
+            "the linked model gives another result on the example; it is as before: does some code look "
+            "at results in a way that depends on their type?"
+        )

@@ -15,9 +15,14 @@ from pyquant.nn.patches import unsupported
 
 # Dicts of an nn.Module that hold hooks of calls; sharing the dict keeps the handles that remove them valid.
 _HOOKS: Final = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 # The float classes that have a quantised twin.

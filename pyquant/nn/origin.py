@@ -44,9 +44,11 @@ def _shell(module: nn.Module) -> nn.Module:
     new.__dict__.update(module.__dict__)
     new.__dict__.update({name: [None] * len(module.__dict__[name]) for name in _VIEWS if name in module.__dict__})
     tensors: dict[str, Any] = {
-        "_parameters": dict.fromkeys(module._parameters), "_buffers": {}, "_non_persistent_buffers_set": set(),
+        "_parameters": dict.fromkeys(module._parameters),
+        "_buffers": {},
+        "_non_persistent_buffers_set": set(),
         "_modules": {name: None if child is None else _shell(child) for name, child in module._modules.items()},
-    }  # fmt: skip
+    }
     new.__dict__.update(tensors)
     new.__dict__.pop(_MARK, None)
     return new

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pyquant.core.names import words
 from pyquant.nn.flow import Calls, call
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.matrices import is_matrix
@@ -25,33 +26,39 @@ ONLY_ADDED: Final = "added or looked up in, not multiplied by, as a run showed"
 # ATen's products of matrices -> which of its operands are multiplied
 _ALL: Final = range(64)
 _PRODUCTS: Final[dict[str, range]] = {
-    **dict.fromkeys((
-        "mm", "bmm", "mv", "dot", "vdot", "matmul", "linear", "einsum", "tensordot", "inner", "bilinear", "_trilinear",
-        "chain_matmul", "linalg_multi_dot", "kron", "outer", "ger", "cdist", "_cdist_forward", "_euclidean_dist",
-        "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
-        "_convolution", "mkldnn_convolution", "cudnn_convolution", "miopen_convolution", "mkldnn_linear", "_int_mm",
-        "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_weight_int8pack_mm", "mkldnn_rnn_layer", "_cudnn_rnn",
-        "miopen_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-        "_native_multi_head_attention", "_transformer_encoder_layer_fwd",
-    ), _ALL),
+    **dict.fromkeys(
+        words(
+            """mm bmm mv dot vdot matmul linear einsum tensordot inner bilinear _trilinear chain_matmul linalg_multi_dot
+            kron outer ger cdist _cdist_forward _euclidean_dist conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+            conv_transpose3d convolution _convolution mkldnn_convolution cudnn_convolution miopen_convolution
+            mkldnn_linear _int_mm _scaled_mm _grouped_mm _scaled_grouped_mm _weight_int8pack_mm mkldnn_rnn_layer
+            _cudnn_rnn miopen_rnn lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+            _native_multi_head_attention _transformer_encoder_layer_fwd"""
+        ),
+        _ALL,
+    ),
     **dict.fromkeys(("addmm", "addbmm", "baddbmm", "addmv", "addr", "sspaddmm", "_addmm_activation"), range(1, 3)),
     # query, key and value; a mask is added
-    **dict.fromkeys((
-        "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
-        "_scaled_dot_product_attention_math",
-    ), range(3)),
-}  # fmt: skip
+    **dict.fromkeys(
+        words(
+            """scaled_dot_product_attention _scaled_dot_product_flash_attention
+            _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
+            _scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable
+            _scaled_dot_product_attention_math"""
+        ),
+        range(3),
+    ),
+}
 # What takes rows out of a table: of a matrix the rows are data, of a stack of matrices they are matrices still.
 _LOOKUPS: Final = frozenset({"index", "index_select", "gather", "take"})
 _TABLES: Final = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
 # What meets data without being multiplied with it.
-_ADDITIONS: Final = _LOOKUPS | _TABLES | frozenset({
-    "add", "add_", "sub", "sub_", "rsub", "cat", "concat", "stack", "where", "copy_", "masked_scatter", "masked_fill",
-    "index_put", "index_put_", "index_add", "index_copy", "scatter", "scatter_add", "slice_scatter", "select_scatter",
-    "grid_sampler", "grid_sampler_2d", "eq", "ne", "lt", "gt", "le", "ge", "maximum", "minimum",
-})  # fmt: skip
+_ADDERS: Final = words(
+    """add add_ sub sub_ rsub cat concat stack where copy_ masked_scatter masked_fill index_put index_put_ index_add
+    index_copy scatter scatter_add slice_scatter select_scatter grid_sampler grid_sampler_2d eq ne lt gt le ge maximum
+    minimum"""
+)
+_ADDITIONS: Final = _LOOKUPS | _TABLES | frozenset(_ADDERS)
 _OURS: Final = "pyquant"
 _KNOWN: Final = ("prim", "prims", _OURS)  # beside ATen: operators that multiply nothing in floating point
 

@@ -101,10 +101,17 @@ class QConv2d(LinearCall):
             raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
         layout = Patches.of(conv)
         return cls._from_matrix(
-            layout.matrix(conv.weight.detach()), conv, scheme, patches=layout, input_scale=input_scale,
-            input_zero_point=input_zero_point, output_scale=output_scale, output_zero_point=output_zero_point,
-            activation=activation, clamp=clamp,
-        )  # fmt: skip
+            layout.matrix(conv.weight.detach()),
+            conv,
+            scheme,
+            patches=layout,
+            input_scale=input_scale,
+            input_zero_point=input_zero_point,
+            output_scale=output_scale,
+            output_zero_point=output_zero_point,
+            activation=activation,
+            clamp=clamp,
+        )
 
     def _lay_out(self, codes: Tensor, patches: Patches | None = None) -> None:  # type: ignore[override]
         if not isinstance(patches, Patches):
@@ -117,9 +124,15 @@ class QConv2d(LinearCall):
         """A torch.nn.Conv2d with the dequantised weights and the bias; the activation is not part of it."""
         p = self.patches
         conv = nn.Conv2d(
-            self.in_channels, self.out_channels, p.kernel_size, p.stride, p.float_padding(), p.dilation,
-            bias=self.bias_ is not None, device="meta",
-        )  # fmt: skip
+            self.in_channels,
+            self.out_channels,
+            p.kernel_size,
+            p.stride,
+            p.float_padding(),
+            p.dilation,
+            bias=self.bias_ is not None,
+            device="meta",
+        )
         return self._filled(conv, weights.float_type(dtype, self.dtype))
 
     # ---- running

@@ -90,9 +90,16 @@ class QLinear(LinearCall):
         if not isinstance(linear, nn.Linear):
             raise ArgumentError("linear", type(linear).__name__, "a torch.nn.Linear")
         return cls._from_matrix(
-            linear.weight.detach(), linear, scheme, input_scale=input_scale, input_zero_point=input_zero_point,
-            output_scale=output_scale, output_zero_point=output_zero_point, activation=activation, clamp=clamp,
-        )  # fmt: skip
+            linear.weight.detach(),
+            linear,
+            scheme,
+            input_scale=input_scale,
+            input_zero_point=input_zero_point,
+            output_scale=output_scale,
+            output_zero_point=output_zero_point,
+            activation=activation,
+            clamp=clamp,
+        )
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """A torch.nn.Linear with the dequantised weights and the bias; the activation is not part of it.

@@ -69,14 +69,21 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
 
 
 def _product(
-    layer: LinearCall, rows: Tensor, scale: Tensor | None, zero_point: Tensor | None, residual: Tensor | None,
+    layer: LinearCall,
+    rows: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    residual: Tensor | None,
     dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Rows of codes, or of real numbers where the layer multiplies those, through the layer."""
     scheme, w, codes = layer.scheme, layer.scheme.weights, layer.codes
     fused: dict[str, Any] = {
-        "activation": layer.activation, "clamp_min": layer.clamp[0], "clamp_max": layer.clamp[1], "residual": residual,
-    }  # fmt: skip
+        "activation": layer.activation,
+        "clamp_min": layer.clamp[0],
+        "clamp_max": layer.clamp[1],
+        "residual": residual,
+    }
     if scheme.is_float:
         return numerics.float_linear(rows.to(codes.dtype), codes, layer.bias_, out_dtype=dtype, **fused)
     fused["group_size"] = w.group_size or 0
@@ -85,12 +92,25 @@ def _product(
         return numerics.weight_only_linear(rows.to(dtype), *weight, layer.bias_, w_bits=w.bits, **fused)
     if scheme.is_static:
         scale, zero_point = (None if one is None else one.reshape(()) for one in (scale, zero_point))
+    w_scale = layer.weight_scale
+    if w.two_level:
+        codes, w_scale = numerics.one_level(codes, w_scale, numerics.largest_step(*w.code_range))
+        fused["group_size"] = 0
     qmin, qmax = layer._output_range()
     return numerics.gemm(
-        rows, codes, layer.weight_scale, cast(Tensor, scale), zero_point, layer.bias_, out_scale=layer.output_scale,
-        out_zero_point=layer.output_zero_point, out_qmin=qmin, out_qmax=qmax,
-        out_dtype=dtype if scheme.outputs is None else torch.int8, **fused,
-    )  # fmt: skip
+        rows,
+        codes,
+        w_scale,
+        cast(Tensor, scale),
+        zero_point,
+        layer.bias_,
+        out_scale=layer.output_scale,
+        out_zero_point=layer.output_zero_point,
+        out_qmin=qmin,
+        out_qmax=qmax,
+        out_dtype=dtype if scheme.outputs is None else torch.int8,
+        **fused,
+    )
 
 
 def _codes(layer: LinearCall, real: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

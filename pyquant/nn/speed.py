@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final
 
@@ -12,17 +13,22 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.names import listed
-from pyquant.errors import ArgumentError, QuantizationWarning
+from pyquant.errors import ArgumentError, NativeLibraryError, QuantizationWarning
 from pyquant.nn.flow import Calls, call
 from pyquant.nn.obstacles import has_hooks
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
+from pyquant.ops import layer_time, plan
+from pyquant.ops.plan import Device
 
 _ROUNDS: Final = (3, 50)  # at least, at most
 _SHOWN: Final = 5
 SHORT_ROWS: Final = 256  # codes in a patch; longer ones were quicker in integers on every CPU that was measured
 _PIXELS: Final = 28
+MOST_WEIGHTS: Final = 2**20  # of a weight-only Linear that is timed unasked
+_ROWS: Final = (1, 32)
 _CLEARLY: Final = 0.9  # of the float layer's speed: an unasked warning must not be noise
+_at_rows: dict[Any, list[LayerSpeed]] = {}  # of a kind of weight-only Linear, at _ROWS, in this process
 _timed: dict[Any, tuple[float, float]] = {}  # seconds of a kind of convolution and of its float twin, in this process
 
 
@@ -74,7 +80,7 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     for names in groups.values():
         layer, x = given[names[0]]
         twin = layer.to_float(x.dtype).to(x.device)
-        quantised, real = _best_of(layer, twin, x, seconds / len(groups))
+        quantised, real = best_of(layer, twin, x, seconds / len(groups))
         speeds += [LayerSpeed(name, tuple(x.shape), quantised * 1e6, real * 1e6) for name in names]
     return sorted(speeds, key=lambda one: one.ratio)
 
@@ -99,23 +105,92 @@ def short_convolutions(model: nn.Module, seconds: float = 0.2) -> list[LayerSpee
             if perf_counter() - start > seconds:
                 continue
             x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(layer.dtype)
-            _timed[key] = _best_of(layer, layer.to_float(x.dtype), x, seconds / 20)
+            _timed[key] = best_of(layer, layer.to_float(x.dtype), x, seconds / 20)
         quantised, real = _timed[key]
         speeds.append(LayerSpeed(name, shape, quantised * 1e6, real * 1e6))
     return sorted(speeds, key=lambda one: one.ratio)
 
 
+def small_weight_only(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed]:
+    """Time the weight-only Linears of a CPU at 1 and 32 rows; -> the better of the two.
+
+    The smallest first, up to MOST_WEIGHTS, each kind once in a process; kinds that the seconds do not suffice for are
+    left out. -> one record a layer that was timed, the slowest ratio first.
+    """
+    start, speeds = perf_counter(), []
+    named = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QLinear)]
+    for name, layer in sorted(named, key=lambda one: one[1].in_features * one[1].out_features):
+        is_weight_only = not layer.scheme.is_integer and not layer.scheme.is_float and layer.missing is None
+        if not is_weight_only or not 0 < layer.in_features * layer.out_features <= MOST_WEIGHTS:
+            continue
+        if layer.storage.device.type != "cpu" or has_hooks(layer):
+            continue
+        key = (str(layer), layer.dtype, torch.get_num_threads())
+        if key not in _at_rows:
+            if perf_counter() - start > seconds:
+                break
+            _at_rows[key] = [_at(layer, rows, seconds / 40) for rows in _ROWS]
+        best = max(_at_rows[key], key=lambda one: one.ratio)
+        speeds.append(replace(best, name=name))
+    return sorted(speeds, key=lambda one: one.ratio)
+
+
+def _at(layer: QLinear, rows: int, budget: float) -> LayerSpeed:
+    x = torch.rand((rows, layer.in_features), generator=torch.Generator().manual_seed(0)).to(layer.dtype)
+    quantised, real = best_of(layer, layer.to_float(x.dtype), x, budget)
+    return LayerSpeed("", (rows, layer.in_features), quantised * 1e6, real * 1e6)
+
+
+def slower_by_plan(
+    layers: Mapping[str, QLinear], device: Device, only_compiled: bool = True
+) -> list[tuple[LayerSpeed, str]]:
+    """16-bit Linears that the plan knows to be clearly slower than torch's, whatever the number of rows: the best they
+    reach, with the source of the figures. Nothing is run."""
+    found = []
+    for name, layer in layers.items():
+        if layer.dtype not in layer_time.HALVES or layer.scheme.is_float or layer.scheme.outputs is not None:
+            continue
+        sizes = (layer.scheme, layer.out_features, layer.in_features)
+        times = []
+        for rows in plan.MANY_ROWS:
+            ours, theirs = layer_time.beside(*sizes, rows, layer.dtype, device, only_compiled=only_compiled)
+            times.append((LayerSpeed(name, (rows, layer.in_features), ours.us, theirs.us), ours.source))
+        best = max(times, key=lambda one: one[0].ratio)
+        if best[0].ratio < _CLEARLY:
+            found.append(best)
+    return found
+
+
+def _known_by_plan(model: nn.Module) -> list[tuple[LayerSpeed, str]]:
+    """slower_by_plan for the layers of a model, each on its own GPU; none without the kernel table."""
+    on: dict[torch.device, dict[str, QLinear]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QLinear) and layer.storage.device.type == "cuda":
+            on.setdefault(layer.storage.device, {})[name] = layer
+    try:
+        return [one for where, layers in on.items() for one in slower_by_plan(layers, Device.of(where))]
+    except NativeLibraryError:
+        return []
+
+
 def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) -> None:
     """One QuantizationWarning with the figures of the layers that are slower than in floating point, if any are.
 
-    check_speed  as in quantize_: example inputs to time the model with, None for a short look at convolutions, False.
+    check_speed  as in quantize_: example inputs to time the model with, None for what is known or quickly timed, False.
     """
     if check_speed is False:
         return
     if check_speed is None:
-        slow = [one for one in short_convolutions(model) if one.ratio < _CLEARLY]
-        count = f"{len(slow)} convolutions"
-        how = f"timed on one image of {_PIXELS} x {_PIXELS}; check_speed=batch times the model's own shapes, False none"
+        images, rows = short_convolutions(model), small_weight_only(model)
+        convolutions, linears = ([one for one in timed if one.ratio < _CLEARLY] for timed in (images, rows))
+        planned = _known_by_plan(model)
+        slow = sorted([*convolutions, *linears, *(one for one, _ in planned)], key=lambda one: one.ratio)
+        counts = ((convolutions, "convolutions"), (linears, "weight-only Linears"), (planned, "Linears on a GPU"))
+        count = " and ".join(f"{len(some)} {what}" for some, what in counts if some)
+        looks = [f"timed on one image of {_PIXELS} x {_PIXELS}"] if convolutions else []
+        looks += [f"timed at {' and '.join(map(str, _ROWS))} rows"] if linears else []
+        looks += sorted({f"at every number of rows, {source}" for _, source in planned})
+        how = f"{', '.join(looks)}; check_speed=batch times the model's own shapes, False none"
     else:
         speeds = compare_speed(model, check_speed)
         slow = [one for one in speeds if one.ratio < 1]
@@ -126,31 +201,44 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
     lines = [
         f"{s.name} {list(s.shape)} {s.quantised_us:.0f} us against {s.float_us:.0f} us ({s.ratio:.2f}x)" for s in slow
     ]
+    advice = "None in the config leaves a layer as it is, pyquant.auto_ all that lose"
     text = (
         f"quantize_: {count} are slower in integers than in floating point on this machine ({how}): "
-        f"{listed(lines, _SHOWN, '; ')}. None in the config leaves a layer as it is"
+        f"{listed(lines, _SHOWN, '; ')}. {advice}"
     )
     warnings.warn(text, QuantizationWarning, stacklevel=stacklevel)
 
 
 def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any, Tensor]]:
     """{name: (layer, its first float input)} of every quantised layer that the example reaches."""
-    if not any(isinstance(module, (QLinear, QConv2d)) for module in model.modules()):
-        raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
     seen: dict[str, tuple[Any, Tensor]] = {}
 
-    def note(module: nn.Module, args: tuple[Any, ...], _: object) -> None:
-        is_float = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        if is_float and isinstance(module, (QLinear, QConv2d)):
-            seen.setdefault(calls.names[id(module)], (module, args[0].detach()))
+    def note(name: str, layer: Any, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            seen.setdefault(name, (layer, args[0].detach()))
 
-    calls = Calls(model, note)
-    with torch.no_grad(), calls.watched():
-        call(model, example_inputs)
+    each_call(model, example_inputs, note)
     return seen
 
 
-def _best_of(layer: nn.Module, twin: nn.Module, x: Tensor, budget: float) -> tuple[float, float]:
+def each_call(model: nn.Module, example_inputs: object, note: Callable[..., None]) -> None:
+    """Run a model once, without gradients; note(name, layer, args, kwargs) is told of every call of a quantised layer.
+
+    Raises ArgumentError for a model without such layers.
+    """
+    if not any(isinstance(module, (QLinear, QConv2d)) for module in model.modules()):
+        raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
+
+    def entered(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if isinstance(module, (QLinear, QConv2d)):
+            note(calls.names[id(module)], module, args, kwargs)
+
+    calls = Calls(model, entered)
+    with torch.no_grad(), calls.watched():
+        call(model, example_inputs)
+
+
+def best_of(layer: nn.Module, twin: nn.Module, x: Tensor, budget: float) -> tuple[float, float]:
     """Seconds of the best call of each, taken in turns."""
     best = [float("inf"), float("inf")]
     with torch.inference_mode():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pyquant import numerics
 from pyquant.core.dtypes import CodeType, describe, dtype_name
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
@@ -15,8 +16,14 @@ from pyquant.nn.weights import check_group_size, codes_of
 from pyquant.ops import values
 
 NUMBERS = (
-    "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point",
-)  # fmt: skip
+    "weight_scale",
+    "weight_zero_point",
+    "bias",
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+)
 
 
 def held(name: str) -> str:
@@ -32,6 +39,7 @@ class Slot:
     shape: tuple[int, ...]
     code_range: tuple[int, int] | None = None  # limits of codes or zero points
     code_type: CodeType | None = None  # of weight codes
+    steps: int = 0  # of two-level scales: the most whole steps of its row's base that one has
 
     @property
     def text(self) -> str:
@@ -49,7 +57,8 @@ def slots(scheme: QScheme, out_features: int, in_features: int, has_bias: bool) 
         t = w.code_type
         shape = (out_features,) if w.group_size is None else (out_features, in_features // w.group_size)
         slots[t.weight_name] = Slot(t.storage, (out_features, t.columns(in_features)), w.code_range, t)
-        slots["weight_scale"] = Slot(torch.float32, shape)
+        steps = numerics.largest_step(*w.code_range) if w.two_level else 0
+        slots["weight_scale"] = Slot(torch.float32, shape, steps=steps)
         if not w.symmetric:
             slots["weight_zero_point"] = Slot(torch.int32, shape, w.code_range)
     if has_bias:
@@ -82,6 +91,10 @@ def check(name: str, tensor: object, slot: Slot) -> Tensor:
         return tensor
     if name == "scale" or name.endswith("_scale"):
         values.check_scale(name, tensor)
+    if slot.steps and bool((rows := numerics.split_scales(tensor, slot.steps)[0].isnan()).any()):
+        row = int(rows.nonzero()[0])
+        allowed = f"1 to {slot.steps} whole steps of one float32 scale in each row (docs/numerics.md 4.1)"
+        raise ArgumentError(name, f"row {row}: {tensor[row, :4].tolist()} ...", allowed)
     if slot.code_range is not None:
         t = slot.code_type
         codes = tensor if t is None else codes_of(tensor, t.per_element * tensor.shape[-1], t)

@@ -27,9 +27,15 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, residual: Tensor | None, storage: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor | None,
-        high: Tensor | None, layer: LinearCall,
-    ) -> Tensor:  # fmt: skip
+        x: Tensor,
+        residual: Tensor | None,
+        storage: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        low: Tensor | None,
+        high: Tensor | None,
+        layer: LinearCall,
+    ) -> Tensor:
         return layer._run(x, residual, storage)  # an operand: vmap may have made a batch of it
 
     @staticmethod

@@ -35,18 +35,21 @@ class Form:
     spec: tuple[int, ...] = ()  # of the packed buffer (LinearSpec.to_ints); empty: the weight as state_dict spells it
     patches: Patches | None = None  # of a convolution, whose weight is [N, channels, height, width]
 
-    def codes(self, storage: Tensor) -> Tensor:
+    def codes(self, storage: Tensor, scale: Tensor | None) -> Tensor:
         """int8 codes [N, K], or the 16-bit floats."""
-        canonical = self.canonical(storage)
+        canonical = self.canonical(storage, scale)
         return canonical if self.scheme is None else weights.codes_of(canonical, self.columns, self.scheme.code_type)
 
-    def canonical(self, storage: Tensor) -> Tensor:
+    def canonical(self, storage: Tensor, scale: Tensor | None) -> Tensor:
         """The weight as state_dict spells it: int8 [N, K], packed uint8 [N, ceil(K / 2)], or 16-bit floats."""
-        return ops.unpack_linear(storage, self.spec) if self.spec else storage
+        if not self.spec:
+            return storage
+        codes = ops.unpack_linear(storage, self.spec)
+        return codes if self.scheme is None or scale is None else weights.of_multiplied(codes, scale, self.scheme)
 
     def matrix(self, storage: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
         """float32 [N, K]: scale * (code - zero_point)."""
-        codes = self.codes(storage)
+        codes = self.codes(storage, scale)
         if self.scheme is None or scale is None:
             return codes.to(torch.float32)
         return weights.dequantise_weight(codes, scale, zero_point, self.scheme)
@@ -116,7 +119,7 @@ class QWeight(Tensor):
     @property
     def canonical(self) -> Tensor:
         """The weight as state_dict spells it."""
-        return self.form.canonical(self.storage_)
+        return self.form.canonical(self.storage_, self.scale_)
 
     # ---- what PyTorch asks of a tensor that wraps others
 

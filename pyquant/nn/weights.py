@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyquant import ops
+from pyquant import numerics, ops
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, CodeType, describe
 from pyquant.core.scheme import TensorScheme
@@ -37,8 +37,25 @@ def codes_of(storage: Tensor, columns: int, t: CodeType) -> Tensor:
     return ops.unpack_int4(storage, columns) if t.is_packed else storage
 
 
+def multiplied(weight: Tensor, scale: Tensor, scheme: TensorScheme, columns: int) -> tuple[Tensor, Tensor, int]:
+    """What an integer product takes of weights as a state_dict spells them: codes in the memory of scheme.product_type,
+    their scale, and how many along K share one (0: all). Of two-level scales the steps go into the codes."""
+    if not scheme.two_level:
+        return weight, scale, scheme.group_size or 0
+    codes = codes_of(weight, columns, scheme.code_type)
+    return *numerics.one_level(codes, scale, numerics.largest_step(*scheme.code_range)), 0
+
+
+def of_multiplied(codes: Tensor, scale: Tensor, scheme: TensorScheme) -> Tensor:
+    """The inverse of multiplied: weights as a state_dict spells them."""
+    if not scheme.two_level:
+        return codes
+    steps = numerics.largest_step(*scheme.code_range)
+    return stored(numerics.codes_of_products(codes, scale, steps), scheme.code_type)
+
+
 def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Max-calibrated codes of a weight matrix.
+    """Codes of a weight matrix by scales that cover it (max-calibrated), or by two-level ones near these.
 
     weight  float32, float16 or bfloat16 [N, K], finite; widened to float32 first.
     ->      codes int8 [N, K]; scale float32 and (affine schemes only) zero point int32, [N] or [N, K / group_size].
@@ -57,6 +74,9 @@ def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tenso
     if not scale.is_meta and not bool(scale.isfinite().all()):
         row, column = (~weight.isfinite()).nonzero()[0].tolist()
         raise NonFiniteError("weight", f"{weight[row, column].item()} at [{row}, {column}]", "finite values")
+    if scheme.two_level and not scale.is_meta:
+        scale = numerics.two_level_scales(real, scale, *scheme.code_range)
+        codes = ops.quantize(real, scale, None, *grouped, *scheme.code_range)
     if scheme.granularity == "per_tensor":
         rows = weight.shape[0]
         codes, scale, zero_point = codes.reshape(weight.shape), scale.repeat(rows), zero_point.repeat(rows)

@@ -12,6 +12,14 @@ from pyquant.ptq.run import calibrate_recipe_, prepare_, quantize_recipe_
 from pyquant.ptq.selective import SelectiveQuantizer
 
 __all__ = [
-    "QuantizationCalibrator", "QuantizedMapping", "QuantizedMetadata", "ReplacementAction", "SelectiveQuantizer",
-    "SkipQuantization", "calibrate_recipe_", "prepare_", "quantize_recipe_", "register_quantized_module",
-]  # fmt: skip
+    "QuantizationCalibrator",
+    "QuantizedMapping",
+    "QuantizedMetadata",
+    "ReplacementAction",
+    "SelectiveQuantizer",
+    "SkipQuantization",
+    "calibrate_recipe_",
+    "prepare_",
+    "quantize_recipe_",
+    "register_quantized_module",
+]

@@ -11,7 +11,7 @@ import torch  # noqa: F401  (the example)
 from torch import nn
 
 from pyquant.calibrate import Comparison, Range, compare, histogram_methods, run_calibration, signed_histogram
-from pyquant.calibrate.weights import weight_range
+from pyquant.calibrate.weights import weight_qparams
 from pyquant.core import arguments
 from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
@@ -95,12 +95,18 @@ class QuantizationCalibrator:
                 target.set_method(method, percentile if method == "percentile" else 99.99)
             static = {t.name: t.fake for t in targets if t.tensor != "weight"}
             ranges = set_ranges_from_data(
-                static, model, calib_data_loader, num_calib_batches,
-                batch_to_inputs=batch_to_inputs, save_every=save_every, save_to=save_to, reduce=reduce,
-            )  # fmt: skip
+                static,
+                model,
+                calib_data_loader,
+                num_calib_batches,
+                batch_to_inputs=batch_to_inputs,
+                save_every=save_every,
+                save_to=save_to,
+                reduce=reduce,
+            )
             for fake, layer in ((t.fake, t.layer) for t in open_targets if t.tensor == "weight"):
                 matrix = layer.weight.detach().flatten(1)  # type: ignore[union-attr,operator]
-                fake.set_range(weight_range(matrix, fake.scheme))
+                fake.set_qparams(*weight_qparams(matrix, fake.scheme))
         if verbose or self.verbose:
             for name, range_ in ranges.items():
                 log.info("%s: [%g, %g]", name, range_.low.min().item(), range_.high.max().item())

@@ -79,7 +79,9 @@ def quantize_(
                   gives the figures of those that are slower (compare_speed). The same run shows which matrices of
                   other classes are only added, which the warning then leaves out. None: convolutions of a CPU with
                   fewer than 256 weights an output channel, which integers make slower most often, are timed on one
-                  image of 28 x 28 for 0.2 seconds at most, each kind once in a process. False: nothing is timed.
+                  image of 28 x 28 for 0.2 seconds at most, each kind once in a process, and so are weight-only Linears
+                  of up to 2^20 weights, at 1 and 32 rows; of 16-bit Linears on a GPU the plan is asked, and those that
+                  are slower at every number of rows are told. False: nothing is timed.
     ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
     Transactional: on any exception the model is as before.
     The steps one by one: insert_fake_quantize_ (or SelectiveQuantizer), QuantizationCalibrator, convert_.
@@ -105,9 +107,12 @@ def quantize_(
     if check_speed is True:
         raise ArgumentError("check_speed", "True", "example inputs; None for a short look, False for none")
     layers: dict[str, Any] = {
-        "filter_fn": filter_fn, "embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible,
+        "filter_fn": filter_fn,
+        "embeddings": embeddings,
+        "heads": heads,
+        "on_indivisible": on_indivisible,
         "input_scales": input_scales,
-    }  # fmt: skip
+    }
     if is_recipe(config):
         for name, given in {**layers, "num_batches": num_batches}.items():
             default = inspect.signature(quantize_).parameters[name].default
@@ -150,9 +155,14 @@ def count_of(data: Iterable[Any], num_batches: int | None) -> int:
 
 
 def _twins_from_data(
-    model: nn.Module, fates: Sequence[Fate], *, data: Iterable[Any], count: int, improve: tuple[str, ...],
+    model: nn.Module,
+    fates: Sequence[Fate],
+    *,
+    data: Iterable[Any],
+    count: int,
+    improve: tuple[str, ...],
     batch_to_inputs: BatchToInputs | None,
-) -> dict[int, nn.Module]:  # fmt: skip
+) -> dict[int, nn.Module]:
     """The quantised twins of all layers, where data has a part in some: where one is static, and with improvers. They
     simulate in the model while data goes through it; afterwards it is as before."""
     is_static = any(fate.layer is not None and fate.layer.scheme.is_static for fate in fates)

@@ -79,8 +79,11 @@ class SelectiveQuantizer:
         weights, inputs = default_quant_modules_calibrator_weights, default_quant_modules_calibrator_inputs
         check_calibrator("default_quant_modules_calibrator_weights", weights)
         check_calibrator("default_quant_modules_calibrator_inputs", inputs)
-        flags = {"default_per_channel_quant_weights": default_per_channel_quant_weights,
-                 "default_learn_amax": default_learn_amax, "verbose": verbose}  # fmt: skip
+        flags = {
+            "default_per_channel_quant_weights": default_per_channel_quant_weights,
+            "default_learn_amax": default_learn_amax,
+            "verbose": verbose,
+        }
         for name, value in flags.items():
             arguments.flag(name, value)
         arguments.one_of("mode", mode, _ALLOWED)
@@ -123,9 +126,14 @@ class SelectiveQuantizer:
             raise ArgumentError("recipe", arguments.shown(recipe), "a Recipe")
         params, calibration = recipe.selective_quantizer_params, recipe.calib_params
         quantizer = SelectiveQuantizer(
-            params.calibrator_w, params.calibrator_i, params.per_channel, params.learn_amax,
-            calibration.verbose if verbose is None else verbose, scheme=W8A8(), on_indivisible=recipe.on_indivisible,
-        )  # fmt: skip
+            params.calibrator_w,
+            params.calibrator_i,
+            params.per_channel,
+            params.learn_amax,
+            calibration.verbose if verbose is None else verbose,
+            scheme=W8A8(),
+            on_indivisible=recipe.on_indivisible,
+        )
         default = recipe.default_scheme()
         learns = quantizer.defaults.learns
         quantizer.default = None if default is None else LayerScheme(default, learns=learns)

@@ -84,10 +84,12 @@ def _nvml(board: Board, *, broken: str = "") -> Any:
 
     seen: list[tuple[Any, ...]] = []
     return SimpleNamespace(
-        NVMLError=NVMLError, seen=seen, nvmlInit=step("init", None),
+        NVMLError=NVMLError,
+        seen=seen,
+        nvmlInit=step("init", None),
         nvmlDeviceGetHandleByUUID=step("handle", "the handle"),
         nvmlDeviceGetTotalEnergyConsumption=step("read", board.read),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -123,8 +125,16 @@ def test_without_nvml_the_extra_is_named(gpu: pytest.MonkeyPatch) -> None:
 
 def _bench(**more: Any) -> GpuBench:
     adapters = find_adapters([MM_BF16, "nn.Linear bf16"])
-    return GpuBench([(1, 64, 32), (2, 64, 32)], adapters, device="cpu", clock="cpu", rounds=1, min_sample_s=0.0,
-                    rotate_bytes=9000, **more)  # fmt: skip
+    return GpuBench(
+        [(1, 64, 32), (2, 64, 32)],
+        adapters,
+        device="cpu",
+        clock="cpu",
+        rounds=1,
+        min_sample_s=0.0,
+        rotate_bytes=9000,
+        **more,
+    )
 
 
 def test_every_row_gets_its_energy_and_the_files_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,9 @@ def test_the_sum_happens_in_the_epilogue(kind: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("outputs", "zero"), [(STATIC, None), (AFFINE, -128), (AFFINE, 7)])
 def test_relu_over_codes_equals_relu_before_the_requantise(outputs: TensorScheme, zero: int | None) -> None:
     torch.manual_seed(2)
-    layer = QLinear.from_float(nn.Linear(6, 6), codes_out(outputs), input_scale=0.03, output_scale=0.01,
-                               output_zero_point=zero)  # fmt: skip
+    layer = QLinear.from_float(
+        nn.Linear(6, 6), codes_out(outputs), input_scale=0.03, output_scale=0.01, output_zero_point=zero
+    )
     real = QLinear.from_codes(layer.codes, layer.weight_scale, scheme=W8A8(), bias=layer.bias, input_scale=0.03)
     add = pyquant.QResidualAdd(layer, "relu")
     add.residual = QResidual(0.02)

@@ -113,10 +113,12 @@ AFFINE = pyquant.QScheme(
     weights=pyquant.TensorScheme(granularity="per_channel"), inputs=pyquant.TensorScheme(symmetric=False)
 )
 BATCHES = {
-    "input_zero_point": lambda: torch.arange(-2, 3, dtype=torch.int32)[:, None], "input_scale": lambda: rows(1),
-    "bias": lambda: rows(24), "weight_scale": lambda: rows(24),
+    "input_zero_point": lambda: torch.arange(-2, 3, dtype=torch.int32)[:, None],
+    "input_scale": lambda: rows(1),
+    "bias": lambda: rows(24),
+    "weight_scale": lambda: rows(24),
     "weight": lambda: torch.randint(-9, 9, (5, 24, 32), dtype=torch.int8),
-}  # fmt: skip
+}
 
 
 def rows(count: int) -> torch.Tensor:

@@ -22,8 +22,12 @@ needs_peft = pytest.mark.skipif(
 )
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
 
 
 def llama(**more: Any) -> nn.Module:
@@ -82,12 +86,15 @@ def test_the_warning_comes_once_and_from_the_callers_line() -> None:
 
 
 @needs_transformers
-@pytest.mark.parametrize("call", [
-    lambda m: pyquant.quantize_(m, W8A8Dynamic(), heads=False),
-    lambda m: pyquant.quantize_(m, W8A8Dynamic(), heads=True),
-    lambda m: pyquant.quantize_(m, {"lm_head": None, "_default": W8A8Dynamic()}),
-    lambda m: pyquant.quantize_(m, W8A8Dynamic(), lambda _, name: name != "lm_head"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: pyquant.quantize_(m, W8A8Dynamic(), heads=False),
+        lambda m: pyquant.quantize_(m, W8A8Dynamic(), heads=True),
+        lambda m: pyquant.quantize_(m, {"lm_head": None, "_default": W8A8Dynamic()}),
+        lambda m: pyquant.quantize_(m, W8A8Dynamic(), lambda _, name: name != "lm_head"),
+    ],
+)
 def test_what_was_asked_for_needs_no_words(call: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pyquant.QuantizationWarning)
@@ -236,8 +243,10 @@ def test_a_group_size_that_does_not_divide_gives_a_scale_a_channel() -> None:
     with pytest.warns(pyquant.QuantizationWarning, match=r"1 layer\(s\) got another scheme: 2 .*128 does not divide K"):
         pyquant.quantize_(model, W4A8Dynamic())
     assert [str(m.scheme) for m in model if isinstance(m, pyquant.QLinear)] == [
-        "W4A8Dynamic(group_size=128)", "W4A8Dynamic(group_size=None)", "W4A8Dynamic(group_size=128)",
-    ]  # fmt: skip
+        "W4A8Dynamic(group_size=128)",
+        "W4A8Dynamic(group_size=None)",
+        "W4A8Dynamic(group_size=128)",
+    ]
     told = {r.name: r.reason for r in pyquant.quantization_report(model)}
     assert told == {"0": "", "2": "group size 128 does not divide K = 192: one scale a channel", "4": ""}
     assert (model(x) - reference).norm() < 0.5 * reference.norm()

@@ -36,10 +36,20 @@ def scheme_text(model: nn.Module) -> dict[str, str]:
 
 # ---- the forms compute what the classes compute
 
-ATTENTION = list(itertools.product(
-    (False, True), (False, True), (False, True), (None, 12), (False, True), (False, True), (False, True), range(4),
-    range(3), (False, True),
-))  # fmt: skip
+ATTENTION = list(
+    itertools.product(
+        (False, True),
+        (False, True),
+        (False, True),
+        (None, 12),
+        (False, True),
+        (False, True),
+        (False, True),
+        range(4),
+        range(3),
+        (False, True),
+    )
+)
 
 
 def attention_case(case: tuple[Any, ...]) -> tuple[nn.MultiheadAttention, tuple[Tensor, ...], dict[str, Any]]:
@@ -93,10 +103,11 @@ def test_a_causal_hint_and_gradients() -> None:
 
 RECURRENT = [
     (kind, *rest)
-    for kind, *rest in itertools.product((nn.LSTM, nn.GRU), (1, 2), (False, True), (False, True), (False, True), (0, 3),
-                                         range(4), (False, True))
+    for kind, *rest in itertools.product(
+        (nn.LSTM, nn.GRU), (1, 2), (False, True), (False, True), (False, True), (0, 3), range(4), (False, True)
+    )
     if kind is nn.LSTM or not rest[4]
-]  # fmt: skip
+]
 
 
 def test_recurrences_made_of_layers_compute_the_same() -> None:
@@ -150,8 +161,9 @@ def test_recurrences_are_quantised_and_saved(kind: Any, tmp_path: Path) -> None:
         got = model(x)
         assert sqnr(got, want) > 25
         assert set(scheme_text(model)) == {
-            "out", *(f"rnn.{w}_l{i}{r}" for w in ("ih", "hh") for i in (0, 1) for r in ("", "_reverse"))
-        }  # fmt: skip
+            "out",
+            *(f"rnn.{w}_l{i}{r}" for w in ("ih", "hh") for i in (0, 1) for r in ("", "_reverse")),
+        }
         pyquant.save_pretrained(model, tmp_path)
         assert torch.equal(pyquant.load_pretrained(tmp_path, Tagger)(x), got)
         with torch.device("meta"):

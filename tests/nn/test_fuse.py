@@ -103,9 +103,16 @@ def test_neighbours_give_the_bits_of_a_layer_made_with_the_activation(
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(F.gelu, "gelu"), (F.silu, "silu"), (F.relu, "relu"), (torch.relu, "relu"), (F.relu6, "clamp"),
-     (functools.partial(F.gelu, approximate="tanh"), "gelu_tanh"), (functools.partial(F.gelu), "gelu")],
-)  # fmt: skip
+    [
+        (F.gelu, "gelu"),
+        (F.silu, "silu"),
+        (F.relu, "relu"),
+        (torch.relu, "relu"),
+        (F.relu6, "clamp"),
+        (functools.partial(F.gelu, approximate="tanh"), "gelu_tanh"),
+        (functools.partial(F.gelu), "gelu"),
+    ],
+)
 def test_functions_held_by_a_registered_class(function: Any, name: str) -> None:
     model = pyquant.quantize_(nn.Sequential(Feed(function)), W8A8Dynamic())
     before = model(X)
@@ -244,8 +251,15 @@ def test_what_raises() -> None:
         pyquant.fuse_(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
     with pytest.raises(ArgumentError, match="model"):
         pyquant.fuse_("model")  # type: ignore[arg-type]
-    for bad in [(Feed(), "up", "act"), (Feed, "u p", "act"), (Feed, "up", 3), (Feed, "up", "up"), (int, "a", "b"),
-                (Feed, "up", "other"), (Feed, "down", "act")]:  # fmt: skip
+    for bad in [
+        (Feed(), "up", "act"),
+        (Feed, "u p", "act"),
+        (Feed, "up", 3),
+        (Feed, "up", "up"),
+        (int, "a", "b"),
+        (Feed, "up", "other"),
+        (Feed, "down", "act"),
+    ]:
         with pytest.raises(ArgumentError):
             pyquant.register_fusion(*bad)  # type: ignore[arg-type]
     assert pyquant.register_fusion(Feed, "up", "act") is Feed
@@ -332,9 +346,11 @@ def test_round_trip(tmp_path: Path, start: str) -> None:
         model = nn.Sequential(model, nn.Identity())
     digest = pyquant.save_pretrained(model, tmp_path / "a")
     skeleton: Any = {
-        "float": Tower, "meta": Tower, "fused": lambda: pyquant.fuse_(tower()),
+        "float": Tower,
+        "meta": Tower,
+        "fused": lambda: pyquant.fuse_(tower()),
         "nested": lambda: nn.Sequential(Tower(), nn.Identity()),
-    }[start]  # fmt: skip
+    }[start]
     with torch.device("meta" if start == "meta" else "cpu"):
         built = skeleton()
     again = pyquant.load_pretrained(tmp_path / "a", built).eval()
@@ -387,20 +403,30 @@ def test_unfused_checkpoint_on_a_fused_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("own", "what"),
-    [({"fused": {"head.9": "head.1"}}, "fused"), ({"fused": {"head.0": "blocks.0.act"}}, "fused"),
-     ({"fused": {"head.0": "head.0"}}, "fused"), ({"fused": {"head.0": 1}}, "fused"), ({"fused": []}, "fused"),
-     ({"fused": {"head.0": "head."}}, "fused"), ({"fused": {"head.0": "head.7"}}, "has none there"),
-     ({"fused": {"head.3": "head.4"}}, "saved as none"), ({"newer": {}}, "keys"), ([], "mapping")],
-)  # fmt: skip
+    [
+        ({"fused": {"head.9": "head.1"}}, "fused"),
+        ({"fused": {"head.0": "blocks.0.act"}}, "fused"),
+        ({"fused": {"head.0": "head.0"}}, "fused"),
+        ({"fused": {"head.0": 1}}, "fused"),
+        ({"fused": []}, "fused"),
+        ({"fused": {"head.0": "head."}}, "fused"),
+        ({"fused": {"head.0": "head.7"}}, "has none there"),
+        ({"fused": {"head.3": "head.4"}}, "saved as none"),
+        ({"newer": {}}, "keys"),
+        ([], "mapping"),
+    ],
+)
 def test_a_wrong_map_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Any, what: str) -> None:
     from pyquant.io.pretrained import save as pretrained
 
     real = pretrained.save_checkpoint
     monkeypatch.setattr(
-        pretrained, "save_checkpoint",
-        lambda *a, extra, **o: real(*a, extra={"pyquant_modules": own if isinstance(own, list) else
-                                               {**extra["pyquant_modules"], **own}}, **o),
-    )  # fmt: skip
+        pretrained,
+        "save_checkpoint",
+        lambda *a, extra, **o: real(
+            *a, extra={"pyquant_modules": own if isinstance(own, list) else {**extra["pyquant_modules"], **own}}, **o
+        ),
+    )
     pyquant.save_pretrained(pyquant.fuse_(tower()), tmp_path)
     with pytest.raises(CheckpointError, match=what):
         pyquant.load_pretrained(tmp_path, Tower())
@@ -434,11 +460,12 @@ def calls_directly(source: str, linear: str, activation: str) -> bool:
         body = getattr(node, "body", None)
         for one, two in itertools.pairwise(body) if isinstance(body, list) else ():
             if (
-                isinstance(one, ast.Assign) and isinstance(two, ast.Assign)
+                isinstance(one, ast.Assign)
+                and isinstance(two, ast.Assign)
                 and [ast.unparse(t) for t in one.targets] == [ast.unparse(t) for t in two.targets]
                 and (call_of_self(one.value), call_of_self(two.value)) == (linear, activation)
                 and ast.unparse(two.value.args[0]) == ast.unparse(two.targets[0])  # type: ignore[attr-defined]
-            ):  # fmt: skip
+            ):
                 return True
     return False
 
@@ -447,9 +474,14 @@ def test_the_source_reader_can_say_no() -> None:
     body = "class A:\n  def forward(self, x):\n    "
     assert calls_directly(body + "x = self.l(x)\n    x = self.a(x)\n    return x", "l", "a")
     assert calls_directly(body + "return self.d(self.a(self.l(x)))", "l", "a")
-    for no in ("x = self.l(x)\n    y = self.a(x)\n    return x + y", "return self.a(self.d(self.l(x)))",
-               "x = self.l(x)\n    x = self.d(x)\n    x = self.a(x)\n    return x", "return self.a(self.l(self.a(x)))",
-               "return self.a(self.l(x)) + self.l(x)", "x = self.l(x)\n    x = self.a(y)\n    return x"):  # fmt: skip
+    for no in (
+        "x = self.l(x)\n    y = self.a(x)\n    return x + y",
+        "return self.a(self.d(self.l(x)))",
+        "x = self.l(x)\n    x = self.d(x)\n    x = self.a(x)\n    return x",
+        "return self.a(self.l(self.a(x)))",
+        "return self.a(self.l(x)) + self.l(x)",
+        "x = self.l(x)\n    x = self.a(y)\n    return x",
+    ):
         assert not calls_directly(body + no, "l", "a"), no
 
 

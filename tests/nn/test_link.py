@@ -35,9 +35,11 @@ def linear(k: int, n: int, scheme: Any = None, scale: float = 0.03, **more: Any)
 
 def tower(scheme: Any = None) -> nn.Module:
     return nn.Sequential(
-        linear(32, 48, scheme, activation="relu"), nn.Identity(), linear(48, 32, scheme, 0.02, activation="gelu"),
+        linear(32, 48, scheme, activation="relu"),
+        nn.Identity(),
+        linear(48, 32, scheme, 0.02, activation="gelu"),
         linear(32, 8, scheme, 0.01),
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 @pytest.mark.parametrize("scheme", [W8A8(), AFFINE, W4A8(16), W4A4(None)], ids=str)
@@ -138,14 +140,21 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("add", "add"), ("inplace add", "add_ in Broken"), ("residual", "residual operand of 'two'"),
-        ("result", "also a result of the model"), ("float layer", "linear in 'floats' (Linear)"),
-        ("norm", "layer_norm in 'norm' (LayerNorm)"), ("module", "relu in 'act' (ReLU)"),
-        ("function", "relu in Broken"), ("view", "view in Broken"),
+        ("add", "add"),
+        ("inplace add", "add_ in Broken"),
+        ("residual", "residual operand of 'two'"),
+        ("result", "also a result of the model"),
+        ("float layer", "linear in 'floats' (Linear)"),
+        ("norm", "layer_norm in 'norm' (LayerNorm)"),
+        ("module", "relu in 'act' (ReLU)"),
+        ("function", "relu in Broken"),
+        ("view", "view in Broken"),
         ("dynamic", "'two' finds the scale of its input at run time"),
-        ("float input", "'two' takes real numbers"), ("weight-only", "gives real numbers"), ("hooks", "hooks"),
+        ("float input", "'two' takes real numbers"),
+        ("weight-only", "gives real numbers"),
+        ("hooks", "hooks"),
     ],
-)  # fmt: skip
+)
 def test_every_break_has_its_reason(kind: str, told: str) -> None:
     model = Broken(kind).eval()
     x = X
@@ -203,8 +212,11 @@ def test_a_residual_block_is_one_chain(activation: str | None, zero_point: int) 
     pyquant.link_(model, X)
     assert torch.equal(model(X), expected)
     assert [(r.name, r.state) for r in pyquant.chain_report(model, X)] == [
-        ("before", "linked"), ("up", "linked"), ("add", "linked"), ("after", "end"),
-    ]  # fmt: skip
+        ("before", "linked"),
+        ("up", "linked"),
+        ("add", "linked"),
+        ("after", "end"),
+    ]
     assert model.add.relu_is_free == (zero_point == -128)
     if activation == "relu":  # the planted bug: without the maximum over codes
         model.add.relu_is_free = True

@@ -56,13 +56,14 @@ def kinds() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
         "scaled table": (Scaled(10, 32), (IDS,)),
         "attention": (nn.MultiheadAttention(32, 4, batch_first=True), (X, X, X)),
         "attention of widths": (
-            nn.MultiheadAttention(32, 4, kdim=16, vdim=8, bias=False, add_bias_kv=True), (X, X[..., :16], X[..., :8])
+            nn.MultiheadAttention(32, 4, kdim=16, vdim=8, bias=False, add_bias_kv=True),
+            (X, X[..., :16], X[..., :8]),
         ),
         "attention, subclass": (SubAttention(32, 4), (X, X, X)),
         "lstm": (nn.LSTM(32, 16, 2, bidirectional=True, proj_size=8, batch_first=True), (X,)),
         "gru": (nn.GRU(32, 16, bias=False), (X,)),
         "encoder": (nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2), (X,)),
-    }  # fmt: skip
+    }
     if importlib.util.find_spec("transformers") is not None:
         from transformers.models.falcon.modeling_falcon import FalconLinear
         from transformers.pytorch_utils import Conv1D
@@ -73,8 +74,22 @@ def kinds() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     return found
 
 
-NAMES = ("linear", "subclass", "of torch", "convolution", "table", "scaled table", "attention", "attention of widths",
-         "attention, subclass", "lstm", "gru", "encoder", "Conv1D", "FalconLinear")  # fmt: skip
+NAMES = (
+    "linear",
+    "subclass",
+    "of torch",
+    "convolution",
+    "table",
+    "scaled table",
+    "attention",
+    "attention of widths",
+    "attention, subclass",
+    "lstm",
+    "gru",
+    "encoder",
+    "Conv1D",
+    "FalconLinear",
+)
 
 
 def case(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -206,5 +221,8 @@ def test_no_float_weight_is_kept_alive() -> None:
     for shell in shells:
         assert not list(shell.parameters())
         for module in shell.modules():
-            assert not [n for n, v in module.__dict__.items() if isinstance(v, Tensor) or (isinstance(v, list) and any(
-                isinstance(item, Tensor) for item in v))]  # fmt: skip
+            assert not [
+                n
+                for n, v in module.__dict__.items()
+                if isinstance(v, Tensor) or (isinstance(v, list) and any(isinstance(item, Tensor) for item in v))
+            ]

@@ -92,8 +92,10 @@ def test_a_second_conversion_leaves_them() -> None:
     pyquant.quantize_(model, W8A8Dynamic(), embeddings=True)
     assert model.words is words
     assert {r.name: r.scheme for r in pyquant.quantization_report(model)} == {
-        "words": "int8 per row", "places": "int8 per row", "fc": "W8A8Dynamic",
-    }  # fmt: skip
+        "words": "int8 per row",
+        "places": "int8 per row",
+        "fc": "W8A8Dynamic",
+    }
 
 
 def test_further_tensors_are_no_business_of_ours() -> None:
@@ -113,13 +115,26 @@ def test_further_tensors_are_no_business_of_ours() -> None:
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLM: dict[str, Any] = {
-    **SIZES, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 64,
-}  # fmt: skip
+    **SIZES,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+}
 SEQ: dict[str, Any] = {
-    **SIZES, "d_model": 48, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "decoder_start_token_id": 1,
-}  # fmt: skip
+    **SIZES,
+    "d_model": 48,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "decoder_start_token_id": 1,
+}
 
 
 def architecture(name: str) -> tuple[Callable[[], Any], dict[str, Tensor]]:
@@ -135,10 +150,11 @@ def architecture(name: str) -> tuple[Callable[[], Any], dict[str, Tensor]]:
         "opt": (t.OPTModel, t.OPTConfig(**opt, ffn_dim=96, word_embed_proj_dim=48), {"input_ids": ids}),
         "bart": (t.BartModel, t.BartConfig(**SEQ, scale_embedding=True), {"input_ids": ids, **decoder}),
         "whisper": (
-            t.WhisperModel, t.WhisperConfig(**SEQ, num_mel_bins=8, max_source_positions=12, max_target_positions=16),
+            t.WhisperModel,
+            t.WhisperConfig(**SEQ, num_mel_bins=8, max_source_positions=12, max_target_positions=16),
             {"input_features": torch.randn(2, 8, 24), **decoder},
         ),
-    }  # fmt: skip
+    }
     kind, config, inputs = makers[name]
     return lambda: kind(config).eval(), inputs
 

@@ -37,12 +37,16 @@ def layer(scheme: pyquant.QScheme, **more: object) -> QLinear:
 @pytest.mark.parametrize(
     "taker",
     [
-        Dequantize(), QResidual(0.4, scheme=INT4), layer(pyquant.W4A4(), input_scale=0.4), layer(pyquant.W4A4Dynamic()),
-        layer(pyquant.W8A8(), input_scale=0.4), layer(pyquant.W4A8Dynamic(group_size=None)),
+        Dequantize(),
+        QResidual(0.4, scheme=INT4),
+        layer(pyquant.W4A4(), input_scale=0.4),
+        layer(pyquant.W4A4Dynamic()),
+        layer(pyquant.W8A8(), input_scale=0.4),
+        layer(pyquant.W4A8Dynamic(group_size=None)),
         QResidualAdd(layer(pyquant.W4A4(), input_scale=0.4)),
     ],
     ids=lambda taker: f"{type(taker).__name__} {getattr(taker, 'scheme', '')}",
-)  # fmt: skip
+)
 def test_packed_codes_are_taken_as_the_others(taker: nn.Module) -> None:
     plain, packed = codes()
     more = (torch.randn(5, 32),) if isinstance(taker, QResidualAdd) else ()
@@ -111,6 +115,9 @@ def test_a_report_of_chains_counts_two_codes_a_byte(packs: None) -> None:
     assert (odd.state, odd.code_bytes) == ("broken", 5 * 48 * 2)  # 48 columns are not packed here
     linked = pyquant.chain_report(pyquant.link_(model, X), X)[0]
     assert (linked.state, linked.elements, linked.code_bytes) == ("linked", 5 * 64, wide.code_bytes)
-    int8 = pyquant.quantize_(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval(), pyquant.W4A8(group_size=None),
-                             input_scales={"0": 0.4, "1": 0.2})  # fmt: skip
+    int8 = pyquant.quantize_(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval(),
+        pyquant.W4A8(group_size=None),
+        input_scales={"0": 0.4, "1": 0.2},
+    )
     assert pyquant.chain_report(int8, X)[0].code_bytes == 5 * 64 * 2

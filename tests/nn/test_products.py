@@ -57,22 +57,26 @@ MULTIPLIED: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]
     "distances": ((6, 8), torch.cdist),
     "a key of attention": ((4, 8), lambda x, w: functional.scaled_dot_product_attention(x[None], w[None], x[None])),
     "an LSTM's function": ((24, 8), lambda x, w: torch.lstm_cell(x, [x[:, :6], x[:, :6]], w, x.new_zeros(24, 6))[0]),
-}  # fmt: skip
+}
 OTHERWISE: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], str]] = {
     "position": ((1, 4, 8), lambda x, w: x + w, "added"),
     "position at places": ((9, 8), lambda x, w: x + w[torch.arange(4)], "added"),
     "look-up": ((9, 8), lambda x, w: functional.embedding(IDS, w) @ x.T, "added"),
     "look-up by index": ((9, 8), lambda x, w: w[IDS + (x[:, 0] > 9)] @ x.T, "added"),
     "mask of attention": (
-        (4, 4), lambda x, w: functional.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=2 * w), "added",
+        (4, 4),
+        lambda x, w: functional.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=2 * w),
+        "added",
     ),
     "mask, unfused": (
-        (4, 4), lambda x, w: functional.scaled_dot_product_attention(*[x[None]] * 3, attn_mask=w), "added",
+        (4, 4),
+        lambda x, w: functional.scaled_dot_product_attention(*[x[None]] * 3, attn_mask=w),
+        "added",
     ),
     "bias of a product": ((4, 6), lambda x, w: torch.addmm(w, x, x[:, :6].new_ones(8, 6)), "added"),
     "decay": ((4, 8), lambda x, w: x * -w.exp(), "other"),
     "nothing": ((4, 8), lambda x, w: x, "not reached"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", MULTIPLIED)
@@ -177,12 +181,27 @@ def deepseek() -> nn.Module:
     import transformers
 
     config = transformers.DeepseekV3Config(
-        vocab_size=120, hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1,
+        vocab_size=120,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
         num_experts_per_tok=2,
-        first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
-        max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=16,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     return transformers.DeepseekV3ForCausalLM(config).eval()
 
 

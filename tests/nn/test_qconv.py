@@ -59,11 +59,14 @@ def geometries(count: int) -> list[dict[str, Any]]:
     found = []
     for _ in range(count):
         kernel = (rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 3, 5]))
-        found.append({
-            "kernel_size": kernel, "stride": (rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2])),
-            "padding": (rng.randint(0, kernel[0]), rng.randint(0, kernel[1])),
-            "dilation": (rng.choice([1, 1, 2]), rng.choice([1, 1, 3])),
-        })  # fmt: skip
+        found.append(
+            {
+                "kernel_size": kernel,
+                "stride": (rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2])),
+                "padding": (rng.randint(0, kernel[0]), rng.randint(0, kernel[1])),
+                "dilation": (rng.choice([1, 1, 2]), rng.choice([1, 1, 3])),
+            }
+        )
     return found
 
 
@@ -232,9 +235,13 @@ def test_padding_and_the_way_back(padding: Any) -> None:
 
 def test_state_dict_round_trip() -> None:
     for scheme in (AFFINE, W8A8Dynamic(), W4A8(9), CODES_OUT[1], ALL[-1]):
-        layer = QConv2d.from_float(conv(9, 4, 6, kernel_size=3, padding=1)
-                                   if scheme.weights.group_size != 16 else conv(9, 16, 6, kernel_size=3, padding=1),
-                                   scheme, **calibration(scheme))  # fmt: skip
+        layer = QConv2d.from_float(
+            conv(9, 4, 6, kernel_size=3, padding=1)
+            if scheme.weights.group_size != 16
+            else conv(9, 16, 6, kernel_size=3, padding=1),
+            scheme,
+            **calibration(scheme),
+        )
         twin = QConv2d(layer.in_channels, 6, 3, padding=1, scheme=scheme)
         assert twin.load_state_dict(layer.state_dict()).missing_keys == []
         x = torch.randn(2, layer.in_channels, 6, 6)
@@ -290,9 +297,12 @@ def test_bad_input_is_named() -> None:
             QConv2d.from_float(floats, W8A8Dynamic())
     with pytest.raises(SchemeError, match="group_size"):
         QConv2d.from_float(nn.Conv2d(3, 4, 3), W4A8(16), input_scale=1.0)
-    for arguments, match in (({"kernel_size": 0}, "kernel_size"), ({"kernel_size": 3, "stride": (1, 2, 3)}, "stride"),
-                             ({"kernel_size": 3, "padding": -1}, "padding"),
-                             ({"kernel_size": 3, "padding": "same", "stride": 2}, "same")):  # fmt: skip
+    for arguments, match in (
+        ({"kernel_size": 0}, "kernel_size"),
+        ({"kernel_size": 3, "stride": (1, 2, 3)}, "stride"),
+        ({"kernel_size": 3, "padding": -1}, "padding"),
+        ({"kernel_size": 3, "padding": "same", "stride": 2}, "same"),
+    ):
         with pytest.raises(ArgumentError, match=match):
             QConv2d(3, 4, **arguments)
 

@@ -229,7 +229,7 @@ def test_a_weight_of_the_other_kind_is_refused_without_strict_too(load: str) -> 
         "other codes": (layer(W4A8Dynamic(None)), whole, r"weight: int8 .24, 32.*weight_packed uint8"),
         "no scale": (layer(W8A8Dynamic()), {"weight": whole["weight"]}, "codes without their weight_scale"),
         "table": (nn.Embedding(10, 4), table.state_dict(), "integer codes"),
-    }[load]  # fmt: skip
+    }[load]
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match=named):
         model.load_state_dict(state, strict=False)

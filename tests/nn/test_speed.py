@@ -11,6 +11,7 @@ from torch import nn
 import pyquant
 from pyquant import W8A8Dynamic
 from pyquant.nn import speed
+from pyquant.ops.plan import Device
 
 
 def model() -> nn.Module:
@@ -150,3 +151,57 @@ def test_a_warning_made_an_error_takes_the_model_back(monkeypatch: pytest.Monkey
         with pytest.raises(pyquant.QuantizationWarning):
             pyquant.quantize_(whole, W8A8Dynamic())
     assert {type(m) for m in whole.children()} == {nn.Conv2d}
+
+
+# ---- without an example: weight-only Linears, and what the plan knows
+
+
+def weight_only() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(1024, 1025))
+
+
+def test_weight_only_linears_of_a_cpu_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"QLinear1": 9e-6, "Linear1": 3e-6, "QLinear32": 8e-6, "Linear32": 4e-6}
+    timed: list[int] = []
+
+    def read(module: nn.Module, x: torch.Tensor) -> float:
+        timed.append(module.in_features)
+        return clock[f"{type(module).__name__}{len(x)}"]
+
+    monkeypatch.setattr(speed, "_seconds", read)
+    monkeypatch.setattr(speed, "_at_rows", {})
+    with pytest.warns(pyquant.QuantizationWarning, match="slower in integers") as caught:
+        pyquant.quantize_(weight_only(), pyquant.W8A16())
+    told = str(caught[0].message)
+    assert "2 weight-only Linears are slower" in told
+    assert "(timed at 1 and 32 rows; check_speed" in told
+    assert "0 [32, 16] 8 us against 4 us (0.50x); 1 [32, 32] 8 us against 4 us (0.50x)." in told
+    assert set(timed) == {16, 32}  # beyond 2^20 weights a call is no moment
+    count = len(timed)
+    with pytest.warns(pyquant.QuantizationWarning, match="slower in integers"):
+        pyquant.quantize_(weight_only(), pyquant.W8A16())
+    assert len(timed) == count
+    clock["QLinear1"] = 2e-6  # quicker at one of them: no word without an example
+    monkeypatch.setattr(speed, "_at_rows", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        pyquant.quantize_(weight_only(), pyquant.W8A16())
+        pyquant.quantize_(weight_only(), pyquant.W8A16(), check_speed=False)
+
+
+def test_what_the_plan_knows_to_be_slower_at_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyquant._native", reason="the compiled module is not built")
+    h200 = Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560, dram_gbps=4800)
+
+    def layer(n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> pyquant.QLinear:
+        return pyquant.QLinear(k, n, scheme=W8A8Dynamic(), device="meta", dtype=dtype)
+
+    layers = {"small": layer(256, 256), "large": layer(8192, 8192), "wide": layer(256, 256, torch.float32)}
+    ((one, source),) = speed.slower_by_plan(layers, h200, only_compiled=False)
+    assert (one.name, source) == ("small", "by the cost model")
+    assert one.ratio < 0.9
+    monkeypatch.setattr(speed, "_known_by_plan", lambda model: [(one, source)])
+    with pytest.warns(pyquant.QuantizationWarning, match="1 Linears on a GPU are slower") as caught:
+        pyquant.quantize_(nn.Sequential(nn.Linear(16, 16)), W8A8Dynamic())
+    assert "(at every number of rows, by the cost model; " in str(caught[0].message)
+    assert f"small {list(one.shape)} " in str(caught[0].message)

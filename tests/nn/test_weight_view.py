@@ -122,18 +122,23 @@ def test_a_parent_of_sixteen_bits_may_use_weight_and_bias(dtype: torch.dtype, wh
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             fc, conv, image = self.fc, self.conv, x.reshape(-1, 2, 4, 4)
             return (
-                F.linear(x, fc.weight, fc.bias), F.linear(x, fc.weight, bias=fc.bias),
-                torch.addmm(fc.bias, x, fc.weight.t()), torch.addmv(fc.bias, fc.weight, x[0]),
+                F.linear(x, fc.weight, fc.bias),
+                F.linear(x, fc.weight, bias=fc.bias),
+                torch.addmm(fc.bias, x, fc.weight.t()),
+                torch.addmv(fc.bias, fc.weight, x[0]),
                 torch.baddbmm(fc.bias.expand(2, 1, 24), x.expand(2, 3, 32), fc.weight.t().expand(2, 32, 24)),
-                x @ fc.weight.T + fc.bias, torch.cat([fc.weight, fc.bias[:, None]], 1),
+                x @ fc.weight.T + fc.bias,
+                torch.cat([fc.weight, fc.bias[:, None]], 1),
                 F.conv2d(image, conv.weight, conv.bias, padding=1),
-            )  # fmt: skip
+            )
 
     net, x = Net(), torch.randn(3, 32, dtype=dtype)
     want = net.to(dtype)(x)
-    net = pyquant.quantize_(net, pyquant.W8A8Dynamic()) if when == "before" else (
-        pyquant.quantize_(net.float(), pyquant.W8A8Dynamic()).to(dtype)
-    )  # fmt: skip
+    net = (
+        pyquant.quantize_(net, pyquant.W8A8Dynamic())
+        if when == "before"
+        else (pyquant.quantize_(net.float(), pyquant.W8A8Dynamic()).to(dtype))
+    )
     for y, real in zip(net(x), want, strict=True):
         assert y.dtype == dtype
         assert (y - real).norm() < 0.03 * real.norm()
@@ -249,8 +254,9 @@ def test_hasattr_and_getmembers() -> None:
 
 def test_the_files_keep_their_keys() -> None:
     assert {n: t.dtype for n, t in embedding().state_dict().items()} == {
-        "weight": torch.int8, "weight_scale": torch.float32,
-    }  # fmt: skip
+        "weight": torch.int8,
+        "weight_scale": torch.float32,
+    }
     state = layer(W8A8Dynamic()).state_dict()
     assert not isinstance(state["weight"], QWeight)
     assert state["weight"].dtype == torch.int8

@@ -74,8 +74,10 @@ def snapshot(model: nn.Module) -> tuple[dict[str, tuple[int, str]], dict[str, Te
 def is_unchanged(model: nn.Module, before: tuple[dict[str, tuple[int, str]], dict[str, Tensor]]) -> bool:
     now = snapshot(model)
     same = now[1].keys() == before[1].keys() and all(
-        torch.equal(now[1][n].nan_to_num(-7) if now[1][n].is_floating_point() else now[1][n],
-                    before[1][n].nan_to_num(-7) if before[1][n].is_floating_point() else before[1][n])
+        torch.equal(
+            now[1][n].nan_to_num(-7) if now[1][n].is_floating_point() else now[1][n],
+            before[1][n].nan_to_num(-7) if before[1][n].is_floating_point() else before[1][n],
+        )
         for n in now[1]
-    )  # fmt: skip
+    )
     return same and now[0] == before[0]

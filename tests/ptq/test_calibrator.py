@@ -113,8 +113,10 @@ def test_ranges_are_returned_set_and_told(caplog: pytest.LogCaptureFixture) -> N
     model = prepared()
     with caplog.at_level(logging.INFO, "pyquant.ptq"):
         ranges = QuantizationCalibrator().calibrate_model(model, batches(), "max", 4, verbose=True)
-    assert list(ranges) == [f"{n}.input" for n in ["stem", *(f"stage{s}.{i}.fc{j}" for s, i in ((1, 0), (1, 1), (2, 0))
-                                                            for j in (1, 2)), "head"]]  # fmt: skip
+    assert list(ranges) == [
+        f"{n}.input"
+        for n in ["stem", *(f"stage{s}.{i}.fc{j}" for s, i in ((1, 0), (1, 1), (2, 0)) for j in (1, 2)), "head"]
+    ]
     assert "stem.input: [-" in caplog.text
     for name, found in ranges.items():
         assert amax(model, name.removesuffix(".input")) == pytest.approx(found.amax.item(), rel=1e-6)
@@ -137,8 +139,13 @@ def test_all_or_nothing(what: str) -> None:
         data = interrupted(data)
     if what == "model":
         data[1] = torch.ones(2, 5)
-    errors: dict[str, Any] = {"nan": NonFiniteError, "silent": PyquantError, "few": PyquantError,
-                              "interrupt": KeyboardInterrupt, "model": RuntimeError}  # fmt: skip
+    errors: dict[str, Any] = {
+        "nan": NonFiniteError,
+        "silent": PyquantError,
+        "few": PyquantError,
+        "interrupt": KeyboardInterrupt,
+        "model": RuntimeError,
+    }
     with pytest.raises(errors[what]) as error:
         QuantizationCalibrator().calibrate_model(model, data, "percentile", 4, 90.0)
     told = {"nan": r"stem.*batch 2", "silent": "stage2.0.fc1", "few": "3"}.get(what, "")
@@ -165,10 +172,14 @@ def test_batches_of_every_kind() -> None:
 
     x = batches(1)[0]
     for batch, to_inputs in (
-        (x, None), ((x, torch.zeros(3)), None), ([x, "label"], None), ({"x": x, "labels": 1}, None),
-        ({"image": x}, lambda b: b["image"]), ((x, torch.ones(6)), lambda b: b),
+        (x, None),
+        ((x, torch.zeros(3)), None),
+        ([x, "label"], None),
+        ({"x": x, "labels": 1}, None),
+        ({"image": x}, lambda b: b["image"]),
+        ((x, torch.ones(6)), lambda b: b),
         ({"a": x}, lambda b: {"x": b["a"], "mask": torch.ones(6)}),
-    ):  # fmt: skip
+    ):
         model = SelectiveQuantizer().quantize_module(nn.Sequential(Keywords())[0])
         QuantizationCalibrator().calibrate_model(model, [batch], "max", 1, batch_to_inputs=to_inputs)
         assert float(model.fc.input_fake_quant.scale) * 127 == pytest.approx(x.abs().max().item())

@@ -8,14 +8,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyquant import W4A16, W8A16, ArgumentError, NonFiniteError, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
+from pyquant import (
+    W4A16,
+    W8A16,
+    ArgumentError,
+    NonFiniteError,
+    W4A4Dynamic,
+    W4A8Dynamic,
+    W4A8TwoLevelDynamic,
+    W8A8Dynamic,
+)
 from pyquant.nn.weights import quantise_weight
 from pyquant.ptq.improve.gptq import gptq_, gptq_codes
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
 
-def brute_force(weight: Tensor, moments: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int,
-                damp: float, order: list[int]) -> Tensor:  # fmt: skip
+def brute_force(
+    weight: Tensor,
+    moments: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    damp: float,
+    order: list[int],
+) -> Tensor:
     """The same by its definition: after each column the rest moves to the optimum under a freshly inverted Hessian."""
     n, k = weight.shape
     h = moments.double().clone()
@@ -41,10 +58,18 @@ def correlated(rows: int, k: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize(("n", "k", "group", "symmetric", "bits"), [
-    (5, 7, None, True, 4), (3, 16, 4, True, 4), (4, 24, 8, False, 4), (2, 150, None, True, 4), (6, 9, None, True, 8),
-    (1, 1, None, True, 4), (0, 4, None, True, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "k", "group", "symmetric", "bits"),
+    [
+        (5, 7, None, True, 4),
+        (3, 16, 4, True, 4),
+        (4, 24, 8, False, 4),
+        (2, 150, None, True, 4),
+        (6, 9, None, True, 8),
+        (1, 1, None, True, 4),
+        (0, 4, None, True, 4),
+    ],
+)
 def test_codes_are_those_of_the_brute_force(n, k, group, symmetric, bits, act_order) -> None:
     g = torch.Generator().manual_seed(n * 100 + k)
     weight, x = torch.randn(n, k, generator=g), correlated(3 * k + 2, k, k)
@@ -96,7 +121,9 @@ def data(count: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("scheme", [W4A16(group_size=8), W4A8Dynamic(group_size=None), W8A8Dynamic(), W4A4Dynamic()])
+@pytest.mark.parametrize(
+    "scheme", [W4A16(group_size=8), W4A8Dynamic(group_size=None), W4A8TwoLevelDynamic(8), W8A8Dynamic(), W4A4Dynamic()]
+)
 def test_convert_finds_the_codes_that_were_chosen(scheme, dtype) -> None:
     model, batches = small_model(dtype), data(4, dtype)
     floats = copy.deepcopy(model)
@@ -195,10 +222,17 @@ def test_exactly_the_batches_that_were_asked_for() -> None:
     assert len(list(stream)) == 2
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"num_batches": 9}, "num_batches"), ({"num_batches": 0}, "num_batches"), ({"num_held_out": 4}, "num_held_out"),
-    ({"damp": 0.0}, "damp"), ({"error": "cosine"}, "error"), ({"model": nn.Linear(2, 2)}, "fake quantisation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_batches": 9}, "num_batches"),
+        ({"num_batches": 0}, "num_batches"),
+        ({"num_held_out": 4}, "num_held_out"),
+        ({"damp": 0.0}, "damp"),
+        ({"error": "cosine"}, "error"),
+        ({"model": nn.Linear(2, 2)}, "fake quantisation"),
+    ],
+)
 def test_wrong_arguments_are_named(change, message) -> None:
     arguments = {"model": insert_fake_quantize_(small_model(), W4A16(group_size=None)), "num_batches": 4} | change
     with pytest.raises(Exception, match=message):

@@ -83,9 +83,9 @@ def test_without_a_float_source_the_names_are_the_blocks_themselves() -> None:
 @pytest.mark.parametrize("action", list(ReplacementAction))
 def test_actions(action: ReplacementAction) -> None:
     model = Net()
-    quantizer = SelectiveQuantizer(scheme=pyquant.W8A8Dynamic(), custom_mappings={
-        Block: QuantizedMetadata(Block, QuantBlock, action)
-    })  # fmt: skip
+    quantizer = SelectiveQuantizer(
+        scheme=pyquant.W8A8Dynamic(), custom_mappings={Block: QuantizedMetadata(Block, QuantBlock, action)}
+    )
     if action is ReplacementAction.UNWRAP:
         before = snapshot(model)
         with pytest.raises(ArgumentError, match="float_module"):
@@ -157,9 +157,11 @@ def test_names_win_over_classes_and_skips_hold_inside_blocks() -> None:
 def test_descriptors_are_those_of_the_layers_inside(given: object) -> None:
     model, quantizer = Net(), SelectiveQuantizer()
     quantizer.register_quantization_mapping(
-        {"stage1.0"}, QuantBlock, input_quant_descriptor=given,
+        {"stage1.0"},
+        QuantBlock,
+        input_quant_descriptor=given,
         weights_quant_descriptor=QuantDescriptor(num_bits=4, axis=0, calib_method="histogram"),
-    )  # fmt: skip
+    )
     quantizer.quantize_module(model)
     layer = model.stage1[0].fc1
     assert (layer.scheme.inputs.bits, layer.scheme.weights.bits) == (4, 4)
@@ -220,9 +222,10 @@ def test_a_layer_class_can_have_a_counterpart_of_its_own() -> None:
             return new
 
     model = Net()
-    quantizer = SelectiveQuantizer(scheme=pyquant.W8A8Dynamic(), custom_mappings={
-        nn.Linear: QuantizedMetadata(nn.Linear, MyLinear, ReplacementAction.REPLACE)
-    })  # fmt: skip
+    quantizer = SelectiveQuantizer(
+        scheme=pyquant.W8A8Dynamic(),
+        custom_mappings={nn.Linear: QuantizedMetadata(nn.Linear, MyLinear, ReplacementAction.REPLACE)},
+    )
     quantizer.register_layer_scheme({"head"}, pyquant.W8A8Dynamic())
     quantizer.quantize_module(model)
     assert type(model.stem) is MyLinear

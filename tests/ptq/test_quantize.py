@@ -67,8 +67,12 @@ def test_classes_with_matrices_of_their_own_are_calibrated_and_heads_stay() -> N
     real = model(x)
     pyquant.quantize_(model, "W8A8", data=[x])
     assert {name for name, m in model.named_modules() if isinstance(m, pyquant.QLinear)} == {
-        "attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj", "down",
-    }  # fmt: skip
+        "attention.q_proj",
+        "attention.k_proj",
+        "attention.v_proj",
+        "attention.out_proj",
+        "down",
+    }
     assert float((model(x) - real).norm() / real.norm()) < 0.02
 
 
@@ -139,8 +143,9 @@ def test_wrong_arguments_are_named_and_change_nothing(call: Callable[[nn.Module]
 def test_data_that_fails_leaves_the_model_as_it_was_smoothing_included() -> None:
     poisoned = [*BATCHES[:7], torch.full((4, 32), float("nan"))]
     cases: list[tuple[list[torch.Tensor], int, type[Exception]]] = [
-        (BATCHES, 9, CalibrationError), (poisoned, 8, NonFiniteError),
-    ]  # fmt: skip
+        (BATCHES, 9, CalibrationError),
+        (poisoned, 8, NonFiniteError),
+    ]
     for data, count, error in cases:
         model = build()
         with pytest.raises(error):

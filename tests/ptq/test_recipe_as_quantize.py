@@ -107,7 +107,7 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("decoder", {"default": "W8A8", "layers": {"fc": "FP16", "out": "W8A8Dynamic", "attn.q_proj": None}}, True),
     ("decoder", {"default": "W8A8", "embeddings": True, "heads": True, "layers": {"conv": None}}, True),
     ("decoder", {"layers": {"attn": "W8A8Dynamic", "rnn": "W4A8Dynamic(group_size=8)"}}, False),
-]  # fmt: skip
+]
 
 
 def flat(model: nn.Module) -> dict[str, Tensor]:

@@ -80,8 +80,14 @@ def test_all_or_nothing(what: str) -> None:
         "unknown key": lambda: quantize_recipe_(model, {**RECIPE, "layers": {"heda": None}}, batches()),
         "recipe": lambda: quantize_recipe_(model, 3),
     }
-    told = {"no data": "stage2.0.fc1.input", "both": "one of the two", "few": "3", "missing range": "no range for",
-            "unknown key": "'recipe.layers': got 'heda' (no such module; did you mean", "recipe": "int"}  # fmt: skip
+    told = {
+        "no data": "stage2.0.fc1.input",
+        "both": "one of the two",
+        "few": "3",
+        "missing range": "no range for",
+        "unknown key": "'recipe.layers': got 'heda' (no such module; did you mean",
+        "recipe": "int",
+    }
     with pytest.raises(PyquantError) as error:
         calls[what]()
     assert told[what] in str(error.value)

@@ -91,10 +91,15 @@ def test_a_name_wins_over_a_pattern_over_a_type_and_the_inner_over_the_outer() -
     quantizer.quantize_module(model)
     found = {name: str(getattr(model.get_submodule(name), "scheme", None)) for name in LAYERS}
     assert found == {
-        "stem": "None", "stage1.0.fc1": "W4A4Dynamic", "stage1.0.fc2": "W4A4Dynamic", "stage1.1.fc1": "None",
-        "stage1.1.fc2": "W8A16", "stage2.0.fc1": "W4A8Dynamic(group_size=None)",
-        "stage2.0.fc2": "W4A8Dynamic(group_size=None)", "head": "None",
-    }  # fmt: skip
+        "stem": "None",
+        "stage1.0.fc1": "W4A4Dynamic",
+        "stage1.0.fc2": "W4A4Dynamic",
+        "stage1.1.fc1": "None",
+        "stage1.1.fc2": "W8A16",
+        "stage2.0.fc1": "W4A8Dynamic(group_size=None)",
+        "stage2.0.fc2": "W4A8Dynamic(group_size=None)",
+        "head": "None",
+    }
 
 
 def test_the_order_of_registration_does_not_decide_between_kinds() -> None:
@@ -317,9 +322,12 @@ def test_signature_is_that_of_the_guide() -> None:
 
     found = {n: p.default for n, p in list(inspect.signature(SelectiveQuantizer).parameters.items())[:5]}
     assert found == {
-        "default_quant_modules_calibrator_weights": "max", "default_quant_modules_calibrator_inputs": "histogram",
-        "default_per_channel_quant_weights": True, "default_learn_amax": False, "verbose": True,
-    }  # fmt: skip
+        "default_quant_modules_calibrator_weights": "max",
+        "default_quant_modules_calibrator_inputs": "histogram",
+        "default_per_channel_quant_weights": True,
+        "default_learn_amax": False,
+        "verbose": True,
+    }
     assert nn.Linear in SIMULATED
 
 

@@ -31,15 +31,18 @@ def encoder(norm_first: bool, activation: str = "relu") -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-@pytest.mark.parametrize(("model", "shape", "producers"), [
-    (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)), (20, 8), ["0"]),
-    (nn.Sequential(nn.RMSNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)), (20, 8), ["0"]),
-    (nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6), nn.GELU(), nn.Linear(6, 2)), (20, 8), ["0"]),
-    (nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2)), (3, 5, 8), ["0", "1"]),
-    (encoder(True), (3, 5, 16), [f"layers.{i}.{p}" for i in (0, 1) for p in ("norm2", "linear1")]),
-    (encoder(True, "gelu"), (3, 5, 16), ["layers.0.norm2", "layers.1.norm2"]),
-    (encoder(False), (3, 5, 16), ["layers.0.linear1", "layers.1.linear1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "shape", "producers"),
+    [
+        (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)), (20, 8), ["0"]),
+        (nn.Sequential(nn.RMSNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)), (20, 8), ["0"]),
+        (nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6), nn.GELU(), nn.Linear(6, 2)), (20, 8), ["0"]),
+        (nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2)), (3, 5, 8), ["0", "1"]),
+        (encoder(True), (3, 5, 16), [f"layers.{i}.{p}" for i in (0, 1) for p in ("norm2", "linear1")]),
+        (encoder(True, "gelu"), (3, 5, 16), ["layers.0.norm2", "layers.1.norm2"]),
+        (encoder(False), (3, 5, 16), ["layers.0.linear1", "layers.1.linear1"]),
+    ],
+)
 @pytest.mark.parametrize("alpha", [0.5, 0.8])
 def test_the_float_function_stays(model, shape, producers, alpha) -> None:
     model = randomise(copy.deepcopy(model))
@@ -71,8 +74,10 @@ def test_the_factors_are_the_papers() -> None:
     old = [t.detach().clone() for t in (norm.weight, norm.bias, fc1.weight, fc2.weight)]
     factor = x**0.7 / w**0.3
     found = smooth_(model, batches, 2, 0.7, pairs=[("norm", ["fc1", "fc2"])])
-    for new, want in zip((norm.weight, norm.bias, fc1.weight, fc2.weight),
-                         (old[0] / factor, old[1] / factor, old[2] * factor, old[3] * factor)):  # fmt: skip
+    for new, want in zip(
+        (norm.weight, norm.bias, fc1.weight, fc2.weight),
+        (old[0] / factor, old[1] / factor, old[2] * factor, old[3] * factor),
+    ):
         torch.testing.assert_close(new.detach(), want, rtol=1e-6, atol=1e-7)
     assert found["norm"] == pytest.approx(float(factor.max() / factor.min()))
 
@@ -164,21 +169,36 @@ def tiny(family: str) -> nn.Module:
 
     torch.manual_seed(0)
     if family == "bert":
-        config = t.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                              vocab_size=50)  # fmt: skip
+        config = t.BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50
+        )
         return t.BertModel(config)
     kind = {"llama": "Llama", "llama_gqa": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
     config = getattr(t, f"{kind}Config")(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50,
-        num_key_value_heads=2 if family == "llama_gqa" else 4, head_dim=8, max_position_embeddings=64,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=50,
+        num_key_value_heads=2 if family == "llama_gqa" else 4,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
     return getattr(t, f"{kind}Model")(config)
 
 
 @pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")
-@pytest.mark.parametrize(("family", "pairs"), [
-    ("bert", 1), ("llama", 4), ("llama_gqa", 3), ("mistral", 4), ("qwen2", 4), ("qwen3", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "pairs"),
+    [
+        ("bert", 1),
+        ("llama", 4),
+        ("llama_gqa", 3),
+        ("mistral", 4),
+        ("qwen2", 4),
+        ("qwen3", 4),
+    ],
+)
 def test_models_of_transformers(family, pairs) -> None:
     model = randomise(tiny(family))
     batches = [{"input_ids": torch.randint(50, (2, 9))} for _ in range(2)]
@@ -199,11 +219,18 @@ def test_the_classes_that_rules_name_exist() -> None:
         assert name in found or hasattr(t, f"{family}Model")
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"alpha": 1.5}, "alpha"), ({"num_batches": 3}, "num_batches"), ({"pairs": [("0", ["9"])]}, "names of modules"),
-    ({"pairs": [("1", ["0"])]}, "Linears of 4 inputs"), ({"pairs": ["0"]}, "name of the producer"),
-    ({"pairs": [("2", ["1"])]}, "LayerNorm or RMSNorm"), ({"pairs": [("0", ["1"]), ("0", ["1"])]}, "several producers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 1.5}, "alpha"),
+        ({"num_batches": 3}, "num_batches"),
+        ({"pairs": [("0", ["9"])]}, "names of modules"),
+        ({"pairs": [("1", ["0"])]}, "Linears of 4 inputs"),
+        ({"pairs": ["0"]}, "name of the producer"),
+        ({"pairs": [("2", ["1"])]}, "LayerNorm or RMSNorm"),
+        ({"pairs": [("0", ["1"]), ("0", ["1"])]}, "several producers"),
+    ],
+)
 def test_wrong_arguments_are_named(arguments, message) -> None:
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.Tanh())
     with pytest.raises(Exception, match=message):

@@ -227,8 +227,12 @@ def test_ranges_of_per_channel_weights_are_learned_too() -> None:
 
 
 def test_the_number_of_gpus_is_left_alone() -> None:
-    cfg = {"training_hyperparams": {"max_epochs": 20, "initial_lr": 0.1, "optimizer_params": {"weight_decay": 0.0}},
-           "dataset_params": {}, "num_gpus": 8, "multi_gpu": "DDP"}  # fmt: skip
+    cfg = {
+        "training_hyperparams": {"max_epochs": 20, "initial_lr": 0.1, "optimizer_params": {"weight_decay": 0.0}},
+        "dataset_params": {},
+        "num_gpus": 8,
+        "multi_gpu": "DDP",
+    }
     new = pyquant.QATRecipeModificationCallback()(cfg)
     assert (new["num_gpus"], new["multi_gpu"]) == (8, "DDP")
 

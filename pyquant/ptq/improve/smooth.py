@@ -78,9 +78,14 @@ def smooth_(
 
 @torch.no_grad()
 def smooth_reversibly(
-    model: nn.Module, data: Iterable[Any], num_batches: int, alpha: float,
-    pairs: Iterable[tuple[str, Iterable[str]]] | None, undo: list[Undo], batch_to_inputs: BatchToInputs | None = None,
-) -> dict[str, float]:  # fmt: skip
+    model: nn.Module,
+    data: Iterable[Any],
+    num_batches: int,
+    alpha: float,
+    pairs: Iterable[tuple[str, Iterable[str]]] | None,
+    undo: list[Undo],
+    batch_to_inputs: BatchToInputs | None = None,
+) -> dict[str, float]:
     """smooth_ for a caller that may still fail. undo  receives the steps that take it back."""
     arguments.number("alpha", alpha, 0, 1)
     replay = Replay(model, data, num_batches, batch_to_inputs)

@@ -36,18 +36,25 @@ def check_names(improve: object, data: object) -> tuple[str, ...]:
 
 
 def improve_before(
-    model: nn.Module, names: tuple[str, ...], data: Iterable[Any], num_batches: int, undo: list[Undo],
+    model: nn.Module,
+    names: tuple[str, ...],
+    data: Iterable[Any],
+    num_batches: int,
+    undo: list[Undo],
     batch_to_inputs: BatchToInputs | None,
-) -> None:  # fmt: skip
+) -> None:
     """What is done to the float model. undo  receives the steps that take it back."""
     if SMOOTH in names:
         smooth_reversibly(model, data, num_batches, 0.5, None, undo, batch_to_inputs)
 
 
 def improve_after(
-    model: nn.Module, names: tuple[str, ...], data: Iterable[Any], num_batches: int,
+    model: nn.Module,
+    names: tuple[str, ...],
+    data: Iterable[Any],
+    num_batches: int,
     batch_to_inputs: BatchToInputs | None,
-) -> None:  # fmt: skip
+) -> None:
     """What is done to a calibrated model of simulating layers."""
     for name, improver in _AFTER.items():
         if name in names:
