@@ -15,9 +15,13 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PASSED_ON = (
-    "PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_CUTLASS_ROOT", "PYQUANT_KERNELS", "PYQUANT_SAMPLE",
+    "PYQUANT_CUDA",
+    "PYQUANT_CUDA_ARCHS",
+    "PYQUANT_CUTLASS_ROOT",
+    "PYQUANT_KERNELS",
+    "PYQUANT_SAMPLE",
     "PYQUANT_SIMULATOR",
-)  # fmt: skip
+)
 
 
 def package_folder(name: str) -> Path | None:

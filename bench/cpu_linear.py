@@ -134,8 +134,8 @@ def _against_fp32(rows: Sequence[GemmRow]) -> list[Bar]:
 
 
 def _against_fbgemm(rows: Sequence[GemmRow]) -> list[Bar]:
-    fbgemm, bars = _us(rows, FBGEMM), []
-    ours = _us(rows, f"QLinear {W8}")
+    fbgemm, bars = us_of(rows, FBGEMM), []
+    ours = us_of(rows, f"QLinear {W8}")
     for m in sorted({row.m for row in rows}):
         against = [fbgemm[shape] / us for shape, us in ours.items() if shape[0] == m and shape in fbgemm]
         if against:
@@ -163,12 +163,13 @@ def _of_the_limit(rows: Sequence[GemmRow]) -> list[Bar]:
 
 
 def _four_bits(rows: Sequence[GemmRow]) -> list[Bar]:
-    eight, four = _us(rows, f"QLinear {W8}"), _us(rows, f"QLinear {W4}")
+    eight, four = us_of(rows, f"QLinear {W8}"), us_of(rows, f"QLinear {W4}")
     slower = [us / eight[s] for s, us in four.items() if s in eight and s[0] >= 64 and min(s[1:]) >= LEAST_SIDE]
     return [Bar(f"{W4}, M >= 64, time over {W8}'s", W4_SLOWER, max(slower), "<=")] if slower else []
 
 
-def _us(rows: Sequence[GemmRow], candidate: str) -> dict[tuple[int, int, int], float]:
+def us_of(rows: Sequence[GemmRow], candidate: str) -> dict[tuple[int, int, int], float]:
+    """Microseconds a call of one candidate at each shape (m, k, n)."""
     return {(row.m, row.k, row.n): row.median_us for row in rows if row.candidate == candidate}
 
 

@@ -108,12 +108,22 @@ def row_of(case: Case, formats: tuple[str, ...], table: LatencyTable) -> Row:
     if table.bias is None or table.median_error is None or table.worst_error is None:
         raise ValueError("table: without held-out configurations")
     return Row(
-        case.name, case.batch, formats, len(table.groups), table.rounds, table.base_us, table.scale,
-        [m.measured_us for m in table.uniform], [m.predicted_us for m in table.uniform],
-        [m.measured_us for m in table.held_out], [m.predicted_us for m in table.held_out],
+        case.name,
+        case.batch,
+        formats,
+        len(table.groups),
+        table.rounds,
+        table.base_us,
+        table.scale,
+        [m.measured_us for m in table.uniform],
+        [m.predicted_us for m in table.uniform],
+        [m.measured_us for m in table.held_out],
+        [m.predicted_us for m in table.held_out],
         statistics.median((m.high_us - m.low_us) / 2 / m.measured_us for m in table.held_out),
-        table.bias, table.median_error, table.worst_error,
-    )  # fmt: skip
+        table.bias,
+        table.median_error,
+        table.worst_error,
+    )
 
 
 def measure(case: Case, formats: tuple[str, ...], seconds: float, rounds: int, held_out: int) -> Row:
@@ -125,8 +135,13 @@ def measure(case: Case, formats: tuple[str, ...], seconds: float, rounds: int, h
         print(f"\r{case.name}, {', '.join(formats)}: {what} {done}/{total} ", end="", file=sys.stderr, flush=True)
 
     table = measure_latency(
-        switchable, held_out=held_out, rounds=rounds, min_rounds=min(8, rounds), max_seconds=seconds, progress=tell,
-    )  # fmt: skip
+        switchable,
+        held_out=held_out,
+        rounds=rounds,
+        min_rounds=min(8, rounds),
+        max_seconds=seconds,
+        progress=tell,
+    )
     print(file=sys.stderr)
     return row_of(case, formats, table)
 
@@ -136,12 +151,18 @@ def report(rows: list[Row]) -> str:
     header = ["model, batch", "formats", "rounds", "base [us]", "scale", "held out", "bias", "median error", "worst"]
     cells = [
         [
-            f"{r.model}, {r.batch}", ", ".join(r.formats), r.rounds, f"{r.base_us:.0f}", f"{r.scale:.3f}",
-            f"{len(r.held_out_us)} (+- {r.held_out_half_interval:.1%})", f"{r.bias:.3f}", f"{r.median_error:.1%}",
+            f"{r.model}, {r.batch}",
+            ", ".join(r.formats),
+            r.rounds,
+            f"{r.base_us:.0f}",
+            f"{r.scale:.3f}",
+            f"{len(r.held_out_us)} (+- {r.held_out_half_interval:.1%})",
+            f"{r.bias:.3f}",
+            f"{r.median_error:.1%}",
             f"{r.worst_error:.1%}",
         ]
         for r in rows
-    ]  # fmt: skip
+    ]
     uniform = [
         [f"{r.model}, {r.batch}", name, f"{us:.0f}", f"{predicted:.0f}", f"{predicted / us - 1:+.1%}"]
         for r in rows

@@ -56,9 +56,12 @@ def thread_counts(most: int) -> list[int]:
 
 
 def measure(
-    shapes: Sequence[tuple[int, int, int]], schemes: Sequence[str], rounds: int, budget_s: float,
+    shapes: Sequence[tuple[int, int, int]],
+    schemes: Sequence[str],
+    rounds: int,
+    budget_s: float,
     on_step: Callable[[str], None],
-) -> ScalingReport:  # fmt: skip
+) -> ScalingReport:
     """Times every layer; the largest thread count is torch's own now, and is what torch is left with."""
     most = torch.get_num_threads()
     counts, rows = thread_counts(most), []

@@ -27,10 +27,36 @@ import pyquant
 from pyquant import W8A8, QATRecipe, QuantizationCalibrator, SelectiveQuantizer, W4A8Dynamic, W8A8Dynamic
 
 MODULES = (
-    "argparse", "ast", "calendar", "collections", "contextlib", "csv", "datetime", "decimal", "difflib", "email",
-    "fractions", "functools", "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "socket", "zipfile",
-    "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "typing",
-)  # fmt: skip
+    "argparse",
+    "ast",
+    "calendar",
+    "collections",
+    "contextlib",
+    "csv",
+    "datetime",
+    "decimal",
+    "difflib",
+    "email",
+    "fractions",
+    "functools",
+    "heapq",
+    "inspect",
+    "json",
+    "logging",
+    "pathlib",
+    "random",
+    "shutil",
+    "socket",
+    "zipfile",
+    "statistics",
+    "string",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "typing",
+)
 
 
 class Embedder(nn.Module):

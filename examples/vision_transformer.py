@@ -29,8 +29,11 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.qkv, self.project = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
         self.norm2, self.up, self.act, self.down = (
-            nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)
-        )  # fmt: skip
+            nn.LayerNorm(DIM),
+            nn.Linear(DIM, 4 * DIM),
+            nn.GELU(),
+            nn.Linear(4 * DIM, DIM),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, _ = x.shape

@@ -37,8 +37,11 @@ class Net(nn.Module):
 
 
 CONFIG = {
-    "body.0": W4A8Dynamic(16), "body.2": W4A16(32), "shared": W8A8(symmetric_inputs=True), "head": FP16("bfloat16"),
-}  # fmt: skip
+    "body.0": W4A8Dynamic(16),
+    "body.2": W4A16(32),
+    "shared": W8A8(symmetric_inputs=True),
+    "head": FP16("bfloat16"),
+}
 
 
 def quantised(dtype: torch.dtype = torch.float32) -> nn.Module:

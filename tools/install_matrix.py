@@ -140,10 +140,18 @@ def make_wheel(python: Python, source: Path, folder: Path) -> Path:
     pip(builder, "install", *BUILD_TOOLS)
     out = folder / f"wheel-{python.version}"
     pip(
-        builder, "wheel", "--no-build-isolation", "--no-deps", "-w", str(out), str(source),
-        PYQUANT_CUDA="OFF", PYQUANT_TORCH_INCLUDE=torch_headers(), PYQUANT_BUILD_DIR=str(folder / "cmake"),
+        builder,
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        str(out),
+        str(source),
+        PYQUANT_CUDA="OFF",
+        PYQUANT_TORCH_INCLUDE=torch_headers(),
+        PYQUANT_BUILD_DIR=str(folder / "cmake"),
         PATH=f"{Path(builder).parent}{os.pathsep}{os.environ['PATH']}",
-    )  # fmt: skip
+    )
     (wheel,) = out.glob("*.whl")
     tag = "cp" + python.version.replace(".", "")
     if not re.fullmatch(rf"pyquant_gemm-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name):

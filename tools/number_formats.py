@@ -108,8 +108,17 @@ INTEGERS = (
 
 def tables() -> str:
     """Both tables as Markdown."""
-    heads = ["format", "bits", "sign + exponent + mantissa", "largest", "smallest normal", "smallest", "step at 1",
-             "decades", "here"]  # fmt: skip
+    heads = [
+        "format",
+        "bits",
+        "sign + exponent + mantissa",
+        "largest",
+        "smallest normal",
+        "smallest",
+        "step at 1",
+        "decades",
+        "here",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for f in FLOATS:
         decades = _log10(f.largest / f.smallest)
@@ -118,8 +127,11 @@ def tables() -> str:
             f"| {_text(f.smallest_normal)} | {_text(f.smallest)} | 2^-{f.mantissa} = {_text(f.step)} | {decades:.1f} "
             f"| {f.remark} |"
         )
-    lines += ["", "| format | bits | codes | largest code | step as a share of the range's end | decades | here |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "| format | bits | codes | largest code | step as a share of the range's end | decades | here |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for i in INTEGERS:
         lines.append(
             f"| {i.name} | {i.bits} | {i.codes} | {i.largest} | 1/{i.largest} = {_text(i.step)} "

@@ -112,13 +112,19 @@ def markdown(report: AccuracyReport) -> str:
 def goals_table(goals: Sequence[AccuracyGoal]) -> str:
     """Goals against measurements."""
     header = ["goal", "limit", "stretch", "measured (95 % interval)", ""]
-    return table(header, [
+    return table(
+        header,
         [
-            g.name, f"{g.direction} {g.goal:g}", "" if g.stretch is None else f"{g.direction} {g.stretch:g}",
-            with_interval(g.seeds), g.verdict,
-        ]
-        for g in goals
-    ])  # fmt: skip
+            [
+                g.name,
+                f"{g.direction} {g.goal:g}",
+                "" if g.stretch is None else f"{g.direction} {g.stretch:g}",
+                with_interval(g.seeds),
+                g.verdict,
+            ]
+            for g in goals
+        ],
+    )
 
 
 def rows_table(rows: Sequence[AccuracyRow]) -> str:
@@ -130,9 +136,13 @@ def rows_table(rows: Sequence[AccuracyRow]) -> str:
 def recovered_table(found: Sequence[Recovered]) -> str:
     """What every recipe recovers."""
     header = ["", "recipe", "of the rise over the float control", "of the rise over the float model"]
-    return table(header, [
-        [f"{r.task}, {r.scheme}", r.recipe, with_interval(r.of_control, 2), with_interval(r.of_start, 2)] for r in found
-    ])  # fmt: skip
+    return table(
+        header,
+        [
+            [f"{r.task}, {r.scheme}", r.recipe, with_interval(r.of_control, 2), with_interval(r.of_start, 2)]
+            for r in found
+        ],
+    )
 
 
 def with_interval(values: Sequence[float], digits: int = 4) -> str:
@@ -142,7 +152,10 @@ def with_interval(values: Sequence[float], digits: int = 4) -> str:
 
 
 def _floats(floats: dict[str, list[tuple[float, float]]]) -> str:
-    return table(["task", "seeds", "cross-entropy, nats", "accuracy, %"], [
-        [task, len(pairs), with_interval([c for c, _ in pairs]), with_interval([a for _, a in pairs], 2)]
-        for task, pairs in floats.items()
-    ])  # fmt: skip
+    return table(
+        ["task", "seeds", "cross-entropy, nats", "accuracy, %"],
+        [
+            [task, len(pairs), with_interval([c for c, _ in pairs]), with_interval([a for _, a in pairs], 2)]
+            for task, pairs in floats.items()
+        ],
+    )

@@ -48,11 +48,18 @@ class Trial:
 
 
 TRIALS = (
-    Trial("adamw", 0.3), Trial("adamw", 0.3, start="GPTQ"), Trial("adamw", 0.3, start="smoothing"),
-    Trial("adamw", 0.3, learns=("*.input",)), Trial("adamw", 0.3, batch=2), Trial("adamw", 0.3, longer=3),
-    Trial("adamw", 0.3, 1.0), Trial("adamw", 1.0, 0.5),
-    Trial("muon", 4.0), Trial("muon", 4.0, 1.0), Trial("muon", 4.0, 0.5),
-)  # fmt: skip
+    Trial("adamw", 0.3),
+    Trial("adamw", 0.3, start="GPTQ"),
+    Trial("adamw", 0.3, start="smoothing"),
+    Trial("adamw", 0.3, learns=("*.input",)),
+    Trial("adamw", 0.3, batch=2),
+    Trial("adamw", 0.3, longer=3),
+    Trial("adamw", 0.3, 1.0),
+    Trial("adamw", 1.0, 0.5),
+    Trial("muon", 4.0),
+    Trial("muon", 4.0, 1.0),
+    Trial("muon", 4.0, 0.5),
+)
 
 
 class Bench:

@@ -141,11 +141,15 @@ def _bars(rows: list[ModelRow], models: dict[str, Embedder], device: torch.devic
     bars = [Bar(f"{_MAIN} against fp32, {name}", goals[name], row.speedup[name]) for name in row.speedup]
     by_name = {r.variant: r for r in rows}
     for rival in (name for name in _RIVALS if name in by_name):
-        bars += [Bar(f"{_MAIN} against {rival}, {name}", 1.0, row.speedup[name] / by_name[rival].speedup[name])
-                 for name in row.speedup]  # fmt: skip
+        bars += [
+            Bar(f"{_MAIN} against {rival}, {name}", 1.0, row.speedup[name] / by_name[rival].speedup[name])
+            for name in row.speedup
+        ]
     if (fused := by_name.get(_FUSED)) is not None:
-        bars += [Bar(f"{_FUSED}, against {_MAIN}, {name}", 1.0, fused.speedup[name] / row.speedup[name])
-                 for name in row.speedup]  # fmt: skip
+        bars += [
+            Bar(f"{_FUSED}, against {_MAIN}, {name}", 1.0, fused.speedup[name] / row.speedup[name])
+            for name in row.speedup
+        ]
     bars.append(Bar(f"{_MAIN}: cosine to fp32, mean", 0.997, row.cosine_mean, unit=""))
     codes = row.state_bytes - scale_and_vector_bytes(models[_MAIN])
     share = codes / state_bytes(models[_BASE])

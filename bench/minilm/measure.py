@@ -54,9 +54,14 @@ def measure_latency(
 
 
 def model_row(
-    variant: Variant, model: Embedder, embedded: Tensor, reference: Tensor, texts: list[str],
-    timings: Mapping[str, Timings], baseline: str,
-) -> ModelRow:  # fmt: skip
+    variant: Variant,
+    model: Embedder,
+    embedded: Tensor,
+    reference: Tensor,
+    texts: list[str],
+    timings: Mapping[str, Timings],
+    baseline: str,
+) -> ModelRow:
     """One row of the report; fidelity against `reference`, the baseline's embeddings of the same texts."""
     cosine = (embedded * reference).sum(1)
     worst = int(cosine.argmin())
@@ -87,9 +92,10 @@ def state_bytes(model: torch.nn.Module) -> int:
 def scale_and_vector_bytes(model: torch.nn.Module) -> int:
     """Bytes of what is not a matrix of codes: scales, zero points, biases, norms."""
     return sum(
-        t.nbytes for name, t in model.state_dict().items()
+        t.nbytes
+        for name, t in model.state_dict().items()
         if isinstance(t, Tensor) and (t.dim() < 2 or name.endswith(("_scale", "_zero_point")))
-    )  # fmt: skip
+    )
 
 
 def save(model: Embedder, folder: Path) -> int:
@@ -99,9 +105,7 @@ def save(model: Embedder, folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
 
-def reload_elsewhere(
-    saved: Mapping[Path, tuple[Variant, Embedder]], inputs: Inputs, probe: Path
-) -> dict[str, bool]:  # fmt: skip
+def reload_elsewhere(saved: Mapping[Path, tuple[Variant, Embedder]], inputs: Inputs, probe: Path) -> dict[str, bool]:
     """Load every saved model in one second Python process and compare all output bits there.
 
     saved  folder -> (its variant, the model that was saved).    probe  a scratch file for inputs and expected outputs.

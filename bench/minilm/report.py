@@ -51,10 +51,17 @@ class ModelReport:
 def model_markdown(report: ModelReport, title: str | None = None) -> str:
     """A model report for people: environment, the table, bars, and each variant's worst sentence."""
     worst = bullets(f"{r.variant}: {r.cosine_min:.5f}: {r.worst_text}" for r in report.rows if r.worst_text)
-    return page([
-        f"# {title or report.model}", f"{report.model}; {report.data}", environment_lines(report.environment),
-        model_table(report), bars_section(report.bars), section("Worst sentence", worst), bullets(report.notes),
-    ])  # fmt: skip
+    return page(
+        [
+            f"# {title or report.model}",
+            f"{report.model}; {report.data}",
+            environment_lines(report.environment),
+            model_table(report),
+            bars_section(report.bars),
+            section("Worst sentence", worst),
+            bullets(report.notes),
+        ]
+    )
 
 
 def model_table(report: ModelReport) -> str:
@@ -64,12 +71,16 @@ def model_table(report: ModelReport) -> str:
     header += ["cosine mean", "cosine min", "same nearest", "reloaded"]
     rows = [
         [
-            row.variant, f"{row.state_bytes / 1e6:.1f}",
+            row.variant,
+            f"{row.state_bytes / 1e6:.1f}",
             *[f"{row.latency_ms[name]:.2f} ({row.speedup[name]:.2f})" for name in inputs],
-            f"{row.cosine_mean:.5f}", f"{row.cosine_min:.5f}", f"{row.nearest_same:.1%}", _reloaded(row.reload_equal),
+            f"{row.cosine_mean:.5f}",
+            f"{row.cosine_min:.5f}",
+            f"{row.nearest_same:.1%}",
+            _reloaded(row.reload_equal),
         ]
         for row in report.rows
-    ]  # fmt: skip
+    ]
     return table(header, rows)
 
 

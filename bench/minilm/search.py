@@ -53,10 +53,22 @@ def main(argv: list[str] | None = None) -> int:
 
     with Stages("search") as shown:
         plan = pyquant.search(
-            model, example, ranges, args.formats, cosine, args.max_drop, metric="cosine", budget=args.budget,
-            num_batches=args.batches, batch_to_inputs=tuple, score_data=losses, grouping=args.grouping,
-            latency_seconds=args.latency_seconds, journal=args.journal, progress=shown,
-        )  # fmt: skip
+            model,
+            example,
+            ranges,
+            args.formats,
+            cosine,
+            args.max_drop,
+            metric="cosine",
+            budget=args.budget,
+            num_batches=args.batches,
+            batch_to_inputs=tuple,
+            score_data=losses,
+            grouping=args.grouping,
+            latency_seconds=args.latency_seconds,
+            journal=args.journal,
+            progress=shown,
+        )
     seconds = time.perf_counter() - started
     print("\n".join(summary(plan.record)))
     out = Path(args.out)
@@ -64,8 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     written += [plan.report(out / f"search.{form}") for form in ("json", "md", "csv", "png", "html")]
     quantised = plan.apply_(load_float())
     held = 1 - cosine(quantised, unseen)
-    print(f"{MODEL_NAME}: {seconds:.0f} s for the search; on sentences that it never saw the mean cosine drops by "
-          f"{held:.4f} (limit {args.max_drop:g})")  # fmt: skip
+    print(
+        f"{MODEL_NAME}: {seconds:.0f} s for the search; on sentences that it never saw the mean cosine drops by "
+        f"{held:.4f} (limit {args.max_drop:g})"
+    )
     print("wrote " + ", ".join(map(str, written)))
     return 0 if held <= args.max_drop else 1
 

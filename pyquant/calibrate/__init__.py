@@ -20,11 +20,31 @@ from pyquant.calibrate.registry import (
 )
 from pyquant.calibrate.run import CalibrationTarget, run_calibration
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
-from pyquant.calibrate.weights import weight_range
+from pyquant.calibrate.weights import weight_qparams, weight_range
 
 __all__ = [
-    "CalibrationTarget", "Comparison", "EntropyCalibrator", "GivenRange", "HistogramCollector", "HistogramStatistics",
-    "MSECalibrator", "MaxCalibrator", "Method", "PercentileCalibrator", "Range", "RangeStatistics", "calibrator",
-    "compare", "compute_range", "histogram_methods", "linear_histogram", "methods", "new_statistics",
-    "range_to_qparams", "run_calibration", "signed_histogram", "weight_range",
-]  # fmt: skip
+    "CalibrationTarget",
+    "Comparison",
+    "EntropyCalibrator",
+    "GivenRange",
+    "HistogramCollector",
+    "HistogramStatistics",
+    "MSECalibrator",
+    "MaxCalibrator",
+    "Method",
+    "PercentileCalibrator",
+    "Range",
+    "RangeStatistics",
+    "calibrator",
+    "compare",
+    "compute_range",
+    "histogram_methods",
+    "linear_histogram",
+    "methods",
+    "new_statistics",
+    "range_to_qparams",
+    "run_calibration",
+    "signed_histogram",
+    "weight_qparams",
+    "weight_range",
+]

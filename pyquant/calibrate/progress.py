@@ -43,8 +43,11 @@ class SavedStatistics:
 
     def save(self, batches: int) -> None:
         """Writes everything, whole or not at all."""
-        tensors = {f"{at}/{name}": tensor.cpu().contiguous() for at, statistics in self._statistics.items()
-                   for name, tensor in statistics.state_dict().items()}  # fmt: skip
+        tensors = {
+            f"{at}/{name}": tensor.cpu().contiguous()
+            for at, statistics in self._statistics.items()
+            for name, tensor in statistics.state_dict().items()
+        }
         facts = {"version": VERSION, "key": self._key, "batches": str(batches), "digest": _digest(tensors)}
         with SaveDirectory(self._folder) as out:
             out.sweep(lambda name: False)  # what killed runs left half written

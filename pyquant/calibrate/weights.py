@@ -7,7 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pyquant.calibrate.registry import Range
+from pyquant import numerics
+from pyquant.calibrate.registry import Range, range_to_qparams
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.calibrate.tails import Distribution, SortedTails
 from pyquant.core.dtypes import FLOATS, describe
@@ -58,6 +59,23 @@ def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
         per_chunk = max(1, min(_CHUNK // rows.shape[1], _LOOKUPS >> (8 + scheme.bits)))
     parts = [method.function(RowStatistics(chunk), scheme) for chunk in rows.split(per_chunk)]
     return Range(*(torch.cat([part[end] for part in parts]).reshape(shape) for end in (0, 1)))
+
+
+def weight_qparams(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of a weight matrix, by the scheme's calibrator; scales of two levels lie near those.
+
+    weight, scheme, errors   as weight_range.     ->   float32 and int32 of the shape of its Range.
+
+    Example:
+        >>> scheme = TensorScheme(bits=4, granularity="per_group", group_size=2, two_level=True)
+        >>> scale, _ = weight_qparams(torch.tensor([[7.0, 3.0, 0.5, 1.0]]), scheme)
+        >>> (scale / scale.min()).tolist()
+        [[6.0, 1.0]]
+    """
+    scale, zero_point = range_to_qparams(weight_range(weight, scheme), scheme)
+    if scheme.two_level:
+        scale = numerics.two_level_scales(weight.detach().to(torch.float32), scale, *scheme.code_range)
+    return scale, zero_point
 
 
 def _rows(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, list[int]]:

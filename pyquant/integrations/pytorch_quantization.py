@@ -69,9 +69,11 @@ class QuantDescriptor:
         """The TensorScheme, and whether its calibrator waits for the method of the calibration call."""
         is_open = self.calib_method == "histogram"
         scheme = TensorScheme(
-            bits=self.num_bits, granularity="per_channel" if self.axis == 0 else "per_tensor",
-            narrow_range=self.narrow_range, calibrator="percentile" if is_open else self.calib_method,
-        )  # fmt: skip
+            bits=self.num_bits,
+            granularity="per_channel" if self.axis == 0 else "per_tensor",
+            narrow_range=self.narrow_range,
+            calibrator="percentile" if is_open else self.calib_method,
+        )
         return scheme, is_open
 
 

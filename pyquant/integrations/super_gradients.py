@@ -25,10 +25,18 @@ from pyquant.ptq import (
 from pyquant.qat.recipe import QATRecipeModificationCallback
 
 __all__ = [
-    "QATRecipeModificationCallback", "QuantResidual", "QuantSkipConnection", "QuantizationCalibrator",
-    "QuantizedMapping", "QuantizedMetadata", "ReplacementAction", "SelectiveQuantizer", "SkipQuantization", "ptq",
+    "QATRecipeModificationCallback",
+    "QuantResidual",
+    "QuantSkipConnection",
+    "QuantizationCalibrator",
+    "QuantizedMapping",
+    "QuantizedMetadata",
+    "ReplacementAction",
+    "SelectiveQuantizer",
+    "SkipQuantization",
+    "ptq",
     "register_quantized_module",
-]  # fmt: skip
+]
 
 
 # The original quantises its input itself; here it marks the branch, and SelectiveQuantizer makes it quantise.
@@ -62,7 +70,11 @@ def ptq(
     prepared = copy.deepcopy(model).eval()
     (selective_quantizer or SelectiveQuantizer()).quantize_module(prepared)
     QuantizationCalibrator().calibrate_model(
-        prepared, calibration_loader, calibration_method, calibration_batches, calibration_percentile,
+        prepared,
+        calibration_loader,
+        calibration_method,
+        calibration_batches,
+        calibration_percentile,
         verbose=calibration_verbose,
-    )  # fmt: skip
+    )
     return prepared

@@ -54,9 +54,13 @@ def check_json(argument: str, value: Mapping[str, Any], *, whole_keys: bool = Fa
 
 
 def config_of(
-    entries: Sequence[LayerEntry], other: Mapping[str, torch.Tensor], extra: Mapping[str, Any],
-    model_config: Mapping[str, Any], head_prefix: str, refusal: str,
-) -> dict[str, Any]:  # fmt: skip
+    entries: Sequence[LayerEntry],
+    other: Mapping[str, torch.Tensor],
+    extra: Mapping[str, Any],
+    model_config: Mapping[str, Any],
+    head_prefix: str,
+    refusal: str,
+) -> dict[str, Any]:
     """The contents of config.json: the caller's keys, and quantization_config() where some layer has codes."""
     if "quantization_config" in model_config:
         allowed = "the other keys; this one is written by pyquant"
@@ -70,9 +74,11 @@ def config_of(
 
 
 def parts_of(
-    layers: Sequence[LayerRecord], entries: Mapping[str, LayerEntry], other: Mapping[str, torch.Tensor],
+    layers: Sequence[LayerRecord],
+    entries: Mapping[str, LayerEntry],
+    other: Mapping[str, torch.Tensor],
     max_shard_bytes: int,
-) -> Iterator[dict[str, torch.Tensor]]:  # fmt: skip
+) -> Iterator[dict[str, torch.Tensor]]:
     """The tensors of one shard after the other; a portion is packed only when it is consumed."""
     part: dict[str, torch.Tensor] = {}
     size = 0

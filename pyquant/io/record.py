@@ -158,16 +158,16 @@ def _check_sizes(entry: LayerEntry) -> None:
     name, scheme, k = entry.name, entry.scheme, entry.in_features
     for field, size in (("out_features", entry.out_features), ("in_features", k)):
         arguments.whole(_of(name, field), size, 0, MAX_SIZE)
-    group = scheme.weights.group_size
+    group, summed = scheme.weights.group_size, scheme.weights.sum_size
     if group is not None and k % group:
         raise ArgumentError(_of(name, "group_size"), group, f"a divisor of in_features = {k}")
     if scheme.inputs is not None:
         check_k(
-            k if group is None else group,
+            k if summed is None else summed,
             scheme.inputs.code_range,
-            scheme.weights.code_range,
+            scheme.weights.product_range,
             has_zero_point=not scheme.inputs.symmetric,
-            argument=_of(name, "in_features" if group is None else "group_size"),
+            argument=_of(name, "in_features" if summed is None else "group_size"),
         )
 
 

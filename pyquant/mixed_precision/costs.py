@@ -44,8 +44,11 @@ def latency_cost(model: SwitchableModel, latency: LatencyTable | None) -> CostTa
         raise ArgumentError("latency", "None", "a LatencyTable for objective 'latency'")
     formats = [f.name for f in model.formats]
     if latency.groups != tuple(g.name for g in model.groups) or not alike(latency.formats, formats):
-        raise ArgumentError("latency", "a table of other groups or formats", "one that measure_latency made of this "
-                            "model, these formats and this grouping")  # fmt: skip
+        raise ArgumentError(
+            "latency",
+            "a table of other groups or formats",
+            "one that measure_latency made of this model, these formats and this grouping",
+        )
     pairs = None
     if latency.border_us is not None:
         pairs = [[[us or 0.0 for us in row] for row in border] for border in latency.border_us]

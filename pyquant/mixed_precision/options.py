@@ -83,9 +83,19 @@ class SearchOptions:
     def settings(self) -> dict[str, str]:
         """What the result depends on, as text."""
         names = (
-            "metric", "sensitivity", "algorithm", "budget", "batch", "higher_is_better", "evaluations", "candidates",
-            "never_slower_margin", "num_batches", "clock", "seed",
-        )  # fmt: skip
+            "metric",
+            "sensitivity",
+            "algorithm",
+            "budget",
+            "batch",
+            "higher_is_better",
+            "evaluations",
+            "candidates",
+            "never_slower_margin",
+            "num_batches",
+            "clock",
+            "seed",
+        )
         return {name: str(getattr(self, name)) for name in names} | {
             name: f"{limit:g}" for name, limit in self.limits().items()
         }

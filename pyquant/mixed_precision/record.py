@@ -46,20 +46,26 @@ def plan_of(findings: Findings) -> Plan:
     state = findings.switchable.model.state_dict()
     weights = {name: tensor.detach() for name, tensor in state.items() if isinstance(tensor, Tensor)}
     provenance = Provenance(
-        gpu=environment.gpu, driver=environment.driver, torch=environment.torch, pyquant=environment.pyquant,
+        gpu=environment.gpu,
+        driver=environment.driver,
+        torch=environment.torch,
+        pyquant=environment.pyquant,
         latency_table_sha256="" if findings.latency is None else _digest(to_plain(findings.latency)),
         model_sha256=_digest({name: digest(t.cpu().contiguous()) for name, t in weights.items()}),
-    )  # fmt: skip
+    )
     formats = {layer: findings.switchable.formats[f] for layer, f in findings.switchable.chosen(chosen).items()}
     rules = {
         layer: replace(format.rule, reason=_reason(findings, layer)) if format.is_float else format.rule
         for layer, format in formats.items()
     }
     search = SearchParams(
-        formats=record.formats, metric=findings.options.metric, sensitivity=findings.options.sensitivity,
-        algorithm=findings.options.algorithm, max_drop=min(1.0, findings.max_drop or 0.0),
+        formats=record.formats,
+        metric=findings.options.metric,
+        sensitivity=findings.options.sensitivity,
+        algorithm=findings.options.algorithm,
+        max_drop=min(1.0, findings.max_drop or 0.0),
         never_slower_margin=findings.options.never_slower_margin,
-    )  # fmt: skip
+    )
     # about exactly these layers; everything else is left alone
     recipe = Recipe(default=LayerRule(FLOAT), layers=rules, provenance=provenance, search=search)
     calibration = replace(recipe.calib_params, num_calib_batches=max(1, len(findings.switchable.batches)))

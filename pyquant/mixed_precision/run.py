@@ -54,9 +54,15 @@ class Search:
             allowed = f"a limit: max_drop, {', '.join(LIMITS[:-1])} or {LIMITS[-1]}"
             raise ArgumentError("max_drop", "None, and no other limit", allowed)
         self.switchable = SwitchableModel(
-            model, formats, calib_data_loader, num_batches=given.num_batches, batch_to_inputs=given.batch_to_inputs,
-            grouping=given.grouping, filter_fn=given.filter_fn, to_output=given.to_output,
-        )  # fmt: skip
+            model,
+            formats,
+            calib_data_loader,
+            num_batches=given.num_batches,
+            batch_to_inputs=given.batch_to_inputs,
+            grouping=given.grouping,
+            filter_fn=given.filter_fn,
+            to_output=given.to_output,
+        )
         self.example, self.max_drop, self.objective = example_inputs, max_drop, objective
         scored = None
         if given.score_data is not None:
@@ -146,10 +152,17 @@ class Search:
             if is_measured and problem.mask[g, f]
         }
         points = search_front(
-            problem, self.loss, budget, batch=self.options.batch, algorithm=self.options.algorithm, known=measured,
-            evaluate_many=many, max_loss=self.options.max_loss, rng_seed=self.options.seed,
+            problem,
+            self.loss,
+            budget,
+            batch=self.options.batch,
+            algorithm=self.options.algorithm,
+            known=measured,
+            evaluate_many=many,
+            max_loss=self.options.max_loss,
+            rng_seed=self.options.seed,
             never_slower_margin=self.options.never_slower_margin,
-        )  # fmt: skip
+        )
         return {start: 0.0, **measured, **{p.config: p.loss for p in points}}
 
     def _within(

@@ -125,11 +125,25 @@ def _static_operand(fake: FakeQuantize, data: Tensor, needs_mask: bool) -> Opera
 class _IntegerProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, x_learned: Tensor | None, w_learned: Tensor | None,
-        qx: Tensor, x_scale: Tensor, x_zero: Tensor | None, x_mask: Tensor | None, qw: Tensor, w_scale: Tensor,
-        w_zero: Tensor | None, w_mask: Tensor | None, out_dtype: torch.dtype, factors: list[float],
-        ranges: tuple[tuple[int, int], tuple[int, int]], kept: Kept[Operand],
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        x_learned: Tensor | None,
+        w_learned: Tensor | None,
+        qx: Tensor,
+        x_scale: Tensor,
+        x_zero: Tensor | None,
+        x_mask: Tensor | None,
+        qw: Tensor,
+        w_scale: Tensor,
+        w_zero: Tensor | None,
+        w_mask: Tensor | None,
+        out_dtype: torch.dtype,
+        factors: list[float],
+        ranges: tuple[tuple[int, int], tuple[int, int]],
+        kept: Kept[Operand],
+    ) -> Tensor:
         kept_x = None if x_learned is None else x
         kept_w = None if w_learned is None else weight
         ctx.save_for_backward(qx, x_scale, x_zero, x_mask, qw, w_scale, w_mask, kept_x, kept_w)

@@ -135,9 +135,16 @@ class LearnedFakeQuantize(FakeQuantize):
 class _LearnedStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, floor: Tensor, zero_point: Tensor | None, how: How,
-        factor: float, y: Tensor | None, after: Callable[[], None],
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        floor: Tensor,
+        zero_point: Tensor | None,
+        how: How,
+        factor: float,
+        y: Tensor | None,
+        after: Callable[[], None],
+    ) -> Tensor:
         positive = torch.maximum(scale.detach(), floor)
         ctx.save_for_backward(x, positive, zero_point)
         ctx.how, ctx.factor, ctx.after = how, factor, after

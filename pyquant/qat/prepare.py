@@ -151,7 +151,8 @@ def _integer(name: str, layer: nn.Module) -> nn.Module:
 
 def _trained(name: str, layer: nn.Module, tensor: str, fake: FakeQuantize, learns: _Learning) -> FakeQuantize:
     weight = weight_matrix(layer) if tensor == "weight" else None
-    can_learn = (weight is not None or not fake.follows) and fake.scheme.bits <= 8
+    is_free = fake.scheme.bits <= 8 and not fake.scheme.two_level  # scales that are steps of another stay steps
+    can_learn = (weight is not None or not fake.follows) and is_free
     if learns.means(name, layer, fake, can_learn) and not isinstance(fake, LearnedFakeQuantize):
         return LearnedFakeQuantize.of(fake, weight)
     return WeightFakeQuantize.of(fake) if weight is not None and type(fake) is FakeQuantize else fake

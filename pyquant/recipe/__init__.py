@@ -13,6 +13,13 @@ from pyquant.recipe.sections import (
 )
 
 __all__ = [
-    "CalibrationParams", "LayerRule", "Provenance", "QatModification", "QatParams", "Recipe", "RecipeNotice",
-    "SearchParams", "SelectiveParams",
-]  # fmt: skip
+    "CalibrationParams",
+    "LayerRule",
+    "Provenance",
+    "QatModification",
+    "QatParams",
+    "Recipe",
+    "RecipeNotice",
+    "SearchParams",
+    "SelectiveParams",
+]

@@ -16,9 +16,12 @@ from pyquant.recipe.sections import CalibrationParams, SelectiveParams
 
 FLOAT: Final = "float"  # the word for "leave this layer alone" where a format has no null
 _TENSOR: Final[dict[str, Check]] = {
-    "calibrator": choice(CALIBRATORS.names, OPEN), "percentile": number(0, 100, above=True), "symmetric": flag,
-    "narrow_range": flag, "granularity": choice("per_tensor", "per_channel"),
-}  # fmt: skip
+    "calibrator": choice(CALIBRATORS.names, OPEN),
+    "percentile": number(0, 100, above=True),
+    "symmetric": flag,
+    "narrow_range": flag,
+    "granularity": choice("per_tensor", "per_channel"),
+}
 
 
 @dataclass(frozen=True)

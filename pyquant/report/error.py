@@ -18,12 +18,19 @@ def error_table(report: ErrorReport) -> str:
     """The rows as a Markdown table that also reads well in a terminal, and what is not in it, with its reason."""
     rows = [
         (
-            row.layer or "(whole model)", row.tensor, row.scheme if row.clip_share is not None else "",
-            f"{row.sqnr_db:.1f}", f"{row.cosine:.6f}", f"{row.mae:.3g}", f"{row.mse:.3g}", f"{row.max_error:.3g}",
-            "" if row.clip_share is None else f"{row.clip_share:.3%}", "" if row.kl is None else f"{row.kl:.3g}",
+            row.layer or "(whole model)",
+            row.tensor,
+            row.scheme if row.clip_share is not None else "",
+            f"{row.sqnr_db:.1f}",
+            f"{row.cosine:.6f}",
+            f"{row.mae:.3g}",
+            f"{row.mse:.3g}",
+            f"{row.max_error:.3g}",
+            "" if row.clip_share is None else f"{row.clip_share:.3%}",
+            "" if row.kl is None else f"{row.kl:.3g}",
         )
         for row in report.rows
-    ]  # fmt: skip
+    ]
     notes = bullets(f"{name}: {why}" for name, why in report.skipped.items())
     return table(_HEADS, rows) + (f"\n\nNot compared:\n{notes}" if notes else "")
 

@@ -11,9 +11,26 @@ from pyquant.report.records.bench import GemmReport, GemmRow, Verdict
 from pyquant.report.render import bars_section, bullets, csv_text, environment_lines, page, section, table
 
 _GEMM_COLUMNS = (
-    "m", "k", "n", "candidate", "ours", "median_us", "ratio", "spread", "rounds", "floor_us", "floor_kind", "of_floor",
-    "exact", "sqnr_db", "kernel", "moved_bytes", "ops", "peak", "energy_mj",
-)  # fmt: skip
+    "m",
+    "k",
+    "n",
+    "candidate",
+    "ours",
+    "median_us",
+    "ratio",
+    "spread",
+    "rounds",
+    "floor_us",
+    "floor_kind",
+    "of_floor",
+    "exact",
+    "sqnr_db",
+    "kernel",
+    "moved_bytes",
+    "ops",
+    "peak",
+    "energy_mj",
+)
 
 
 def to_csv(report: GemmReport) -> str:
@@ -44,12 +61,18 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> str:
         ["goal", "what", "against", "measured", "floor", "stretch", "", "over"],
         [
             [
-                v.goal, v.name, v.peer, "-" if v.measured is None else f"{v.measured:.3f}x", f"{v.floor:g}x",
-                f"{v.stretch:g}x", v.verdict, v.note or f"{v.shapes} shapes",
+                v.goal,
+                v.name,
+                v.peer,
+                "-" if v.measured is None else f"{v.measured:.3f}x",
+                f"{v.floor:g}x",
+                f"{v.stretch:g}x",
+                v.verdict,
+                v.note or f"{v.shapes} shapes",
             ]
             for v in verdicts
         ],
-    )  # fmt: skip
+    )
 
 
 def _shapes_table(what: str, rows: Sequence[GemmRow], cell: Callable[[GemmRow | None], str]) -> str:

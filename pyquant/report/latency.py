@@ -35,12 +35,17 @@ def to_markdown(record: LatencyTable) -> str:
     cells = [[name, *map(_us, row)] for name, row in zip(shown, rows, strict=True)]
     inputs = [f"{key} {value}" for key, value in record.fingerprint.items() if key.startswith("input ")]
     machine = [f"{key} {record.fingerprint[key]}" for key in _MACHINE if record.fingerprint.get(key)]
-    return page([
-        "# Latency of layers", _summary(record),
-        section("Groups, in microseconds", table(["group", *record.formats], [*cells, ["together", *totals]])),
-        section("Borders", _borders(record)), section("Whole models", _whole(record)), bullets(record.notes),
-        "; ".join([*machine, *inputs, f"clock {record.clock}", f"{record.rounds} rounds"]),
-    ])  # fmt: skip
+    return page(
+        [
+            "# Latency of layers",
+            _summary(record),
+            section("Groups, in microseconds", table(["group", *record.formats], [*cells, ["together", *totals]])),
+            section("Borders", _borders(record)),
+            section("Whole models", _whole(record)),
+            bullets(record.notes),
+            "; ".join([*machine, *inputs, f"clock {record.clock}", f"{record.rounds} rounds"]),
+        ]
+    )
 
 
 def _summary(record: LatencyTable) -> str:

@@ -39,9 +39,13 @@ def gemm_png(report: GemmReport) -> bytes:
         axes.plot(
             [ms.index(m) for m, _ in drawn],
             [r for _, r in drawn],
-            marker="o", linewidth=2.6 if ours else 1.4, linestyle="-" if ours else "--",
-            color=LINES[i % len(LINES)], label=name, zorder=3 if ours else 2,
-        )  # fmt: skip
+            marker="o",
+            linewidth=2.6 if ours else 1.4,
+            linestyle="-" if ours else "--",
+            color=LINES[i % len(LINES)],
+            label=name,
+            zorder=3 if ours else 2,
+        )
     axes.axhline(1.0, color="black", linewidth=1)
     axes.annotate(report.baseline, (0, 1.0), textcoords="offset points", xytext=(2, 4), fontsize=9)
     axes.set_xticks(range(len(ms)), [str(m) for m in ms])
@@ -68,10 +72,15 @@ def roofline_png(report: GemmReport) -> bytes:
     for i, name in enumerate(names):
         mine = [row for row in rows if row.candidate == name]
         axes.scatter(
-            [row.ops / row.moved_bytes for row in mine], [row.ops / row.median_us * 1e-6 for row in mine],
-            s=22 if mine[0].ours else 14, marker="o" if mine[0].ours else "x", color=LINES[i % len(LINES)],
-            alpha=0.75, label=name, zorder=3 if mine[0].ours else 2,
-        )  # fmt: skip
+            [row.ops / row.moved_bytes for row in mine],
+            [row.ops / row.median_us * 1e-6 for row in mine],
+            s=22 if mine[0].ours else 14,
+            marker="o" if mine[0].ours else "x",
+            color=LINES[i % len(LINES)],
+            alpha=0.75,
+            label=name,
+            zorder=3 if mine[0].ours else 2,
+        )
     copy = next((c.value for c in report.ceilings if c.name == "copy"), None)
     reach = [row.ops / row.moved_bytes for row in rows]
     for ceiling in report.ceilings if copy else ():

@@ -84,10 +84,13 @@ def plot_tensors(histograms: Mapping[str, Seen], folder: str | Path) -> list[Pat
 def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:
     """One picture of plot_tensors; `name` is its title."""
     marks: list[_Mark] = [
-        ((record.low, record.high), f"{record.method}: {record.low:.4g} to {record.high:.4g}",
-         {"color": LINES[i % len(LINES)]})
+        (
+            (record.low, record.high),
+            f"{record.method}: {record.low:.4g} to {record.high:.4g}",
+            {"color": LINES[i % len(LINES)]},
+        )
         for i, record in enumerate(seen.methods)
-    ]  # fmt: skip
+    ]
     if seen.in_use is not None:
         low, high = seen.in_use
         look = {"color": "black", "linewidth": 1.4, "linestyle": (0, (2, 2))}
@@ -97,9 +100,14 @@ def plot_tensor(name: str, seen: Seen, path: str | Path) -> Path:
 
 
 def _draw(
-    path: str | Path, size: tuple[float, float], bins: tuple[Sequence[float], Sequence[float]], marks: Sequence[_Mark],
-    legend: Mapping[str, Any], records: Sequence[Any], words: tuple[str, str, str, str],
-) -> Path:  # fmt: skip
+    path: str | Path,
+    size: tuple[float, float],
+    bins: tuple[Sequence[float], Sequence[float]],
+    marks: Sequence[_Mark],
+    legend: Mapping[str, Any],
+    records: Sequence[Any],
+    words: tuple[str, str, str, str],
+) -> Path:
     """The two panels. words: title, names of the axes, caption."""
     edges, counts = bins
     if not records or not counts:

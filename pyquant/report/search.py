@@ -24,9 +24,13 @@ def to_trade_off(report: SearchReport) -> TradeOff:
     points = [_point(report, i, p) for i, p in enumerate(report.points)]
     loss = TradeOffAxis("loss", "", f"{report.loss_unit} against the float model")
     record = trade_off(
-        points, f"{report.model}: formats of {len(report.groups)} groups of layers", _AXES[report.cost_unit], loss,
-        higher_is_better=False, formats=report.formats,
-    )  # fmt: skip
+        points,
+        f"{report.model}: formats of {len(report.groups)} groups of layers",
+        _AXES[report.cost_unit],
+        loss,
+        higher_is_better=False,
+        formats=report.formats,
+    )
     command = report.environment.get("command", "")
     environment = {name: text for name, text in report.environment.items() if name != "command"}
     notes = (report.verdict, *report.notes)
@@ -78,17 +82,26 @@ def _row(report: SearchReport, p: SearchedPoint, base: SearchedPoint) -> list[st
     mark = "plan" if p is report.plan else "float" if p is base else ""
     by, _ = _scale(report.cost_unit)
     return [
-        mark, f"{p.cost / by:.3f}", f"{p.cost / max(base.cost, 1e-300):.2f}",
-        "-" if p.latency_us is None else f"{p.latency_us / 1e3:.3f}", f"{p.size_bytes / 1e6:.2f}",
-        f"{p.effective_bits:.2f}", f"{p.loss:.3g}", "-" if p.quality is None else f"{p.quality:.4f}",
-    ]  # fmt: skip
+        mark,
+        f"{p.cost / by:.3f}",
+        f"{p.cost / max(base.cost, 1e-300):.2f}",
+        "-" if p.latency_us is None else f"{p.latency_us / 1e3:.3f}",
+        f"{p.size_bytes / 1e6:.2f}",
+        f"{p.effective_bits:.2f}",
+        f"{p.loss:.3g}",
+        "-" if p.quality is None else f"{p.quality:.4f}",
+    ]
 
 
 def _point(report: SearchReport, index: int, p: SearchedPoint) -> TradeOffPoint:
     figures = {
-        "size_bytes": float(p.size_bytes), "effective_bits": p.effective_bits, "predicted_loss": p.predicted_loss,
-        "quality": p.quality, "drop": p.drop, "end_to_end_us": p.latency_us,
-    }  # fmt: skip
+        "size_bytes": float(p.size_bytes),
+        "effective_bits": p.effective_bits,
+        "predicted_loss": p.predicted_loss,
+        "quality": p.quality,
+        "drop": p.drop,
+        "end_to_end_us": p.latency_us,
+    }
     present = {name: value for name, value in figures.items() if value is not None}
     return TradeOffPoint(p.configuration, p.cost, p.loss, chosen=index == report.chosen, figures=present)
 

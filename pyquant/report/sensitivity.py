@@ -13,8 +13,19 @@ from pyquant.report.render import bullets, csv_text, environment_lines, page, se
 from pyquant.report.sensitivity_plot import picture
 
 _ROWS = 40
-_COLUMNS: Final = ("row", "group", "layers", "weights", "format", "loss", "sensitivity", "task", "drop", "latency_us",
-                   "suspect")  # fmt: skip
+_COLUMNS: Final = (
+    "row",
+    "group",
+    "layers",
+    "weights",
+    "format",
+    "loss",
+    "sensitivity",
+    "task",
+    "drop",
+    "latency_us",
+    "suspect",
+)
 MODES: Final = {
     "one_at_a_time": "one group lowered at a time",
     "leave_one_out": "everything lowered but one group",
@@ -30,15 +41,37 @@ def to_csv(record: SensitivityReport) -> str:
         task = None if record.task is None else record.task.table[g][f]
         us = None if record.latency is None else record.latency.table[g][f]
         mode = record.mode if record.mode != "cumulative" else "one_at_a_time"
-        rows.append((
-            mode, group.name, " ".join(group.layers), group.numel, record.formats[f], record.loss[g][f],
-            record.sensitivity(g, f), task, record.drop(task), us, group.suspect,
-        ))  # fmt: skip
+        rows.append(
+            (
+                mode,
+                group.name,
+                " ".join(group.layers),
+                group.numel,
+                record.formats[f],
+                record.loss[g][f],
+                record.sensitivity(g, f),
+                task,
+                record.drop(task),
+                us,
+                group.suspect,
+            )
+        )
     for step in record.steps:
-        rows.append((
-            "step", step.group, "", "", step.format, step.loss, None, step.task, record.drop(step.task),
-            step.latency_us, "",
-        ))  # fmt: skip
+        rows.append(
+            (
+                "step",
+                step.group,
+                "",
+                "",
+                step.format,
+                step.loss,
+                None,
+                step.task,
+                record.drop(step.task),
+                step.latency_us,
+                "",
+            )
+        )
     return csv_text(_COLUMNS, rows)
 
 
@@ -120,8 +153,10 @@ def _accumulation(record: SensitivityReport, format: str, steps: Sequence[Sensit
     whole = math.fsum(singles)
     if not record.additive or record.unit != record.step_unit or whole <= 0:
         return ""
-    return (f"Single losses add up to {short(whole)}; all together cost {short(steps[-1].loss)}, "
-            f"{steps[-1].loss / whole:.2f} times as much.")  # fmt: skip
+    return (
+        f"Single losses add up to {short(whole)}; all together cost {short(steps[-1].loss)}, "
+        f"{steps[-1].loss / whole:.2f} times as much."
+    )
 
 
 def _skips(record: SensitivityReport, format: str) -> str:

@@ -18,8 +18,10 @@ _MOST = 50
 def picture(record: SensitivityReport, form: str) -> bytes:
     """The picture as PNG or SVG: equal records give equal SVG. Raises UnsupportedError where matplotlib is missing."""
     # the most sensitive ones where there are too many, but always in the order of the model
-    worst = {g: max((abs(record.sensitivity(g, f) or 0.0) for f in range(1, len(record.formats))), default=0.0)
-             for g in range(len(record.groups))}  # fmt: skip
+    worst = {
+        g: max((abs(record.sensitivity(g, f) or 0.0) for f in range(1, len(record.formats))), default=0.0)
+        for g in range(len(record.groups))
+    }
     shown = sorted(sorted(worst, key=lambda g: (-worst[g], g))[:_MOST])
     figure, (left, right) = new_figure(13.0, max(4.2, 1.7 + 0.26 * len(shown)), 1, 2)
     _groups(left, record, shown)
@@ -34,8 +36,12 @@ def picture(record: SensitivityReport, form: str) -> bytes:
 
 def _groups(axes: Axes, record: SensitivityReport, shown: list[int]) -> None:
     """A line a group, a mark a format."""
-    values = {(g, f): s for g in shown for f in range(1, len(record.formats))
-              if (s := record.sensitivity(g, f)) is not None and math.isfinite(s)}  # fmt: skip
+    values = {
+        (g, f): s
+        for g in shown
+        for f in range(1, len(record.formats))
+        if (s := record.sensitivity(g, f)) is not None and math.isfinite(s)
+    }
     places = {g: len(shown) - 1 - i for i, g in enumerate(shown)}
     for g in shown:
         ends = [value for (at, _), value in values.items() if at == g]
@@ -44,9 +50,14 @@ def _groups(axes: Axes, record: SensitivityReport, shown: list[int]) -> None:
     for f in range(1, len(record.formats)):
         mine = {g: value for (g, at), value in values.items() if at == f}
         axes.scatter(
-            list(mine.values()), [places[g] for g in mine], marker=_SHAPES[(f - 1) % 6], color=LINES[(f - 1) % 6],
-            s=34, label=record.formats[f], zorder=2,
-        )  # fmt: skip
+            list(mine.values()),
+            [places[g] for g in mine],
+            marker=_SHAPES[(f - 1) % 6],
+            color=LINES[(f - 1) % 6],
+            s=34,
+            label=record.formats[f],
+            zorder=2,
+        )
     _log_where_it_helps(axes.set_xscale, list(values.values()))
     labels = [record.groups[g].name + (" *" if record.groups[g].suspect else "") for g in shown]
     axes.set_yticks([places[g] for g in shown], [_shortened(label) for label in labels], fontsize=8)
@@ -81,8 +92,9 @@ def _sums(axes: Axes, record: SensitivityReport) -> None:
             sums = []
         if sums and (record.unit == record.step_unit or not steps):
             style = ":" if steps else "-"
-            label = f"{record.formats[f]}, predicted: " + ("single losses added" if record.mode != "leave_one_out" else
-                                                           "gains taken off")  # fmt: skip
+            label = f"{record.formats[f]}, predicted: " + (
+                "single losses added" if record.mode != "leave_one_out" else "gains taken off"
+            )
             axes.plot(range(1, len(sums) + 1), sums, linestyle=style, label=label, **look)  # type: ignore[arg-type]
             drawn += sums
         if steps:

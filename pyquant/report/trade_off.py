@@ -22,11 +22,16 @@ def to_csv(record: TradeOff) -> str:
     header = [*record.groups, cost, "low", "high", record.quality.name, *figures, "measured", "on_front", "chosen"]
     rows = (
         [
-            *(p.configuration[group] for group in record.groups), p.cost, p.low, p.high, p.quality,
-            *map(p.figures.get, figures), *map(int, (p.measured, p.on_front, p.chosen)),
+            *(p.configuration[group] for group in record.groups),
+            p.cost,
+            p.low,
+            p.high,
+            p.quality,
+            *map(p.figures.get, figures),
+            *map(int, (p.measured, p.on_front, p.chosen)),
         ]
         for p in record.points
-    )  # fmt: skip
+    )
     return csv_text(header, rows, 10)
 
 

@@ -30,22 +30,36 @@ def _data(record: TradeOff) -> dict[str, Any]:
     index = {name: i for i, name in enumerate(record.formats)}
     return {
         "title": record.title,
-        "xLabel": record.cost.text(unit), "xName": record.cost.name, "xUnit": unit, "xBy": by,
-        "yLabel": record.quality.text(), "yName": record.quality.name, "yUnit": record.quality.unit,
+        "xLabel": record.cost.text(unit),
+        "xName": record.cost.name,
+        "xUnit": unit,
+        "xBy": by,
+        "yLabel": record.quality.text(),
+        "yName": record.quality.name,
+        "yUnit": record.quality.unit,
         "higherIsBetter": record.higher_is_better,
-        "groups": list(record.groups), "formats": list(record.formats),
+        "groups": list(record.groups),
+        "formats": list(record.formats),
         "points": [
             {
-                "c": [index[p.configuration[group]] for group in record.groups], "x": p.cost, "y": p.quality,
-                "low": p.low, "high": p.high, "measured": p.measured, "front": p.on_front, "chosen": p.chosen,
+                "c": [index[p.configuration[group]] for group in record.groups],
+                "x": p.cost,
+                "y": p.quality,
+                "low": p.low,
+                "high": p.high,
+                "measured": p.measured,
+                "front": p.on_front,
+                "chosen": p.chosen,
                 "figures": p.figures,
             }
             for p in record.points
         ],
         "lines": [{"name": one.name, "x": one.cost, "y": one.quality} for one in record.lines],
         "pair": None if record.pair is None else [record.pair.slow, record.pair.fast, record.pair.reduction],
-        "environment": record.caption, "notes": list(record.notes), "command": record.command,
-    }  # fmt: skip
+        "environment": record.caption,
+        "notes": list(record.notes),
+        "command": record.command,
+    }
 
 
 def _embedded(data: dict[str, Any]) -> str:

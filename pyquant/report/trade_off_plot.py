@@ -46,15 +46,32 @@ def _draw(record: TradeOff) -> Figure:
     by, unit = scale_of(record)
     _scatter(record, axes, by)
     front = record.front
-    axes.plot([p.cost / by for p in front], [p.quality for p in front], color=_FRONT, linewidth=1.3, marker="o",
-              markersize=4, markerfacecolor="white", zorder=4, label="Pareto front")  # fmt: skip
+    axes.plot(
+        [p.cost / by for p in front],
+        [p.quality for p in front],
+        color=_FRONT,
+        linewidth=1.3,
+        marker="o",
+        markersize=4,
+        markerfacecolor="white",
+        zorder=4,
+        label="Pareto front",
+    )
     _lines(record, axes, by)
     if record.pair is not None:
         _pair(record, axes, by)
     for p in record.points:
         if p.chosen:
-            axes.scatter([p.cost / by], [p.quality], s=190, facecolors="none", edgecolors=_PAIR, linewidths=2.2,
-                         zorder=6, label="chosen")  # fmt: skip
+            axes.scatter(
+                [p.cost / by],
+                [p.quality],
+                s=190,
+                facecolors="none",
+                edgecolors=_PAIR,
+                linewidths=2.2,
+                zorder=6,
+                label="chosen",
+            )
     axes.set_xlabel("\n".join(textwrap.wrap(record.cost.text(unit), 125)), fontsize=9.5)
     axes.set_ylabel("\n".join(textwrap.wrap(record.quality.text(), 66)), fontsize=9.5)
     axes.set_title(record.title, fontsize=12, pad=26)
@@ -110,8 +127,16 @@ def _lines(record: TradeOff, axes: Axes, by: float) -> None:
         axes.axvline(x, color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         share = "" if line is record.lines[0] else f" ({(line.cost / base - 1) * 100:+.0f} %)"
         offset = ({"left": 2, "right": -2, "center": 0}[side], 15 if before and after else 4)
-        axes.annotate(line.name + share, (x, 1.0), xycoords=("data", "axes fraction"), xytext=offset,
-                      textcoords="offset points", ha=side, fontsize=9, color=TEXT)  # fmt: skip
+        axes.annotate(
+            line.name + share,
+            (x, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=offset,
+            textcoords="offset points",
+            ha=side,
+            fontsize=9,
+            color=TEXT,
+        )
         if line.quality is not None:
             axes.scatter([x], [line.quality], s=70, marker="*", color="black", zorder=5)
 
@@ -122,11 +147,23 @@ def _pair(record: TradeOff, axes: Axes, by: float) -> None:
         return
     slow, fast = record.points[pair.slow], record.points[pair.fast]
     ends = (fast.cost / by, slow.cost / by)
-    axes.annotate("", (ends[0], slow.quality), xytext=(ends[1], slow.quality),
-                  arrowprops={"arrowstyle": "<->", "color": _PAIR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0},
-                  zorder=6)  # fmt: skip
+    axes.annotate(
+        "",
+        (ends[0], slow.quality),
+        xytext=(ends[1], slow.quality),
+        arrowprops={"arrowstyle": "<->", "color": _PAIR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0},
+        zorder=6,
+    )
     from matplotlib.patheffects import withStroke
 
-    axes.annotate(f"{pair.reduction * 100:.0f} % less {record.cost.name} at equal {record.quality.name}",
-                  (sum(ends) / 2, slow.quality), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=10,
-                  color=_PAIR, zorder=7, path_effects=[withStroke(linewidth=3.5, foreground="white")])  # fmt: skip
+    axes.annotate(
+        f"{pair.reduction * 100:.0f} % less {record.cost.name} at equal {record.quality.name}",
+        (sum(ends) / 2, slow.quality),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="center",
+        fontsize=10,
+        color=_PAIR,
+        zorder=7,
+        path_effects=[withStroke(linewidth=3.5, foreground="white")],
+    )

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SHAPE = (
-    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed", "output_padding",
-    "groups", "padding_mode", "_reversed_padding_repeated_twice",
-)  # fmt: skip
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "transposed",
+    "output_padding",
+    "groups",
+    "padding_mode",
+    "_reversed_padding_repeated_twice",
+)
 
 
 class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):

@@ -82,9 +82,13 @@ def simulated(fate: Fate) -> nn.Module:
 
 
 def put_in(
-    model: nn.Module, fates: Sequence[Fate], twins: Sequence[Swap], what: str, rules: FqnConfig,
+    model: nn.Module,
+    fates: Sequence[Fate],
+    twins: Sequence[Swap],
+    what: str,
+    rules: FqnConfig,
     filter_fn: Filter | None,
-) -> None:  # fmt: skip
+) -> None:
     """Put simulating layers into a float model, all or none, and warn of what stays unasked."""
     with undone_on_error() as undo:
         carry_out(model, fates, twins, undo)

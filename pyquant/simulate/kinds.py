@@ -14,8 +14,10 @@ from pyquant.simulate.linear import FakeQuantLinear
 from pyquant.simulate.residual import FakeQuantResidual
 
 SIMULATED: Final[dict[type[nn.Module], Any]] = {
-    nn.Linear: FakeQuantLinear, nn.Conv2d: FakeQuantConv2d, Residual: FakeQuantResidual,
-}  # fmt: skip
+    nn.Linear: FakeQuantLinear,
+    nn.Conv2d: FakeQuantConv2d,
+    Residual: FakeQuantResidual,
+}
 
 
 def is_simulated(module: object) -> TypeGuard[Simulated]:

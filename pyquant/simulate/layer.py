@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant import ops
-from pyquant.calibrate import weight_range
+from pyquant.calibrate import weight_qparams
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.weights import check_group_size
@@ -83,9 +83,11 @@ class SimulatedLayer(Simulated):
 
 
 def fake_quantize_of_weight(weight: Tensor, scheme: TensorScheme) -> FakeQuantize:
-    """Max-calibrated weights follow themselves; every other calibrator finds a range now, from the weights alone."""
+    """Max-calibrated weights follow themselves; every other calibrator, and the search for two-level scales, finds a
+    range now, from the weights alone."""
     shape = scheme.scale_shape(weight.shape)
-    fake = FakeQuantize(scheme, shape, follows=scheme.calibrator == "max", device=weight.device)
+    follows = scheme.calibrator == "max" and not scheme.two_level
+    fake = FakeQuantize(scheme, shape, follows=follows, device=weight.device)
     if not fake.follows and scheme.calibrator != "fixed" and not weight.is_meta:
-        fake.set_range(weight_range(weight.detach(), scheme))
+        fake.set_qparams(*weight_qparams(weight.detach(), scheme))
     return fake

@@ -74,9 +74,19 @@ def configure(folder: Path, *options: str, cutlass: Path | None = None, **enviro
     root = cutlass or package("cutlass_library") / "source"
     reset = [f"-U{name}" for name in ("PYQUANT_CUDA", "PYQUANT_CUDA_ARCHS", "PYQUANT_KERNELS", "PYQUANT_SIMULATOR")]
     words = [
-        "cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DPYQUANT_CUTLASS_ROOT={root}",
-        f"-Dpybind11_DIR={package('pybind11') / 'share/cmake/pybind11'}", "-DPYQUANT_NVIDIA_SMI=", *reset, *options,
-    ]  # fmt: skip
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        f"-DPYQUANT_CUTLASS_ROOT={root}",
+        f"-Dpybind11_DIR={package('pybind11') / 'share/cmake/pybind11'}",
+        "-DPYQUANT_NVIDIA_SMI=",
+        *reset,
+        *options,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
     return Configured(done.returncode, " ".join((done.stdout + done.stderr).split()), folder)
 
@@ -92,9 +102,11 @@ def gpu_ready_says(found: Configured, sm: int) -> list[str]:
     compiled = found.rows()
     table = [{**row, "compiled": compiled[row["name"]]} for row in native.kernel_table()]
     library = SimpleNamespace(
-        build_info=lambda: {"cuda": True}, device_count=lambda: 1, device_info=lambda index: {"sm": sm},
+        build_info=lambda: {"cuda": True},
+        device_count=lambda: 1,
+        device_info=lambda index: {"sm": sm},
         kernel_table=lambda: table,
-    )  # fmt: skip
+    )
     return list(gpu_ready.incomplete(library, has_gpu=True))
 
 

@@ -46,9 +46,13 @@ print(seen.own_gpus, seen.driver_cuda, seen.why_no_gpu, sep="|")
 print(*gpu_lines(seen), sep="\\n")
 """
 BUILD = {
-    "cuda": True, "why_no_cuda": "", "architectures": "80;90a", "nvcc": "13.0.88", "cuda_runtime": 13000,
+    "cuda": True,
+    "why_no_cuda": "",
+    "architectures": "80;90a",
+    "nvcc": "13.0.88",
+    "cuda_runtime": 13000,
     "minimum_driver": 580,
-}  # fmt: skip
+}
 A10 = ("NVIDIA A10", (8, 6))
 GOOD = GpuRuntime("13.0", (A10,), "", BUILD, 1, "", 13000)
 OLD = "the NVIDIA driver serves CUDA 12.8; pyquant's CUDA runtime is 13.0, which needs driver 580 or newer"

@@ -115,10 +115,18 @@ def test_the_sources_of_the_distribution_are_complete_for_cmake_and_the_compiler
     pybind11 = pytest.importorskip("pybind11", reason="pybind11 is not installed")
     build = tmp_path / "build"
     matrix.run(
-        "cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), "-DPYQUANT_CUDA=OFF",
-        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DPYQUANT_TORCH_INCLUDE={matrix.torch_headers()}",
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        str(source),
+        "-B",
+        str(build),
+        "-DPYQUANT_CUDA=OFF",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        f"-DPYQUANT_TORCH_INCLUDE={matrix.torch_headers()}",
         f"-DPython_EXECUTABLE={sys.executable}",
-    )  # fmt: skip
+    )
     planned = matrix.run("ninja", "-C", str(build), "-n", "-v")
     calls = re.findall(rf"(\S*c\+\+\S* .*) -MD .* -c ({re.escape(str(source))}/csrc/\S+)$", planned, re.MULTILINE)
     names = {path.name for path in (ROOT / "csrc").glob("[cb][pi][un]*/*.cpp")}  # cpu, bind
@@ -134,9 +142,10 @@ def test_a_wheel_holds_the_libraries_their_licences_and_no_more(wheel: Path) -> 
     assert re.fullmatch(rf"pyquant_gemm-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert {n for n in names if n.endswith(".so")} == {
-        "pyquant/lib/libpyquant_core.so", "pyquant/lib/libpyquant_torch.so",
+        "pyquant/lib/libpyquant_core.so",
+        "pyquant/lib/libpyquant_torch.so",
         f"pyquant/_native{sysconfig.get_config_var('EXT_SUFFIX')}",
-    }  # fmt: skip
+    }
     licences = {n.partition(".dist-info/licenses/")[2] for n in names} - {""}
     assert licences == {"LICENSE", *(f"licenses/{path.name}" for path in (ROOT / "licenses").iterdir())}
     assert {n.split("/")[0] for n in names} == {"pyquant", next(n for n in names if ".dist-info" in n).split("/")[0]}
@@ -214,9 +223,14 @@ def test_two_builds_in_different_folders_give_the_same_bytes(sdist: Path, tmp_pa
         source = matrix.unpack(sdist, tmp_path / name)
         wheels.append(
             make_wheel(
-                source, tmp_path / name / "out", PYQUANT_CUDA=cuda, PYQUANT_KERNELS="^gemm_decode_s8s8_16x32x64",
-                PYQUANT_CUDA_ARCHS="86", SOURCE_DATE_EPOCH="1767225600", CCACHE_DISABLE="1",
+                source,
+                tmp_path / name / "out",
+                PYQUANT_CUDA=cuda,
+                PYQUANT_KERNELS="^gemm_decode_s8s8_16x32x64",
+                PYQUANT_CUDA_ARCHS="86",
+                SOURCE_DATE_EPOCH="1767225600",
+                CCACHE_DISABLE="1",
             )
-        )  # fmt: skip
+        )
     assert digests(wheels[0]) == digests(wheels[1])
     assert wheels[0].read_bytes() == wheels[1].read_bytes()

@@ -18,9 +18,13 @@ from pyquant.calibrate.first_batch import FirstBatchHistogram
 from pyquant.core.scheme import TensorScheme
 
 _DIVISIONS = {
-    torch.ops.aten.div.Tensor, torch.ops.aten.div.Scalar, torch.ops.aten.div_.Tensor, torch.ops.aten.div_.Scalar,
-    torch.ops.aten.true_divide.Tensor, torch.ops.aten.true_divide.Scalar,
-}  # fmt: skip
+    torch.ops.aten.div.Tensor,
+    torch.ops.aten.div.Scalar,
+    torch.ops.aten.div_.Tensor,
+    torch.ops.aten.div_.Scalar,
+    torch.ops.aten.true_divide.Tensor,
+    torch.ops.aten.true_divide.Scalar,
+}
 
 
 class HostDivisions(TorchDispatchMode):

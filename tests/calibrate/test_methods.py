@@ -174,9 +174,12 @@ def error_of(x: Tensor, chosen: calibrate.Range, scheme: TensorScheme) -> float:
 def test_affine_mse_beats_every_range_of_a_grid(bits: int, kind: str) -> None:
     x = torch.randn(20000, generator=torch.Generator().manual_seed(5))
     x = {
-        "normal": x, "relu": x.relu(), "skewed": torch.nn.functional.gelu(3 * x), "negative": -x.abs() - 0.3,
+        "normal": x,
+        "relu": x.relu(),
+        "skewed": torch.nn.functional.gelu(3 * x),
+        "negative": -x.abs() - 0.3,
         "one outlier": torch.cat([x, torch.tensor([30.0])]),
-    }[kind]  # fmt: skip
+    }[kind]
     scheme = TensorScheme(bits=bits, symmetric=False, calibrator="mse")
     statistics = HistogramStatistics()
     statistics.observe(x)
@@ -184,8 +187,9 @@ def test_affine_mse_beats_every_range_of_a_grid(bits: int, kind: str) -> None:
     low, high = float(x.min().clamp_max(0)), float(x.max().clamp_min(0))
     best = min(
         error_of(x, calibrate.Range(torch.tensor(low * a / 24), torch.tensor(high * b / 24)), scheme)
-        for a in range(2, 25) for b in range(2, 25)
-    )  # fmt: skip
+        for a in range(2, 25)
+        for b in range(2, 25)
+    )
     assert got <= best * 1.005
 
 

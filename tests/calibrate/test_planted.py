@@ -123,68 +123,125 @@ def unchecked(self: Any, x: torch.Tensor) -> None:
 
 
 BUGS: tuple[tuple[str, Patch, Callable[[], None]], ...] = (
-    ("widening loses what falls below the window",
-     lambda m: m.setattr(numerics, "widen_histogram", lost_octaves),
-     lambda: test_contract.test_order_and_split_of_the_data_do_not_matter("percentile", "growing")),
-    ("merging adds bins of different windows",
-     lambda m: m.setattr(numerics, "widen_histogram", lambda c, o: c.clone()),
-     lambda: test_contract.test_order_and_split_of_the_data_do_not_matter("mse", "growing")),
-    ("the window is fixed by the first batch",
-     lambda m: m.setattr(numerics, "magnitude_exponent", lambda amax: 2),
-     lambda: test_contract.test_scaling_the_data_scales_the_result("mse", "normal")),
-    ("the histogram ignores the octave",
-     lambda m: m.setattr(statistics.ops, "magnitude_histogram",
-                         lambda x, e: numerics.magnitude_histogram(x.clamp(-1, 1), e)),
-     lambda: test_methods.test_affine_percentile_cuts_both_tails()),
-    ("counts in 32 bits",
-     lambda m: m.setattr(statistics.HistogramStatistics, "_merge_bins", lambda s, o: s.counts.copy_(
-         (s.counts + o.counts).to(torch.int32).long())),
-     test_statistics.test_billions_of_numbers_are_counted_exactly),
-    ("no check for NaN", lambda m: m.setattr(statistics.RangeStatistics, "observe", unchecked),
-     lambda: test_contract.test_one_bad_number_raises_and_leaves_the_statistics_alone("max", torch.nan)),
-    ("zeros dominate the entropy", lambda m: m.setattr(entropy, "linear_counts", no_zero_rule),
-     lambda: test_methods.test_half_zeros_do_not_ruin_the_entropy_search(known())),
-    ("clipped numbers are forgotten by the reference",
-     lambda m: m.setattr(entropy, "divergences", lambda c, b, k: original_divergences(c, torch.zeros_like(b), k)),
-     lambda: test_methods.test_divergences_are_those_of_a_loop_over_bins(8, 3)),
-    ("the entropy search begins at 128", lambda m: m.setattr(
-        entropy, "_code_ends", lambda k, b: torch.arange(max(k, 128), b + 1)[:, None] * torch.arange(k + 1) // k),
-     lambda: test_methods.test_divergences_are_those_of_a_loop_over_bins(8, 0)),
-    ("mse rounds down", lambda m: m.setattr(mse, "side_errors", rounds_down),
-     lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True)),
-    ("mse only rounds, and never clips", lambda m: m.setattr(mse, "lowest", lambda codes, lost: 0.99),
-     lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True)),
-    ("the codes of either sign are swapped",
-     lambda m: m.setattr(mse, "_affine_errors", lambda d, s, n: _AFFINE(d, s, n).flip(-1)),
-     lambda: test_methods.test_affine_mse_beats_every_range_of_a_grid(4, "skewed")),
-    ("the percentile of the other tail",
-     lambda m: m.setattr(percentile, "_quantile", other_tail),
-     lambda: test_methods.test_affine_percentile_cuts_both_tails()),
-    ("thresholds that are off by a bin",
-     lambda m: m.setattr(tails.HistogramTails, "above", lambda s, t: _ABOVE(s, t * (1 + 2.0**-7))),
-     test_methods.test_histogram_and_sorted_tails_agree),
-    ("a result beyond the data", method("entropy", twice),
-     lambda: test_contract.test_the_result_stays_within_the_data_and_contains_zero("entropy", "normal")),
-    ("sqrt of the data in a method", method("max", roots),
-     lambda: test_contract.test_scaling_the_data_scales_the_result("max", "normal")),
-    ("one batch too many", lambda m: m.setattr(run, "range", lambda n: itertools.count(), raising=False),
-     lambda: test_run.test_n_means_n(3)),
-    ("the flags of training stay as the run leaves them",
-     lambda m: m.setattr(torch.nn.Module, "eval", children_only),
-     test_run.test_eval_mode_and_no_gradients_inside_and_everything_as_before_outside),
-    ("the end of the first batch begins a bin",
-     lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", one_more_bin),
-     lambda: test_first_batch.test_counts_are_those_of_a_loop(0, torch.float32)),
-    ("bins that follow every batch",
-     lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", lambda s, largest: (largest / 2048, 2048)),
-     lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("laplace", 1234)),
-    ("the classical bins begin with their zeros",
-     lambda m: m.setattr(first_batch, "divergences", whole_first_bin),
-     lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("relu_gaussian", 1234)),
-    ("groups across channels",
-     lambda m: m.setattr(weights, "_rows", across_channels),
-     lambda: test_weights.test_granularities_are_the_same_search_on_other_rows("max", 4, True)),
-)  # fmt: skip
+    (
+        "widening loses what falls below the window",
+        lambda m: m.setattr(numerics, "widen_histogram", lost_octaves),
+        lambda: test_contract.test_order_and_split_of_the_data_do_not_matter("percentile", "growing"),
+    ),
+    (
+        "merging adds bins of different windows",
+        lambda m: m.setattr(numerics, "widen_histogram", lambda c, o: c.clone()),
+        lambda: test_contract.test_order_and_split_of_the_data_do_not_matter("mse", "growing"),
+    ),
+    (
+        "the window is fixed by the first batch",
+        lambda m: m.setattr(numerics, "magnitude_exponent", lambda amax: 2),
+        lambda: test_contract.test_scaling_the_data_scales_the_result("mse", "normal"),
+    ),
+    (
+        "the histogram ignores the octave",
+        lambda m: m.setattr(
+            statistics.ops, "magnitude_histogram", lambda x, e: numerics.magnitude_histogram(x.clamp(-1, 1), e)
+        ),
+        lambda: test_methods.test_affine_percentile_cuts_both_tails(),
+    ),
+    (
+        "counts in 32 bits",
+        lambda m: m.setattr(
+            statistics.HistogramStatistics,
+            "_merge_bins",
+            lambda s, o: s.counts.copy_((s.counts + o.counts).to(torch.int32).long()),
+        ),
+        test_statistics.test_billions_of_numbers_are_counted_exactly,
+    ),
+    (
+        "no check for NaN",
+        lambda m: m.setattr(statistics.RangeStatistics, "observe", unchecked),
+        lambda: test_contract.test_one_bad_number_raises_and_leaves_the_statistics_alone("max", torch.nan),
+    ),
+    (
+        "zeros dominate the entropy",
+        lambda m: m.setattr(entropy, "linear_counts", no_zero_rule),
+        lambda: test_methods.test_half_zeros_do_not_ruin_the_entropy_search(known()),
+    ),
+    (
+        "clipped numbers are forgotten by the reference",
+        lambda m: m.setattr(entropy, "divergences", lambda c, b, k: original_divergences(c, torch.zeros_like(b), k)),
+        lambda: test_methods.test_divergences_are_those_of_a_loop_over_bins(8, 3),
+    ),
+    (
+        "the entropy search begins at 128",
+        lambda m: m.setattr(
+            entropy, "_code_ends", lambda k, b: torch.arange(max(k, 128), b + 1)[:, None] * torch.arange(k + 1) // k
+        ),
+        lambda: test_methods.test_divergences_are_those_of_a_loop_over_bins(8, 0),
+    ),
+    (
+        "mse rounds down",
+        lambda m: m.setattr(mse, "side_errors", rounds_down),
+        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True),
+    ),
+    (
+        "mse only rounds, and never clips",
+        lambda m: m.setattr(mse, "lowest", lambda codes, lost: 0.99),
+        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True),
+    ),
+    (
+        "the codes of either sign are swapped",
+        lambda m: m.setattr(mse, "_affine_errors", lambda d, s, n: _AFFINE(d, s, n).flip(-1)),
+        lambda: test_methods.test_affine_mse_beats_every_range_of_a_grid(4, "skewed"),
+    ),
+    (
+        "the percentile of the other tail",
+        lambda m: m.setattr(percentile, "_quantile", other_tail),
+        lambda: test_methods.test_affine_percentile_cuts_both_tails(),
+    ),
+    (
+        "thresholds that are off by a bin",
+        lambda m: m.setattr(tails.HistogramTails, "above", lambda s, t: _ABOVE(s, t * (1 + 2.0**-7))),
+        test_methods.test_histogram_and_sorted_tails_agree,
+    ),
+    (
+        "a result beyond the data",
+        method("entropy", twice),
+        lambda: test_contract.test_the_result_stays_within_the_data_and_contains_zero("entropy", "normal"),
+    ),
+    (
+        "sqrt of the data in a method",
+        method("max", roots),
+        lambda: test_contract.test_scaling_the_data_scales_the_result("max", "normal"),
+    ),
+    (
+        "one batch too many",
+        lambda m: m.setattr(run, "range", lambda n: itertools.count(), raising=False),
+        lambda: test_run.test_n_means_n(3),
+    ),
+    (
+        "the flags of training stay as the run leaves them",
+        lambda m: m.setattr(torch.nn.Module, "eval", children_only),
+        test_run.test_eval_mode_and_no_gradients_inside_and_everything_as_before_outside,
+    ),
+    (
+        "the end of the first batch begins a bin",
+        lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", one_more_bin),
+        lambda: test_first_batch.test_counts_are_those_of_a_loop(0, torch.float32),
+    ),
+    (
+        "bins that follow every batch",
+        lambda m: m.setattr(first_batch.FirstBatchHistogram, "reach", lambda s, largest: (largest / 2048, 2048)),
+        lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("laplace", 1234),
+    ),
+    (
+        "the classical bins begin with their zeros",
+        lambda m: m.setattr(first_batch, "divergences", whole_first_bin),
+        lambda: test_first_batch.test_ranges_are_those_of_the_classical_tool("relu_gaussian", 1234),
+    ),
+    (
+        "groups across channels",
+        lambda m: m.setattr(weights, "_rows", across_channels),
+        lambda: test_weights.test_granularities_are_the_same_search_on_other_rows("max", 4, True),
+    ),
+)
 
 
 @pytest.mark.parametrize(("name", "patch", "check"), BUGS, ids=[b[0].replace(" ", "_") for b in BUGS])

@@ -73,9 +73,12 @@ def picture(model: nn.Module) -> tuple[Any, ...]:
 
 def same_picture(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     return (
-        a[0].keys() == b[0].keys() and all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1:3] == b[1:3]
-        and torch.equal(a[3], b[3]) and a[4] == b[4]
-    )  # fmt: skip
+        a[0].keys() == b[0].keys()
+        and all(torch.equal(a[0][k], b[0][k]) for k in a[0])
+        and a[1:3] == b[1:3]
+        and torch.equal(a[3], b[3])
+        and a[4] == b[4]
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
@@ -142,8 +145,10 @@ def test_batch_to_inputs_replaces_the_rule() -> None:
     model = Net()
     data = [{"pixels": b, "y": 0} for b in batches()]
     for rule in (
-        lambda b: b["pixels"] * 2, lambda b: (b["pixels"], 2.0), lambda b: {"x": b["pixels"], "scale": 2.0},
-    ):  # fmt: skip
+        lambda b: b["pixels"] * 2,
+        lambda b: (b["pixels"], 2.0),
+        lambda b: {"x": b["pixels"], "scale": 2.0},
+    ):
         collected = run_calibration(model, [model.second], data, 5, batch_to_inputs=rule)
         want = run_calibration(model, [model.second], [2 * b for b in batches()], 5)
         assert torch.equal(collected["second"]["input"].amax(), want["second"]["input"].amax())
@@ -225,9 +230,18 @@ def test_layers_that_saw_no_data_are_named() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_batches": 0}, {"num_batches": True}, {"num_batches": 1.5}, {"save_every": 2}, {"save_to": "x"},
-     {"save_every": 0, "save_to": "x"}, {"on_silent": "warn"}, {"targets": []}, {"targets": [nn.Linear(1, 1)]}],
-)  # fmt: skip
+    [
+        {"num_batches": 0},
+        {"num_batches": True},
+        {"num_batches": 1.5},
+        {"save_every": 2},
+        {"save_to": "x"},
+        {"save_every": 0, "save_to": "x"},
+        {"on_silent": "warn"},
+        {"targets": []},
+        {"targets": [nn.Linear(1, 1)]},
+    ],
+)
 def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
     model = Net()
     words = {"model": model, "targets": model.targets(), "data": batches(), "num_batches": 2, **options}

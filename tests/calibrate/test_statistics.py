@@ -71,10 +71,14 @@ def test_merging_kinds_that_do_not_fit_is_refused() -> None:
 def test_a_state_that_was_tampered_with_is_refused() -> None:
     good = observed(torch.randn(100)).state_dict()
     for name, value in (
-        ("counts", good["counts"][:, :, 1:]), ("counts", good["counts"] + 1), ("counts", -good["counts"]),
-        ("counts", good["counts"].float()), ("count", torch.tensor(7)), ("low", torch.zeros(2)),
+        ("counts", good["counts"][:, :, 1:]),
+        ("counts", good["counts"] + 1),
+        ("counts", -good["counts"]),
+        ("counts", good["counts"].float()),
+        ("count", torch.tensor(7)),
+        ("low", torch.zeros(2)),
         ("extra", torch.ones(1)),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ArgumentError, match="state"):
             HistogramStatistics().load_state_dict({**good, name: value})
     with pytest.raises(ArgumentError, match="state"):

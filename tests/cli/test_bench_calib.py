@@ -25,8 +25,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_files_table_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_files_table_and_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("COLLECT_MS", "ENTROPY_MS", "MSE_WITHIN"):  # what is slow here says nothing about this test
         monkeypatch.setattr(calib, name, 1e9)
     before = torch.get_num_threads()
@@ -75,8 +76,13 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_data_are_the_documented_ones() -> None:
-    sums = {"gaussian": 405.768886, "laplace": 1664.206112, "student_t3": 1828.400932, "outliers": -27.488415,
-            "relu_gaussian": 209330.323310}  # fmt: skip
+    sums = {
+        "gaussian": 405.768886,
+        "laplace": 1664.206112,
+        "student_t3": 1828.400932,
+        "outliers": -27.488415,
+        "relu_gaussian": 209330.323310,
+    }
     for kind, total in sums.items():
         x = calib.calib_data(kind)
         assert list(x.shape) == [8, 64, 1024]

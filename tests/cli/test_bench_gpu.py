@@ -41,8 +41,10 @@ def test_results_verdicts_and_picture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert text == printed.out
     data = json.loads((tmp_path / "gemm.json").read_text())
     assert {r["candidate"] for r in data["rows"]} == {
-        "torch.mm bf16", "QLinear W8A8Dynamic", "QLinear W8A8 (codes in)",
-    }  # fmt: skip
+        "torch.mm bf16",
+        "QLinear W8A8Dynamic",
+        "QLinear W8A8 (codes in)",
+    }
     assert (tmp_path / "gemm.png").read_bytes()[:4] == b"\x89PNG"
 
 

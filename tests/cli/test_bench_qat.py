@@ -132,10 +132,15 @@ def test_the_allocator_is_set_in_a_child_with_the_same_options(monkeypatch: pyte
     assert {name: seen["env"][name] for name in bench_qat.KEPT} == bench_qat.KEPT
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["--elements", "0"], "--elements"), (["--rounds", "0"], "--rounds"), (["--threads", "0"], "--threads"),
-    (["--candidates", "cublas"], "cublas"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--elements", "0"], "--elements"),
+        (["--rounds", "0"], "--rounds"),
+        (["--threads", "0"], "--threads"),
+        (["--candidates", "cublas"], "cublas"),
+    ],
+)
 def test_wrong_options_are_refused_by_name(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *words]) == 2
     assert told in capsys.readouterr().err

@@ -23,6 +23,8 @@ def test_every_scheme_is_tried_on_the_cpu() -> None:
         "W8A8Dynamic",
         "W4A8",
         "W4A8Dynamic",
+        "W4A8TwoLevel",
+        "W4A8TwoLevelDynamic",
         "W4A4",
         "W4A4Dynamic",
         "embeddings=True",
@@ -35,8 +37,15 @@ def test_json_is_whole_and_the_exit_code_agrees(capsys: pytest.CaptureFixture[st
     data = json.loads(capsys.readouterr().out)
     assert code == (0 if data["ok"] else 1)
     assert set(data) == {
-        "ok", "environment", "native_library", "cuda", "optional", "capabilities", "problems", "remarks",
-    }  # fmt: skip
+        "ok",
+        "environment",
+        "native_library",
+        "cuda",
+        "optional",
+        "capabilities",
+        "problems",
+        "remarks",
+    }
     assert data["cuda"]
 
 

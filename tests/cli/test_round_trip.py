@@ -255,3 +255,24 @@ def test_convolutions(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ok"]
     assert [layer["exact"] for layer in found["layers"]] == [True if "A8" in scheme else None] * 2
     assert all(layer["sqnr_db"] > 12 for layer in found["layers"])
+
+
+@pytest.mark.parametrize("how", [("--scheme", "W8A8Dynamic"), ("--recipe", "recipe.json"), ("--config", "recipe.json")])
+def test_auto_leaves_what_loses_in_floating_point(
+    how: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyquant.nn import speed
+
+    (folder / "recipe.json").write_text('{"default": "W8A8Dynamic"}')
+    (folder / "batches.py").write_text("import toy_models\n\ndef make():\n    yield toy_models.example_inputs()\n")
+    slow = {"QLinear96": 3.0, "Linear96": 2.0}
+    monkeypatch.setattr(speed, "_seconds", lambda m, x: slow.get(f"{type(m).__name__}{x.shape[-1]}", 1.0) * 1e-6)
+    quantize(*how, "--auto", "--data", "batches:make")
+    told = capsys.readouterr().out
+    assert "2 layers on cpu" in told
+    assert "3.0 us against 2.0 us at 12 rows (0.67x)" in told
+    assert {layer["name"] for layer in summary(capsys)["layers"]} == {"1"}
+    assert main(["verify", "q", "--against", MODEL, "--inputs", "toy_models:example_inputs"]) == 0
+    capsys.readouterr()
+    assert main(["quantize", MODEL, *how, "--auto", "--out", "q2"]) == 2
+    assert "--data, whose first batch is the example" in capsys.readouterr().err

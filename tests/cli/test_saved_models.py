@@ -82,8 +82,9 @@ def test_fewer_batches_than_usual_are_enough_where_nobody_asks_for_more() -> Non
     verdict, *lines = str(plan).splitlines()
     assert "; eval_fn 0.5 where floating point has 0.5" in verdict
     assert [line.partition(" x the bytes of fp32, loses ")[0][:-5] for line in lines] == [
-        "  0: W8A8Dynamic,", "  1: W8A8Dynamic,"
-    ]  # fmt: skip
+        "  0: W8A8Dynamic,",
+        "  1: W8A8Dynamic,",
+    ]
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):
         pyquant.sensitivity(model, data, ("fp32", "int8"), num_batches=4)
     with pytest.raises(pyquant.ArgumentError, match="num_batches"):

@@ -26,9 +26,17 @@ def two_arguments(model, data):
 """
 QUANTIZE = ["toy_search:build", "--recipe", "recipe.yaml", "--calibration", "calibration.json"]
 WORDS = [
-    "search", "toy_search:build", "--data", "toy_search:batches", "--objective", "size", "--batches", "4",
-    "--budget", "12",
-]  # fmt: skip
+    "search",
+    "toy_search:build",
+    "--data",
+    "toy_search:batches",
+    "--objective",
+    "size",
+    "--batches",
+    "4",
+    "--budget",
+    "12",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -46,15 +46,26 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
             on_problem(p)
             earlier = native.tuned(p, FakeRig.device)
             choice = tuned.Choice(
-                p.get("x", "s8"), p["w"], p["out"], False, "natural", p.get("group_size", 0), p["n"], p["k"], p["m"],
-                "gemm_simt_any", 5.0, "gemm_sm80_s8s8_16x64x128", 10.0,
-            )  # fmt: skip
+                p.get("x", "s8"),
+                p["w"],
+                p["out"],
+                False,
+                "natural",
+                p.get("group_size", 0),
+                p["n"],
+                p["k"],
+                p["m"],
+                "gemm_simt_any",
+                5.0,
+                "gemm_sm80_s8s8_16x64x128",
+                10.0,
+            )
             before = earlier[0] if earlier else ""
             found.append(TuneOutcome(p, choice, before, {"gemm_simt_any": 5.0}, {"gemm_z": "slow"}))
         return found
 
     monkeypatch.setattr(command, "tune", fake)
-    monkeypatch.setattr(command, "make_rig", lambda index: FakeRig())
+    monkeypatch.setattr(command, "make_rig", lambda index, clock: FakeRig())
     return asked
 
 
@@ -112,11 +123,14 @@ def test_a_wrong_result_is_exit_code_one(
 @pytest.mark.parametrize(
     ("words", "argument"),
     [
-        ([], "--shapes"), (["--shapes", "64"], "--shapes"), (["--shapes", "0x64"], "--shapes"),
-        (["--shapes", "64x64", "--m", "0"], "--m"), (["--shapes", "64x64", "--rounds", "0"], "--rounds"),
+        ([], "--shapes"),
+        (["--shapes", "64"], "--shapes"),
+        (["--shapes", "0x64"], "--shapes"),
+        (["--shapes", "64x64", "--m", "0"], "--m"),
+        (["--shapes", "64x64", "--rounds", "0"], "--rounds"),
         (["--shapes", "64x64", "--schemes", "W9"], "W9"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_named(words: list[str], argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *words]) == 2
     assert argument in capsys.readouterr().err
@@ -153,3 +167,28 @@ def test_doctor_tells_of_choices_that_are_not_used(cache: Path) -> None:
     (cache / tuned.FILE).write_bytes(b"{")
     tuned.activate(tuned.load())
     assert any(tuned.FILE in remark for remark in diagnosis._remarks())
+
+
+def test_whole_layers_are_reported_and_written(
+    cache: Path, measured: list[dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tuned.LayerChoice("s8", "s8 dynamic", False, 0, "bf16", 64, 32, 1, 4.0, 6.0)
+    said = "its result differs from the specification"
+
+    def fake(*args: object, on_layer: object, **options: object) -> tuple[list, dict]:
+        on_layer(1, 64, 32)
+        return [whole], {"W8A8Dynamic at M=1 N=9 K=9": said}
+
+    monkeypatch.setattr(command, "time_layers", fake)
+    words = ["tune", "--shapes", "64x32", "--m", "1", "--residual"]
+    assert main([*words, "--layers", "--graph"]) == 1
+    text = capsys.readouterr().out
+    assert "s8 dynamic x s8" in text
+    assert "1.50" in text
+    assert said in text
+    assert ["residual" in p for p in measured] == [False, True]
+    table = tuned.parse((cache / tuned.FILE).read_bytes(), "t.json")
+    assert list(table.layers[GPU].values()) == [whole]
+    assert table.notes[GPU]["layer_clock"] == "cuda-graph"
+    assert main([*words, "--graph"]) == 2
+    assert "--layers" in capsys.readouterr().err

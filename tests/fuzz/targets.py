@@ -74,5 +74,9 @@ def patterns(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "recipe": recipe, "config": config, "manifest": manifest_bytes, "tuned": tuned_table, "patterns": patterns,
-}  # fmt: skip
+    "recipe": recipe,
+    "config": config,
+    "manifest": manifest_bytes,
+    "tuned": tuned_table,
+    "patterns": patterns,
+}

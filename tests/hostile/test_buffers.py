@@ -42,9 +42,12 @@ def test_overlapping_buffers_of_fake_quantize_out_are_refused(op: Callable[[str]
     x, mask = memory[:32], torch.empty(4, dtype=torch.uint8)
     run = op("fake_quantize_out")
     for name, y, written_mask in [
-        ("y", memory[1:33], mask), ("y", memory[31:63], mask), ("mask", memory[32:], memory.view(torch.uint8)[124:128]),
-        ("mask", memory[32:], memory.view(torch.uint8)[200:204]), ("y", memory.as_strided((32,), (1,), 8), mask),
-    ]:  # fmt: skip
+        ("y", memory[1:33], mask),
+        ("y", memory[31:63], mask),
+        ("mask", memory[32:], memory.view(torch.uint8)[124:128]),
+        ("mask", memory[32:], memory.view(torch.uint8)[200:204]),
+        ("y", memory.as_strided((32,), (1,), 8), mask),
+    ]:
         with pytest.raises(ArgumentError, match=f"argument '{name}': got memory that argument"):
             run(x, scale, zero, *GIVEN, y, written_mask)
     with pytest.raises(ArgumentError, match="argument 'y': got memory that argument 'scale' shares"):

@@ -23,9 +23,12 @@ def run_limits(module: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests/support")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "hostile.limits", module], capture_output=True, text=True, cwd=ROOT / "tests",
+        [sys.executable, "-m", "hostile.limits", module],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests",
         env=environment,
-    )  # fmt: skip
+    )
 
 
 def test_every_hostile_document_is_read_or_refused_within_the_limits() -> None:
@@ -67,12 +70,29 @@ def test_memory_of_every_large_manifest() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1:30", "1:30"), ("2001-12-14", "2001-12-14"), ("12", 12), ("-7", -7), ("1_000", 1000), ("0x1F", 31), ("0", 0),
-        ("1.5", 1.5), ("1e-3", 1e-3), ("-.5", -0.5), ("1.", 1.0), ("yes", True), ("off", False), ("~", None),
-        ("", None), ("'1'", "1"), ("1.2.3", "1.2.3"), ("+", "+"), ("-", "-"),
-        ("re:a.*", "re:a.*"), (".5x", ".5x"),
+        ("1:30", "1:30"),
+        ("2001-12-14", "2001-12-14"),
+        ("12", 12),
+        ("-7", -7),
+        ("1_000", 1000),
+        ("0x1F", 31),
+        ("0", 0),
+        ("1.5", 1.5),
+        ("1e-3", 1e-3),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        ("yes", True),
+        ("off", False),
+        ("~", None),
+        ("", None),
+        ("'1'", "1"),
+        ("1.2.3", "1.2.3"),
+        ("+", "+"),
+        ("-", "-"),
+        ("re:a.*", "re:a.*"),
+        (".5x", ".5x"),
     ],
-)  # fmt: skip
+)
 def test_words_of_yaml(text: str, value: object) -> None:
     """The numbers of YAML 1.2 and the words of 1.1; base 60 and dates are text."""
     if text == "-":

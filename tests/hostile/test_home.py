@@ -16,9 +16,11 @@ from pyquant.ops import tuned
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOICE = tuned.Choice("s8", "s8", "f16", False, "natural", 0, 4096, 1024, 64, "gemm_simt_any", 1.5, "gemm_b", 2.0)
-DIGITS = '{"schema": 1, "gpus": {"G": {"note": {}, "choices": [' + json.dumps(asdict(CHOICE)).replace(
-    '"us": 1.5', '"us": ' + "9" * 401
-) + "]}}}"  # fmt: skip
+DIGITS = (
+    '{"schema": 1, "gpus": {"G": {"note": {}, "choices": ['
+    + json.dumps(asdict(CHOICE)).replace('"us": 1.5', '"us": ' + "9" * 401)
+    + "]}}}"
+)
 
 
 def write(path: Path, data: bytes) -> None:

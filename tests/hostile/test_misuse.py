@@ -31,18 +31,51 @@ class Anything:
 
 
 JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 2**70, float("nan"), 1.5, "", "x" * 300, "a\0b", b"x", (), [1], {1: 2}, {"a": None}, object(),
-    Anything, torch.ones(2, 3), torch.ones(0, dtype=torch.int64), torch.float64, nn.Identity(), lambda *_, **__: None,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    float("nan"),
+    1.5,
+    "",
+    "x" * 300,
+    "a\0b",
+    b"x",
+    (),
+    [1],
+    {1: 2},
+    {"a": None},
+    object(),
+    Anything,
+    torch.ones(2, 3),
+    torch.ones(0, dtype=torch.int64),
+    torch.float64,
+    nn.Identity(),
+    lambda *_, **__: None,
+)
 
 # Names that are not called here, each with its reason.
 NOT_CALLED = {
-    **dict.fromkeys(("ChainRecord", "KernelInfo", "LatencyTable", "LayerReport", "LayerSpeed", "Plan", "FloatMatrix"),
-                    "a record of results, which the library makes"),
+    **dict.fromkeys(
+        (
+            "AutoReport",
+            "CallTime",
+            "ChainRecord",
+            "KernelInfo",
+            "LatencyTable",
+            "LayerChoice",
+            "LayerReport",
+            "LayerSpeed",
+            "Plan",
+            "FloatMatrix",
+        ),
+        "a record of results, which the library makes",
+    ),
     "ReplacementAction": "an enumeration: Python's own ValueError names the value and the class",
     "Residual": "takes no argument",
     "torch_fake_quantize": "takes no argument",
-}  # fmt: skip
+}
 NOT_CALLED_OF_OPS = {
     "Kernel": "a record of results, which the library makes",
     **dict.fromkeys(("checks_enabled", "native_available", "why_not_native"), "takes no argument"),
@@ -154,8 +187,11 @@ def _arguments_of(raw: Any) -> set[str]:
 
 def test_every_public_name_is_called_or_has_its_reason() -> None:
     names = {n for n in pyquant.__all__ if callable(getattr(pyquant, n))}
-    errors = {n for n in names if issubclass(getattr(pyquant, n) if isinstance(getattr(pyquant, n), type) else int,
-                                             (BaseException, Warning))}  # fmt: skip
+    errors = {
+        n
+        for n in names
+        if issubclass(getattr(pyquant, n) if isinstance(getattr(pyquant, n), type) else int, (BaseException, Warning))
+    }
     assert names - errors == ({n for n in CALLS if not n.startswith("ops.")} | set(NOT_CALLED))
     of_ops = {n for n in ops.__all__ if callable(getattr(ops, n))}
     assert of_ops == {n.removeprefix("ops.") for n in CALLS if n.startswith("ops.")} | set(NOT_CALLED_OF_OPS)

@@ -151,6 +151,16 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "bias_correction_": lambda _: mixed() | {"model": ready()},
     "calibrate_recipe_": lambda _: {"model": pyquant.prepare_(net(), RECIPE), "recipe": RECIPE, "data": batches()},
     "chain_report": lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)},
+    "auto_": lambda _: {
+        "model": net(),
+        "example_inputs": torch.ones(2, 8),
+        "config": pyquant.W8A8Dynamic(),
+        "device": pyquant.ops.plan.Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560),
+        "measure": False,
+        "tolerance": 0.03,
+        "spare_bytes": 0,
+        "seconds": 0.001,
+    },
     "compare_speed": lambda _: {"model": quantised(), "example_inputs": torch.ones(2, 8), "seconds": 0.001},
     "convert_": lambda _: {"model": simulated()},
     "dequantize_": lambda _: {"model": quantised()},
@@ -180,12 +190,8 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "register_fusion": lambda _: {"parent_class": type("P", (Own,), {}), "linear": "first", "activation": "act"},
     "register_linear_form": lambda _: _public("register_linear_form", layer=type("P", (Own,), {}), make=logits),
     "register_link": lambda _: {"parent_class": type("P", (Own,), {}), "producer": "first", "consumer": "last"},
-    "register_quantized_module": lambda _: _public(
-        "register_quantized_module", float_source=type("P", (Own,), {})
-    ),
-    "register_smoothing": lambda _: {
-        "parent_class": type("P", (Own,), {}), "producer": "norm", "consumers": ["last"]
-    },
+    "register_quantized_module": lambda _: _public("register_quantized_module", float_source=type("P", (Own,), {})),
+    "register_smoothing": lambda _: {"parent_class": type("P", (Own,), {}), "producer": "norm", "consumers": ["last"]},
     "remove_fake_quantize_": lambda _: {"model": simulated()},
     "save_pretrained": lambda folder: _public("save_pretrained", model=quantised(), directory=folder / "new"),
     "scheme_from_name": lambda _: {"text": "W8A8"},
@@ -194,17 +200,36 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "smooth_": lambda _: _public("smooth_", **mixed() | {"pairs": [("0", ["2"])]}),
     "trace_floats": lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)},
     "measure_latency": lambda _: _public(
-        "measure_latency", model=net(), example_inputs=torch.ones(2, 8), formats=["float", "W8A8Dynamic"],
-        data=batches(), num_batches=1, rounds=1, min_rounds=1, max_seconds=0.01, held_out=0, borders=False,
+        "measure_latency",
+        model=net(),
+        example_inputs=torch.ones(2, 8),
+        formats=["float", "W8A8Dynamic"],
+        data=batches(),
+        num_batches=1,
+        rounds=1,
+        min_rounds=1,
+        max_seconds=0.01,
+        held_out=0,
+        borders=False,
     ),
     "sensitivity": lambda _: _public(
-        "sensitivity", model=net(), data=batches(), formats=["float", "W8A8Dynamic"], batches=batches(), num_batches=1,
+        "sensitivity",
+        model=net(),
+        data=batches(),
+        formats=["float", "W8A8Dynamic"],
+        batches=batches(),
+        num_batches=1,
     ),
     "search": lambda _: _public(
-        "search", model=net(), example_inputs=torch.ones(2, 8), calib_data_loader=batches(),
-        formats=["float", "W8A8Dynamic"], eval_fn=scored, objective="size",
+        "search",
+        model=net(),
+        example_inputs=torch.ones(2, 8),
+        calib_data_loader=batches(),
+        formats=["float", "W8A8Dynamic"],
+        eval_fn=scored,
+        objective="size",
     ),
-}  # fmt: skip
+}
 
 OTHERS_OF_OPS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "LinearSpec": lambda _: with_defaults(ops.LinearSpec, n=4, k=4),

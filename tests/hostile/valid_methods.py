@@ -73,8 +73,10 @@ def _plan(folder: Path) -> Any:
 
 # How the object of a method is made, where the class's own legal call does not do.
 OBJECTS: dict[str, Make] = {
-    **{n: _seen(n) for n in ("EntropyCalibrator", "HistogramCollector", "MSECalibrator", "MaxCalibrator",
-                             "PercentileCalibrator")},
+    **{
+        n: _seen(n)
+        for n in ("EntropyCalibrator", "HistogramCollector", "MSECalibrator", "MaxCalibrator", "PercentileCalibrator")
+    },
     "Dequantize": lambda _: pyquant.Dequantize(),
     "FqnConfig": lambda _: pyquant.FqnConfig({"a": SCHEME}),
     "LatencyTable": lambda folder: pyquant.LatencyTable.load(latency_table(folder)),
@@ -87,7 +89,7 @@ OBJECTS: dict[str, Make] = {
     "QuantizedMetadata": lambda _: pyquant.QuantizedMetadata(nn.Linear, pyquant.QLinear),
     "Recipe": lambda _: RECIPE,
     "ops.LinearSpec": lambda _: ops.LinearSpec(4, 4),
-}  # fmt: skip
+}
 _CALIBRATION: dict[str, Any] = {"model": simulated, "calib_data_loader": batches, "num_calib_batches": 1}
 # Arguments without a default, and those whose default is no legal call; functions are called for each use.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -111,7 +113,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "QConv2d.forward": {"x": IMAGE},
     "QConv2d.reference": {"x": IMAGE},
     "QConv2d.from_codes": {
-        "codes": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4), "scheme": SCHEME,
+        "codes": torch.ones(4, 4, dtype=torch.int8),
+        "weight_scale": torch.ones(4),
+        "scheme": SCHEME,
         "patches": Patches.of(nn.Conv2d(4, 4, 1)),
     },
     "QConv2d.from_float": {"conv": lambda: nn.Conv2d(4, 4, 1), "scheme": SCHEME},
@@ -121,7 +125,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "QLinear.forward": {"x": ROWS},
     "QLinear.reference": {"x": ROWS},
     "QLinear.from_codes": {
-        "codes": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4), "scheme": SCHEME,
+        "codes": torch.ones(4, 4, dtype=torch.int8),
+        "weight_scale": torch.ones(4),
+        "scheme": SCHEME,
     },
     "QLinear.from_float": {"linear": lambda: nn.Linear(4, 4), "scheme": SCHEME},
     **{f"{n}.packs_codes": {"scheme": STATIC, "device": torch.device("cpu")} for n in ("QLinear", "QConv2d")},
@@ -146,11 +152,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SelectiveQuantizer.quantize_reversibly": {"model": net},
     "SelectiveQuantizer.register_layer_scheme": {"layer_names": "0", "scheme": SCHEME},
     "SelectiveQuantizer.register_quantization_mapping": {
-        "layer_names": {"0"}, "quantized_target_class": pyquant.QLinear,
+        "layer_names": {"0"},
+        "quantized_target_class": pyquant.QLinear,
     },
     "SelectiveQuantizer.register_skip_quantization": {"layer_names": {"0"}},
     "ops.LinearSpec.from_ints": {"values": ops.LinearSpec(4, 4).to_ints()},
-}  # fmt: skip
+}
 
 
 def all_methods() -> dict[str, tuple[Any, Make]]:

@@ -27,7 +27,7 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples_run(name: str) -> None:
-    asking = {"pyquant.ops.plan", "pyquant.ops.linear", "pyquant.measure.tune"}
+    asking = {"pyquant.ops.plan", "pyquant.ops.layer_time", "pyquant.ops.linear", "pyquant.measure.tune"}
     if name in asking and importlib.util.find_spec("pyquant._native") is None:
         pytest.skip("its examples ask the compiled kernel table, and nothing is compiled here")
     module: ModuleType = importlib.import_module(name)

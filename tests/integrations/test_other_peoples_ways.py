@@ -29,9 +29,16 @@ def llama(**more: Any) -> nn.Module:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=96, bos_token_id=1, eos_token_id=2, **more,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=96,
+        bos_token_id=1,
+        eos_token_id=2,
+        **more,
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 

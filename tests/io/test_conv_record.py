@@ -29,10 +29,13 @@ def conv(name: str, scheme: str = "W8A8 affine", **changes: Any) -> LayerRecord:
 
 def layers() -> list[LayerRecord]:
     return [
-        conv("stem"), conv("body.0", "W4A8 g8", activation="relu"), conv("body.1", "affine codes out"),
-        conv("body.2", "W4A16 affine g8"), conv("body.3", "FP16"),
+        conv("stem"),
+        conv("body.0", "W4A8 g8", activation="relu"),
+        conv("body.1", "affine codes out"),
+        conv("body.2", "W4A16 affine g8"),
+        conv("body.3", "FP16"),
         checkpoints.layer("head", SCHEMES["W8A8Dynamic"], 5, 4, 9),
-    ]  # fmt: skip
+    ]
 
 
 def test_round_trip(tmp_path: Path) -> None:

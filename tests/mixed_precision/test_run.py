@@ -26,12 +26,18 @@ def fixed_latency(model: nn.Module, us: dict[str, float], bases: float = 10.0) -
     switchable = SwitchableModel(model, FORMATS, batches(), num_batches=4)
     rows = tuple(tuple(us[name] * numel / 100 for name in FORMATS) for numel in switchable.numel)
     return LatencyTable(
-        groups=tuple(g.name for g in switchable.groups), layers=tuple(g.layers for g in switchable.groups),
-        formats=FORMATS, weight_bits=(16, 8, 4), input_bits=(16, 8, 4), base_us=bases, group_us=rows,
+        groups=tuple(g.name for g in switchable.groups),
+        layers=tuple(g.layers for g in switchable.groups),
+        formats=FORMATS,
+        weight_bits=(16, 8, 4),
+        input_bits=(16, 8, 4),
+        base_us=bases,
+        group_us=rows,
         interval_us=tuple(tuple((u, u) for u in row) for row in rows),
-        layer_us={g.layers[0]: row for g, row in zip(switchable.groups, rows, strict=True)}, border_us=None,
+        layer_us={g.layers[0]: row for g, row in zip(switchable.groups, rows, strict=True)},
+        border_us=None,
         fingerprint=latency_fingerprint(switchable, batches()[0]),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("limit", [1e-4, 1e-3, 1e-2])
@@ -133,11 +139,17 @@ def test_runs_repeat_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"colour": 1}, "colour"), ({"budget": 0}, "budget"), ({"metric": "taste"}, "metric"),
-        ({"algorithm": "luck"}, "algorithm"), ({"objective": "joy"}, "objective"), ({"max_drop": -1}, "max_drop"),
-        ({"max_drop": None}, "max_drop"), ({"metric": "mse"}, "eval_fn"), ({"max_loss": "much"}, "max_loss"),
+        ({"colour": 1}, "colour"),
+        ({"budget": 0}, "budget"),
+        ({"metric": "taste"}, "metric"),
+        ({"algorithm": "luck"}, "algorithm"),
+        ({"objective": "joy"}, "objective"),
+        ({"max_drop": -1}, "max_drop"),
+        ({"max_drop": None}, "max_drop"),
+        ({"metric": "mse"}, "eval_fn"),
+        ({"max_loss": "much"}, "max_loss"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_named(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ArgumentError, match=f"'{named}'"):
         search(**options)

@@ -94,9 +94,15 @@ def test_a_teacher_that_would_move_with_the_student_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"share": 0}, "share"), ({"share": 1.5}, "share"), ({"share": True}, "share"), ({"share": 0.5}, "loss"),
-     ({"share": 1, "temperature": 0}, "temperature"), ({"share": 1, "temperature": float("inf")}, "temperature")],
-)  # fmt: skip
+    [
+        ({"share": 0}, "share"),
+        ({"share": 1.5}, "share"),
+        ({"share": True}, "share"),
+        ({"share": 0.5}, "loss"),
+        ({"share": 1, "temperature": 0}, "temperature"),
+        ({"share": 1, "temperature": float("inf")}, "temperature"),
+    ],
+)
 def test_wrong_arguments_are_named(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ArgumentError) as error:
         distillation(mlp("teacher"), logits, **options)

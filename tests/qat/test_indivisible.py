@@ -18,8 +18,9 @@ from pyquant.io import load_checkpoint, save_checkpoint
 
 NOTE = "group size 16 does not divide K = 24: one scale a channel"
 PREPARE: dict[str, Callable[..., nn.Module]] = {
-    "insert_fake_quantize_": pyquant.insert_fake_quantize_, "prepare_qat_": pyquant.prepare_qat_,
-}  # fmt: skip
+    "insert_fake_quantize_": pyquant.insert_fake_quantize_,
+    "prepare_qat_": pyquant.prepare_qat_,
+}
 
 
 def model() -> nn.Module:

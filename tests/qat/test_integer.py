@@ -32,9 +32,16 @@ def test_the_integer_definition_bit_for_bit(name: str, shape: tuple[int, ...]) -
     layer = convert_(copy.deepcopy(integer))[0]
     s = layer.scheme.inputs
     expected = numerics.qlinear_reference(
-        x.detach(), layer.codes, layer.weight_scale, bias=layer.bias, x_scale=layer.input_scale,
-        x_zero_point=layer.input_zero_point, x_qmin=s.code_range[0], x_qmax=s.code_range[1], x_symmetric=s.symmetric,
-    )  # fmt: skip
+        x.detach(),
+        layer.codes,
+        layer.weight_scale,
+        bias=layer.bias,
+        x_scale=layer.input_scale,
+        x_zero_point=layer.input_zero_point,
+        x_qmin=s.code_range[0],
+        x_qmax=s.code_range[1],
+        x_symmetric=s.symmetric,
+    )
     assert torch.equal(y, expected)
 
 

@@ -127,11 +127,14 @@ def _fresh_compiler():
 @pytest.mark.parametrize(
     ("name", "learn", "forward"),
     [
-        ("W8A8", True, "simulated"), ("W8A8Dynamic", False, "simulated"), ("W4A8(group_size=16)", True, "simulated"),
-        ("W4A8 mse weights", False, "simulated"), ("W4A4(symmetric_inputs=False)", True, "int8"),
+        ("W8A8", True, "simulated"),
+        ("W8A8Dynamic", False, "simulated"),
+        ("W4A8(group_size=16)", True, "simulated"),
+        ("W4A8 mse weights", False, "simulated"),
+        ("W4A4(symmetric_inputs=False)", True, "int8"),
         ("W8A8Dynamic", False, "int8"),
     ],
-)  # fmt: skip
+)
 def test_compiles_without_a_graph_break(name: str, learn: bool, forward: str) -> None:
     d = draw("compile", name)
     x = d.normal(8, 32)

@@ -182,10 +182,14 @@ def test_costs_between_the_levels() -> None:
 
 def test_wrong_arguments() -> None:
     for options, match in (
-        ({"target": 1.5}, "target"), ({"target": 0.2}, "target"), ({"target": 0.5, "steps": 0}, "steps"),
-        ({"target": 0.5, "phases": (0.6, 0.6)}, "phases"), ({"target": 0.5, "start_bits": 3}, "start_bits"),
-        ({"target": 0.5, "cost": "time"}, "cost"), ({"target": 0.5, "cost": {"0": {4: 1, 8: 2}}}, "cost"),
-    ):  # fmt: skip
+        ({"target": 1.5}, "target"),
+        ({"target": 0.2}, "target"),
+        ({"target": 0.5, "steps": 0}, "steps"),
+        ({"target": 0.5, "phases": (0.6, 0.6)}, "phases"),
+        ({"target": 0.5, "start_bits": 3}, "start_bits"),
+        ({"target": 0.5, "cost": "time"}, "cost"),
+        ({"target": 0.5, "cost": {"0": {4: 1, 8: 2}}}, "cost"),
+    ):
         model = net()
         with pytest.raises(ArgumentError, match=match):
             LearnedPrecision(model, **{"steps": 10} | options)

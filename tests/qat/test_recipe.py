@@ -17,18 +17,28 @@ from pyquant.qat.recipe import fewest_bits
 def recipe(**changes: object) -> dict:
     cfg = {
         "training_hyperparams": {
-            "max_epochs": 250, "initial_lr": 0.1, "warmup_initial_lr": 0.05, "lr_mode": "step", "lr_warmup_epochs": 3,
-            "optimizer": "SGD", "optimizer_params": {"weight_decay": 1e-4, "momentum": 0.9}, "ema": True,
-            "sync_bn": True, "phase_callbacks": ["log images"], "loss": "ce",
+            "max_epochs": 250,
+            "initial_lr": 0.1,
+            "warmup_initial_lr": 0.05,
+            "lr_mode": "step",
+            "lr_warmup_epochs": 3,
+            "optimizer": "SGD",
+            "optimizer_params": {"weight_decay": 1e-4, "momentum": 0.9},
+            "ema": True,
+            "sync_bn": True,
+            "phase_callbacks": ["log images"],
+            "loss": "ce",
         },
         "dataset_params": {
             "train_dataloader_params": {"batch_size": 65, "shuffle": True},
             "val_dataloader_params": {"batch_size": 200},
-            "train_dataset_params": {"transforms": ["flip"]}, "val_dataset_params": {"transforms": ["crop"]},
+            "train_dataset_params": {"transforms": ["flip"]},
+            "val_dataset_params": {"transforms": ["crop"]},
         },
         "quantization_params": {"ptq_only": False, "selective_quantizer_params": {"learn_amax": False}},
-        "multi_gpu": "DDP", "num_gpus": 8,
-    }  # fmt: skip
+        "multi_gpu": "DDP",
+        "num_gpus": 8,
+    }
     cfg["training_hyperparams"].update(changes)
     return cfg
 
@@ -36,9 +46,14 @@ def recipe(**changes: object) -> dict:
 def test_defaults_of_the_documents() -> None:
     assert QATRecipeModificationCallback is QATRecipeModification
     assert dataclasses.asdict(QATRecipeModification()) == {
-        "batch_size_divisor": 2, "max_epochs_divisor": 10, "lr_decay_factor": 0.01, "warmup_epochs_divisor": 10,
-        "cosine_final_lr_ratio": 0.01, "disable_phase_callbacks": True, "disable_augmentations": False,
-    }  # fmt: skip
+        "batch_size_divisor": 2,
+        "max_epochs_divisor": 10,
+        "lr_decay_factor": 0.01,
+        "warmup_epochs_divisor": 10,
+        "cosine_final_lr_ratio": 0.01,
+        "disable_phase_callbacks": True,
+        "disable_augmentations": False,
+    }
 
 
 def test_the_rules() -> None:
@@ -48,9 +63,16 @@ def test_the_rules() -> None:
     assert cfg == before  # a changed copy
     expected = copy.deepcopy(before)
     expected["training_hyperparams"] |= {
-        "max_epochs": 25, "initial_lr": 0.1 * 0.01, "warmup_initial_lr": 0.05 * 0.01, "lr_mode": "cosine",
-        "cosine_final_lr_ratio": 0.01, "lr_warmup_epochs": 2, "ema": False, "sync_bn": False, "phase_callbacks": [],
-    }  # fmt: skip
+        "max_epochs": 25,
+        "initial_lr": 0.1 * 0.01,
+        "warmup_initial_lr": 0.05 * 0.01,
+        "lr_mode": "cosine",
+        "cosine_final_lr_ratio": 0.01,
+        "lr_warmup_epochs": 2,
+        "ema": False,
+        "sync_bn": False,
+        "phase_callbacks": [],
+    }
     expected["training_hyperparams"]["optimizer_params"] = {"weight_decay": 1e-4 * 0.01, "momentum": 0.9}
     assert new == expected  # and nothing else: the batch stays (no learned ranges), and so do the GPUs
 

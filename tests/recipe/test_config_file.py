@@ -22,8 +22,10 @@ def test_what_is_not_said_is_as_in_quantize(tmp_path: Path) -> None:
     layers = {"a.*": {"scheme": "W4A16", "group_size": 64}, "b": None}
     recipe = Recipe.load_config(written(tmp_path, {"default": "W8A8Dynamic", "embeddings": True, "layers": layers}))
     assert {key: str(scheme) for key, scheme in recipe.config().entries.items()} == {
-        "a.*": "W4A16(group_size=64)", "b": "None", "_default": "W8A8Dynamic",
-    }  # fmt: skip
+        "a.*": "W4A16(group_size=64)",
+        "b": "None",
+        "_default": "W8A8Dynamic",
+    }
     assert recipe.embeddings
     assert recipe.heads is None
     recipe = Recipe.load_config(written(tmp_path, {"layers": {"a": "W8A8"}}))

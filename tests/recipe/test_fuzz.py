@@ -49,11 +49,20 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 TENSOR = some(calibrator=OPEN, percentile=PERCENT, granularity=st.sampled_from(["per_tensor", "per_channel"]))
-SCHEMES = st.sampled_from([
-    {"scheme": "W8A8"}, {"scheme": "W8A8", "symmetric_inputs": False}, {"scheme": "W8A8Dynamic"}, {"scheme": "W4A4"},
-    {"scheme": "W4A8", "group_size": 32}, {"scheme": "W4A8(group_size=None)"}, {"scheme": "W8A16", "symmetric": False},
-    {"scheme": "W4A16(group_size=64)"}, {"scheme": "FP16"}, {"scheme": "FP16", "dtype": "bfloat16"},
-])  # fmt: skip
+SCHEMES = st.sampled_from(
+    [
+        {"scheme": "W8A8"},
+        {"scheme": "W8A8", "symmetric_inputs": False},
+        {"scheme": "W8A8Dynamic"},
+        {"scheme": "W4A4"},
+        {"scheme": "W4A8", "group_size": 32},
+        {"scheme": "W4A8(group_size=None)"},
+        {"scheme": "W8A16", "symmetric": False},
+        {"scheme": "W4A16(group_size=64)"},
+        {"scheme": "FP16"},
+        {"scheme": "FP16", "dtype": "bfloat16"},
+    ]
+)
 
 
 def _means_something(rule: dict[str, Any]) -> bool:
@@ -68,14 +77,21 @@ DETAILS = some(weights=TENSOR, inputs=TENSOR, reason=WORDS)
 FULL_RULES = st.builds(lambda scheme, rest: scheme | rest, SCHEMES, DETAILS).filter(_means_something)
 RULES = st.none() | st.just("float") | st.sampled_from(["W8A8", "W4A16", "FP16"]) | FULL_RULES | some(inputs=TENSOR)
 CALLBACK = some(
-    batch_size_divisor=COUNT, max_epochs_divisor=COUNT, lr_decay_factor=st.floats(1e-9, 10),
-    cosine_final_lr_ratio=SHARE, disable_phase_callbacks=FLAG, disable_augmentations=FLAG,
-)  # fmt: skip
+    batch_size_divisor=COUNT,
+    max_epochs_divisor=COUNT,
+    lr_decay_factor=st.floats(1e-9, 10),
+    cosine_final_lr_ratio=SHARE,
+    disable_phase_callbacks=FLAG,
+    disable_augmentations=FLAG,
+)
 DOCUMENTS = some(
     pyquant_recipe=st.just(1),
     ptq_only=FLAG,
     selective_quantizer_params=some(
-        calibrator_w=OPEN, calibrator_i=OPEN, per_channel=FLAG, learn_amax=FLAG,
+        calibrator_w=OPEN,
+        calibrator_i=OPEN,
+        per_channel=FLAG,
+        learn_amax=FLAG,
         skip_modules=st.none() | st.lists(st.sampled_from(["stem", "re:.*gate", "type:Bilinear"]), unique=True),
     ),
     calib_params=some(histogram_calib_method=METHODS, percentile=PERCENT, num_calib_batches=COUNT, verbose=FLAG),
@@ -85,15 +101,21 @@ DOCUMENTS = some(
     chains=st.sampled_from(["auto", "off"]) | st.lists(st.lists(WORDS, min_size=2, max_size=2), max_size=2),
     residuals=st.sampled_from(["quantize", "float"]),
     search=some(
-        formats=st.lists(st.sampled_from(["fp16", "bf16", "int8", "int4"])), metric=st.sampled_from(["sqnr", "kl"]),
-        algorithm=st.sampled_from(["greedy", "ilp"]), max_drop=SHARE, never_slower_margin=SHARE,
+        formats=st.lists(st.sampled_from(["fp16", "bf16", "int8", "int4"])),
+        metric=st.sampled_from(["sqnr", "kl"]),
+        algorithm=st.sampled_from(["greedy", "ilp"]),
+        max_drop=SHARE,
+        never_slower_margin=SHARE,
     ),
     qat=some(
-        optimizer=st.sampled_from(["sgd", "adam", "adamw"]), momentum=SHARE, grad_clip=st.floats(0, 1e9),
-        amp=st.sampled_from(["off", "bf16", "fp16"]), start_from=st.sampled_from(["ptq", "float"]),
+        optimizer=st.sampled_from(["sgd", "adam", "adamw"]),
+        momentum=SHARE,
+        grad_clip=st.floats(0, 1e9),
+        amp=st.sampled_from(["off", "bf16", "fp16"]),
+        start_from=st.sampled_from(["ptq", "float"]),
     ),
     provenance=some(gpu=WORDS, torch=WORDS),
-)  # fmt: skip
+)
 
 
 def _read(data: dict[str, Any]) -> Recipe:

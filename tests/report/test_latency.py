@@ -18,17 +18,23 @@ from pyquant.report.records.record import load_record
 def _table(groups: int = 2) -> LatencyTable:
     names = tuple(f"layer.{g}" for g in range(groups))
     return LatencyTable(
-        groups=names, layers=tuple((name,) for name in names), formats=("fp32", "int8", "W4A8(group_size=64)"),
-        weight_bits=(16, 8, 4), input_bits=(16, 8, 8), base_us=7.5,
+        groups=names,
+        layers=tuple((name,) for name in names),
+        formats=("fp32", "int8", "W4A8(group_size=64)"),
+        weight_bits=(16, 8, 4),
+        input_bits=(16, 8, 8),
+        base_us=7.5,
         group_us=tuple((10.0 + g, 4.0, None if g else 2.0) for g in range(groups)),
         interval_us=tuple(((9.0, 11.0 + g), (3.5, 4.5), None if g else (1.0, 3.0)) for g in range(groups)),
         layer_us={name: (10.0 + g, 4.0, None if g else 2.0) for g, name in enumerate(names)},
         border_us=tuple(((0.0, 1.5, 0.0), (0.0,) * 3, (0.0,) * 3) for _ in range(groups - 1)),
         uniform=(MeasuredConfig((0,) * groups, 30.0, 29.0, 31.0, 28.5),),
         held_out=(MeasuredConfig((1, *(0,) * (groups - 1)), 20.0, 19.0, 21.0, 22.0),),
-        clock="cpu", rounds=9, fingerprint={"cpu": "a cpu", "threads": "1", "gpu": "", "input 0": "float32 [2, 8]"},
+        clock="cpu",
+        rounds=9,
+        fingerprint={"cpu": "a cpu", "threads": "1", "gpu": "", "input 0": "float32 [2, 8]"},
         notes=("a note",),
-    )  # fmt: skip
+    )
 
 
 def test_markdown_states_figures_errors_and_where_they_belong() -> None:

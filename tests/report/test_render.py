@@ -29,10 +29,14 @@ def gemm_report() -> GemmReport:
         GemmRow(8, 64, 32, "base", False, 20.0, 1.0, 0.1, 5),
     ]
     return GemmReport(
-        MACHINE, "base", rows, [Ceiling("copy", 12.5, "GB/s")],
+        MACHINE,
+        "base",
+        rows,
+        [Ceiling("copy", 12.5, "GB/s")],
         [Unavailable("peer|x", "no library", "M=1 K=64 N=32")] * 2,
-        [Bar("speed", 3.0, 4.0), Bar("overhead", 6.0, 7.5, "<=", "us")], ["a note"],
-    )  # fmt: skip
+        [Bar("speed", 3.0, 4.0), Bar("overhead", 6.0, 7.5, "<=", "us")],
+        ["a note"],
+    )
 
 
 def test_json_round_trip_keeps_every_row() -> None:
@@ -52,9 +56,10 @@ def gpu_report() -> GemmReport:
     ]
     ceilings = [Ceiling("copy", 1000.0, "GB/s"), Ceiling("bf16", 9e4, "Gop/s"), Ceiling("int8", 1.8e5, "Gop/s")]
     verdicts = [
-        Verdict("1", "fast", "base", 5.0, 1.6, 1.75, 1), Verdict("2", "slow", "base", 0.5, 1.0, 2.0, 1),
+        Verdict("1", "fast", "base", 5.0, 1.6, 1.75, 1),
+        Verdict("2", "slow", "base", 0.5, 1.0, 2.0, 1),
         Verdict("3", "absent", "nobody", None, 1.0, 1.5, 0, "the peer did not run"),
-    ]  # fmt: skip
+    ]
     return GemmReport(MACHINE, "base", rows, ceilings, verdicts=verdicts)
 
 
@@ -92,9 +97,19 @@ def test_csv_has_one_line_a_row() -> None:
 def test_gemm_markdown_tells_everything() -> None:
     text = gemm_markdown(gemm_report(), "Title")
     for wanted in (
-        "# Title", "Some CPU", "`python -m x`", "## M = 1", "## M = 8", "2.5 (4.00x, 80%)", "NOT EXACT", "12 GB/s",
-        "no library (2x)", "a note", "PASS", "FAIL",
-    ):  # fmt: skip
+        "# Title",
+        "Some CPU",
+        "`python -m x`",
+        "## M = 1",
+        "## M = 8",
+        "2.5 (4.00x, 80%)",
+        "NOT EXACT",
+        "12 GB/s",
+        "no library (2x)",
+        "a note",
+        "PASS",
+        "FAIL",
+    ):
         assert wanted in text, wanted
 
 

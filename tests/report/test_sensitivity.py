@@ -28,26 +28,45 @@ def _report(
     names = NAMES if groups == 3 else tuple(f"layer{i}" for i in range(groups))
     loss = tuple((0.0, 1e-4 * (g + 1), None if g == 0 else 0.01 * (g + 1)) for g in range(groups))
     steps = (
-        SensitivityStep("int8", NAMES[0], 1e-4, 0.9, 110.0), SensitivityStep("int8", NAMES[1], 3.5e-4, 0.85, 100.0),
+        SensitivityStep("int8", NAMES[0], 1e-4, 0.9, 110.0),
+        SensitivityStep("int8", NAMES[1], 3.5e-4, 0.85, 100.0),
         SensitivityStep("int8", NAMES[2], 7.5e-4, 0.8, 90.0),
-    )  # fmt: skip
+    )
     whole = (0.0, 7.5e-4, None)
     return SensitivityReport(
-        "Net", metric, "nats per token", mode, ("fp32", "int8", "int4"),
+        "Net",
+        metric,
+        "nats per token",
+        mode,
+        ("fp32", "int8", "int4"),
         tuple(SensitivityGroup(n, (n,), 1000 * (g + 1), "first" if g == 0 else "") for g, n in enumerate(names)),
-        loss, additive, "nats per token", whole if mode != "one_at_a_time" else (0.0, None, None),
+        loss,
+        additive,
+        "nats per token",
+        whole if mode != "one_at_a_time" else (0.0, None, None),
         steps if mode == "cumulative" else (),
         SensitivityTask(0.95, True, tuple((0.95, 0.9, None) for _ in names), (0.95, 0.8, None)),
         SensitivityLatency(120.0, ((120.0, 110.0, None), *((120.0, 110.0, 99.0),) * (groups - 1)), (120.0, 90.0, 70.0)),
-        ("embed.proj: int4: because",), SensitivityCost(8, 28, 0, 13, 7), "4 batches, given apart",
-    )  # fmt: skip
+        ("embed.proj: int4: because",),
+        SensitivityCost(8, 28, 0, 13, 7),
+        "4 batches, given apart",
+    )
 
 
 @pytest.mark.parametrize("mode", ["one_at_a_time", "leave_one_out", "cumulative"])
 def test_the_markdown_has_every_figure(mode: str) -> None:
     text = registry.render(_report(mode), "md").decode()
-    for part in ("# Sensitivity of Net: kl", "nats per token", "given apart", "28 forward passes", "refused", "0.9",
-                 "110.0 (-8.3%)", "first", "embed.proj: int4: because"):  # fmt: skip
+    for part in (
+        "# Sensitivity of Net: kl",
+        "nats per token",
+        "given apart",
+        "28 forward passes",
+        "refused",
+        "0.9",
+        "110.0 (-8.3%)",
+        "first",
+        "embed.proj: int4: because",
+    ):
         assert part in text, part
     assert "7 calls of eval_fn" in text
     assert ("0.00075" in text) == (mode != "one_at_a_time")

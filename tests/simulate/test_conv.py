@@ -24,11 +24,15 @@ from pyquant.simulate.residual import FakeQuantResidual
 
 AFFINE = pyquant.W8A8(symmetric_inputs=False)
 CONFIGS = {
-    "W8A8": pyquant.W8A8(), "affine": AFFINE, "dynamic": pyquant.W8A8Dynamic(),
-    "W4A8 groups": pyquant.W4A8(group_size=9), "W4A4": pyquant.W4A4(), "weight-only": pyquant.W8A16(),
+    "W8A8": pyquant.W8A8(),
+    "affine": AFFINE,
+    "dynamic": pyquant.W8A8Dynamic(),
+    "W4A8 groups": pyquant.W4A8(group_size=9),
+    "W4A4": pyquant.W4A4(),
+    "weight-only": pyquant.W8A16(),
     "per tensor": QScheme(TensorScheme(), TensorScheme()),
     "mse": QScheme(TensorScheme(bits=4, granularity="per_channel", calibrator="mse"), TensorScheme()),
-}  # fmt: skip
+}
 
 
 class Net(nn.Module):
@@ -55,8 +59,9 @@ def images(seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_converted_convolutions_have_the_codes_of_the_simulation(name: str) -> None:
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 9, 3, stride=2), nn.ReLU(),
-                        nn.Conv2d(9, 4, 1))  # fmt: skip
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 9, 3, stride=2), nn.ReLU(), nn.Conv2d(9, 4, 1)
+    )
     net = calibrate_(insert_fake_quantize_(net, CONFIGS[name]), [images()], 1)
     x = images(1)
     simulated = net(x)
@@ -129,10 +134,14 @@ def test_memory_formats_and_images_without_a_batch() -> None:
 def test_malformed_residuals_in_a_file_are_refused(tmp_path: Path) -> None:
     model = whole()
     scheme = model.add.residual.scheme.to_dict()  # type: ignore[union-attr]
-    for number, (name, words, told) in enumerate([
-        ("add.residual", {**scheme, "bits": 5}, "bits"), ("add.residual", 3, "TensorScheme"),
-        ("add.other", scheme, "scale"), ("add.residual", {**scheme, "dynamic": True}, "per_tensor"),
-    ]):  # fmt: skip
+    for number, (name, words, told) in enumerate(
+        [
+            ("add.residual", {**scheme, "bits": 5}, "bits"),
+            ("add.residual", 3, "TensorScheme"),
+            ("add.other", scheme, "scale"),
+            ("add.residual", {**scheme, "dynamic": True}, "per_tensor"),
+        ]
+    ):
         folder = tmp_path / str(number)
         save_checkpoint = pretrained.save_checkpoint
 
@@ -203,9 +212,12 @@ def test_a_model_that_differs_is_refused_and_stays(tmp_path: Path) -> None:
         return net
 
     for what, match in (
-        ("stride", "layer 'down'"), ("padding", r"conv\.0"), ("kind", "saved conv2d; the model has a Linear"),
-        ("groups", "groups=2"), ("residual", r"add\.residual.*Identity"),
-    ):  # fmt: skip
+        ("stride", "layer 'down'"),
+        ("padding", r"conv\.0"),
+        ("kind", "saved conv2d; the model has a Linear"),
+        ("groups", "groups=2"),
+        ("residual", r"add\.residual.*Identity"),
+    ):
         net = changed(what)
         before = {n: id(m) for n, m in net.named_modules()}
         with pytest.raises(CheckpointError, match=match):

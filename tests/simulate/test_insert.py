@@ -26,6 +26,7 @@ CONFIGS: dict[str, Callable[[], QScheme]] = {
     "W8A8 affine": lambda: pyquant.W8A8(symmetric_inputs=False),
     "W8A8Dynamic": pyquant.W8A8Dynamic,
     "W4A8": lambda: pyquant.W4A8(group_size=8),
+    "W4A8TwoLevel": lambda: pyquant.W4A8TwoLevel(group_size=8),
     "W4A4Dynamic": pyquant.W4A4Dynamic,
     "W8A16": pyquant.W8A16,
     "per tensor": lambda: QScheme(TensorScheme(), TensorScheme()),

@@ -103,9 +103,16 @@ def t2(got: Tensor, exact: Tensor, magnitude: Tensor, *, what: str = "", waiver:
 
 
 def t3(
-    got: Tensor, exact: Tensor, magnitude: Tensor, k: int, same_precision: Tensor, *, c: float = 1.0, what: str = "",
+    got: Tensor,
+    exact: Tensor,
+    magnitude: Tensor,
+    k: int,
+    same_precision: Tensor,
+    *,
+    c: float = 1.0,
+    what: str = "",
     waiver: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Within the error bound of a float32 sum of k products, and not much worse than torch.
 
     got             float16, bfloat16 or float32.

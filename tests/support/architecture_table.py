@@ -11,13 +11,22 @@ from torch import nn
 Made = tuple[nn.Module, dict[str, Any]]
 
 _TEXT: dict[str, Any] = {
-    "vocab_size": 120, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 120,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 _IMAGE: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
     "patch_size": 8,
-}  # fmt: skip
+}
 
 
 def ids(batch: int = 2, length: int = 12) -> torch.Tensor:
@@ -73,10 +82,22 @@ def _whisper() -> Made:
     import transformers
 
     config = transformers.WhisperConfig(
-        vocab_size=120, num_mel_bins=16, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, max_source_positions=16,
-        max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-    )  # fmt: skip
+        vocab_size=120,
+        num_mel_bins=16,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=16,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
     model = transformers.WhisperModel(config).eval()
     return model, {"input_features": torch.randn(2, 16, 32), "decoder_input_ids": ids(2, 6)}
 
@@ -85,9 +106,16 @@ def _bart() -> Made:
     import transformers
 
     config = transformers.BartConfig(
-        vocab_size=120, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=120,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_position_embeddings=64,
+    )
     return transformers.BartModel(config).eval(), {"input_ids": ids()}
 
 
@@ -95,10 +123,18 @@ def _wav2vec2() -> Made:
     import transformers
 
     config = transformers.Wav2Vec2Config(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, conv_dim=(32, 32),
-        conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4, vocab_size=32,
-    )  # fmt: skip
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        conv_dim=(32, 32),
+        conv_stride=(5, 4),
+        conv_kernel=(10, 8),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        vocab_size=32,
+    )
     return transformers.Wav2Vec2Model(config).eval(), {"input_values": torch.randn(2, 800)}
 
 
@@ -143,27 +179,45 @@ _HEADS: dict[str, Any] = {"num_key_value_heads": 2}
 
 # name -> model and inputs; run at every change
 QUICK: dict[str, Callable[[], Made]] = {
-    "BERT": text("Bert"), "DeBERTa": text("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"]),
-    "ModernBERT": text("ModernBert"), "T5": _t5, "BART": _bart, "Whisper": _whisper, "Wav2Vec2": _wav2vec2,
-    "Llama": text("Llama", **_HEADS), "Qwen3": text("Qwen3", **_HEADS, head_dim=16), "Phi-3": text("Phi3", **_HEADS),
-    "Gemma3": text("Gemma3Text", **_HEADS, head_dim=16), "OPT": text("OPT", ffn_dim=128, word_embed_proj_dim=64),
-    "BLOOM": text("Bloom"), "GPT-NeoX": text("GPTNeoX"), "GPT-2": text("GPT2", n_positions=64),
+    "BERT": text("Bert"),
+    "DeBERTa": text("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "ModernBERT": text("ModernBert"),
+    "T5": _t5,
+    "BART": _bart,
+    "Whisper": _whisper,
+    "Wav2Vec2": _wav2vec2,
+    "Llama": text("Llama", **_HEADS),
+    "Qwen3": text("Qwen3", **_HEADS, head_dim=16),
+    "Phi-3": text("Phi3", **_HEADS),
+    "Gemma3": text("Gemma3Text", **_HEADS, head_dim=16),
+    "OPT": text("OPT", ffn_dim=128, word_embed_proj_dim=64),
+    "BLOOM": text("Bloom"),
+    "GPT-NeoX": text("GPTNeoX"),
+    "GPT-2": text("GPT2", n_positions=64),
     "Falcon": text("Falcon"),
     "Mixtral": text("Mixtral", **_HEADS, num_local_experts=4),
-    "Mamba": text("Mamba", **_MAMBA), "Mamba2": text("Mamba2", **_MAMBA, num_heads=8, head_dim=16, n_groups=1),
-    "ViT": vision("ViT"), "CLIP": _clip, "SigLIP": vision("SiglipVision"), "DINOv2": vision("Dinov2"),
+    "Mamba": text("Mamba", **_MAMBA),
+    "Mamba2": text("Mamba2", **_MAMBA, num_heads=8, head_dim=16, n_groups=1),
+    "ViT": vision("ViT"),
+    "CLIP": _clip,
+    "SigLIP": vision("SiglipVision"),
+    "DINOv2": vision("Dinov2"),
     "Swin": _swin,
     "ConvNeXt": vision("ConvNext", hidden_sizes=[32, 64], depths=[1, 1], num_stages=2),
     "ResNet": vision("ResNet", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic"),
-}  # fmt: skip
+}
 
 # other libraries, and what takes long
 NIGHTLY: dict[str, Callable[[], Made]] = {
-    "torchvision Swin": torchvision("swin_t"), "torchvision SwinV2": torchvision("swin_v2_t"),
-    "torchvision ResNet-18": torchvision("resnet18"), "torchvision ViT": torchvision("vit_b_32", 224),
+    "torchvision Swin": torchvision("swin_t"),
+    "torchvision SwinV2": torchvision("swin_v2_t"),
+    "torchvision ResNet-18": torchvision("resnet18"),
+    "torchvision ViT": torchvision("vit_b_32", 224),
     "torchvision MobileNetV3": torchvision("mobilenet_v3_large"),
     "timm ViT": timm("vit_tiny_patch16_224", 64, img_size=64),
     "timm EVA02": timm("eva02_tiny_patch14_224", 56, img_size=56),
-    "timm DeiT": timm("deit_tiny_patch16_224", 64, img_size=64), "timm ConvNeXt": timm("convnext_atto"),
-    "timm EfficientNet": timm("efficientnet_b0"), "timm SwinV2": timm("swinv2_cr_tiny_224", 224),
-}  # fmt: skip
+    "timm DeiT": timm("deit_tiny_patch16_224", 64, img_size=64),
+    "timm ConvNeXt": timm("convnext_atto"),
+    "timm EfficientNet": timm("efficientnet_b0"),
+    "timm SwinV2": timm("swinv2_cr_tiny_224", 224),
+}

@@ -82,16 +82,18 @@ def blocks(shape: tuple[int, ...], granularity: str, group_size: int) -> tuple[A
     return row * groups + column, (*shape[:-1], groups)
 
 
-def quantize(x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int,
-             qmax: int) -> Tensor:  # fmt: skip
+def quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, qmin: int, qmax: int
+) -> Tensor:
     index, _ = blocks(tuple(x.shape), granularity, group_size)
     s = wide(scale).reshape(-1)[index]
     z = np.zeros_like(index) if zero_point is None else zero_point.numpy().reshape(-1).astype(np.int64)[index]
     return torch.from_numpy(codes(wide(x), s, z, qmin, qmax).astype(np.int8))
 
 
-def quantize_dynamic(x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int,
-                     qmax: int) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def quantize_dynamic(
+    x: Tensor, granularity: str, group_size: int, symmetric: bool, qmin: int, qmax: int
+) -> tuple[Tensor, Tensor, Tensor]:
     index, shape = blocks(tuple(x.shape), granularity, group_size)
     data, count = wide(x), int(np.prod(shape))
     scale, zero_point = np.ones(count), np.zeros(count, dtype=np.int64)
@@ -106,8 +108,9 @@ def quantize_dynamic(x: Tensor, granularity: str, group_size: int, symmetric: bo
     return torch.from_numpy(q), back(scale).reshape(shape), torch.from_numpy(zero_point.astype(np.int32)).reshape(shape)
 
 
-def dequantize(q: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int,
-               out_dtype: torch.dtype) -> Tensor:  # fmt: skip
+def dequantize(
+    q: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: str, group_size: int, out_dtype: torch.dtype
+) -> Tensor:
     index, _ = blocks(tuple(q.shape), granularity, group_size)
     z = 0 if zero_point is None else zero_point.numpy().reshape(-1).astype(np.int64)[index]
     with np.errstate(all="ignore"):

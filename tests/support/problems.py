@@ -212,8 +212,13 @@ def scales(draw: Draw, *size: int) -> Tensor:
     return torch.exp2(draw.uniform(*size) * 6 - 9)
 
 
-def gemm_problem(index: int, seed: int = BASE_SEED, epilogue: str = "accumulator", pair: tuple[str, str] | None = None,
-                 tiles: dict[str, tuple[int, ...]] = TILES) -> GemmProblem:  # fmt: skip
+def gemm_problem(
+    index: int,
+    seed: int = BASE_SEED,
+    epilogue: str = "accumulator",
+    pair: tuple[str, str] | None = None,
+    tiles: dict[str, tuple[int, ...]] = TILES,
+) -> GemmProblem:
     """Case `index`, deterministic.
 
     epilogue  'accumulator': int32 result, at most a zero point; 'float': scales, bias, activation, residual, any float

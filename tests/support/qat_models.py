@@ -29,15 +29,24 @@ def per_tensor_weights(scheme: QScheme) -> QScheme:
 SCHEMES = {
     name or str(scheme): scheme
     for scheme, name in (
-        (W8A8(), ""), (W8A8(symmetric_inputs=False), ""), (W8A8Dynamic(), ""),
-        (W8A8Dynamic(symmetric_inputs=False), ""), (W4A8(16), ""), (W4A8(None), ""), (W4A8Dynamic(16), ""),
+        (W8A8(), ""),
+        (W8A8(symmetric_inputs=False), ""),
+        (W8A8Dynamic(), ""),
+        (W8A8Dynamic(symmetric_inputs=False), ""),
+        (W4A8(16), ""),
+        (W4A8(None), ""),
+        (W4A8Dynamic(16), ""),
         (W4A4(), ""),
-        (W4A4(symmetric_inputs=False), ""), (W4A4Dynamic(), ""), (W8A16(), ""), (W4A16(16), ""),
-        (W4A16(16, symmetric=False), ""), (static_weights(W4A8(None)), "W4A8 mse weights"),
+        (W4A4(symmetric_inputs=False), ""),
+        (W4A4Dynamic(), ""),
+        (W8A16(), ""),
+        (W4A16(16), ""),
+        (W4A16(16, symmetric=False), ""),
+        (static_weights(W4A8(None)), "W4A8 mse weights"),
         (per_tensor_weights(W8A8()), "W8A8 per-tensor weights"),
         (static_weights(per_tensor_weights(W4A8(None))), "W4A8 per-tensor mse weights"),
     )
-}  # fmt: skip
+}
 INTEGER = {name: s for name, s in SCHEMES.items() if s.inputs is not None and not s.weights.group_size}
 
 

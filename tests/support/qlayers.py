@@ -16,6 +16,8 @@ from pyquant.core.presets import (
     W8A16,
     W4A4Dynamic,
     W4A8Dynamic,
+    W4A8TwoLevel,
+    W4A8TwoLevelDynamic,
     W8A8Dynamic,
 )
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -31,6 +33,8 @@ INTEGER = [
     W4A8Dynamic(None),
     W4A8Dynamic(16),
     W4A8Dynamic(16, symmetric_inputs=False),
+    W4A8TwoLevel(16),
+    W4A8TwoLevelDynamic(16, symmetric_inputs=False),
     W4A4(None),
     W4A4Dynamic(None),
     W4A4Dynamic(16),

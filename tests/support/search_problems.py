@@ -23,9 +23,15 @@ def random_problem(seed: int, groups: int = 6, top: int = 6, pairs: bool = True,
     if pairs:
         more = {"cost_pairs": rng.integers(0, 4, between), "loss_pairs": rng.integers(-2, 3, between)}
     return SearchProblem(
-        tuple(f"g{i}" for i in range(groups)), FORMATS, rng.integers(0, top, shape), rng.integers(0, top, shape),
-        cost_base=7.0, loss_base=1.0, allowed=mask, **more,
-    )  # fmt: skip
+        tuple(f"g{i}" for i in range(groups)),
+        FORMATS,
+        rng.integers(0, top, shape),
+        rng.integers(0, top, shape),
+        cost_base=7.0,
+        loss_base=1.0,
+        allowed=mask,
+        **more,
+    )
 
 
 def every_config(problem: SearchProblem) -> list[Config]:

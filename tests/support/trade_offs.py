@@ -42,7 +42,11 @@ def small_trade_off() -> TradeOff:
         TradeOffPoint({"a|b": "<i>", "c": "<i>"}, 50.0, 0.875, measured=False),
     ]
     made = trade_off(
-        points, NASTY, TradeOffAxis("latency", "us"), TradeOffAxis("loss"), higher_is_better=False,
+        points,
+        NASTY,
+        TradeOffAxis("latency", "us"),
+        TradeOffAxis("loss"),
+        higher_is_better=False,
         formats=("fp32", "<i>"),
-    )  # fmt: skip
+    )
     return replace(made, environment={"cpu": "no such", "torch": NASTY}, notes=(NASTY,), command="pyquant <made up>")

@@ -32,8 +32,10 @@ from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 
 _KINDS: Final[dict[str, tuple[type[nn.Module], ...]]] = {
-    "linear": (nn.Linear, QLinear), "embedding": (nn.Embedding, QEmbedding), "conv2d": (nn.Conv2d, QConv2d),
-}  # fmt: skip
+    "linear": (nn.Linear, QLinear),
+    "embedding": (nn.Embedding, QEmbedding),
+    "conv2d": (nn.Conv2d, QConv2d),
+}
 _OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes"}
 _LONGEST_NOTE: Final = 500
 
@@ -268,11 +270,19 @@ def layer_of(layer: LayerRecord, dtype: torch.dtype = torch.float32) -> QLinear 
     if layer.geometry is not None:
         make = partial(QConv2d.from_codes, patches=Patches(**layer.geometry))
     new: QLinear | QConv2d = make(
-        layer.codes, scale, scheme=scheme, bias=None if layer.bias is None else layer.bias.to(torch.float32),
-        weight_zero_point=zero_point, input_scale=layer.input_scale, input_zero_point=layer.input_zero_point,
-        output_scale=layer.output_scale, output_zero_point=layer.output_zero_point, activation=layer.activation,
-        clamp=layer.clamp, dtype=dtype,
-    )  # fmt: skip
+        layer.codes,
+        scale,
+        scheme=scheme,
+        bias=None if layer.bias is None else layer.bias.to(torch.float32),
+        weight_zero_point=zero_point,
+        input_scale=layer.input_scale,
+        input_zero_point=layer.input_zero_point,
+        output_scale=layer.output_scale,
+        output_zero_point=layer.output_zero_point,
+        activation=layer.activation,
+        clamp=layer.clamp,
+        dtype=dtype,
+    )
     return new
 
 

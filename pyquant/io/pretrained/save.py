@@ -101,9 +101,14 @@ def save_pretrained(
     refusal = _refusal(strange)
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
-        directory, layers, others, extra={**(extra or {}), **own_extra}, model_config=config,
-        head_prefix=transformers.head_prefix(model) if theirs else "", refusal=refusal,
-    )  # fmt: skip
+        directory,
+        layers,
+        others,
+        extra={**(extra or {}), **own_extra},
+        model_config=config,
+        head_prefix=transformers.head_prefix(model) if theirs else "",
+        refusal=refusal,
+    )
     if refusal:
         warnings.warn(f"save_pretrained: {refusal}", QuantizationWarning, stacklevel=2)
     if theirs:
@@ -146,14 +151,23 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         scale = None if scale is None else torch.cat([scale, scale.new_ones(1)])[:1]
         zero_point = None if zero_point is None else torch.cat([zero_point, zero_point.new_zeros(1)])[:1]
     return LayerRecord(
-        name=name, scheme=_in_files(layer.scheme), in_features=layer.in_features, out_features=layer.out_features,
-        codes=layer.codes, weight_scale=scale, weight_zero_point=zero_point, bias=layer.bias_,
-        input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, output_scale=layer.output_scale,
-        output_zero_point=layer.output_zero_point, activation=layer.activation,
+        name=name,
+        scheme=_in_files(layer.scheme),
+        in_features=layer.in_features,
+        out_features=layer.out_features,
+        codes=layer.codes,
+        weight_scale=scale,
+        weight_zero_point=zero_point,
+        bias=layer.bias_,
+        input_scale=layer.input_scale,
+        input_zero_point=layer.input_zero_point,
+        output_scale=layer.output_scale,
+        output_zero_point=layer.output_zero_point,
+        activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,
         kind="conv2d" if isinstance(layer, QConv2d) else "linear",
         geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
-    )  # fmt: skip
+    )
 
 
 def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
@@ -168,9 +182,14 @@ def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
 
 def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
     return LayerRecord(
-        name=name, scheme=W8A16().to_dict(), in_features=layer.embedding_dim, out_features=layer.num_embeddings,
-        codes=layer.codes, weight_scale=layer.weight_scale, kind="embedding",
-    )  # fmt: skip
+        name=name,
+        scheme=W8A16().to_dict(),
+        in_features=layer.embedding_dim,
+        out_features=layer.num_embeddings,
+        codes=layer.codes,
+        weight_scale=layer.weight_scale,
+        kind="embedding",
+    )
 
 
 def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:

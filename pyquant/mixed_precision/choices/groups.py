@@ -17,9 +17,16 @@ from pyquant.nn.sites import Filter, Site, find_sites
 
 # Projections of one input: one kernel quantises it for all of them, and runtimes fuse them into one product.
 _TOGETHER: Final = (
-    r"(q|k|v)", r"(q_proj|k_proj|v_proj)", r"(query|key|value)", r"(wq|wk|wv)", r"(to_q|to_k|to_v)",
-    r"(q_lin|k_lin|v_lin)", r"(gate_proj|up_proj)", r"(w1|w3)", r"(wi_0|wi_1)",
-)  # fmt: skip
+    r"(q|k|v)",
+    r"(q_proj|k_proj|v_proj)",
+    r"(query|key|value)",
+    r"(wq|wk|wv)",
+    r"(to_q|to_k|to_v)",
+    r"(q_lin|k_lin|v_lin)",
+    r"(gate_proj|up_proj)",
+    r"(w1|w3)",
+    r"(wi_0|wi_1)",
+)
 
 
 @dataclass(frozen=True)

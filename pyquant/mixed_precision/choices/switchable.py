@@ -117,14 +117,18 @@ class SwitchableModel:
     def group_bytes(self) -> list[list[int]]:
         """Bytes of every group in every format, [groups][formats]: what a file holds, int4 weights two in a byte."""
         formats = range(len(self.formats))
-        return [[sum(_bytes(self.layer(n, f).state_dict().values()) for n in g.layers) for f in formats]
-                for g in self.groups]  # fmt: skip
+        return [
+            [sum(_bytes(self.layer(n, f).state_dict().values()) for n in g.layers) for f in formats]
+            for g in self.groups
+        ]
 
     def group_bits(self) -> list[list[int]]:
         """Bits of every group's weights in every format, [groups][formats]: codes alone; floats have their dtype's."""
         floats = [sum(8 * _weight(self._sites[n]).nbytes for n in g.layers) for g in self.groups]
-        return [[first, *(numel * f.weight_bits for f in self.formats[1:])]
-                for first, numel in zip(floats, self.numel, strict=True)]  # fmt: skip
+        return [
+            [first, *(numel * f.weight_bits for f in self.formats[1:])]
+            for first, numel in zip(floats, self.numel, strict=True)
+        ]
 
     def other_bytes(self) -> int:
         """Bytes of everything that is in no group."""

@@ -36,9 +36,12 @@ def isolated_samples(task: Task, whole: Sequence[Config], make_clock: Callable[[
     for done, (name, g) in enumerate(switchable.group_of.items(), 1):
         formats = [f for f, good in enumerate(switchable.allowed[g]) if good]
         timings = time_interleaved(
-            {str(f): rotating(switchable, name, f, calls[name]) for f in formats}, clock=make_clock(),
-            rounds=effort.rounds, budget_s=effort.max_seconds / (len(calls) + 1), seed=task.seed,
-        )  # fmt: skip
+            {str(f): rotating(switchable, name, f, calls[name]) for f in formats},
+            clock=make_clock(),
+            rounds=effort.rounds,
+            budget_s=effort.max_seconds / (len(calls) + 1),
+            seed=task.seed,
+        )
         for f in formats:
             samples.isolated[name, f] = [seconds * 1e6 for seconds in timings.samples[str(f)]]
         task.tell(done, total, name)

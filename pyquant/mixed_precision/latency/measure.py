@@ -88,9 +88,14 @@ def measure_latency(
         raise ArgumentError("formats", "None", "names such as ('float', 'int8', 'W4A8Dynamic')")
     else:
         switchable = SwitchableModel(
-            model, formats, data, num_batches=num_batches, batch_to_inputs=batch_to_inputs, grouping=grouping,
+            model,
+            formats,
+            data,
+            num_batches=num_batches,
+            batch_to_inputs=batch_to_inputs,
+            grouping=grouping,
             filter_fn=filter_fn,
-        )  # fmt: skip
+        )
     task = Task(switchable, *example_of(switchable, example_inputs), effort, seed, progress or silent)
     with using_threads(threads), torch.inference_mode():
         timer = clock_of(clock, switchable)
@@ -150,11 +155,17 @@ def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None)
     args, kwargs = example_of(switchable, example_inputs)
     environment = describe_environment(switchable.device)
     facts = {
-        "device": switchable.device.type, "cpu": environment.cpu, "gpu": environment.gpu, "driver": environment.driver,
-        "cuda": environment.cuda, "threads": str(environment.threads), "torch": environment.torch,
-        "pyquant": environment.pyquant, "libraries": library_digest(),
+        "device": switchable.device.type,
+        "cpu": environment.cpu,
+        "gpu": environment.gpu,
+        "driver": environment.driver,
+        "cuda": environment.cuda,
+        "threads": str(environment.threads),
+        "torch": environment.torch,
+        "pyquant": environment.pyquant,
+        "libraries": library_digest(),
         "formats": ", ".join(f.name for f in switchable.formats),
-    }  # fmt: skip
+    }
     facts |= {f"input {i}": _text_of(value) for i, value in enumerate(args)}
     facts |= {f"input {name!r}": _text_of(value) for name, value in kwargs.items()}
     for name, g in switchable.group_of.items():
@@ -216,8 +227,11 @@ def _look(task: Task, plan: _Plan, borders: bool | None) -> bool:
             task.run()
     missing = [name for name in group_of if name not in called]
     if missing:
-        raise ArgumentError("example_inputs", f"a batch for which {missing[0]!r} is not called", "one that calls every "
-                            "layer of the groups, or filter_fn to leave layers out")  # fmt: skip
+        raise ArgumentError(
+            "example_inputs",
+            f"a batch for which {missing[0]!r} is not called",
+            "one that calls every layer of the groups, or filter_fn to leave layers out",
+        )
     with_borders = integers if borders is None else borders
     order = dict.fromkeys(group_of[name] for name in called[before:])
     if with_borders and list(order) != list(range(len(switchable.groups))):
@@ -238,17 +252,19 @@ def _table(
     for group, row, g in zip(groups, switchable.allowed, range(len(groups)), strict=True):
         if missing := [f for f in formats if row[f] and (g, f) not in fit.groups]:
             raise ArgumentError(
-                "grouping", f"{group.name}: in {switchable.formats[missing[0]].name} the model never calls its layers",
+                "grouping",
+                f"{group.name}: in {switchable.formats[missing[0]].name} the model never calls its layers",
                 "groups that are called in every format; fused encoder layers need several groups",
-            )  # fmt: skip
+            )
     layer_us = {
         name: tuple(
             fit.groups[g, f][0] * _share(fit.layers[name, f], [fit.layers[n, f] for n in groups[g].layers])
-            if (g, f) in fit.groups else None
+            if (g, f) in fit.groups
+            else None
             for f in formats
         )
         for name, g in switchable.group_of.items()
-    }  # fmt: skip
+    }
     interval = _intervals(samples, plan.whole)
 
     def measured(config: Config) -> MeasuredConfig:

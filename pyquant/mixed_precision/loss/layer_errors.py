@@ -259,12 +259,18 @@ class _Sums:
         norms = math.sqrt(self.own * self.signal)
         of_one = {"weight": "weights", "input": "inputs"}.get(tensor)
         return TensorError(
-            layer, tensor, "" if scheme is None else str(getattr(scheme, of_one) if of_one else scheme), self.count,
-            self.absolute / n, self.square / n, self.largest,
+            layer,
+            tensor,
+            "" if scheme is None else str(getattr(scheme, of_one) if of_one else scheme),
+            self.count,
+            self.absolute / n,
+            self.square / n,
+            self.largest,
             10 * math.log10(ratio) if 0 < ratio < math.inf else (math.inf if ratio else -math.inf),
-            self.product / norms if norms else 1.0, self.clipped / n if of_one else None,
+            self.product / norms if norms else 1.0,
+            self.clipped / n if of_one else None,
             None if of_one else self._kl(),
-        )  # fmt: skip
+        )
 
     def _kl(self) -> float | None:
         if not self.bins:

@@ -85,15 +85,22 @@ def sensitivity(
     arguments.one_of("loss", loss, OUTPUT_METRICS)
     if isinstance(model, SwitchableModel):
         if data is not None:
-            raise ArgumentError("data", "given, with a SwitchableModel", "None: it has its batches; others to score on "
-                                "are `batches`")  # fmt: skip
+            raise ArgumentError(
+                "data", "given, with a SwitchableModel", "None: it has its batches; others to score on are `batches`"
+            )
         switchable = model
     else:
         check_names(metric, mode)
         switchable = SwitchableModel(
-            model, formats, data, num_batches=num_batches, batch_to_inputs=batch_to_inputs, to_output=to_output,
-            grouping=grouping, filter_fn=filter_fn,
-        )  # fmt: skip
+            model,
+            formats,
+            data,
+            num_batches=num_batches,
+            batch_to_inputs=batch_to_inputs,
+            to_output=to_output,
+            grouping=grouping,
+            filter_fn=filter_fn,
+        )
     task = None if eval_fn is None else TaskMetric(switchable, eval_fn, higher_is_better)
     own = "those that calibrated" if batches is None else "given apart"
     scoring = Scoring(switchable, LossOfOutputs(switchable, loss, batches), task, loss_fn, _number(repeats), seed)

@@ -7,6 +7,15 @@ from pyquant.mixed_precision.solve.prune import Dropped, drop_slower
 from pyquant.mixed_precision.solve.solver import Search, search_algorithm, search_front
 
 __all__ = [
-    "Config", "Constraint", "Dropped", "FrontPoint", "Measured", "Search", "SearchProblem", "drop_slower",
-    "exact_front", "search_algorithm", "search_front",
-]  # fmt: skip
+    "Config",
+    "Constraint",
+    "Dropped",
+    "FrontPoint",
+    "Measured",
+    "Search",
+    "SearchProblem",
+    "drop_slower",
+    "exact_front",
+    "search_algorithm",
+    "search_front",
+]

@@ -19,6 +19,7 @@ from pyquant.core.paths import file_path
 from pyquant.errors import CheckpointError
 from pyquant.io import strict_json
 from pyquant.io.atomic import read_file, write_file
+from pyquant.report.records.environment import FAKED
 
 T = TypeVar("T")
 KINDS: Final[dict[str, tuple[type, int]]] = {}
@@ -87,7 +88,8 @@ def from_plain(data: Mapping[str, Any], where: str = "record") -> Any:
         kind, upgrade = _FORMER[kind]
         entries, version = upgrade(entries), KINDS[kind][1]
     if not isinstance(kind, str) or kind not in KINDS:
-        raise CheckpointError(f"{where}: kind {kind!r}; allowed: {', '.join(sorted(KINDS))}")
+        found = "no record that pyquant saved" if kind is None else f"a record of kind {kind!r}"
+        raise CheckpointError(f"{where}: {found}; allowed: {', '.join(sorted(KINDS))}")
     cls, newest = KINDS[kind]
     steps = _UPGRADES[kind]
     if type(version) is not int or (version != newest and version not in steps):
@@ -111,8 +113,9 @@ def save_record(path: str | os.PathLike[str], value: Any) -> Path:
     return write_file(path, strict_json.compact(to_plain(value)))
 
 
-def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
-    """The record in a file; of another class than `kind`: CheckpointError. So for a damaged or missing file."""
+def load_record(path: str | os.PathLike[str], kind: type[T] | None = None, *, faked: bool = False) -> T:
+    """The record in a file; of another class than `kind`: CheckpointError. So for a damaged or missing file, and for
+    one whose times are faked, unless `faked` says that a dry run reads its own."""
     path = file_path("path", path)
     try:
         data = read_file(path, check=lambda size: None if size <= strict_json.MAX_BYTES else _too_large(path, size))
@@ -121,7 +124,16 @@ def load_record(path: str | os.PathLike[str], kind: type[T] | None = None) -> T:
     value = from_plain(strict_json.loads(_ascii(data), str(path)), str(path))
     if kind is not None and not isinstance(value, kind):
         raise CheckpointError(f"{path}: a {type(value).__name__}; allowed: a {kind.__name__}")
+    if _clock(value) == FAKED and not faked:
+        raise CheckpointError(f"{path}: its times are faked, by a dry run; allowed: measurements")
     return typing.cast(T, value)
+
+
+def _clock(value: Any) -> str:
+    """The clock in the environment of a record, where it has one."""
+    environment = getattr(value, "environment", None)
+    found = environment.get("clock") if isinstance(environment, Mapping) else getattr(environment, "clock", "")
+    return str(found or getattr(value, "clock", ""))
 
 
 def _too_large(path: Path, size: int) -> None:
@@ -202,9 +214,10 @@ def _read_fields(cls: Any, data: Any, where: str) -> Any:
     if unknown:
         raise CheckpointError(f"{where}: unknown field {unknown[0]!r}; allowed: {', '.join(fields)}")
     missing = [
-        n for n, f in fields.items()
+        n
+        for n, f in fields.items()
         if n not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]  # fmt: skip
+    ]
     if missing:
         raise CheckpointError(f"{where}: no field {missing[0]!r}; allowed: {', '.join(fields)}")
     return cls(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})

@@ -26,16 +26,36 @@ def test_equal_analyses_have_equal_fingerprints() -> None:
 
 def test_every_part_counts() -> None:
     joined = {"all": ["0", "2", "4"]}
-    told = [_told(), _told(1), _told(formats=("fp32", "int4")), _told(formats=("fp32", "int8", "int4")), _told(data=2),
-            _told(grouping=joined), _told(formats=("fp32", "W8A8"))]  # fmt: skip
+    told = [
+        _told(),
+        _told(1),
+        _told(formats=("fp32", "int4")),
+        _told(formats=("fp32", "int8", "int4")),
+        _told(data=2),
+        _told(grouping=joined),
+        _told(formats=("fp32", "W8A8")),
+    ]
     assert len(set(told)) == len(told)
 
 
 def test_the_content_of_batches_counts_whatever_their_form() -> None:
     switchable = SwitchableModel(nets.classifier(), ("fp32", "W8A8Dynamic"))
     x, y = torch.ones(2), torch.zeros(2)
-    forms = [[x], [y], [(x, y)], [(y, x)], [{"a": x}], [{"b": x}], [x, x], [x.double()], [x.reshape(1, 2)], [(x, 1)],
-             [(x, 2)], [(x, "1")], []]  # fmt: skip
+    forms = [
+        [x],
+        [y],
+        [(x, y)],
+        [(y, x)],
+        [{"a": x}],
+        [{"b": x}],
+        [x, x],
+        [x.double()],
+        [x.reshape(1, 2)],
+        [(x, 1)],
+        [(x, 2)],
+        [(x, "1")],
+        [],
+    ]
     told = [fingerprint(switchable, form) for form in forms]
     assert len(set(told)) == len(told)
     assert told == [fingerprint(switchable, form) for form in forms]

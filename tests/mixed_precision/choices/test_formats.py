@@ -47,9 +47,18 @@ def test_a_rule_survives_its_file_and_means_the_same_scheme(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("fp32",), ("fp32", "bf16", "int8"), ("fp32", "int9"), "fp32", ("fp32", "int8", "int8"),
-              ("fp32", "FP16"), (), ("fp32", 8)],
-)  # fmt: skip
+    "names",
+    [
+        ("fp32",),
+        ("fp32", "bf16", "int8"),
+        ("fp32", "int9"),
+        "fp32",
+        ("fp32", "int8", "int8"),
+        ("fp32", "FP16"),
+        (),
+        ("fp32", 8),
+    ],
+)
 def test_wrong_names_are_refused(names: object) -> None:
     with pytest.raises(ArgumentError, match="formats"):
         formats_of(names)  # type: ignore[arg-type]
@@ -75,10 +84,14 @@ def test_the_float_format_is_always_a_choice() -> None:
 
 @pytest.mark.parametrize(
     ("dtypes", "name", "bits"),
-    [({torch.float32}, "fp32", 32), ({torch.float16}, "fp16", 16), ({torch.bfloat16}, "bf16", 16),
-     ({torch.bfloat16, torch.float32}, "float", 32)],
+    [
+        ({torch.float32}, "fp32", 32),
+        ({torch.float16}, "fp16", 16),
+        ({torch.bfloat16}, "bf16", 16),
+        ({torch.bfloat16, torch.float32}, "float", 32),
+    ],
     ids=["fp32", "fp16", "bf16", "both"],
-)  # fmt: skip
+)
 def test_the_float_format_is_called_what_the_layers_are(dtypes: set[torch.dtype], name: str, bits: int) -> None:
     for said in ("float", name):
         with warnings.catch_warnings():

@@ -35,8 +35,10 @@ def test_a_mapping_groups_as_it_says_and_leaves_the_rest_alone() -> None:
     model = nn.ModuleList([_block("fc1", "fc2"), _block("fc1", "fc2"), nn.Linear(4, 2)])
     found = find_groups(model, {"first": "0.*", "late": ["1.fc1", "2"]})
     assert {g.name: g.layers for g in found} == {
-        "first": ("0.fc1", "0.fc2"), "late": ("1.fc1", "2"), "1.fc2": ("1.fc2",)
-    }  # fmt: skip
+        "first": ("0.fc1", "0.fc2"),
+        "late": ("1.fc1", "2"),
+        "1.fc2": ("1.fc2",),
+    }
     with pytest.raises(ArgumentError, match="one group"):
         find_groups(model, {"a": "0.*", "b": "0.fc1"})
     with pytest.raises(ArgumentError, match=r"'9\.\*'"):

@@ -343,10 +343,16 @@ def test_bad_arguments_are_named() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), torch.ones(2, 4)
     formats = ("fp32", "W8A8Dynamic")
     for argument, options in {
-        "formats": {"formats": None}, "clock": {"clock": "sundial"}, "rounds": {"rounds": 0},
-        "min_rounds": {"rounds": 2, "min_rounds": 3}, "max_seconds": {"max_seconds": 0.0}, "held_out": {"held_out": -1},
-        "tolerance": {"tolerance": -1.0}, "threads": {"threads": 0}, "example_inputs": {"example_inputs": None},
-    }.items():  # fmt: skip
+        "formats": {"formats": None},
+        "clock": {"clock": "sundial"},
+        "rounds": {"rounds": 0},
+        "min_rounds": {"rounds": 2, "min_rounds": 3},
+        "max_seconds": {"max_seconds": 0.0},
+        "held_out": {"held_out": -1},
+        "tolerance": {"tolerance": -1.0},
+        "threads": {"threads": 0},
+        "example_inputs": {"example_inputs": None},
+    }.items():
         with pytest.raises(ArgumentError, match=f"argument '{argument}'"):
             measure_latency(model, **{"example_inputs": x, "formats": formats, **options})
     with pytest.raises(ArgumentError, match="argument 'clock': got 'cpu' with 2 threads"):

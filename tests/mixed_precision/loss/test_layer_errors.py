@@ -62,8 +62,9 @@ def test_every_figure_is_that_of_brute_force(integers: bool, symmetric: bool) ->
         pyquant.convert_(model)
     report = error_report(model, floats, batches(), 3)
     assert [(r.layer, r.tensor) for r in report.rows] == [
-        *((layer, tensor) for layer in "035" for tensor in ("weight", "input", "alone", "output")), ("", "output")
-    ]  # fmt: skip
+        *((layer, tensor) for layer in "035" for tensor in ("weight", "input", "alone", "output")),
+        ("", "output"),
+    ]
     assert not report.skipped
     for row, a, b in (
         (report.of("3", "input"), (codes.clamp(low, high) - zero) * scale, x),

@@ -139,9 +139,15 @@ def test_the_cost_is_what_it_was_said_to_be(metric: str, mode: str, task: bool) 
 
     model.register_forward_pre_hook(count)
     report = sensitivity(
-        model, nets.batches(), FORMATS, metric, mode, num_batches=4, eval_fn=accuracy if task else None,
+        model,
+        nets.batches(),
+        FORMATS,
+        metric,
+        mode,
+        num_batches=4,
+        eval_fn=accuracy if task else None,
         progress=lambda *step: told.append(step),
-    )  # fmt: skip
+    )
     cost = cost_of(model, FORMATS, metric, mode, num_batches=4, with_eval=task)
     assert cost == report.cost
     assert passes[0] == cost.calibration_passes + cost.forward_passes + cost.eval_calls
@@ -329,9 +335,12 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
         with pytest.raises(ArgumentError, match=next(iter(more))):
             sensitivity(model, data(), **more)
     for more, match in (
-        ({"repeats": 0}, "repeats"), ({"metric": "fisher", "mode": "leave_one_out"}, "leave_one_out"),
-        ({"metric": "eval"}, "eval_fn"), ({"loss": "accuracy"}, "loss"), ({"eval_fn": 3}, "eval_fn"),
-    ):  # fmt: skip
+        ({"repeats": 0}, "repeats"),
+        ({"metric": "fisher", "mode": "leave_one_out"}, "leave_one_out"),
+        ({"metric": "eval"}, "eval_fn"),
+        ({"loss": "accuracy"}, "loss"),
+        ({"eval_fn": 3}, "eval_fn"),
+    ):
         with pytest.raises(ArgumentError, match=match):
             sensitivity(model, nets.batches(), num_batches=1, **more)
     table = Table()

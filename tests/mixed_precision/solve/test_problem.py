@@ -12,8 +12,11 @@ from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.solve import Constraint, SearchProblem
 
 GOOD: dict[str, Any] = {
-    "groups": ("a", "b"), "formats": ("fp32", "int4"), "loss": [[0, 1], [0, 2]], "cost": [[4, 1], [4, 2]],
-}  # fmt: skip
+    "groups": ("a", "b"),
+    "formats": ("fp32", "int4"),
+    "loss": [[0, 1], [0, 2]],
+    "cost": [[4, 1], [4, 2]],
+}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -28,15 +31,29 @@ def test_totals_equal_sums_written_out(seed: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("groups", ()), ("groups", ("a", "a")), ("groups", "ab"), ("formats", ("x", 3)),
-        ("loss", [[0, float("nan")], [0, 1]]), ("loss", [[0, float("inf")], [0, 1]]), ("loss", [[0, 1]]),
-        ("loss", "text"), ("cost", [[4, -1], [4, 2]]), ("cost", [[4, 1], [4, float("inf")]]),
-        ("cost", [[4, 1], [4]]), ("cost_pairs", [[[0, 1], [1, -1]]]), ("cost_pairs", [[0, 1], [1, 0]]),
-        ("loss_pairs", [[[0, 1], [1, float("nan")]]]), ("cost_base", -1.0), ("cost_base", True),
-        ("loss_base", float("nan")), ("allowed", [[1, 1], [1, 1]]), ("allowed", [[True, True], [False, False]]),
-        ("constraints", (3,)), ("constraints", (Constraint("size", [[1.0]], 3),)),
+        ("groups", ()),
+        ("groups", ("a", "a")),
+        ("groups", "ab"),
+        ("formats", ("x", 3)),
+        ("loss", [[0, float("nan")], [0, 1]]),
+        ("loss", [[0, float("inf")], [0, 1]]),
+        ("loss", [[0, 1]]),
+        ("loss", "text"),
+        ("cost", [[4, -1], [4, 2]]),
+        ("cost", [[4, 1], [4, float("inf")]]),
+        ("cost", [[4, 1], [4]]),
+        ("cost_pairs", [[[0, 1], [1, -1]]]),
+        ("cost_pairs", [[0, 1], [1, 0]]),
+        ("loss_pairs", [[[0, 1], [1, float("nan")]]]),
+        ("cost_base", -1.0),
+        ("cost_base", True),
+        ("loss_base", float("nan")),
+        ("allowed", [[1, 1], [1, 1]]),
+        ("allowed", [[True, True], [False, False]]),
+        ("constraints", (3,)),
+        ("constraints", (Constraint("size", [[1.0]], 3),)),
     ],
-)  # fmt: skip
+)
 def test_refuses_and_names_the_field(field: str, value: Any) -> None:
     with pytest.raises(ArgumentError) as error:
         SearchProblem(**{**GOOD, field: value})
@@ -79,11 +96,20 @@ def test_tables_are_copies_that_nobody_can_write() -> None:
 def test_the_fingerprint_sees_every_field() -> None:
     size = Constraint("size", [[2.0, 1.0], [2.0, 1.0]], 3)
     changes: list[dict[str, Any]] = [
-        {}, {"groups": ("a", "c")}, {"formats": ("fp32", "int8")}, {"loss": [[0, 1], [0, 2.0000001]]},
-        {"cost": [[4, 1], [4, 1]]}, {"cost_base": 1.0}, {"loss_base": 1e-300}, {"cost_pairs": np.zeros((1, 2, 2))},
-        {"loss_pairs": np.zeros((1, 2, 2))}, {"allowed": [[True, True], [True, False]]}, {"constraints": (size,)},
-        {"constraints": (Constraint("size", size.table, 4),)}, {"constraints": (Constraint("bits", size.table, 3),)},
-    ]  # fmt: skip
+        {},
+        {"groups": ("a", "c")},
+        {"formats": ("fp32", "int8")},
+        {"loss": [[0, 1], [0, 2.0000001]]},
+        {"cost": [[4, 1], [4, 1]]},
+        {"cost_base": 1.0},
+        {"loss_base": 1e-300},
+        {"cost_pairs": np.zeros((1, 2, 2))},
+        {"loss_pairs": np.zeros((1, 2, 2))},
+        {"allowed": [[True, True], [True, False]]},
+        {"constraints": (size,)},
+        {"constraints": (Constraint("size", size.table, 4),)},
+        {"constraints": (Constraint("bits", size.table, 3),)},
+    ]
     found = [SearchProblem(**{**GOOD, **change}).fingerprint() for change in changes]
     assert len(set(found)) == len(changes)
     assert SearchProblem(**GOOD).fingerprint() == found[0]

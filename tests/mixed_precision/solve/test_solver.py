@@ -101,12 +101,22 @@ def test_one_group(name: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("algorithm", "simulated"), ("batch", 0), ("batch", True), ("batch", 1.5), ("stop_gain", -1.0),
-        ("stop_gain", float("nan")), ("budget", 0), ("seeds", [(0, 9, 0, 0)]), ("known", {(0,): 1.0}),
-        ("corner", (1.0, float("nan"))), ("corner", 3), ("max_loss", float("nan")), ("never_slower_margin", 2.0),
+        ("algorithm", "simulated"),
+        ("batch", 0),
+        ("batch", True),
+        ("batch", 1.5),
+        ("stop_gain", -1.0),
+        ("stop_gain", float("nan")),
+        ("budget", 0),
+        ("seeds", [(0, 9, 0, 0)]),
+        ("known", {(0,): 1.0}),
+        ("corner", (1.0, float("nan"))),
+        ("corner", 3),
+        ("max_loss", float("nan")),
+        ("never_slower_margin", 2.0),
         ("rng_seed", -1),
     ],
-)  # fmt: skip
+)
 def test_refuses_and_names_the_argument(argument: str, value: Any) -> None:
     with pytest.raises(ArgumentError) as error:
         search_front(PROBLEM, _evaluate, **{argument: value})

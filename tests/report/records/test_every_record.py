@@ -45,7 +45,7 @@ OTHER_WRITERS = {
     "pyquant/report/registry.py": "load_record",
     "pyquant/report/trade_off_html.py": "the page that it is written into",
     "pyquant/report/records/record.py": "load_record",
-    "bench/gpu.py": "itself; which steps are done",
+    "bench/gpu/resume.py": "itself; which steps are done",
     "bench/minilm/reload.py": "bench/minilm/__main__.py, its parent process",
     "tools/sanitize.py": "itself, of a run that goes on",
 }

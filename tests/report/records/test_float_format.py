@@ -18,11 +18,19 @@ from pyquant.report.records.sensitivity import SensitivityCost, SensitivityGroup
 
 def _table(dtypes: tuple[str, str] = ("float32", "float32")) -> LatencyTable:
     return LatencyTable(
-        ("a", "b"), (("a",), ("b",)), ("fp32", "int8"), (32, 8), (32, 8), 5.0, ((8.0, 4.0), (6.0, None)),
-        (((8, 8), (4, 4)), ((6, 6), None)), {"a": (8.0, 4.0), "b": (6.0, None)}, None,
+        ("a", "b"),
+        (("a",), ("b",)),
+        ("fp32", "int8"),
+        (32, 8),
+        (32, 8),
+        5.0,
+        ((8.0, 4.0), (6.0, None)),
+        (((8, 8), (4, 4)), ((6, 6), None)),
+        {"a": (8.0, 4.0), "b": (6.0, None)},
+        None,
         fingerprint={"formats": "fp32, int8"}
         | {f"layer {n!r}": f"Linear 8 x 8 {d}, in group {n}" for n, d in zip("ab", dtypes, strict=True)},
-    )  # fmt: skip
+    )
 
 
 def _old(value: Any) -> dict[str, Any]:
@@ -54,8 +62,24 @@ def test_any_name_of_floating_point_is_the_first_format_of_a_table() -> None:
 def test_old_searches_and_sensitivities_say_float() -> None:
     groups = tuple(SensitivityGroup(name, (name,), 1) for name in ("a", "b"))
     loss, cost = ((0.0, 0.5), (0.0, 3.0)), SensitivityCost(0, 0, 0, 0, 0)
-    losses = SensitivityReport("Net", "kl", "nats", "one_at_a_time", ("fp32", "int4"), groups, loss, True, "nats",
-                               (0.0, None), (), None, None, (), cost, "")  # fmt: skip
+    losses = SensitivityReport(
+        "Net",
+        "kl",
+        "nats",
+        "one_at_a_time",
+        ("fp32", "int4"),
+        groups,
+        loss,
+        True,
+        "nats",
+        (0.0, None),
+        (),
+        None,
+        None,
+        (),
+        cost,
+        "",
+    )
     for value in (search().record, losses):
         found = from_plain(_old(value))
         assert found.formats[0] == "float"

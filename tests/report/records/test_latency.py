@@ -15,15 +15,24 @@ from pyquant.report.records.record import from_plain, to_plain
 
 def _table(**changes: object) -> LatencyTable:
     table = LatencyTable(
-        groups=("qkv", "out"), layers=(("q", "k"), ("out",)), formats=("fp32", "int8", "w4"), weight_bits=(16, 8, 4),
-        input_bits=(16, 8, 8), base_us=5.0, group_us=((10.0, 4.0, None), (8.0, 3.0, 2.0)),
+        groups=("qkv", "out"),
+        layers=(("q", "k"), ("out",)),
+        formats=("fp32", "int8", "w4"),
+        weight_bits=(16, 8, 4),
+        input_bits=(16, 8, 8),
+        base_us=5.0,
+        group_us=((10.0, 4.0, None), (8.0, 3.0, 2.0)),
         interval_us=(((9.0, 11.0), (3.9, 4.1), None), ((7.5, 8.5), (3.0, 3.0), (1.0, 3.0))),
         layer_us={"q": (6.0, 3.0, None), "k": (4.0, 1.0, None), "out": (8.0, 3.0, 2.0)},
         border_us=(((0.0, 1.0, 2.0), (0.5, 0.0, 0.25), (None, None, None)),),
         uniform=(MeasuredConfig((0, 0), 23.0, 22.0, 24.0, 23.0),),
         held_out=(MeasuredConfig((1, 0), 16.0, 15.0, 18.0, 17.5), MeasuredConfig((0, 2), 20.0, 19.0, 21.0, 19.0)),
-        clock="cpu", rounds=9, fingerprint={"cpu": "a", "threads": "1"}, scale=1.02, notes=("one",),
-    )  # fmt: skip
+        clock="cpu",
+        rounds=9,
+        fingerprint={"cpu": "a", "threads": "1"},
+        scale=1.02,
+        notes=("one",),
+    )
     return dataclasses.replace(table, **changes)
 
 
@@ -99,9 +108,7 @@ def test_tables_that_do_not_fit_are_refused(changes: dict[str, object], argument
 
 
 def test_costs_of_layers_by_bits() -> None:
-    assert _table().layer_costs() == {
-        "q": {16: 6.0, 8: 3.0}, "k": {16: 4.0, 8: 1.0}, "out": {16: 8.0, 8: 3.0, 4: 2.0}
-    }  # fmt: skip
+    assert _table().layer_costs() == {"q": {16: 6.0, 8: 3.0}, "k": {16: 4.0, 8: 1.0}, "out": {16: 8.0, 8: 3.0, 4: 2.0}}
     with pytest.raises(ArgumentError, match="also one of 4 bits"):
         _table().layer_costs(inputs=True)
 

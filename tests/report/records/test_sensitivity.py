@@ -23,8 +23,22 @@ def _report(loss: Cells, mode: str = "one_at_a_time", **more: object) -> Sensiti
     groups = tuple(SensitivityGroup(f"g{i}", (f"g{i}.a", f"g{i}.b"), 10) for i in range(len(loss)))
     fields: dict[str, object] = {"uniform": (0.0, None), "steps": (), "task": None}
     fields |= more
-    return SensitivityReport("Net", "kl", "nats", mode, ("fp32", "int4"), groups, loss, True, "nats",
-                             latency=None, refusals=(), cost=COST, scored_on="", **fields)  # type: ignore[arg-type] # fmt: skip
+    return SensitivityReport(
+        "Net",
+        "kl",
+        "nats",
+        mode,
+        ("fp32", "int4"),
+        groups,
+        loss,
+        True,
+        "nats",
+        latency=None,
+        refusals=(),
+        cost=COST,
+        scored_on="",
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 def test_no_larger_set_could_be_lowered() -> None:

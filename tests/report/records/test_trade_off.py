@@ -116,7 +116,11 @@ def test_configurations_of_many_groups_are_counted() -> None:
     groups = [f"h.{i}" for i in range(12)]
     formats = dict.fromkeys(groups, "int8") | {"h.3": "fp32", "h.9": "fp32"}
     made = trade_off(
-        [TradeOffPoint(formats, 2.0, 1.0), TradeOffPoint(dict.fromkeys(groups, "int8"), 1.0, 1.0)], "t",
-        TradeOffAxis("latency", "us"), TradeOffAxis("loss"), higher_is_better=False, formats=("fp32", "int8"),
-    )  # fmt: skip
+        [TradeOffPoint(formats, 2.0, 1.0), TradeOffPoint(dict.fromkeys(groups, "int8"), 1.0, 1.0)],
+        "t",
+        TradeOffAxis("latency", "us"),
+        TradeOffAxis("loss"),
+        higher_is_better=False,
+        formats=("fp32", "int8"),
+    )
     assert [made.text_of(p) for p in made.points] == ["10 x int8, 2 x fp32 (h.3, h.9)", "all int8"]

@@ -54,8 +54,10 @@ def gradients_of(model: nn.Module, tensors: list[nn.Parameter]) -> Iterator[None
 
 def no_gradients(what: str) -> UnsupportedError:
     """The error of a model through which no gradient can flow."""
-    return UnsupportedError(f"no gradient reaches {what}: the model's forward runs without gradients; use metric 'kl', "
-                            "'noise' or 'error', which need none")  # fmt: skip
+    return UnsupportedError(
+        f"no gradient reaches {what}: the model's forward runs without gradients; use metric 'kl', "
+        "'noise' or 'error', which need none"
+    )
 
 
 def weight_change(float_layer: nn.Module, quantised: Any) -> Tensor:
