@@ -19,8 +19,8 @@ STAMPS := $(VENV)/.pyquant
 NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 # The suite runs file by file in as many processes as there are cores; each still has the machine's threads, which then must
-# not wait for each other in busy loops.
-SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile
+# not wait for each other in busy loops. A process that dies ends the run: started again, xdist can wait for ever.
+SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
 NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz
@@ -191,11 +191,11 @@ nightly:
 
 # The tests marked nightly.
 nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(SIMULATOR_READY)
-	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -m nightly . $(TESTFLAGS)
+	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -o faulthandler_timeout=7200 -m nightly . $(TESTFLAGS)
 
 # What the simulator's suite compiles for minutes: CUTLASS and CUB, wgmma of every N.
 nightly-simulator: simulator $(STAMPS)/test
-	$(SIMULATOR_SUITE) PYQUANT_NIGHTLY=1 $(SPREAD) -q -m nightly
+	$(SIMULATOR_SUITE) PYQUANT_NIGHTLY=1 $(SPREAD) -q -o faulthandler_timeout=7200 -m nightly
 
 # Source distribution, wheels and installations in clean environments, on every Python and small torch at hand.
 nightly-install: $(STAMPS)/tools

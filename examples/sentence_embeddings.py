@@ -26,37 +26,11 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 import pyquant
 from pyquant import W8A8, QATRecipe, QuantizationCalibrator, SelectiveQuantizer, W4A8Dynamic, W8A8Dynamic
 
-MODULES = (
-    "argparse",
-    "ast",
-    "calendar",
-    "collections",
-    "contextlib",
-    "csv",
-    "datetime",
-    "decimal",
-    "difflib",
-    "email",
-    "fractions",
-    "functools",
-    "heapq",
-    "inspect",
-    "json",
-    "logging",
-    "pathlib",
-    "random",
-    "shutil",
-    "socket",
-    "zipfile",
-    "statistics",
-    "string",
-    "subprocess",
-    "tarfile",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "typing",
-)
+MODULES = """
+    argparse ast calendar collections contextlib csv datetime decimal difflib email fractions functools heapq
+    inspect json logging pathlib random shutil socket zipfile statistics string subprocess tarfile tempfile textwrap
+    threading typing
+"""
 
 
 class Embedder(nn.Module):
@@ -79,7 +53,7 @@ def empty_model() -> Embedder:
 def sentences() -> list[str]:
     """First sentences of the standard library's docstrings: English that is on every machine."""
     found: dict[str, None] = {}
-    for module in map(importlib.import_module, MODULES):
+    for module in map(importlib.import_module, MODULES.split()):
         for name, member in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(member) or inspect.isfunction(member)):
                 first = re.split(r"(?<=\.)\s|\n\s*\n", inspect.getdoc(member) or "")[0].replace("\n", " ")

@@ -54,13 +54,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Executed:
-    """Counts tests whose body ran: a run in which everything was skipped shows nothing."""
+    """Counts tests whose body ran: a run in which everything was skipped shows nothing. Names a failed one at once: a
+    run that is stopped from outside never comes to its summary."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.count = 0
+        self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.count += report.when == "call" and not report.skipped
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = str(report.longrepr) if crash is None else crash.message
+            reporter.write_line(f"\n{report.nodeid}: {why}".strip().splitlines()[0][:400], red=True)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -73,4 +80,4 @@ class Executed:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # a worker of a distributed run reports to its controller
-        config.pluginmanager.register(Executed(), "pyquant-executed")
+        config.pluginmanager.register(Executed(config), "pyquant-executed")

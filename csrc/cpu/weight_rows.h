@@ -15,11 +15,11 @@ struct WeightRows {
   static constexpr int64_t W = V::W;
   static constexpr bool kManyRegisters = W == 16;
 
-  // A piece is what one load of a channel brings: W dwords of eight int4, or W int8.
+  // A piece is what one load of a channel brings: W dwords of packed codes, or W int8.
   template <DType T>
-  static constexpr int kVectors = T == DType::s4 ? 8 : 1;
+  static constexpr int kVectors = is_packed(T) ? 32 / bits_of(T) : 1;
   template <DType T>
-  static constexpr int64_t kPieceBytes = T == DType::s4 ? 4 * W : W;
+  static constexpr int64_t kPieceBytes = kVectors<T> * W * bits_of(T) / 8;
 
   // One channel: where it stands, its current piece, and the scale of that. kLanes: each lane has its own.
   template <DType T, bool kZero, bool kLanes>

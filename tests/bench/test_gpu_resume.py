@@ -37,10 +37,12 @@ def run(folder: Path, *words: str, **environment: str) -> tuple[int, list[int], 
     (folder / "ran").write_text("")
     plugins = ["-p", "bench.gpu.resume", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     paths = {"PYTHONPATH": str(ROOT), "RAN": str(folder / "ran"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # TESTS kills the run that it is a part of: what this process is to its own run must not be taken for that.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, "--done", str(folder / "done.jsonl"), *words, str(folder)],
         cwd=folder,
-        env={**os.environ, **paths, **environment},
+        env={**ours, **paths, **environment},
         capture_output=True,
         text=True,
         timeout=300,

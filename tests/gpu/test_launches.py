@@ -16,13 +16,32 @@ from cuda_ops import CudaOps, cuda_ops
 from torch import Tensor
 
 from pyquant import ops
+from pyquant.ops import tuned
 
+NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 M, N, K = 40, 128, 4096  # few tokens and channels: K is divided
 FORMS: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "affine": {"x_qmin": -128, "x_symmetric": False},
     "static": {"input": "static"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _stream_k() -> Iterator[None]:
+    """One row, which is in every build, takes the problems below, whatever rows the build has beside it."""
+    rows = [row["name"] for row in NATIVE.kernel_table() if row["family"] == "sm90_s8s8" and row["compiled"]]
+    row = next((name for name in rows if "streamk" in name), None)
+    if row is None or not NATIVE.device_count():
+        pytest.skip("no row of sm90_s8s8 that divides K is built, or there is no device")
+    sizes = {(48, N, K), (48, N + 64, K), (48, 2 * N, K), (32, N, K // 2), (32, N, K)}
+    kinds = [("s8", "s8", out, False, "natural", 0) for out in ("bf16", "s32")]
+    table = tuned.Table()
+    choices = [tuned.Choice(*kind, n, k, m, row, 1.0, row, 1.0) for kind in kinds for m, n, k in sizes]
+    table.add(NATIVE.device_info(0)["name"], choices)
+    tuned.activate(table)
+    yield
+    tuned.activate(tuned.load())
 
 
 @pytest.fixture
