@@ -11,10 +11,11 @@ constexpr int32_t kDecodeSplitMax = 8;  // blocks of a portable cluster
 // Parts of K that the warps of a block take turns in; as many warps as its channels need work side by side on a part.
 constexpr int32_t decode_depth_warps(int32_t tile_n) { return kDecodeWarps * kDecodeWarpChannels / tile_n; }
 
-// What clearing, writing and adding up sums in memory takes, in units of a warp's work: about two microseconds, while
-// eight warps take a fifth of one for a unit each that needs no widening, and longer the more there is to widen.
+// What writing and adding up sums in memory takes, in units of a warp's work: about one microsecond, two where a launch
+// of its own clears the counters (nothing writes codes of float activations), while eight warps take a fifth of one for
+// a unit each that needs no widening, and longer the more there is to widen.
 constexpr int32_t decode_sums_units(bool is_float, bool packed_weights) {
-  return packed_weights ? 2 : (is_float ? 5 : 8);
+  return packed_weights ? (is_float ? 2 : 1) : (is_float ? 5 : 4);
 }
 
 // Columns of 8 tokens that the kernel of a tile multiplies, those beyond M included.

@@ -13,7 +13,7 @@ namespace pyquant {
 
 namespace {
 
-constexpr double kClearUs = 1.0;       // the launch before it that clears sums of a divided K
+constexpr double kClearUs = 1.0;       // a launch that only clears counters
 constexpr double kReached = 0.88;      // of the peak by a main loop whose pipeline is full
 constexpr double kSharedBytes = 128;   // of shared memory a clock and multiprocessor
 constexpr double kPortBytes = 48;      // from L2 into one multiprocessor a clock
@@ -102,6 +102,10 @@ double main_memory_us(const GemmProblem& p, const Chip& chip) {
          chip.dram_bytes_per_us;
 }
 
+// Until the last of the blocks that share a tile is determined. What writes the codes of x clears their counters too;
+// of float activations nothing is written, so that a launch of its own does.
+double meeting_us(const GemmProblem& p, const Chip& chip) { return (is_float(p.x) ? kClearUs : 0) + chip.latency_us; }
+
 // Decode rows stream weights through all multiprocessors: bandwidth, unless too few blocks or their arithmetic are
 // slower.
 double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
@@ -143,7 +147,7 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
                                     fetched / chip.l2_bytes_per_us});
   double sums = 0;
   if (split > 1 && !has_clusters)
-    sums = kClearUs + chip.latency_us + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
+    sums = meeting_us(p, chip) + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
   return kLaunchUs + 2 * chip.latency_us + sums + overlapped(main_memory_us(p, chip), arithmetic, streamed);
 }
 
@@ -166,7 +170,7 @@ Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceIn
     const int64_t splits = k_splits(p.m, p.n, p.k, row.tile_m, row.tile_n, row.tile_k, device.sm_count);
     const double blocks = tiles * static_cast<double>(splits);
     const double share = std::ceil(steps / static_cast<double>(splits));
-    return {blocks, std::ceil(blocks / sms), share, splits > 1 ? kClearUs + chip.latency_us + blocks * sums_us : 0};
+    return {blocks, std::ceil(blocks / sms), share, splits > 1 ? meeting_us(p, chip) + blocks * sums_us : 0};
   }
   if (split == Split::stream) {
     // CUTLASS's rule: whole tiles where they fill their waves, or half of the last one at least; else the last full
@@ -176,7 +180,7 @@ Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceIn
       const double whole = std::max(0.0, full - 1), shared = tiles - whole * sms;
       const double share = std::max(8.0, std::ceil(shared * steps / sms));
       const double blocks = std::min(sms, std::ceil(shared * steps / share));
-      return {blocks, 1, whole * steps + share, kClearUs + chip.latency_us + std::min(blocks, shared) * sums_us};
+      return {blocks, 1, whole * steps + share, meeting_us(p, chip) + std::min(blocks, shared) * sums_us};
     }
   }
   return {tiles, std::ceil(tiles / sms), steps, 0};

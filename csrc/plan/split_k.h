@@ -10,18 +10,18 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What divided sums cost, in what the tensor cores of one multiprocessor do meanwhile (A40 to B200). For every block:
 // codes of K, while L2 clears, adds and reads 12 bytes for each of its outputs; that is 420 to 920, whatever the tile.
-// Once: products, while a separate launch clears the sums and the last block is determined; 2 to 5 million.
-constexpr int64_t kSumsCodes = 640, kSumsProducts = int64_t{1} << 22;
+// Once: products, while the last block is determined; 1 to 3 million. What writes the codes of x clears the sums.
+constexpr int64_t kSumsCodes = 640, kSumsProducts = int64_t{1} << 21;
 
 // The number of shares, 1 to 16, whose busiest multiprocessor has the fewest steps of tile_k codes. Filling and
 // draining a block's pipeline counts as two steps. Steps of the smallest tiles wait for their loads, so that no more
-// than ten of them pass while sums are cleared. Every share has at least one step.
+// than four of them pass meanwhile. Every share has at least one step.
 constexpr int64_t k_splits(int64_t m, int64_t n, int64_t k, int64_t tile_m, int64_t tile_n, int64_t tile_k,
                            int64_t sm_count) {
   const int64_t tiles = std::max<int64_t>(ceil_div(m, tile_m) * ceil_div(n, tile_n), 1);
   const int64_t steps = ceil_div(k, tile_k);
   const int64_t sums = ceil_div(kSumsCodes, tile_k);
-  const int64_t once = std::min<int64_t>(ceil_div(kSumsProducts, tile_m * tile_n * tile_k), 10);
+  const int64_t once = std::min<int64_t>(ceil_div(kSumsProducts, tile_m * tile_n * tile_k), 4);
   int64_t best = 1, fewest = 0;
   for (int64_t splits = 1; splits <= 16 && splits <= std::max<int64_t>(steps, 1); ++splits) {
     const int64_t share = ceil_div(steps, splits);

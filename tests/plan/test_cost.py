@@ -33,7 +33,6 @@ CLIFFS = {
     "bf16bf16: M = 97 on sm120": _ROUND,
     "f16s4 group: M = 17 on sm120": _TOKENS,
     "bf16s4 group: M = 17 on sm120": _TOKENS,
-    "s8s8: M = 17 on sm100": "tokens of another tile read the weights again from L2, beside activations; 1.31 at most",
     "s8s8: M = 81 on sm100": _LONE,
 }
 
