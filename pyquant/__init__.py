@@ -45,6 +45,8 @@ from pyquant.mixed_precision.search import search
 from pyquant.nn.blocks import QuantBasicBlock, QuantBottleneck
 from pyquant.nn.chain import Dequantize, QResidualAdd, QSequential, Quantize, Residual
 from pyquant.nn.dequantize import dequantize_
+from pyquant.nn.expert_rules import ExpertsRule, register_experts
+from pyquant.nn.experts import QExperts
 from pyquant.nn.fold import fold_batch_norm_
 from pyquant.nn.forms import expose_linears_, register_linear_form
 from pyquant.nn.fuse import fuse_
@@ -106,6 +108,7 @@ __all__ = [
     "CheckpointError",
     "Dequantize",
     "EntropyCalibrator",
+    "ExpertsRule",
     "FloatMatrix",
     "FqnConfig",
     "HistogramCollector",
@@ -130,6 +133,7 @@ __all__ = [
     "QATWarning",
     "QConv2d",
     "QEmbedding",
+    "QExperts",
     "QLinear",
     "QResidualAdd",
     "QScheme",
@@ -181,6 +185,7 @@ __all__ = [
     "quantize_",
     "quantize_recipe_",
     "register_batch_norm",
+    "register_experts",
     "register_fusion",
     "register_linear_form",
     "register_link",

@@ -17,6 +17,8 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles, origin
 from pyquant.nn.attention import Attention, linear_of
+from pyquant.nn.expert_rules import rule_of
+from pyquant.nn.experts import QExperts
 from pyquant.nn.recurrent import Recurrent
 from pyquant.nn.swap import Undo, distinct, swap_modules
 
@@ -89,14 +91,14 @@ def register_linear_form(layer: type[nn.Module] | str, make: Form, back: Back | 
 
 def has_form(module: nn.Module) -> bool:
     """Whether a module has a linear form: its class is registered, and nothing changes what the class computes."""
-    if _entry(type(module)) is None or "forward" in module.__dict__ or parametrize.is_parametrized(module):
+    if _entry(module) is None or "forward" in module.__dict__ or parametrize.is_parametrized(module):
         return False
     return not any(p is not None and is_lazy(p) for p in module._parameters.values())
 
 
 def form_of(module: nn.Module) -> nn.Module:
     """The linear form of a module that has_form, with its hooks; errors of a registered function go through."""
-    entry = _entry(type(module))
+    entry = _entry(module)
     if entry is None:
         raise TypeError(f"{type(module).__name__} has no linear form")
     form = entry[0](module)
@@ -164,9 +166,9 @@ def restored(form: nn.Module, quantised: nn.Module) -> nn.Module:
     module = origin.origin_of(quantised)
     if module is None:
         return form
-    entry = _entry(type(module))
+    entry = _entry(module)
     back = entry[1] if entry is not None else _plain_back
-    parts = [m for m in (form.modules() if entry is not None else ()) if m is not form or isinstance(m, nn.Linear)]
+    parts = [m for m in (_parts(form) if entry is not None else ()) if m is not form or isinstance(m, nn.Linear)]
     if back is None or any(type(part) is not nn.Linear for part in parts):
         return form
     back(form, module)
@@ -174,10 +176,17 @@ def restored(form: nn.Module, quantised: nn.Module) -> nn.Module:
     return module.train(form.training)
 
 
-def _entry(kind: type[nn.Module]) -> tuple[Form, Back | None] | None:
-    """The functions of the closest class in the table whose forward is still the one that runs."""
+def _parts(form: nn.Module) -> Iterator[nn.Module]:
+    """What of a form has to be plain Linears again before a module can be made of them."""
+    return (layer for pair in form.experts() for layer in pair) if isinstance(form, QExperts) else form.modules()
+
+
+def _entry(module: nn.Module) -> tuple[Form, Back | None] | None:
+    """The functions of the closest class in the table whose forward is still the one that runs; or those of experts,
+    which have a table of their own."""
+    kind = type(module)
     for base in kind.__mro__:
         entry = _FORMS.get(base) or _FORMS.get(f"{base.__module__}.{base.__qualname__}")
         if entry is not None and getattr(base, "forward", None) is kind.forward:
             return entry
-    return None
+    return (QExperts.from_float, QExperts._into_float) if rule_of(module) is not None else None

@@ -33,10 +33,13 @@ class Holder:
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
             return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
-        if self.is_stack:
-            return f"stacked matrices ({shapes}), one an expert or a head, that {kind} multiplies by itself"
         if has_form(self.module):
             return f"{kind} multiplies by them itself ({shapes}); pyquant.expose_linears_ makes layers of them"
+        if self.is_stack:
+            return (
+                f"stacked matrices ({shapes}), one an expert or a head, that {kind} multiplies by itself; "
+                "pyquant.register_experts says how experts lie"
+            )
         may = "multiplies" if self.is_certain else "may multiply"
         return f"{kind} holds them and {may} by them itself ({shapes})"
 

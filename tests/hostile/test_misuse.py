@@ -73,6 +73,7 @@ NOT_CALLED = {
         "a record of results, which the library makes",
     ),
     "ReplacementAction": "an enumeration: Python's own ValueError names the value and the class",
+    "QExperts": "takes no argument; from_float makes it",
     "Residual": "takes no argument",
     "torch_fake_quantize": "takes no argument",
 }

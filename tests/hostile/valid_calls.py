@@ -127,6 +127,7 @@ RECIPE = pyquant.Recipe.loads("calib_params: {num_calib_batches: 1}")
 
 # Names whose arguments have defaults that make a legal call come by themselves; these need more.
 CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+    "ExpertsRule": lambda _: _public("ExpertsRule"),
     "FqnConfig": lambda _: {"entries": {"a": SCHEME}},
     "LearnedPrecision": lambda _: _public("LearnedPrecision", model=net(), target=0.5, steps=10),
     "PackedQTensor": lambda _: _public("PackedQTensor", data=torch.zeros(2, 2, dtype=torch.uint8), scale=torch.ones(1)),
@@ -187,6 +188,7 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "quantize_": lambda _: _public("quantize_", model=net(), config=SCHEME),
     "quantize_recipe_": lambda _: _public("quantize_recipe_", model=net(), recipe=RECIPE, data=batches()),
     "register_batch_norm": lambda _: {"parent_class": type("P", (Own,), {}), "layer": "first", "batch_norm": "norm"},
+    "register_experts": lambda _: {"layer": type("P", (Own,), {}), "rule": pyquant.ExpertsRule()},
     "register_fusion": lambda _: {"parent_class": type("P", (Own,), {}), "linear": "first", "activation": "act"},
     "register_linear_form": lambda _: _public("register_linear_form", layer=type("P", (Own,), {}), make=logits),
     "register_link": lambda _: {"parent_class": type("P", (Own,), {}), "producer": "first", "consumer": "last"},

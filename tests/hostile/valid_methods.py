@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from expert_banks import Bank
 from hostile.valid_calls import CALLS, RECIPE, SCHEME, Block, batches, latency_table, net, simulated, with_defaults
 from torch import nn
 
@@ -71,6 +72,11 @@ def _plan(folder: Path) -> Any:
     return _found
 
 
+def _bank() -> nn.Module:
+    pyquant.register_experts(Bank, pyquant.ExpertsRule())
+    return Bank(2, 4, 4)
+
+
 # How the object of a method is made, where the class's own legal call does not do.
 OBJECTS: dict[str, Make] = {
     **{
@@ -78,6 +84,7 @@ OBJECTS: dict[str, Make] = {
         for n in ("EntropyCalibrator", "HistogramCollector", "MSECalibrator", "MaxCalibrator", "PercentileCalibrator")
     },
     "Dequantize": lambda _: pyquant.Dequantize(),
+    "QExperts": lambda _: pyquant.QExperts.from_float(_bank()),
     "FqnConfig": lambda _: pyquant.FqnConfig({"a": SCHEME}),
     "LatencyTable": lambda folder: pyquant.LatencyTable.load(latency_table(folder)),
     "LearnedPrecision": _learning,
@@ -122,6 +129,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "QEmbedding.forward": {"x": torch.tensor([0, 2])},
     "QEmbedding.from_codes": {"codes": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4)},
     "QEmbedding.from_float": {"embedding": lambda: nn.Embedding(3, 4)},
+    "QExperts.forward": {
+        "hidden_states": ROWS,
+        "top_k_index": torch.tensor([[0, 1], [1, 0]]),
+        "top_k_weights": torch.ones(2, 2),
+    },
+    "QExperts.expert": {"index": 1},
+    "QExperts.from_float": {"module": _bank},
     "QLinear.forward": {"x": ROWS},
     "QLinear.reference": {"x": ROWS},
     "QLinear.from_codes": {

@@ -68,6 +68,8 @@ def assert_all_told(model: nn.Module) -> None:
 def test_stacked_experts_are_named_with_their_share() -> None:
     model = mixtral()
     assert_all_told(model)
+    for layer in model.model.layers:  # type: ignore[union-attr, operator]
+        layer.mlp.experts.forward = layer.mlp.experts.forward  # patched: nobody knows what it computes
     with pytest.warns(pyquant.QuantizationWarning, match=r"experts and 1 more \(MixtralExperts, \d\d\.\d%\): stacked"):
         pyquant.quantize_(model, W8A8Dynamic())
     assert_all_told(model)

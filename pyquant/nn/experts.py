@@ -1,0 +1,150 @@
+"""QExperts: the experts of a mixture, which transformers holds in 3-D parameters, as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS, describe
+from pyquant.errors import ArgumentError
+from pyquant.nn.attention import linear_of
+from pyquant.nn.expert_rows import Sorted, added, multiply
+from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
+
+
+class Expert(nn.Module):
+    """One expert of a QExperts: two layers, under the names that the bank's parameters had."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+
+class QExperts(nn.Module):
+    """What a bank of experts computes, from children '0', '1', ... with two layers each: nn.Linear, QLinear once
+    quantize_ has been there.
+
+    Made by from_float; the Linears share the memory of the module's parameters. forward takes and gives what the
+    module's does. Rows are sorted by expert, every expert multiplies its own, and the results of a token are added in
+    the order of its k experts, in float32, rounded once: docs/experts.md. The router is not part of it.
+    """
+
+    rule: ExpertsRule
+    num_experts: int
+    hidden_size: int
+
+    @classmethod
+    def from_float(cls, module: nn.Module) -> QExperts:
+        """The same experts around the parameters of a module (views of them; nothing is copied).
+
+        Raises ArgumentError for a module without a rule (register_experts).
+        """
+        rule = rule_of(module) if isinstance(module, nn.Module) else None
+        if rule is None:
+            raise ArgumentError("module", type(module).__name__, "a bank of experts with a rule; use register_experts")
+        new = cls()
+        up, down = (cast(Tensor, module._parameters[name]) for name in (rule.up, rule.down))
+        new.rule, new.num_experts = rule, up.shape[0]
+        new.hidden_size = up.shape[1 if rule.is_transposed else 2]
+        for name, child in module._modules.items():
+            new.add_module(name, child)
+        new.__dict__["_self_of_gate"] = _without_tensors(module, new._modules)
+        biases = [module._parameters[name] if name else None for name in (rule.up_bias, rule.down_bias)]
+        for e in range(new.num_experts):
+            layers: dict[str, nn.Module] = {}
+            for name, weight, bias in zip((rule.up, rule.down), (up, down), biases, strict=True):
+                matrix = weight[e].t() if rule.is_transposed else weight[e]
+                layers[name] = linear_of(matrix, None if bias is None else bias[e])
+            new.add_module(str(e), Expert(layers))
+        return new.train(module.training)
+
+    def _into_float(self, module: nn.Module) -> None:
+        """Put the numbers of the layers, float Linears, into a module whose parameters are None."""
+        rule = self.rule
+        for place, (name, bias) in enumerate(((rule.up, rule.up_bias), (rule.down, rule.down_bias))):
+            linears = [cast(nn.Linear, layers[place]) for layers in self.experts()]
+            weights = [linear.weight.t() if rule.is_transposed else linear.weight for linear in linears]
+            module._parameters[name] = _stacked(weights)
+            if bias:
+                module._parameters[bias] = _stacked([linear.bias for linear in linears])
+        for name in module._modules:
+            module._modules[name] = self._modules[name]
+
+    def experts(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """The two layers of every expert, in order."""
+        return (self.expert(e) for e in range(self.num_experts))
+
+    def expert(self, index: int) -> tuple[nn.Module, nn.Module]:
+        """The two layers of one expert: (gate and) up, down. Raises ArgumentError for an expert that is not there."""
+        arguments.whole("index", index, 0, self.num_experts - 1)
+        held = cast(nn.Module, self._modules[str(index)])._modules
+        return cast(nn.Module, held[self.rule.up]), cast(nn.Module, held[self.rule.down])
+
+    def forward(
+        self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
+    ) -> Tensor:
+        """The experts.
+
+        hidden_states  float [T, H]; [E * T, H], sorted by expert, where the rule is not routed.
+        top_k_index    int [T, k]: the experts of each token. Others than 0 to E - 1 add nothing (they live elsewhere).
+        top_k_weights  float [T, k]: what their results are multiplied by.
+        ->             [T, H] in the type of hidden_states.
+        Raises ArgumentError naming what is wrong.
+        """
+        if not self.rule.is_routed:
+            rows = self._rows(hidden_states).shape[0]
+            if rows % max(self.num_experts, 1):
+                raise ArgumentError("hidden_states", describe(hidden_states), f"as many rows for {self.num_experts}")
+            return self._layers(hidden_states, [rows // max(self.num_experts, 1)] * self.num_experts)
+        x = self._rows(hidden_states)
+        _check_routing(x, top_k_index, top_k_weights)
+        ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
+        slots = Sorted.of(ids, self.num_experts)
+        y = self._layers(slots.rows(x, ids.shape[1]), slots.counts)
+        return added(y, slots.order, weights).to(x.dtype)
+
+    def _layers(self, x: Tensor, counts: list[int]) -> Tensor:
+        """Rows sorted by expert, so many for each, through the two layers of their expert."""
+        ups, downs = zip(*self.experts(), strict=True)
+        y = multiply(ups, x, counts)
+        y = (self.rule.gate or halves)(self.__dict__["_self_of_gate"], y)
+        y = multiply(downs, y, counts)
+        return cast(nn.Module, self._modules[self.rule.after])(y) if self.rule.after else y
+
+    def _rows(self, x: object) -> Tensor:
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.dim() != 2 or x.shape[1] != self.hidden_size:
+            got = describe(x) if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError("hidden_states", got, f"float [tokens, {self.hidden_size}]")
+        return x
+
+    def extra_repr(self) -> str:
+        """The bank in one line, as print(model) shows it."""
+        return f"num_experts={self.num_experts}, hidden_size={self.hidden_size}"
+
+
+def _without_tensors(module: nn.Module, children: dict[str, nn.Module | None]) -> nn.Module:
+    """What the gate of the module's class gets as `self`: class and attributes of the module, and the children of the
+    bank, which move with it; no parameters."""
+    new = type(module).__new__(type(module))
+    new.__dict__.update(module.__dict__)
+    new.__dict__.update(_parameters=dict.fromkeys(module._parameters), _modules=children)
+    return new
+
+
+def _check_routing(x: Tensor, ids: object, weights: object) -> None:
+    is_whole = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32)
+    if not isinstance(ids, Tensor) or not is_whole or ids.dim() != 2 or ids.shape[0] != x.shape[0]:
+        got = describe(ids) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ArgumentError("top_k_index", got, f"int64 or int32 [{x.shape[0]}, k]")
+    if not isinstance(weights, Tensor) or weights.dtype not in FLOATS or weights.shape != ids.shape:
+        got = describe(weights) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ArgumentError("top_k_weights", got, f"float {list(ids.shape)}")
+
+
+def _stacked(tensors: list[Tensor]) -> nn.Parameter:
+    return nn.Parameter(torch.stack([t.detach() for t in tensors]), any(t.requires_grad for t in tensors))

@@ -1,0 +1,34 @@
+"""Bugs in banks of experts: who multiplies which rows, and how results come back to their tokens."""
+
+from __future__ import annotations
+
+import torch
+from expert_banks import Bank, Biased, one_by_one, register_banks, routing
+from mutants import edit, register
+from torch import nn
+
+import pyquant
+
+
+def check(seed: int) -> None:
+    """Two banks against one token at a time."""
+    register_banks()
+    torch.manual_seed(seed)
+    for bank in (Bank(5, 32, 16), Biased(5, 32, 16)):
+        scheme = pyquant.W8A8Dynamic()
+        names = (("gate_up_proj", "up_bias"), ("down_proj", "down_bias"))
+        layers = [tuple(pyquant.QLinear.from_float(bank.layer(e, *n), scheme) for n in names) for e in range(5)]
+        model = pyquant.quantize_(nn.ModuleDict({"experts": bank}), scheme, check_speed=False)
+        x, (ids, weights) = torch.randn(12, 32), routing(12, 5, 3, seed)
+        ids[2, 0] = 7
+        want = one_by_one(layers, nn.functional.silu, x, ids, weights)
+        assert torch.equal(model["experts"](x, ids, weights), want)  # type: ignore[operator]
+
+
+for old, new, name in (
+    ("y[place[:, j]]", "y[place[:, 0]]", "the result of the first expert for all"),
+    ("weights[:, j, None]", "weights[:, 0, None]", "the weight of the first slot for all"),
+    ("place.clamp(max=present)", "place.clamp(max=present - 1)", "the result of another for an expert elsewhere"),
+    ("x[begin : begin + count]", "x[:count]", "every expert multiplies the first rows"),
+):
+    register(edit("nn.expert_rows", old, new), check, name=name, area="experts")

@@ -1,0 +1,245 @@
+"""QExperts: banks of experts are right to the bit, in every family, and are layers to everything else."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from expert_banks import FAMILIES, Bank, Biased, Interleaved, experts_of, model_of, one_by_one, register_banks, routing
+from torch import Tensor, nn
+
+import pyquant
+from pyquant import QExperts, QLinear
+from pyquant.nn import expert_rules
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is a demo extra and not installed"
+)
+INTEGER = (pyquant.W8A8Dynamic(), pyquant.W4A8Dynamic(16))
+SCHEMES = (*INTEGER, pyquant.W8A16(), pyquant.W4A16(32), pyquant.FP16())
+
+
+@pytest.fixture(autouse=True)
+def banks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    register_banks()
+
+
+def sqnr(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach(), want.detach()
+    return float(20 * torch.log10(want.double().norm() / (got.double() - want.double()).norm()))
+
+
+def quantised(bank: nn.Module, scheme: Any = "W8A8Dynamic") -> QExperts:
+    model = nn.ModuleDict({"experts": copy.deepcopy(bank), "other": nn.Linear(32, 32)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pyquant.QuantizationWarning)
+        pyquant.quantize_(model, scheme, check_speed=False)
+    found = model["experts"]
+    assert isinstance(found, QExperts)
+    return found
+
+
+def dense(bank: Any, scheme: Any) -> list[tuple[QLinear, QLinear]]:
+    """QLinears made of each matrix by itself."""
+    names = (("gate_up_proj", "up_bias"), ("down_proj", "down_bias"))
+    return [tuple(QLinear.from_float(bank.layer(e, *name), scheme) for name in names) for e in range(bank.num_experts)]  # type: ignore[misc]
+
+
+# ---- right, to the bit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scheme", INTEGER, ids=str)
+@pytest.mark.parametrize("kind", [Bank, Biased, Interleaved])
+def test_it_gives_the_bits_of_dense_layers(kind: Any, scheme: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    bank = kind(5, 32, 48).to(dtype)
+    gate = bank.gate if kind is Interleaved else None
+    experts, layers = quantised(bank, scheme), dense(bank, scheme)
+    for tokens, slots in ((1, 1), (9, 2), (40, 3)):
+        x, (ids, weights) = torch.randn(tokens, 32, dtype=dtype), routing(tokens, 5, slots)
+        want = one_by_one(layers, bank.act_fn, x, ids, weights, gate)
+        got = experts(x, ids, weights)
+        assert torch.equal(got, want)
+        assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_formats_lose_what_dense_layers_lose(scheme: Any) -> None:
+    torch.manual_seed(2)
+    bank, x, (ids, weights) = Bank(6, 64, 96), torch.randn(64, 64), routing(64, 6, 2)
+    want, layers = bank(x, ids, weights), dense(bank, scheme)
+    got, beside = quantised(bank, scheme)(x, ids, weights), one_by_one(layers, bank.act_fn, x, ids, weights)
+    assert abs(sqnr(got, want) - sqnr(beside, want)) < 0.2
+    assert sqnr(got, want) > (12 if "W4" in str(scheme) else 30)
+
+
+def test_no_tokens_no_slots_and_experts_elsewhere() -> None:
+    bank = Bank(4, 32, 16)
+    experts = quantised(bank)
+    assert experts(torch.zeros(0, 32), torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2)).shape == (0, 32)
+    assert torch.equal(
+        experts(torch.ones(3, 32), torch.zeros(3, 0, dtype=torch.int32), torch.zeros(3, 0)), torch.zeros(3, 32)
+    )
+    x, ids = torch.randn(6, 32), torch.tensor([[0, 4], [4, 4], [1, 7], [-1, 2], [3, 0], [9, 9]])
+    weights = torch.rand(6, 2)
+    assert torch.equal(
+        experts(x, ids, weights), one_by_one(dense(bank, pyquant.W8A8Dynamic()), bank.act_fn, x, ids, weights)
+    )
+    assert torch.equal(experts(x, ids, weights)[[1, 5]], torch.zeros(2, 32))
+
+
+def test_one_poisoned_token_poisons_no_other() -> None:
+    bank, x, (ids, weights) = Bank(4, 32, 16), torch.randn(8, 32), routing(8, 4, 2)
+    experts = quantised(bank)
+    want = experts(x, ids, weights)
+    x[3, 5] = float("nan")
+    got = experts(x, ids, weights)
+    assert got[3].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(got[keep], want[keep])
+
+
+def test_wrong_arguments_are_named() -> None:
+    experts = quantised(Bank(4, 32, 16))
+    x, (ids, weights) = torch.randn(5, 32), routing(5, 4, 2)
+    for argument, call in (
+        ("hidden_states", (x[:, :31], ids, weights)),
+        ("hidden_states", (x[None], ids, weights)),
+        ("hidden_states", (x.long(), ids, weights)),
+        ("top_k_index", (x, ids.float(), weights)),
+        ("top_k_index", (x, ids[:4], weights[:4])),
+        ("top_k_index", (x, None, weights)),
+        ("top_k_weights", (x, ids, weights[:, :1])),
+        ("top_k_weights", (x, ids, None)),
+    ):
+        with pytest.raises(pyquant.ArgumentError, match=argument):
+            experts(*call)
+    with pytest.raises(pyquant.ArgumentError, match="module"):
+        QExperts.from_float(nn.Linear(2, 2))
+
+
+def test_the_float_bank_computes_the_same_and_trains() -> None:
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"experts": Bank(4, 32, 16)})
+    x, (ids, weights) = torch.randn(16, 32), routing(16, 4, 2)
+    want = model["experts"](x, ids, weights)
+    held = model["experts"].gate_up_proj.data_ptr()
+    pyquant.expose_linears_(model)
+    got = model["experts"](x, ids, weights)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    got.square().sum().backward()
+    assert model["experts"].expert(0)[0].weight.grad is not None
+    assert model["experts"].expert(0)[0].weight.data_ptr() == held  # no copy
+
+
+def test_gradients_reach_tokens_and_routing_weights() -> None:
+    experts = quantised(Bank(4, 32, 16))
+    x, (ids, weights) = torch.randn(6, 32, requires_grad=True), routing(6, 4, 2)
+    weights.requires_grad_()
+    experts(x, ids, weights).sum().backward()
+    assert x.grad is not None
+    assert weights.grad is not None
+    assert bool((x.grad.abs().sum(1) > 0).all() and (weights.grad != 0).all())
+
+
+# ---- layers to everything else
+
+
+def test_it_is_saved_reported_and_taken_back(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+
+    def build() -> nn.Module:
+        return nn.ModuleDict({"experts": Biased(3, 32, 48)})
+
+    model, x, (ids, weights) = build(), torch.randn(7, 32), routing(7, 3, 2)
+    pyquant.quantize_(model, {"experts.*.down_proj": pyquant.W4A8Dynamic(16), "_default": pyquant.W8A8Dynamic()})
+    want = model["experts"](x, ids, weights)
+    report = {r.name: r for r in pyquant.quantization_report(model)}
+    assert set(report) == {f"experts.{e}.{name}" for e in range(3) for name in ("gate_up_proj", "down_proj")}
+    assert report["experts.1.down_proj"].scheme == "W4A8Dynamic(group_size=16)"
+    assert sum(r.bytes_before for r in report.values()) == 4 * 3 * (96 * 32 + 96 + 48 * 32 + 32)
+    pyquant.save_pretrained(model, tmp_path)
+    assert torch.equal(pyquant.load_pretrained(tmp_path, build)["experts"](x, ids, weights), want)  # type: ignore[index]
+    back: Any = pyquant.dequantize_(copy.deepcopy(model))["experts"]  # type: ignore[index]
+    assert type(back) is Biased
+    assert list(dict(back.named_parameters())) == ["gate_up_proj", "down_proj", "up_bias", "down_bias"]
+    assert sqnr(back(x, ids, weights), want) > 30
+
+
+def test_who_decides_about_an_expert() -> None:
+    def told(config: Any) -> set[str]:
+        model = nn.ModuleDict({"experts": Bank(2, 32, 48), "fc": nn.Linear(32, 32)})
+        pyquant.quantize_(model, config)
+        return {name for name, m in model.named_modules() if isinstance(m, QLinear)}
+
+    every = {f"experts.{e}.{name}" for e in range(2) for name in ("gate_up_proj", "down_proj")}
+    assert told({"experts": pyquant.W8A8Dynamic()}) == every
+    assert told({Bank: None, "_default": pyquant.W8A8Dynamic()}) == {"fc"}
+    assert told({"experts.1.*": None, "experts.*": pyquant.W8A8Dynamic()}) == {n for n in every if ".0." in n}
+    assert told({"experts.*.down_proj": pyquant.W8A16()}) == {n for n in every if "down" in n}
+
+
+def test_a_bank_that_is_out_of_the_ordinary_stays_and_is_named() -> None:
+    class Scaled(Bank):
+        def forward(self, *args: Any) -> Tensor:
+            return 2 * super().forward(*args)
+
+    other = Bank(2, 32, 48)
+    other.more = nn.Parameter(torch.ones(2))
+    model = nn.ModuleDict({"a": Scaled(2, 32, 48), "b": other, "fc": nn.Linear(32, 32)})
+    with pytest.warns(pyquant.QuantizationWarning, match="register_experts"):
+        pyquant.quantize_(model, pyquant.W8A8Dynamic())
+    assert type(model["a"]) is Scaled
+    assert type(model["b"]) is Bank
+
+
+def test_rules_are_checked() -> None:
+    for layer, rule in ((3, pyquant.ExpertsRule()), (nn.Linear(2, 2), pyquant.ExpertsRule()), (Bank, {"up": "w"})):
+        with pytest.raises(pyquant.ArgumentError):
+            pyquant.register_experts(layer, rule)  # type: ignore[arg-type]
+
+
+# ---- transformers
+
+
+@needs_transformers
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_quantised_whole(family: str, tmp_path: Path) -> None:
+    model, ids = model_of(family), torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(0))
+    calls: dict[str, tuple[Any, Tensor]] = {}
+    for name, bank in experts_of(model).items():
+        bank.register_forward_hook(lambda _, args, y, name=name: calls.update({name: (args, y)}))
+    with torch.no_grad():
+        model(ids)
+        routers = {n: p.clone() for n, p in model.named_parameters() if "router" in n or n.endswith("mlp.gate.weight")}
+        want = dict(calls)
+        pyquant.quantize_(model, {"lm_head": None, "_default": pyquant.W8A8Dynamic()}, check_speed=False)
+        for name, bank in experts_of(model).items():
+            assert type(bank) is QExperts
+            assert sqnr(bank(*want[name][0]), want[name][1]) > 33, name  # what dense layers of such a block give
+        left = {n: p for n, p in model.named_parameters() if "router" in n or n.endswith("mlp.gate.weight")}
+        assert not [r for r in pyquant.quantization_report(model) if r.kind.endswith("Experts")]
+        assert family == "Llama4" or all(torch.equal(left[n], p) for n, p in routers.items())
+        got = model(ids).logits
+        pyquant.save_pretrained(model, tmp_path)
+        again = pyquant.load_pretrained(tmp_path, lambda: model_of(family))
+        assert torch.equal(again(ids).logits, got)
+
+
+@needs_transformers
+def test_mixtrals_experts_become_a_quarter_in_four_bits() -> None:
+    import transformers
+
+    config = transformers.MixtralConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=1, vocab_size=64)
+    model = transformers.MixtralForCausalLM(config).to(torch.bfloat16)
+    pyquant.quantize_(model, pyquant.W4A16(), check_speed=False)
+    records = [r for r in pyquant.quantization_report(model) if ".experts." in r.name]
+    assert len(records) == 16
+    assert sum(r.bytes_after for r in records) <= 0.27 * sum(r.bytes_before for r in records)
