@@ -18,6 +18,19 @@ static int64_t product(const Shape& s) {
 
 // ---- the fused layer
 
+// Steps stay beside 4-bit codes for the kernels of GPUs; CPUs get the products of both, 8-bit weights.
+static void two_level(const LinearSpec& s) {
+  const std::string allowed =
+      "4-bit weights with a group size in layout 'rows', or a multiple of 64 in 'rows_blocked128'";
+  const bool blocked = s.layout == Layout::rows_blocked128;
+  if (s.layout == Layout::cpu_blocked || s.w->type != DType::s4 || s.group_size == 0 ||
+      (blocked && s.group_size % kBlocked128StepCodes != 0))
+    refuse(
+        "spec",
+        "two levels of scales with " + std::to_string(s.w->bits) + " bits, group_size " + std::to_string(s.group_size),
+        allowed);
+}
+
 LinearSpec linear_spec(const std::vector<int64_t>& wire) {
   if (wire.size() != kWireFields)
     refuse("spec", std::to_string(wire.size()) + " integers",
@@ -33,10 +46,11 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
     refuse("spec", "layout 'rows_blocked128' with " + std::to_string(s.w->bits) + " bits",
            "4-bit weights in that layout");
   group(s.group_size, s.k);
+  if (s.two_level) two_level(s);
   code_range(s.x_qmin, s.x_qmax, "spec", "spec");
   code_range(s.out_qmin, s.out_qmax, "spec", "spec");
   const int64_t reach = s.x_symmetric ? std::max<int64_t>(-s.x_qmin, s.x_qmax) : s.x_qmax - s.x_qmin;
-  const int64_t limit = k_max(std::max<int64_t>(reach, 1), s.w->largest());
+  const int64_t limit = k_max(std::max<int64_t>(reach, 1), product_largest(s));
   if (s.k > limit)
     refuse("spec", "k = " + std::to_string(s.k),
            "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");
@@ -51,7 +65,7 @@ static void codes_bound(const LinearSpec& s, DType type) {
     reach = code.largest();
     if (!s.x_symmetric) reach = std::max<int64_t>({reach, code.qmax - s.x_qmin, s.x_qmax - code.qmin});
   }
-  const int64_t limit = k_max(reach, s.w->largest());
+  const int64_t limit = k_max(reach, product_largest(s));
   if (s.k > limit)
     refuse("x", std::string(name_of(type)) + " codes with k = " + std::to_string(s.k),
            "k <= " + std::to_string(limit) + ", beyond which an int32 accumulator can overflow");

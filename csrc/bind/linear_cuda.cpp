@@ -37,9 +37,11 @@ void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmO
   p->w_layout = s.layout == Layout::rows_blocked128 ? WeightLayout::blocked128 : WeightLayout::natural;
   p->ldw = b.at.k_pad;
   p->ldo = whole_bytes(call.out, s.n);
-  p->group_size = s.group_size;
+  p->group_size = s.two_level ? 0 : s.group_size;
+  p->step_size = s.two_level ? s.group_size : 0;
   o->x = call.x.data;
   o->w = b.base;
+  if (s.two_level && s.layout == Layout::rows) o->w_step = b.section<uint8_t>(b.at.w_step);
   o->w_scale = b.section<float>(b.at.w_scale);
   o->w_sum = b.section<int32_t>(b.at.w_sum);
   o->bias = s.has_bias ? b.section<float>(b.at.bias) : nullptr;

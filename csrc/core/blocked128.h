@@ -10,6 +10,12 @@
 //   nibble = low for channels 0 .. 7 of each 16, high for 8 .. 15
 //
 // Thus the low nibbles of a word are one 32-bit register of the fragment of a 64 x 32 step and the high ones another.
+//
+// Of weights with steps (docs/numerics.md 4.1) every block has 256 bytes more, a step for 64 codes of a channel:
+//
+//   word = 32 * (channel / 64) + 8 * (channel / 16 % 4) + channel % 8;  byte = 2 * (k / 64 % 2) + channel / 8 % 2
+//
+// so that a word is what a thread needs of a block. Steps beyond n and k are anything: they meet zero codes.
 #pragma once
 #include <cstdint>
 
@@ -19,14 +25,17 @@ namespace pyquant {
 
 constexpr int32_t kBlocked128Side = 128;  // channels and codes of a block
 constexpr int64_t kBlocked128BlockBytes = 8192;
+constexpr int64_t kBlocked128StepBytes = 256;  // of a block's steps
+constexpr int64_t kBlocked128StepCodes = 64;   // along k under a step
 
 // n or k rounded up to whole blocks.
 PYQ_HD constexpr int64_t blocked128_padded(int64_t size) {
   return (size + kBlocked128Side - 1) / kBlocked128Side * kBlocked128Side;
 }
 
-PYQ_HD constexpr int64_t blocked128_bytes(int64_t n, int64_t k) {
-  return blocked128_padded(n) / kBlocked128Side * (blocked128_padded(k) / kBlocked128Side) * kBlocked128BlockBytes;
+PYQ_HD constexpr int64_t blocked128_bytes(int64_t n, int64_t k, bool has_steps = false) {
+  const int64_t bytes = kBlocked128BlockBytes + (has_steps ? kBlocked128StepBytes : 0);
+  return blocked128_padded(n) / kBlocked128Side * (blocked128_padded(k) / kBlocked128Side) * bytes;
 }
 
 // Position of the code of channel n, depth k: byte, and whether it is the high nibble of it.

@@ -18,6 +18,9 @@ constexpr int64_t k_max_affine(int64_t x_qmin, int64_t x_qmax, int64_t w_abs_max
   return k_max(x_qmax - x_qmin, w_abs_max);
 }
 
+// The largest magnitude of a code times its step (docs/numerics.md 4.1).
+constexpr int64_t kStepProductMax = 127;
+
 inline bool mul_overflows(int64_t a, int64_t b, int64_t* out) { return __builtin_mul_overflow(a, b, out); }
 
 }  // namespace pyquant

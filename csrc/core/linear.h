@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/arith.h"
+#include "core/bounds.h"
 #include "core/problem.h"
 
 namespace pyquant {
@@ -19,6 +20,7 @@ struct LinearSpec {
   int64_t n = 0, k = 0;
   const CodeType* w = &code_type(DType::s8);  // null: a wire asked for bits that no type of weights has
   int64_t group_size = 0;                     // 0 = per channel; divides k
+  bool two_level = false;                     // groups have whole-number steps, channels scales: numerics.md 4.1
   InputMode input = InputMode::dynamic_per_token;
   int32_t x_qmin = -127, x_qmax = 127;
   bool x_symmetric = true;  // dynamic affine rows: zero point from the row's range
@@ -29,6 +31,9 @@ struct LinearSpec {
   int32_t out_qmin = -127, out_qmax = 127;
   Layout layout = Layout::cpu_blocked;
 };
+
+// The largest magnitude of what a product multiplies: a code, or a code times its step.
+inline int64_t product_largest(const LinearSpec& s) { return s.two_level ? kStepProductMax : s.w->largest(); }
 
 // The int[] that carries a LinearSpec: n, k, group_size, the small fields as bits of one word, the clamp limits as the
 // patterns of two floats. pyquant/ops/spec.py writes it; tests/ops compare the two.
@@ -52,6 +57,7 @@ inline LinearSpec spec_from_wire(const int64_t* wire) {
   s.has_bias = bits(10, 1);
   s.codes_out = bits(11, 1);
   s.layout = static_cast<Layout>(bits(12, 2));
+  s.two_level = bits(14, 1);
   s.x_qmin = bits(16, 8) - 128;
   s.x_qmax = bits(24, 8) - 128;
   s.out_qmin = bits(32, 8) - 128;

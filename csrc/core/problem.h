@@ -27,6 +27,7 @@ struct GemmProblem {
   WeightLayout w_layout = WeightLayout::natural;
   int64_t ldx = 0, ldw = 0, ldo = 0, ldr = 0;
   int64_t group_size = 0;        // codes along k that share a weight scale; 0 = one scale per channel
+  int64_t step_size = 0;         // s4 weights: codes along k that share a step (docs/numerics.md 4.1); 0 = no steps
   bool per_token_scale = false;  // x_scale has m entries (else one)
   bool per_token_zero_point = false;
   bool has_zero_point = false;
@@ -42,13 +43,15 @@ struct GemmOperands {
   const void* w = nullptr;
   const float* x_scale = nullptr;         // [m] or [1]
   const int32_t* x_zero_point = nullptr;  // [m] or [1]
+  const uint8_t* w_step = nullptr;        // [n, k / step_size]; null where blocks of weights hold their steps
   const float* w_scale = nullptr;         // [n] or [n, k / group_size]
-  const int32_t* w_sum = nullptr;         // [n] (groups: [n, k / group_size]) sum of codes; required with a zero point
-  const int32_t* w_zero_point = nullptr;  // [n] or [n, k / group_size]
-  const float* bias = nullptr;            // [n]
-  const void* residual = nullptr;         // [m, n], type problem.residual, row stride ldr
-  void* out = nullptr;                    // [m, n], row stride ldo
-  const float* out_scale = nullptr;       // [1], out == s8 or s4
+  // [n] (groups: [n, k / group_size]) sum of codes (times their steps); required with a zero point
+  const int32_t* w_sum = nullptr;
+  const int32_t* w_zero_point = nullptr;    // [n] or [n, k / group_size]
+  const float* bias = nullptr;              // [n]
+  const void* residual = nullptr;           // [m, n], type problem.residual, row stride ldr
+  void* out = nullptr;                      // [m, n], row stride ldo
+  const float* out_scale = nullptr;         // [1], out == s8 or s4
   const int32_t* out_zero_point = nullptr;  // [1] or null
   void* workspace = nullptr;                // cuda::workspace of the row, 256-byte aligned, need not be cleared
   bool counters_are_zero = false;           // of the workspace; else a kernel in front clears them

@@ -22,6 +22,8 @@ enum class Reason : int32_t {
   residual_type,
   group_size,   // a multiple of wanted; wanted 0: one scale per channel
   groups_only,  // the kernel needs a group size
+  step_size,    // a multiple of wanted; wanted 0: no steps
+  steps_only,   // the kernel needs steps
   m_limit,
   zero_point,  // of activations; not taken
   w_zero_point,

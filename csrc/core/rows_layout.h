@@ -3,13 +3,15 @@
 #pragma once
 #include <cstdint>
 
+#include "core/blocked128.h"
 #include "core/linear.h"
 
 namespace pyquant {
 
 struct RowsLayout {
-  int64_t n_pad = 0, k_pad = 0, groups = 1;
-  int64_t w_scale = 0, w_sum = 0, bias = 0, scalars = 0, total = 0;  // byte offsets
+  int64_t n_pad = 0, k_pad = 0;
+  int64_t groups = 1;                                                            // scales and sums of a channel
+  int64_t w_step = 0, w_scale = 0, w_sum = 0, bias = 0, scalars = 0, total = 0;  // byte offsets
 };
 
 // Codes in a row of codes that is written for the kernels, weights and activations alike: whole 16-byte pieces even at
@@ -21,9 +23,11 @@ inline RowsLayout rows_layout(const LinearSpec& s) {
   RowsLayout at;
   at.n_pad = up(s.n, 16);
   at.k_pad = padded_row(s.k);
-  at.groups = s.group_size ? s.k / s.group_size : 1;
-  const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes
-  at.w_scale = up(blocked ? up(s.n, 128) * up(s.k, 128) / 2 : at.n_pad * columns_of(s.w->type, at.k_pad), 256);
+  const int64_t groups = s.group_size ? s.k / s.group_size : 1;
+  at.groups = s.two_level ? 1 : groups;
+  const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes (and their steps)
+  at.w_step = up(blocked ? blocked128_bytes(s.n, s.k, s.two_level) : at.n_pad * columns_of(s.w->type, at.k_pad), 256);
+  at.w_scale = at.w_step + (s.two_level && !blocked ? up(at.n_pad * groups, 256) : 0);
   at.w_sum = at.w_scale + up(4 * at.n_pad * at.groups, 256);
   at.bias = at.w_sum + up(4 * at.n_pad * at.groups, 256);
   at.scalars = at.bias + (s.has_bias ? up(4 * at.n_pad, 256) : 0);

@@ -46,6 +46,7 @@ GemmProblem problem_of(const py::dict& dict) {
   p.ldo = f.get<int64_t>("ldo", whole_bytes(p.out, p.n));
   p.ldr = f.get<int64_t>("ldr", p.n);
   p.group_size = f.get<int64_t>("group_size", 0);
+  p.step_size = f.get<int64_t>("step_size", 0);
   p.per_token_scale = f.get<bool>("per_token_scale", false);
   p.per_token_zero_point = f.get<bool>("per_token_zero_point", false);
   p.has_zero_point = f.get<bool>("has_zero_point", false);
@@ -67,6 +68,7 @@ GemmOperands operands_of(const py::dict& dict) {
   o.w = pointer<const void>(at("w"));
   o.x_scale = pointer<const float>(at("x_scale"));
   o.x_zero_point = pointer<const int32_t>(at("x_zero_point"));
+  o.w_step = pointer<const uint8_t>(at("w_step"));
   o.w_scale = pointer<const float>(at("w_scale"));
   o.w_sum = pointer<const int32_t>(at("w_sum"));
   o.w_zero_point = pointer<const int32_t>(at("w_zero_point"));

@@ -61,6 +61,16 @@ Refusal accept_groups(const FamilyFacts& f, const GemmProblem& p) {
   return {};
 }
 
+// Steps of 4-bit codes, under one scale a channel.
+Refusal accept_steps(const FamilyFacts& f, const GemmProblem& p) {
+  if (p.step_size == 0) return f.steps_only ? refuse(Reason::steps_only, f.step_multiple, 0) : Refusal{};
+  if (f.step_multiple == 0 || p.w != DType::s4) return refuse(Reason::step_size, 0, p.step_size);
+  if (p.group_size != 0) return refuse(Reason::group_size, 0, p.group_size);
+  if (p.step_size % f.step_multiple != 0) return refuse(Reason::step_size, f.step_multiple, p.step_size);
+  if (p.k % p.step_size != 0) return refuse(Reason::k_multiple, p.step_size, p.k);
+  return {};
+}
+
 // Rows of mma.sync run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
 // theirs.
 Refusal accept_device(const Row& row, const DeviceInfo& device) {
@@ -99,8 +109,8 @@ int64_t shared_bytes(const Row& row) {
 int64_t k_bound(const GemmProblem& p) {
   const CodeType *x = find_code_type(p.x), *w = find_code_type(p.w);
   if (!x || !w) return kSizeLimit;
-  const int64_t plain = k_max(x->largest(), w->largest());
-  return p.has_zero_point ? std::min(plain, k_max_affine(x->qmin, x->qmax, w->largest())) : plain;
+  const int64_t largest = p.step_size ? kStepProductMax : w->largest(), plain = k_max(x->largest(), largest);
+  return p.has_zero_point ? std::min(plain, k_max_affine(x->qmin, x->qmax, largest)) : plain;
 }
 
 Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const DeviceInfo& device) {
@@ -108,6 +118,7 @@ Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const De
   Refusal refusal = accept_device(row, device);
   if (refusal.ok()) refusal = accept_types(f, p, has_residual);
   if (refusal.ok()) refusal = accept_groups(f, p);
+  if (refusal.ok()) refusal = accept_steps(f, p);
   if (refusal.ok()) refusal = accept_sizes(f, p);
   if (refusal.ok()) refusal = accept_memory(f, p);
   return refusal;

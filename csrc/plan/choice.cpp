@@ -15,7 +15,7 @@ constexpr size_t kSlots =
 
 // All that select() looks at. Row strides count through the alignments only.
 struct Key {
-  uint64_t words[12];
+  uint64_t words[13];
   bool operator==(const Key& other) const { return std::memcmp(words, other.words, sizeof(words)) == 0; }
 };
 
@@ -33,7 +33,7 @@ Key key_of(const GemmProblem& p, bool has_residual, const DeviceInfo& d) {
                          at(p.has_zero_point, 43) | at(p.has_w_zero_point, 44) | at(has_residual, 45) |
                          at(p.w_layout, 46) | at(d.halves_float_sums, 50);
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
-  return {{word(p.m), word(p.n), word(p.k), word(p.group_size), flags, word(d.sm), word(d.sm_count),
+  return {{word(p.m), word(p.n), word(p.k), word(p.group_size), word(p.step_size), flags, word(d.sm), word(d.sm_count),
            word(d.shared_bytes), word(d.l2_bytes), word(d.dram_gbps), word(d.clock_mhz), d.gpu}};
 }
 

@@ -25,6 +25,8 @@ struct FamilyFacts {
   int32_t m_max = 0;           // 0: any M
   int32_t group_multiple = 0;  // of the group size; 0: no group scales
   bool groups_only = false;    // takes problems with group scales only
+  int32_t step_multiple = 0;   // of the codes that share a step; 0: no steps
+  bool steps_only = false;     // takes weights with steps only
   bool zero_point = true;      // of activations
   bool w_zero_point = false;
   Packing x_packing = Packing::bytes;
@@ -102,7 +104,7 @@ constexpr FamilyFacts simt() {
   f.w = type_bit(DType::s8) | type_bit(DType::s4);
   f.outs = kAllOuts;
   f.x_align = f.w_align = 1;
-  f.group_multiple = 1;
+  f.group_multiple = f.step_multiple = 1;
   f.x_packing = Packing::either;
   return f;
 }

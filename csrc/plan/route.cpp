@@ -67,12 +67,12 @@ class Router {
     return with_row(form, p);
   }
 
-  // Padded rows meet the zero weights of the padding, up to the bound of K. Group scales end at k.
+  // Padded rows meet the zero weights of the padding, up to the bound of K. Group scales and steps end at k.
   int64_t padded_k() const {
     GemmProblem p = request_.problem;
     p.x = DType::s8;
     const int64_t whole = padded_row(p.k);
-    return p.group_size != 0 || whole > k_bound(p) ? p.k : whole;
+    return p.group_size != 0 || p.step_size != 0 || whole > k_bound(p) ? p.k : whole;
   }
 
   Route padded_bytes(DType type) const { return rewritten(Form::bytes, type, padded_k()); }

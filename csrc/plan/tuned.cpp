@@ -55,7 +55,8 @@ Key key_of(const GemmProblem& p, With with, uint64_t gpu) {
   const uint64_t types = static_cast<uint64_t>(p.x) | static_cast<uint64_t>(p.w) << 4 |
                          static_cast<uint64_t>(p.out) << 8 | static_cast<uint64_t>(p.w_layout) << 12 |
                          uint64_t{p.x_packed} << 16 | static_cast<uint64_t>(with) << 20;
-  return {gpu, types, p.group_size, p.n, p.k, m_bucket(p.m)};
+  // Sizes are below 2^31; the table has no entry of weights with steps, whose problems must not find others'.
+  return {gpu, types, p.group_size | p.step_size << 32, p.n, p.k, m_bucket(p.m)};
 }
 
 template <class T, size_t N>

@@ -71,7 +71,8 @@ def problems_for(
     dtype      of the layers' inputs and outputs.
     device     of the rig: the weights have the layout that its layers have. None: natural rows.
     residuals  each problem a second time, with a residual of that type (the key 'residual') added.
-    ->         one problem a layer and bucket, without repetition.
+    ->         one problem a layer and bucket, without repetition; none of two-level weights, of which whole layers are
+               timed alone.
     Raises ArgumentError for a scheme that is unknown, and for float32 where x stays in floating point.
     """
     native = plan._native()
@@ -79,6 +80,8 @@ def problems_for(
     for n, k, scheme in layers:
         for m in ms:
             problem = _problem(n, k, as_scheme(scheme), int(native.m_bucket(m)), dtype, device)
+            if problem.get("step_size"):
+                continue
             with_residual = [problem | {"residual": _SHORT[dtype]}] if residuals else []
             for one in (problem, *with_residual):
                 distinct.setdefault(repr(sorted(one.items())), one)

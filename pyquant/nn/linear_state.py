@@ -110,7 +110,7 @@ class LinearState(nn.Module):
         if is_packed:
             codes = (storage, checked["weight_scale"], self.scheme.weights, self.in_features)
             storage = ops.pack_linear(
-                *weights.multiplied(*codes)[:2],
+                *weights.packed_operands(*codes, spec),
                 spec,
                 checked.get("bias"),
                 checked.get("input_scale"),
@@ -140,16 +140,17 @@ class LinearState(nn.Module):
         return self.missing == self._weight_name
 
     def _linear_spec(self, device: torch.device) -> tuple[int, ...]:
-        scheme = self.scheme
+        scheme, w = self.scheme, self.scheme.weights
         if scheme.inputs is None:
             return ()
+        keeps_steps = w.two_level and device.type == "cuda"
         x_qmin, x_qmax = scheme.inputs.code_range
         out_qmin, out_qmax = self._output_range()
         spec = ops.LinearSpec(
             n=self.out_features,
             k=self.in_features,
-            w_bits=scheme.weights.product_type.bits,
-            group_size=scheme.weights.sum_size or 0,
+            w_bits=w.bits if keeps_steps else w.product_type.bits,
+            group_size=(w.group_size if keeps_steps else w.sum_size) or 0,
             input="dynamic" if scheme.inputs.dynamic else "static",
             x_qmin=x_qmin,
             x_qmax=x_qmax,
@@ -161,11 +162,8 @@ class LinearState(nn.Module):
             codes_out=self._gives_codes,
             out_qmin=out_qmin,
             out_qmax=out_qmax,
+            two_level=keeps_steps,
         )
-        if scheme.weights.two_level and device.type == "cuda":
-            raise UnsupportedError(
-                f"no CUDA kernel multiplies weights of two-level scales yet ({scheme}); W4A8 has some"
-            )
         return replace(spec, layout=ops.layout_for(device, spec)).to_ints()
 
     def _output_range(self) -> tuple[int, int]:

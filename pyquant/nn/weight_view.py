@@ -45,7 +45,9 @@ class Form:
         if not self.spec:
             return storage
         codes = ops.unpack_linear(storage, self.spec)
-        return codes if self.scheme is None or scale is None else weights.of_multiplied(codes, scale, self.scheme)
+        return (
+            codes if self.scheme is None or scale is None else weights.of_packed(codes, scale, self.scheme, self.spec)
+        )
 
     def matrix(self, storage: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
         """float32 [N, K]: scale * (code - zero_point)."""

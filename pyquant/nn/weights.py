@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,9 +48,23 @@ def multiplied(weight: Tensor, scale: Tensor, scheme: TensorScheme, columns: int
     return *numerics.one_level(codes, scale, numerics.largest_step(*scheme.code_range)), 0
 
 
-def of_multiplied(codes: Tensor, scale: Tensor, scheme: TensorScheme) -> Tensor:
-    """The inverse of multiplied: weights as a state_dict spells them."""
-    if not scheme.two_level:
+def packed_operands(
+    weight: Tensor, scale: Tensor, scheme: TensorScheme, columns: int, spec: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """What pack_linear takes of them for a spec: kernels of GPUs multiply codes and steps themselves."""
+    if keeps_steps(spec):
+        return weight, scale
+    return multiplied(weight, scale, scheme, columns)[:2]
+
+
+def keeps_steps(spec: Sequence[int]) -> bool:
+    """Whether a packed buffer holds 4-bit codes and their steps, not the products of both."""
+    return ops.LinearSpec.from_ints(spec).two_level
+
+
+def of_packed(codes: Tensor, scale: Tensor, scheme: TensorScheme, spec: Sequence[int]) -> Tensor:
+    """The inverse of packed_operands: weights as a state_dict spells them, of the codes that unpack_linear gives."""
+    if not scheme.two_level or keeps_steps(spec):
         return codes
     steps = numerics.largest_step(*scheme.code_range)
     return stored(numerics.codes_of_products(codes, scale, steps), scheme.code_type)

@@ -150,9 +150,12 @@ def qlinear(
     zero_points.of_call(s, x, packed, x_zero_point)
     if linear_shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
+    codes = numerics.unpack(p.codes, s.k, s.w_type)
+    if p.w_step is not None:
+        codes = codes * p.w_step.view(torch.int8).repeat_interleave(s.group_size, 1)
     y = numerics.qlinear_reference(
         x,
-        numerics.unpack(p.codes, s.k, s.w_type),
+        codes,
         p.w_scale,
         bias=p.bias,
         x_scale=p.x_scale if s.input == "static" else x_scale,
@@ -161,7 +164,7 @@ def qlinear(
         x_qmin=s.x_qmin,
         x_qmax=s.x_qmax,
         x_symmetric=s.x_symmetric,
-        group_size=s.group_size,
+        group_size=0 if s.two_level else s.group_size,
         activation=s.activation,
         clamp_min=s.clamp_min,
         clamp_max=s.clamp_max,

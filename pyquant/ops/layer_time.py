@@ -105,9 +105,11 @@ def layer_key(scheme: QScheme, short: str, n: int, k: int, bucket: int) -> tuple
         kind = short if scheme.is_float else "weight only"
     else:
         kind = f"{inputs.code_type.native_name} {'dynamic' if inputs.dynamic else 'static'}"
-    weights = short if scheme.is_float else scheme.weights.product_type.native_name
+    weights = short if scheme.is_float else scheme.weights.code_type.native_name
+    if scheme.weights.two_level:
+        weights += tuned.TWO_LEVEL
     zero_point = inputs is not None and not inputs.symmetric
-    return (weights, kind, zero_point, 0 if scheme.is_float else scheme.weights.sum_size or 0, short, n, k, bucket)
+    return (weights, kind, zero_point, 0 if scheme.is_float else scheme.weights.group_size or 0, short, n, k, bucket)
 
 
 def product_of(
@@ -134,12 +136,13 @@ def spec_of(scheme: QScheme, n: int, k: int, device: plan.Device | None) -> Line
     spec = LinearSpec(
         n,
         k,
-        w_bits=scheme.weights.product_type.bits,
-        group_size=scheme.weights.sum_size or 0,
+        w_bits=scheme.weights.bits,
+        group_size=scheme.weights.group_size or 0,
         input="dynamic" if scheme.inputs.dynamic else "static",
         x_qmin=x_qmin,
         x_qmax=x_qmax,
         x_symmetric=scheme.inputs.symmetric,
+        two_level=scheme.weights.two_level,
     )
     return spec if device is None else plan.packed(spec, device)
 

@@ -13,7 +13,7 @@ from pyquant.core.dtypes import FLOATS, INT4, KERNEL_BITS, ONE_A_BYTE, PRODUCTS,
 from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 from pyquant.ops import check
-from pyquant.ops.rows_layout import BLOCKED, packed_bytes
+from pyquant.ops.rows_layout import BLOCKED, STEP_CODES, packed_bytes
 from pyquant.ops.spec import WIRE_FIELDS, LinearSpec
 
 
@@ -136,11 +136,23 @@ def linear_spec(spec: Sequence[int]) -> LinearSpec:
     if s.layout == BLOCKED and s.w_type is not INT4:
         raise ArgumentError("spec", f"layout '{BLOCKED}' with {s.w_bits} bits", "4-bit weights in that layout")
     check.group(s.group_size, s.k)
+    if s.two_level:
+        _check_two_level(s)
     check.code_range(s.x_qmin, s.x_qmax, ("spec", "spec"))
     check.code_range(s.out_qmin, s.out_qmax, ("spec", "spec"))
     reach = max(-s.x_qmin, s.x_qmax) if s.x_symmetric else s.x_qmax - s.x_qmin
-    _check_k("spec", "k", s.k, k_max(max(reach, 1), s.w_type.largest))
+    _check_k("spec", "k", s.k, k_max(max(reach, 1), s.largest))
     return s
+
+
+def _check_two_level(s: LinearSpec) -> None:
+    """Steps stay beside 4-bit codes for the kernels of GPUs; CPUs get the products of both, 8-bit weights."""
+    is_blocked = s.layout == BLOCKED
+    is_divided = s.group_size > 0 and (not is_blocked or s.group_size % STEP_CODES == 0)
+    if s.layout == "cpu_blocked" or s.w_type is not INT4 or not is_divided:
+        allowed = f"4-bit weights with a group size in layout 'rows', or a multiple of {STEP_CODES} in '{BLOCKED}'"
+        got = f"two levels of scales with {s.w_bits} bits, group_size {s.group_size}"
+        raise ArgumentError("spec", got, allowed)
 
 
 def pack_linear(
@@ -201,7 +213,7 @@ def _codes_bound(s: LinearSpec, x: Tensor) -> None:
     reach = t.largest  # of uint8: its zero point included
     if low < 0 and not s.x_symmetric:
         reach = max(reach, high - s.x_qmin, s.x_qmax - low)
-    _check_k("x", f"{t.native_name} codes with k", s.k, k_max(reach, s.w_type.largest))
+    _check_k("x", f"{t.native_name} codes with k", s.k, k_max(reach, s.largest))
 
 
 def x_is_packed(s: LinearSpec, x: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from pyquant.core import arguments
 from pyquant.core.dtypes import INT4
 from pyquant.errors import ArgumentError, NativeLibraryError
-from pyquant.ops.rows_layout import BLOCKED, sections
+from pyquant.ops.rows_layout import BLOCKED, STEP_CODES, sections
 from pyquant.ops.spec import LinearSpec
 
 
@@ -207,7 +207,7 @@ def problem_of(spec: LinearSpec, m: int, out_dtype: torch.dtype) -> dict[str, An
         "ldw": at.k_pad,
         "ldo": ldo,
         "out_align": _alignment(row_bytes),
-        "group_size": spec.group_size,
+        **({"step_size": spec.group_size} if spec.two_level else {"group_size": spec.group_size}),
         "per_token_scale": dynamic,
         "per_token_zero_point": dynamic,
         "has_zero_point": not dynamic or not spec.x_symmetric,
@@ -224,7 +224,7 @@ def weight_layout(spec: LinearSpec, device: Device) -> str:
     'rows_blocked128' where kernels that read it take the layer at every number of rows tried (1 to 4096) and are
     predicted to be faster over them (geometric mean); else 'rows'. The layout in the spec is not looked at.
     """
-    if spec.w_type is not INT4:
+    if spec.w_type is not INT4 or (spec.two_level and spec.group_size % STEP_CODES):
         return "rows"
     try:
         _native()

@@ -5,8 +5,9 @@ csrc/core/rows_layout.h is its twin. K is padded to 32 codes and N to 16 rows wi
 an unaligned tail of the weights.
 
     codes    int8 [n_pad, k_pad]  (4 bits: uint8 [n_pad, k_pad / 2]; rows_blocked128: see blocked128)
-    w_scale  float32 [n_pad] or [n_pad, k / group_size]      padding 1
-    w_sum    int32, same shape as w_scale: sum of the codes  padding 0
+    w_step   uint8 [n_pad, k / group_size] of two levels     padding 0 (rows_blocked128: in the blocks)
+    w_scale  float32 [n_pad] or [n_pad, k / group_size]      padding 1 (two levels: [n_pad], the bases)
+    w_sum    int32, same shape as w_scale: sum of the codes  padding 0 (two levels: of codes times steps)
     bias     float32 [n_pad] when has_bias                    padding 0
     scalars  float32/int32 bits: x_scale, x_zero_point, out_scale, out_zero_point
 """
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from pyquant import numerics
+from pyquant.core.dtypes import INT4
+from pyquant.errors import ArgumentError
 from pyquant.ops.spec import LinearSpec
 
 ALIGN = 256
@@ -27,6 +30,8 @@ K_MULTIPLE = 32
 N_MULTIPLE = 16
 BLOCKED = "rows_blocked128"
 BLOCK = 128  # channels and codes of a block
+STEP_CODES = 64  # codes of a channel under a step of a block
+BLOCK_BYTES, STEP_BYTES = BLOCK * BLOCK // 2, 2 * BLOCK  # of a block: its codes, its steps
 # Axes of a matrix of codes cut up as blocked128 says, in the order in which memory runs through them; see there.
 _CUT = (2, 4, 2, 8), (2, 4, 4, 4)
 _ORDER = (0, 5, 1, 6, 2, 4, 8, 7, 9, 3)
@@ -38,7 +43,8 @@ class Sections:
 
     n_pad: int
     k_pad: int
-    groups: int
+    groups: int  # scales and sums of a channel
+    w_step: int
     w_scale: int
     w_sum: int
     bias: int
@@ -53,13 +59,16 @@ def _up(value: int, multiple: int) -> int:
 def sections(s: LinearSpec) -> Sections:
     """Offsets of all parts of a spec's buffer."""
     n_pad, k_pad = _up(s.n, N_MULTIPLE), _up(s.k, K_MULTIPLE)
-    groups = s.k // s.group_size if s.group_size else 1
-    codes = _up(s.n, BLOCK) * _up(s.k, BLOCK) // 2 if s.layout == BLOCKED else n_pad * s.w_type.columns(k_pad)
-    w_scale = _up(codes, ALIGN)
+    groups = s.k // s.group_size if s.group_size and not s.two_level else 1
+    is_blocked = s.layout == BLOCKED
+    block = BLOCK_BYTES + (STEP_BYTES if s.two_level else 0)
+    blocks = _up(s.n, BLOCK) // BLOCK * (_up(s.k, BLOCK) // BLOCK)
+    w_step = _up(blocks * block if is_blocked else n_pad * s.w_type.columns(k_pad), ALIGN)
+    w_scale = w_step + (0 if is_blocked else _up(n_pad * s.steps, ALIGN))
     w_sum = w_scale + _up(4 * n_pad * groups, ALIGN)
     bias = w_sum + _up(4 * n_pad * groups, ALIGN)
     scalars = bias + (_up(4 * n_pad, ALIGN) if s.has_bias else 0)
-    return Sections(n_pad, k_pad, groups, w_scale, w_sum, bias, scalars, scalars + ALIGN)
+    return Sections(n_pad, k_pad, groups, w_step, w_scale, w_sum, bias, scalars, scalars + ALIGN)
 
 
 def packed_bytes(s: LinearSpec) -> int:
@@ -89,13 +98,22 @@ def pack(
     at = sections(s)
     buffer = torch.zeros(at.total, dtype=torch.uint8, device=w.device)
     codes = numerics.unpack(w, s.k, s.w_type)
+    step = None
+    if s.two_level:
+        products, w_scale, step = _two_levels(s, codes, w_scale)
     if s.layout == BLOCKED:
         blocks = blocked128(codes)
+        if step is not None:
+            blocks = torch.cat([blocks.view(-1, BLOCK_BYTES), _blocked_steps(s, step)], 1).view(-1)
         buffer[: blocks.numel()] = blocks
     else:
         row_bytes = s.w_type.columns(at.k_pad)
         rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
         rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
+        if step is not None:
+            buffer[at.w_step : at.w_step + step.numel()] = step.reshape(-1)
+    if step is not None:
+        codes = products
     per_group = s.k // max(at.groups, 1)  # -1 would be ambiguous where there are no rows
     sums = codes.reshape(s.n, at.groups, per_group).sum(-1, dtype=torch.int32) if s.k else 0
     scale = _section(buffer, at.w_scale, at.n_pad * at.groups, torch.float32)
@@ -116,7 +134,7 @@ def unpack(s: LinearSpec, packed: Tensor) -> Tensor:
     """The codes as they were given to pack: int8 [n, k] or uint8 [n, ceil(k / 2)]."""
     at = sections(s)
     if s.layout == BLOCKED:
-        return numerics.pack(from_blocked128(packed, s.n, s.k), s.w_type)
+        return numerics.pack(from_blocked128(_blocks(s, packed)[:, :BLOCK_BYTES], s.n, s.k), s.w_type)
     row_bytes = s.w_type.columns(at.k_pad)
     rows = packed[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
     codes = rows[: s.n, : s.w_type.columns(s.k)]
@@ -128,6 +146,7 @@ class Parts:
     """The tensors of a packed buffer, as views where possible."""
 
     codes: Tensor
+    w_step: Tensor | None  # uint8 [n, k / group_size] of two levels
     w_scale: Tensor
     bias: Tensor | None
     x_scale: Tensor
@@ -143,7 +162,8 @@ def parts(s: LinearSpec, packed: Tensor) -> Parts:
     reals, integers = (_section(packed, at.scalars, 4, dtype) for dtype in (torch.float32, torch.int32))
     return Parts(
         codes=unpack(s, packed),
-        w_scale=scale.view(s.n, at.groups) if s.group_size else scale,
+        w_step=_steps(s, packed) if s.two_level else None,
+        w_scale=scale.view(s.n, at.groups) if s.group_size and not s.two_level else scale,
         bias=_section(packed, at.bias, s.n, torch.float32) if s.has_bias else None,
         x_scale=reals[0:1],
         x_zero_point=integers[1:2],
@@ -178,14 +198,56 @@ def blocked128(codes: Tensor) -> Tensor:
 
 
 def from_blocked128(blocks: Tensor, n: int, k: int) -> Tensor:
-    """The inverse of blocked128: int8 [n, k] from a buffer that starts with the blocks."""
+    """The inverse of blocked128: int8 [n, k] from the bytes of the blocks."""
     blocks_n, blocks_k = _up(n, BLOCK) // BLOCK, _up(k, BLOCK) // BLOCK
     cut = (blocks_n, *_CUT[0], blocks_k, *_CUT[1])
-    packed = blocks[: blocks_n * blocks_k * BLOCK * BLOCK // 2].view([cut[axis] for axis in _ORDER[:-1]])
+    packed = blocks.reshape([cut[axis] for axis in _ORDER[:-1]])
     nibbles = torch.stack([packed & 15, packed >> 4], -1)
     back = [_ORDER.index(axis) for axis in range(len(_ORDER))]
     codes = nibbles.permute(back).reshape(blocks_n * BLOCK, blocks_k * BLOCK)[:n, :k]
     return (codes.to(torch.int8) ^ 8) - 8
+
+
+def _blocks(s: LinearSpec, packed: Tensor) -> Tensor:
+    """The blocks of a buffer, a row each: codes, and of two levels the steps behind them."""
+    block = BLOCK_BYTES + (STEP_BYTES if s.two_level else 0)
+    count = _up(s.n, BLOCK) // BLOCK * (_up(s.k, BLOCK) // BLOCK)
+    return packed[: count * block].view(count, block)
+
+
+def _two_levels(s: LinearSpec, codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes times steps, int8 [n, k]; bases, float32 [n]; steps, uint8 [n, k / group_size]."""
+    base, step = numerics.split_scales(scale, numerics.largest_step(-INT4.qmax, INT4.qmax))
+    products = codes.to(torch.int16) * step.repeat_interleave(s.group_size, 1)
+    if bool((base.isnan() | (products.abs().amax(1) > s.largest if s.k else False)).any()):
+        allowed = f"whole steps of a number of its row, whose products with the codes lie within {s.largest}"
+        raise ArgumentError("w_scale", "others", allowed)
+    return products.to(torch.int8), base, step.view(torch.uint8)
+
+
+# Axes of a matrix of steps, one for 64 codes: block, channel / 64, / 16 % 4, / 8 % 2, % 8; block, k / 64 % 2.
+_STEP_CUT = (2, 4, 2, 8), (2,)
+_STEP_ORDER = (0, 5, 1, 2, 4, 6, 3)
+
+
+def _blocked_steps(s: LinearSpec, step: Tensor) -> Tensor:
+    """Steps uint8 [n, k / group_size] as every block has its own (csrc/core/blocked128.h), [blocks, STEP_BYTES]."""
+    blocks_n, blocks_k = _up(s.n, BLOCK) // BLOCK, _up(s.k, BLOCK) // BLOCK
+    fine = step.repeat_interleave(s.group_size // STEP_CODES, 1)
+    padded = step.new_zeros(blocks_n * BLOCK, 2 * blocks_k)
+    padded[: s.n, : fine.shape[1]] = fine
+    return padded.view(blocks_n, *_STEP_CUT[0], blocks_k, *_STEP_CUT[1]).permute(_STEP_ORDER).reshape(-1, STEP_BYTES)
+
+
+def _steps(s: LinearSpec, packed: Tensor) -> Tensor:
+    """The steps of a buffer, uint8 [n, k / group_size]."""
+    if s.layout != BLOCKED:
+        at = sections(s)
+        return packed[at.w_step : at.w_step + s.n * s.steps].view(s.n, s.steps)
+    cut = (_up(s.n, BLOCK) // BLOCK, *_STEP_CUT[0], _up(s.k, BLOCK) // BLOCK, *_STEP_CUT[1])
+    cut_blocks = _blocks(s, packed)[:, BLOCK_BYTES:].reshape([cut[axis] for axis in _STEP_ORDER])
+    fine = cut_blocks.permute([_STEP_ORDER.index(axis) for axis in range(len(cut))]).reshape(cut[0] * BLOCK, 2 * cut[5])
+    return fine[: s.n, : s.k // STEP_CODES : s.group_size // STEP_CODES]
 
 
 def _section(buffer: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyquant.core import arguments
-from pyquant.core.dtypes import KERNEL_BITS_TEXT, CodeType, code_type
+from pyquant.core.dtypes import INT8, KERNEL_BITS_TEXT, CodeType, code_type
 from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 
@@ -32,6 +32,9 @@ class LinearSpec:
     has_bias, codes_out, out_qmin, out_qmax   codes_out: the result is int8 codes of the packed output scale.
     layout       'rows' (as the CUDA kernels and the Python fallback read it), 'cpu_blocked', or 'rows_blocked128'
                  (4-bit codes in the order of the sm_90 kernels).
+    two_level    4-bit codes whose groups have whole-number steps under one scale a channel (docs/numerics.md 4.1), for
+                 the layouts 'rows' and, in groups of whole 64, 'rows_blocked128'. 'cpu_blocked' takes the products of
+                 codes and steps, which are 8-bit codes.
 
     Source: csrc/core/linear.h reads what to_ints writes; tests/ops/test_contract.py compares them.
 
@@ -56,11 +59,22 @@ class LinearSpec:
     out_qmin: int = -127
     out_qmax: int = 127
     layout: str = "rows"
+    two_level: bool = False
 
     @property
     def w_type(self) -> CodeType:
         """The type of the weight codes."""
         return code_type(self.w_bits)
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude that a product multiplies: of a code, or of a code times its step."""
+        return INT8.qmax if self.two_level else self.w_type.largest
+
+    @property
+    def steps(self) -> int:
+        """Steps of a channel; 0: scales have one level."""
+        return self.k // self.group_size if self.two_level else 0
 
     def to_ints(self) -> tuple[int, int, int, int, int]:
         """The spec as the int[] argument of pack_linear, unpack_linear and qlinear.
@@ -86,6 +100,7 @@ class LinearSpec:
             (int(self.has_bias), 10, 1),
             (int(self.codes_out), 11, 1),
             (LAYOUTS.index(self.layout), 12, 2),
+            (int(self.two_level), 14, 1),
             (self.x_qmin + 128, 16, 8),
             (self.x_qmax + 128, 24, 8),
             (self.out_qmin + 128, 32, 8),
@@ -123,6 +138,7 @@ class LinearSpec:
                 bits(32, 8) - 128,
                 bits(40, 8) - 128,
                 LAYOUTS[bits(12, 2)],
+                bool(bits(14, 1)),
             )
         except IndexError:
             raise ArgumentError("values", arguments.shown(values), allowed) from None

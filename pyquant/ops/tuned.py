@@ -25,6 +25,7 @@ SCHEMA: Final = 1
 MAX_BYTES: Final = 4 * 2**20  # 12 000 choices; it is read at import
 FILE: Final = "tuned.json"
 PACKAGED: Final = Path(__file__).resolve().parent / FILE
+TWO_LEVEL: Final = " two-level"  # behind the type of weights that have steps
 _TYPES: Final = ("s4", "s8", "u8", "s32", "f16", "bf16", "f32")
 _LAYOUTS: Final = ("natural", "blocked128")
 _HALVES: Final = ("f16", "bf16")
@@ -71,7 +72,7 @@ class Choice:
 class LayerChoice:
     """Measured times of a whole layer that takes and gives 16-bit floats, quantiser and launches included.
 
-    weights  's8', 's4', or 'f16', 'bf16'.     inputs  'weight only', 's8 dynamic', 's4 static', ...
+    weights  's8', 's4', 's4 two-level', or 'f16', 'bf16'.     inputs  'weight only', 's8 dynamic', 's4 static', ...
     dtype    'f16' or 'bf16'.    m  largest M of the bucket.   us, float_us  medians of the layer and of torch's Linear.
     """
 
@@ -263,7 +264,7 @@ def _choice(item: Any, where: str) -> Choice:
 
 def _layer(item: Any, where: str) -> LayerChoice:
     entry = _entry(item, LayerChoice, where, "a layer")
-    for key, allowed in (("weights", _TYPES), ("dtype", _HALVES), ("inputs", _INPUTS)):
+    for key, allowed in (("weights", (*_TYPES, "s4" + TWO_LEVEL)), ("dtype", _HALVES), ("inputs", _INPUTS)):
         _one_of(entry, key, allowed, where)
     _flags(entry, ("zero_point",), where)
     _numbers(entry, ("group_size", "n", "k", "m"), ("us", "float_us"), where)

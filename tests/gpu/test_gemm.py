@@ -13,6 +13,7 @@ import torch
 from blocked import pack_blocked128
 from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
+from steps import draw_steps, pack_blocked_steps, products
 from torch import Tensor
 
 from pyquant.core.names import ACTIVATIONS
@@ -96,6 +97,16 @@ def _group_size(draw: Draw, row: dict[str, Any], out: str, k: int) -> tuple[int,
     return (draw.choice(sizes), k) if sizes and draw.chance(0.4) else (0, k)
 
 
+def _step_size(draw: Draw, row: dict[str, Any], k: int) -> tuple[int, int]:
+    """How many codes share a step, and K changed to a multiple of it where the kernel has no choice."""
+    multiple = row["step_multiple"]
+    if row["steps_only"]:
+        size = multiple * draw.choice((1, 2, 3))
+        return size, size * max(1, round(k / size))
+    sizes = [size for size in range(multiple, k + 1, multiple) if k % size == 0] if multiple else []
+    return (draw.choice(sizes), k) if sizes and draw.chance(0.4) else (0, k)
+
+
 def _operand(draw: Draw, kind: str, rows: int, k: int) -> Tensor:
     """Integer codes of a type; of float types, eighths times eight."""
     low, high = TYPES.get(kind, (-16, 16))
@@ -110,10 +121,12 @@ def _in_memory(codes: Tensor, kind: str, ld: int, packed: bool) -> Tensor:
     return (wide * EIGHTHS).to(DTYPES[kind]) if kind in ("f16", "bf16") else wide
 
 
-def _weights(row: dict[str, Any], codes: Tensor, kind: str, ld: int) -> tuple[Tensor, dict[str, Any]]:
+def _weights(
+    row: dict[str, Any], codes: Tensor, kind: str, ld: int, step: Tensor | None = None
+) -> tuple[Tensor, dict[str, Any]]:
     """The weights as the row wants them, and what the problem says of their order."""
     if "blocked128" in row["w_layouts"]:
-        return pack_blocked128(codes)
+        return pack_blocked128(codes) if step is None else pack_blocked_steps(codes, step)
     return _in_memory(codes, kind, ld, kind == "s4"), {"ldw": ld}
 
 
@@ -128,9 +141,10 @@ def make_case(name: str, out: str, index: int) -> Case:
     draw = Draw(BASE_SEED, "gpu gemm", name, out, index)
     m, n, k = _shape(draw, row)
     group_size, k = _group_size(draw, row, out, k)
-    groups = k // group_size if group_size else 1
     x_type = draw.choice(row["x"])
     w_type = x_type if x_type in row["w"] and len(row["x"]) == len(row["w"]) > 1 else draw.choice(row["w"])
+    step_size, k = _step_size(draw, row, k) if row["step_multiple"] and w_type == "s4" and not group_size else (0, k)
+    groups = k // group_size if group_size else 1
     real_x, real_w = x_type in ("f16", "bf16"), w_type in ("f16", "bf16")
     x, w = _operand(draw, x_type, m, k), _operand(draw, w_type, n, k)
     x_packed = x_type == "s4" and draw.choice(
@@ -151,6 +165,12 @@ def make_case(name: str, out: str, index: int) -> Case:
     call["group_size"] = group_size
     epilogue: dict[str, Any] = {}
     memory: dict[str, Tensor | None] = {}
+    step: Tensor | None = None
+    if step_size:
+        problem["step_size"] = step_size
+        w, step = draw_steps(draw, n, k, step_size)
+        call["w"] = products(w, step)
+        memory["w_step"] = step
 
     if row["w_zero_point"] and draw.chance(0.6):
         wzp = draw.codes(*TYPES[w_type], n, groups)
@@ -165,7 +185,7 @@ def make_case(name: str, out: str, index: int) -> Case:
         problem |= {"has_zero_point": True, "per_token_zero_point": zero_point == "token"}
         memory["x_zero_point"] = zp
         memory["w_sum"] = (
-            w.to(torch.int32).reshape(n, groups, -1).sum(-1, dtype=torch.int32)
+            (w if step is None else call["w"]).to(torch.int32).reshape(n, groups, -1).sum(-1, dtype=torch.int32)
             if k
             else torch.zeros(n, 1, dtype=torch.int32)
         )
@@ -206,7 +226,7 @@ def make_case(name: str, out: str, index: int) -> Case:
     ldx = _stride(draw, k, x_type, x_packed, row["x_align"])
     ldw = _stride(draw, k, w_type, w_type == "s4", row["w_align"])
     memory["x"] = _in_memory(x, x_type, ldx, x_packed)
-    memory["w"], order = _weights(row, w, w_type, ldw)
+    memory["w"], order = _weights(row, w, w_type, ldw, step)
     step = 16 * 8 // BITS[out]
     free = n + draw.choice((0, 0, 1, 8))
     if out == "s4":
@@ -262,9 +282,11 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
     row = ROWS[name]
     x_type, w_type, group_size = row["x"][0], row["w"][0], row["group_multiple"] if row["groups_only"] else 0
     x, w = torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8)
+    step_size = row["step_multiple"] if row["steps_only"] else 0
+    step = torch.ones(n, k // step_size, dtype=torch.uint8) if step_size else None
     call: dict[str, Any] = {"x": x, "w": w, "out_dtype": torch.int8 if out == "s4" else DTYPES[out]}
     x_packed = row["x_packing"] == "nibbles"
-    weights, order = _weights(row, w, w_type, 128)
+    weights, order = _weights(row, w, w_type, 128, step)
     problem = order | {
         "m": m,
         "n": n,
@@ -276,8 +298,9 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
         "out": out,
         "x_packed": x_packed,
         "group_size": group_size,
+        "step_size": step_size,
     }
-    memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
+    memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights, "w_step": step}
     if group_size:
         call |= {"group_size": group_size, "w_scale": torch.ones(n, k // group_size)}
         memory["w_scale"] = call["w_scale"]
@@ -294,7 +317,7 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_zero_sizes_are_legal(native: Any, plain_device: Memory, name: str) -> None:
-    k = 2 * ROWS[name]["group_multiple"] if ROWS[name]["groups_only"] else 64
+    k = 2 * ROWS[name]["group_multiple"] if ROWS[name]["groups_only"] else 64  # of steps: a multiple of all
     for out in ROWS[name]["out"]:
         for m, n, depth in ((0, 16, k), (16, 0, k), (5, 16, 0), (3, 16, k)):
             case = _bare(name, out, m, n, depth)
@@ -318,10 +341,15 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
         "activation": "silu",
         "out_dtype": torch.float32,
     }
+    codes, step = call["w"], None
+    if row["steps_only"]:
+        codes, step = draw_steps(draw, n, k, row["step_multiple"])
+        call["w"], call["w_scale"] = products(codes, step), call["w_scale"] / 16
     memory = {key: call[key] for key in ("x_zero_point", "x_scale", "w_scale", "bias", "residual")}
+    memory["w_step"] = step
     memory["w_sum"] = call["w"].sum(-1, dtype=torch.int32)
     x_packed = row["x_packing"] == "nibbles"
-    weights, order = _weights(row, call["w"], w_type, k)
+    weights, order = _weights(row, codes, w_type, k, step)
     memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": weights}
     problem = order | {
         "m": m,
@@ -334,6 +362,7 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
         "has_zero_point": True,
         "per_token_zero_point": True,
         "per_token_scale": True,
+        "step_size": row["step_multiple"] if row["steps_only"] else 0,
         "ldx": k,
         "ldo": n,
         "ldr": n,
@@ -401,6 +430,12 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
         with pytest.raises(ValueError, match=rf"group size must be a multiple of {row['group_multiple']}, got 0"):
             native.gemm(name, problem, {}, {})
         problem |= {"group_size": row["group_multiple"], "out": "f32"}
+    if row["steps_only"]:
+        with pytest.raises(ValueError, match=rf"share a step must be a multiple of {row['step_multiple']}, got 0"):
+            native.gemm(name, problem, {}, {})
+        problem["step_size"] = row["step_multiple"]
+    if row["groups_only"]:
+        pass
     elif problem["x"] not in ("f16", "bf16"):
         bound = native.k_bound(problem) // row["acc_scale"]
         beyond = (bound // 64 + 1) * 64
@@ -412,6 +447,13 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
     if row["group_multiple"] == 0:
         with pytest.raises(ValueError, match=r"group size must be 0 .* got 32"):
             native.gemm(name, problem | {"group_size": 32}, {}, {})
+    if row["step_multiple"] == 0:
+        with pytest.raises(ValueError, match=r"share a step must be 0 .* got 32"):
+            native.gemm(name, problem | {"step_size": 32}, {}, {})
+    elif row["step_multiple"] > 1:
+        size = row["step_multiple"] // 2
+        with pytest.raises(ValueError, match=rf"share a step must be a multiple of {2 * size}, got {size}"):
+            native.gemm(name, problem | {"step_size": size}, {}, {})
     if row["k_multiple"] > 8:
         with pytest.raises(ValueError, match=rf"K must be a multiple of {row['k_multiple']}, got K = 776"):
             native.gemm(name, problem | {"k": 776, "group_size": 0}, {}, {})

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 import pyquant
-from pyquant import QLinear, TensorScheme, W4A8TwoLevel, W4A8TwoLevelDynamic, W8A8Dynamic, numerics
+from pyquant import QLinear, TensorScheme, W4A8TwoLevel, W4A8TwoLevelDynamic, W8A8Dynamic, numerics, ops
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, SchemeError, UnsupportedError
+from pyquant.errors import ArgumentError, SchemeError
+from pyquant.nn import weights
+from pyquant.ops import fallback
 
 
 def _layer(k: int = 96, n: int = 40, group: int = 32, **options: bool) -> QLinear:
@@ -168,6 +170,19 @@ def test_full_range_and_fewer_bits_have_their_own_limits() -> None:
     accept.t1(layer(x), layer.reference(x))
 
 
-def test_gpus_without_a_kernel_refuse_it() -> None:
-    with pytest.raises(UnsupportedError, match="two-level"):
-        _layer()._linear_spec(torch.device("cuda"))
+@pytest.mark.parametrize("layout", ["rows", "rows_blocked128"])
+def test_gpus_hold_codes_and_steps(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bits a code and a byte a group: the buffer of a GPU, read by the ops in Python."""
+    layer = _layer(k=192, group=64)
+    monkeypatch.setattr(pyquant.ops, "layout_for", lambda device, spec=None: layout)
+    spec = layer._linear_spec(torch.device("cuda"))
+    fields = ops.LinearSpec.from_ints(spec)
+    assert (fields.w_bits, fields.group_size, fields.two_level, fields.layout) == (4, 64, True, layout)
+    state = (layer.weight_packed, layer.weight_scale)
+    operands = weights.packed_operands(*state, layer.scheme.weights, 192, spec)
+    packed = fallback.pack_linear(*operands, layer.bias, None, None, None, None, spec)
+    unpacked = fallback.unpack_linear(packed, spec)
+    back = weights.of_packed(unpacked, layer.weight_scale, layer.scheme.weights, spec)
+    assert torch.equal(back, layer.weight_packed)
+    x = torch.randn(5, 192)
+    accept.t1(fallback.qlinear(x, packed, None, spec), layer(x))

@@ -156,8 +156,12 @@ def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> Non
             clamp_min=-0.5,
             clamp_max=1e9,
             layout="rows_blocked128" if bits == 4 and bias else "rows",
+            two_level=bits == 4 and group == 4 and not bias,
         )
         assert ops.LinearSpec.from_ints(s.to_ints()) == s
+        assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
+    for n, k in itertools.product((0, 1, 133), (0, 64, 192)):
+        s = ops.LinearSpec(n, k, 4, 64, layout="rows_blocked128", two_level=True)
         assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import problems
 import pytest
 import torch
+from steps import draw_steps, pack_blocked_steps, products
 
 from pyquant import numerics, ops
 from pyquant.errors import ArgumentError
@@ -43,6 +44,38 @@ def test_blocked_codes_lie_where_the_kernels_look() -> None:
             want[at] |= (int(codes[channel, code]) & 15) << (4 * (c // 8 % 2))
     assert torch.equal(blocks.to(torch.int64), want)
     assert torch.equal(rows_layout.from_blocked128(blocks, n, k), codes)
+
+
+@pytest.mark.parametrize(("n", "k", "group"), [(1, 64, 64), (24, 192, 64), (129, 384, 128), (7, 576, 192), (0, 64, 64)])
+@pytest.mark.parametrize("layout", ["rows", rows_layout.BLOCKED])
+def test_steps_come_back_and_lie_where_the_kernels_look(n: int, k: int, group: int, layout: str) -> None:
+    codes, step = draw_steps(problems.Draw(problems.BASE_SEED, "steps", n, k), n, k, group)
+    step[:, :1] = 1
+    base = torch.linspace(1, 2, n).bfloat16().float()
+    spec = ops.LinearSpec(n, k, 4, group, layout=layout, two_level=True)
+    packed = rows_layout.pack(spec, numerics.pack_int4(codes), base[:, None] * step, None, None, None, None, None)
+    assert packed.numel() == rows_layout.packed_bytes(spec)
+    parts, at = rows_layout.parts(spec, packed), rows_layout.sections(spec)
+    assert torch.equal(numerics.unpack_int4(parts.codes, k), codes)
+    assert torch.equal(parts.w_scale, base)
+    assert parts.w_step is not None
+    assert torch.equal(parts.w_step, step)
+    sums = packed[at.w_sum : at.w_sum + 4 * n].view(torch.int32)
+    assert torch.equal(sums, products(codes, step).sum(1, dtype=torch.int32))
+    if layout == rows_layout.BLOCKED:
+        blocks, want = (b.view(-1, 8448)[:, 8192:] for b in (packed[: at.w_step], pack_blocked_steps(codes, step)[0]))
+        there = want != 0xC5
+        assert torch.equal(blocks[there], want[there])
+
+
+@pytest.mark.parametrize("wrong", ["no base", "beyond int8"])
+def test_steps_that_are_none_are_refused(wrong: str) -> None:
+    codes = torch.full((3, 64), -8, dtype=torch.int8)
+    scale = torch.tensor([[1.0, 15.0], [2.0, 4.0], [1.0, 16.0 if wrong == "beyond int8" else 1.01]])
+    spec = ops.LinearSpec(3, 64, 4, 32, layout="rows", two_level=True)
+    with pytest.raises(ArgumentError) as caught:
+        rows_layout.pack(spec, numerics.pack_int4(codes), scale, None, None, None, None, None)
+    assert caught.value.argument == "w_scale"
 
 
 def test_only_int4_weights_have_blocks() -> None:

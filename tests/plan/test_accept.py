@@ -32,6 +32,7 @@ def random_problem(index: int) -> tuple[dict, dict]:
         "has_zero_point": draw.chance(0.5),
         "has_w_zero_point": draw.chance(0.1),
         "group_size": draw.choice((0, 0, 0, 16, 48, 64, 128)),
+        "step_size": draw.choice((0, 0, 0, 0, 16, 64, 128)),
     }
     if problem["w"] in ("u8",):
         problem["w"] = "s8"
@@ -84,6 +85,16 @@ def test_k_is_taken_up_to_its_bound_and_not_beyond(x: str, w: str, zero_point: b
     assert (ok, wanted, got) == (False, bound, bound + 1)
 
 
+def test_steps_bound_k_as_int8_weights_do() -> None:
+    problem = {"m": 8, "n": 8, "x": "s8", "w": "s4", "out": "f32", "step_size": 1}
+    device = {"sm": 90, "sm_count": 132}
+    for zero_point, bound in ((False, (2**31 - 1) // (128 * 127)), (True, (2**31 - 1) // (255 * 127))):
+        asked = problem | {"has_zero_point": zero_point}
+        assert native.k_bound(asked) == bound
+        assert native.refusal(ANY, asked | {"k": bound}, device, False)[0]
+        assert not native.refusal(ANY, asked | {"k": bound + 1}, device, False)[0]
+
+
 def test_rows_whose_accumulator_holds_a_multiple_have_a_smaller_bound() -> None:
     for name, row in ROWS.items():
         if "s32" not in row["out"] or row["groups_only"]:
@@ -97,10 +108,11 @@ def test_rows_whose_accumulator_holds_a_multiple_have_a_smaller_bound() -> None:
             "out": "s32",
             "x_packed": row["x_packing"] == "nibbles",
             "w_layout": row["w_layouts"][0],
+            "step_size": row["step_multiple"] if row["steps_only"] else 0,
         }
         device = {"sm": row["sm_min"], "sm_count": 100}
         bound = native.k_bound(problem) // row["acc_scale"]
-        step = row["k_multiple"]
+        step = max(row["k_multiple"], problem["step_size"])
         assert native.refusal(name, problem | {"k": bound // step * step}, device, False)[0], name
         assert not native.refusal(name, problem | {"k": (bound // step + 1) * step}, device, False)[0], name
 
@@ -120,6 +132,7 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles",
         "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
+        "step_size": row["step_multiple"] if row["steps_only"] else 0,
     }
     if row["groups_only"]:
         good["out"] = "f16"
@@ -143,5 +156,15 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         assert not takes(group_size=row["group_multiple"] // 2, out="f16")
     if row["groups_only"]:
         assert not takes(group_size=0)
+    if row["steps_only"]:
+        assert not takes(step_size=0)
+    if row["step_multiple"] == 0:
+        assert not takes(step_size=128)
+    else:
+        assert takes(step_size=row["step_multiple"], w="s4")
+        assert row["step_multiple"] == 1 or not takes(step_size=row["step_multiple"] // 2, w="s4")
+        assert not takes(step_size=256 // 3, w="s4")
+        assert not takes(step_size=64, w="s4", group_size=64)
+        assert not takes(step_size=64, w="s8")
     for layout in {"natural", "blocked128"} - set(row["w_layouts"]):
         assert not takes(w_layout=layout)

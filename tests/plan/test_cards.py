@@ -66,6 +66,7 @@ def test_no_kernel_asks_for_more_shared_memory_than_the_card_has(card: Card) -> 
             problem = {"m": 8, "n": 256, "k": 1024, "x": row["x"][0], "w": row["w"][0], "out": "f32"}
             problem |= {"x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0]}
             problem["group_size"] = row["group_multiple"] if row["groups_only"] else 0
+            problem["step_size"] = row["step_multiple"] if row["steps_only"] else 0
             assert "shared memory" in native.refusal(row["name"], problem, card.device, False)[3]
     for pair in grid.PAIRS.values():
         for n, k in grid.SHAPES:

@@ -47,6 +47,7 @@ def fitting(name: str) -> dict:
         "w_layout": row["w_layouts"][0],
         "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles",
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
+        "step_size": row["step_multiple"] if row["steps_only"] else 0,
     }
 
 

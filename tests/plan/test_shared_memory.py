@@ -24,6 +24,7 @@ def _problem(row: dict) -> dict:
         "x_packed": row["x_packing"] == "nibbles",
         "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
+        "step_size": row["step_multiple"] if row["steps_only"] else 0,
     }
 
 

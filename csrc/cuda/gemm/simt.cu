@@ -1,5 +1,5 @@
-// The family that takes every problem: any alignment, any K (0 too), u8 and packed s4 operands, group scales. It keeps
-// the promise that no shape is refused by the backend; select() takes it only when no tensor-core row can run.
+// The family that takes every problem: any alignment, any K (0 too), u8 and packed s4 operands, group scales and steps.
+// It keeps the promise that no shape is refused by the backend; select() takes it only when no tensor-core row can run.
 //   partition: 256 threads own 64 x 64 outputs, a thread 4 x 4 of them; K moves 32 codes at a time through shared
 //   memory, loaded byte by byte (no alignment assumed), multiplied by dp4a. Codes beyond a group or K are zero.
 //   Neighbouring lanes hold neighbouring columns: packed int4 output is paired by one shuffle.
@@ -16,6 +16,8 @@ struct SimtOperands {
   const uint8_t* w;
   int64_t ldx_bytes, ldw_bytes;
   int32_t k, group_size, groups;
+  const uint8_t* w_step;  // [n, steps], or null
+  int32_t step_size, steps;
   bool x_unsigned;          // u8 codes: multiplied as they are, so their zero point needs no shift
   bool x_packed, w_packed;  // two s4 codes per byte
 };
@@ -31,6 +33,13 @@ __device__ __forceinline__ uint8_t simt_code(const uint8_t* row, int32_t k, bool
   if (!packed) return __ldg(row + k);
   const int32_t nibble = (__ldg(row + k / 2) >> (4 * (k & 1))) & 15;
   return static_cast<uint8_t>((nibble ^ 8) - 8);
+}
+
+// A weight's code, times its step: a byte too.
+__device__ __forceinline__ uint8_t simt_weight(const SimtOperands& o, int64_t n, int32_t k) {
+  const uint8_t code = simt_code(o.w + n * o.ldw_bytes, k, o.w_packed);
+  if (o.w_step == nullptr) return code;
+  return static_cast<uint8_t>(code * __ldg(o.w_step + n * o.steps + k / o.step_size));
 }
 
 __device__ __forceinline__ int32_t dot4(int32_t a, int32_t b, int32_t acc, bool a_unsigned) {
@@ -50,7 +59,7 @@ __device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const Epi
       const bool inside = k0 + c < end;
       const int64_t m = m0 + r, n = n0 + r;
       tile.x[r][c] = inside && m < p.m ? simt_code(o.x + m * o.ldx_bytes, k0 + c, o.x_packed) : uint8_t{0};
-      tile.w[r][c] = inside && n < p.n ? simt_code(o.w + n * o.ldw_bytes, k0 + c, o.w_packed) : uint8_t{0};
+      tile.w[r][c] = inside && n < p.n ? simt_weight(o, n, k0 + c) : uint8_t{0};
     }
     __syncthreads();
 #pragma unroll
@@ -161,6 +170,9 @@ void run_simt(const GemmCall& call) {
   o.k = static_cast<int32_t>(p.k);
   o.group_size = static_cast<int32_t>(p.group_size);
   o.groups = p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1;
+  o.w_step = p.step_size ? call.operands.w_step : nullptr;
+  o.step_size = static_cast<int32_t>(p.step_size);
+  o.steps = p.step_size ? static_cast<int32_t>(p.k / p.step_size) : 0;
   o.x_unsigned = p.x == DType::u8;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((p.m + 63) / 64), static_cast<unsigned>((p.n + 63) / 64));
