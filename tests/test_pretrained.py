@@ -212,13 +212,13 @@ def test_a_failure_while_loading_is_taken_back(tmp_path: Path, monkeypatch: pyte
     from pyquant.nn import swap
 
     pyquant.save_pretrained(quantised(), tmp_path)
-    for owner, name in ((swap, "put"), (pretrained, "_check_no_meta"), (pretrained, "_module")):
+    for owner, name in ((swap, "put"), (pretrained, "check_no_meta"), (pretrained, "module_of")):
         whole, calls = getattr(owner, name), 0
 
         def fails(*args: Any, whole: Any = whole) -> Any:
             nonlocal calls
             calls += 1
-            if calls == 2 or whole.__name__ == "_check_no_meta":
+            if calls == 2 or whole.__name__ == "check_no_meta":
                 raise KeyboardInterrupt
             return whole(*args)
 

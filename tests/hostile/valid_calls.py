@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import foreign
 import torch
 from ops.test_contract import samples
 from torch import nn
@@ -77,6 +78,15 @@ class Own(nn.Module):
 
 def mixed() -> dict[str, Any]:
     return {"model": net(), "data": batches(), "num_batches": 2, "batch_to_inputs": None}
+
+
+def written_by_others(folder: Path) -> Path:
+    weights = {"num_bits": 8, "symmetric": True, "strategy": "channel"}
+    tensors = foreign.floats()
+    for name, (n, k) in foreign.LAYERS.items():
+        codes = torch.ones(n, k, dtype=torch.int8)
+        tensors |= foreign.of_layer(name, {"weight": codes, "weight_scale": torch.ones(n, 1)})
+    return foreign.write(folder / "others", foreign.group_config("int-quantized", weights), tensors)
 
 
 def saved(folder: Path) -> Path:
@@ -179,6 +189,7 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "insert_fake_quantize_": lambda _: _public("insert_fake_quantize_", model=net(), config=SCHEME),
     "link_": lambda _: _public("link_", model=quantised().eval(), example_inputs=torch.ones(2, 8)),
     "load_pretrained": lambda folder: _public("load_pretrained", directory=saved(folder), model=net),
+    "load_quantized_": lambda folder: _public("load_quantized_", model=foreign.Net(), path=written_by_others(folder)),
     "prepare_": lambda _: {"model": net(), "recipe": RECIPE},
     "prepare_qat_": lambda _: _public("prepare_qat_", model=net(), config=SCHEME),
     "load_latency": lambda folder: _public(

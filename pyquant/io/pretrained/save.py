@@ -26,6 +26,7 @@ from pyquant.nn.fuse import fused_activations
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.reordered import Reordered
 
 OWN_EXTRA: Final = "pyquant_modules"
 
@@ -96,8 +97,10 @@ def save_pretrained(
     others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
     residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
+    reordered = [name for name, module in modules_by_name(model).items() if isinstance(module, Reordered)]
+    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes, "reordered": reordered}
     strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
+    strange |= dict.fromkeys(reordered, "Linear that takes its inputs in another order")
     refusal = _refusal(strange)
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
