@@ -118,6 +118,23 @@ def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.M
 
 
 def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:
+    kind, _ = _class_of(folder, argument)
+    model: torch.nn.Module = kind.from_pretrained(str(folder), local_files_only=True)
+    return model.eval()
+
+
+def empty_model(folder: Path, argument: str) -> torch.nn.Module:
+    """The model that config.json of a folder describes, on the meta device. Raises ArgumentError naming `argument`."""
+    kind, config = _class_of(folder, argument)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model: torch.nn.Module = kind._from_config(config, dtype=getattr(config, "dtype", None) or torch.float32)
+    return model.eval()
+
+
+def _class_of(folder: Path, argument: str) -> tuple[Any, Any]:
+    """The class of transformers that a folder is for, and its configuration."""
     if not (folder / "config.json").is_file():
         raise ArgumentError(argument, f"folder {folder} without config.json", MODEL_HELP)
     try:
@@ -127,8 +144,7 @@ def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:
     config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     # the class that the folder names has the head that its weights belong to; AutoModel is the body alone
     named = next((getattr(transformers, name, None) for name in config.architectures or ()), None)
-    model: torch.nn.Module = (named or transformers.AutoModel).from_pretrained(str(folder), local_files_only=True)
-    return model.eval()
+    return named or transformers.AutoModel, config
 
 
 def _spec_of(module_name: str) -> object | None:

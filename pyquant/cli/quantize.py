@@ -203,11 +203,16 @@ def _example(model: nn.Module, batches: Iterable[Any] | None) -> Any:
 
 
 def _print_summary(model: nn.Module, before: int, out: str) -> None:
-    counts = Counter(name for module in model.modules() if (name := _kind(module)) is not None)
     after = _state_bytes(model)
-    print(table(["layers", "count"], sorted(counts.items())))
+    print_kinds(model)
     print(f"state: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB ({before / max(after, 1):.2f}x smaller)")
     print(f"saved in {out}; check it with: pyquant verify {out}")
+
+
+def print_kinds(model: nn.Module) -> None:
+    """How many layers of each scheme there are, and how many that stayed in floating point."""
+    counts = Counter(name for module in model.modules() if (name := _kind(module)) is not None)
+    print(table(["layers", "count"], sorted(counts.items())))
 
 
 def _kind(module: nn.Module) -> str | None:

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "latency": "measure what every layer costs in every format",
     "search": "find a format for every layer",
     "quantize": "quantise a model and save it",
+    "convert": "read a quantised checkpoint of another tool and save it as one of pyquant",
     "inspect": "layers, schemes, sizes and kernels of a saved model",
     "verify": "check a saved model: bytes, bits, and error against the float model",
     "error": "errors of every layer of a saved model on data",
@@ -39,6 +40,7 @@ examples:
   pyquant calibrate mypackage.models:build --data mypackage.data:batches --recipe recipe.yaml
   pyquant sensitivity mypackage.models:build --data mypackage.data:batches --max-drop 0.01
   pyquant search mypackage.models:build --data mypackage.data:batches --eval mypackage.data:accuracy
+  pyquant convert ./llama-gptq ./llama-pyquant
   pyquant inspect quantised
   pyquant verify quantised --against mypackage.models:build
   pyquant bench gemm --m 1 64 --kn 1024x4096 --schemes W8A8Dynamic W4A8Dynamic

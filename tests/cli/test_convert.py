@@ -1,0 +1,94 @@
+"""pyquant convert: checkpoints of others on the command line, into checkpoints that verify and load."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import foreign
+import pytest
+import torch
+
+import pyquant
+from pyquant.cli.main import main
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (pip install transformers)"
+)
+GPTQ = {"quant_method": "gptq", "bits": 4, "sym": True, "desc_act": False}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "nets.py").write_text("import foreign\n\ndef build():\n    return foreign.Net()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    return tmp_path
+
+
+def layer(n: int, k: int, seed: int) -> dict[str, torch.Tensor]:
+    q, z, scales = foreign.unsigned(4, k, n, k // 16, torch.Generator().manual_seed(seed))
+    return foreign.gptq_layer(q, torch.full_like(z, 8), scales, 4, 1)
+
+
+def written(folder: Path) -> Path:
+    tensors = foreign.floats()
+    for name, (n, k) in foreign.LAYERS.items():
+        tensors |= foreign.of_layer(name, layer(n, k, n))
+    return foreign.write(folder / "theirs", GPTQ, tensors)
+
+
+@pytest.mark.parametrize("activations", ["file", "int8"])
+def test_a_checkpoint_of_others_becomes_ours(
+    activations: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(folder)
+    words = ["convert", str(path), "ours", "--model", "nets:build", "--activations", activations]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "gptq -> ours" in told
+    assert "int4 per_group(16) full range" in told
+    assert main(["verify", "ours"]) == 0
+    direct = pyquant.load_quantized_(foreign.Net(), path, activations=activations)
+    again = pyquant.load_pretrained("ours", foreign.Net)
+    x = torch.randn(4, 64)
+    assert torch.equal(again(x), direct(x))
+
+
+def test_what_is_refused_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(folder)
+    foreign.write(path, {**GPTQ, "bits": 3}, {})
+    assert main(["convert", str(path), "ours", "--model", "nets:build"]) == 1
+    assert "bits: got 3; allowed: 4 or 8" in capsys.readouterr().err
+    assert not (folder / "ours").exists()
+    assert main(["convert", str(folder / "none"), "ours"]) == 1
+    assert "No such file" in capsys.readouterr().err
+    (folder / "file").write_text("")
+    assert main(["convert", str(path), "file"]) != 0
+
+
+@needs_transformers
+def test_the_model_is_what_config_json_names(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    model = BertForMaskedLM(config)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        inner = name.removesuffix(".weight")
+        if ".layer." in name and name.endswith(".weight") and tensor.dim() == 2:
+            tensors |= foreign.of_layer(inner, layer(*tensor.shape, len(name)))
+        elif "decoder" not in name:
+            tensors[name] = tensor.half()
+    words = {**config.to_dict(), "architectures": ["BertForMaskedLM"], "dtype": "float16"}
+    path = foreign.write(folder / "bert", GPTQ, tensors, shards=2, **words)
+    (path / "vocab.txt").write_text("a\nb\n")
+    assert main(["convert", str(path), "ours"]) == 0
+    told = capsys.readouterr().out
+    assert "float Linear" in told
+    assert (folder / "ours/vocab.txt").read_text() == "a\nb\n"
+    again = pyquant.load_pretrained("ours", lambda: BertForMaskedLM(config)).float().eval()
+    direct = pyquant.load_quantized_(BertForMaskedLM(config), path).eval()
+    ids = torch.arange(30).reshape(2, 15)
+    assert torch.equal(again(input_ids=ids).logits, direct(input_ids=ids).logits)
