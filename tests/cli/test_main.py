@@ -22,6 +22,7 @@ COMMANDS = (
     ["search"],
     ["inspect"],
     ["verify"],
+    ["convert"],
     ["error"],
     ["latency"],
     ["bench"],
