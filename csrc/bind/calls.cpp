@@ -58,7 +58,7 @@ LinearSpec linear_spec(const std::vector<int64_t>& wire) {
 }
 
 // Codes that come as they are were not clamped to the spec's limits: their type bounds K, whatever the spec says.
-static void codes_bound(const LinearSpec& s, DType type) {
+void codes_bound(const LinearSpec& s, DType type) {
   const CodeType& code = code_type(type);
   int64_t reach = code.span();  // unsigned: a zero point of their own
   if (code.is_signed()) {

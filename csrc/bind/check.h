@@ -158,6 +158,8 @@ struct LinearCall {
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point);
+// Codes that come ready made are bounded by their type.
+void codes_bound(const LinearSpec& s, DType type);
 void pack_check(const LinearSpec& s, const Tensor& w, const Tensor& w_scale, const MaybeTensor& bias,
                 const MaybeTensor& x_scale, const MaybeTensor& x_zero_point, const MaybeTensor& out_scale,
                 const MaybeTensor& out_zero_point);

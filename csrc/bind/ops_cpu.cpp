@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "bind/backend_cpu.h"
+#include "bind/conv_cpu.h"
 #include "bind/fake_quantise_ops.h"
 #include "bind/linear_cpu.h"
 #include "bind/linear_ops.h"
@@ -72,6 +73,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&b::pack_linear_cpu));
   m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear_cpu));
   m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cpu>::qlinear));
+  m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cpu));
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cpu));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
 }

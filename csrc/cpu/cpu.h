@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/linear.h"
 #include "core/problem.h"
+#include "core/window.h"
 #include "cpu/isas.h"
 
 namespace pyquant::cpu {
@@ -78,6 +79,23 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
             const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
             const float* x_scale = nullptr, const int32_t* x_zero_point = nullptr);
+
+// ---- the fused convolution: `linear` over the codes under each window, which are read from the image.
+// docs/numerics.md 11.
+struct ConvOperands {
+  Window window;
+  const void* x = nullptr;  // f32, f16, bf16: quantised here; s8: codes of the static scale, or of x_scale
+  DType x_type = DType::f32;
+  int64_t batch = 0, channels = 0, height = 0, width = 0;
+  bool channels_last = false;             // x and out as [batch][height][width][channels], else channels before pixels
+  const float* x_scale = nullptr;         // [batch], of codes under dynamic inputs
+  const int32_t* x_zero_point = nullptr;  // likewise; null: 0
+  const void* residual = nullptr;         // [batch][height][width][n] of the result's size; null: none
+  DType residual_type = DType::f32;
+  void* out = nullptr;
+  DType out_type = DType::f32;  // f32, f16, bf16; s8 when spec.codes_out
+};
+void conv(const LinearSpec& spec, const void* packed, const ConvOperands& operands);
 
 // ---- what layers are held to (bench.cpu_linear).
 // The inner loop of the fused layer on operands that stay in the caches, `calls` times on every thread of the pool:

@@ -51,12 +51,6 @@ float sum_in_blocks(float* v, int64_t n) {
   }
 }
 
-RowStats merged(const RowStats& a, const RowStats& b) {
-  if (!(a.amax < kInfinity)) return a;
-  if (!(b.amax < kInfinity)) return b;
-  return {std::max(a.amax, b.amax), std::min(a.low, b.low), std::max(a.high, b.high)};
-}
-
 // The range of a whole matrix, then its elements under that one scale.
 void dynamic_tensor(const void* x, DType type, int64_t rows, int64_t cols, int64_t ld, bool symmetric, int32_t qmin,
                     int32_t qmax, void* y, float* scale, int32_t* zero_point) {

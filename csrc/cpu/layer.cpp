@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/epilogue_math.h"
+#include "cpu/transpose.h"
 
 namespace pyquant::cpu {
 namespace {
@@ -51,11 +52,13 @@ class Worker {
     const size_t unpacked = layer_.plain || unpacks ? k * kBlockN : 0;
     const size_t plain = layer_.plain ? vectors : 0;
     summed_ = unpacks && extent_.grouped && kernels_.groups_s4;
+    const size_t planar = layer_.plane ? kMaxRowBlock * kBlockN * 4 : 0;
     const size_t sums = summed_ ? padded_rows * static_cast<size_t>(extent_.groups) : 0;
     auto& s = Scratch::of_this_thread();
     s.reset(Scratch::rounded(padded_rows * static_cast<size_t>(stride_)) + 2 * Scratch::rounded(padded_rows * 4) +
             2 * Scratch::rounded(kMaxRowBlock * kBlockN * 4) + Scratch::rounded(unpacked) + 2 * Scratch::rounded(k) +
-            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4) + Scratch::rounded(sums * 4));
+            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4) + Scratch::rounded(sums * 4) +
+            Scratch::rounded(planar));
     codes_ = s.take<uint8_t>(padded_rows * static_cast<size_t>(stride_));
     scales_ = s.take<float>(padded_rows);
     zeros_ = s.take<int32_t>(padded_rows);
@@ -68,6 +71,7 @@ class Worker {
     plain_scale_ = s.take<float>(plain);
     plain_bias_ = s.take<float>(kBlockN);
     code_sums_ = s.take<int32_t>(sums);
+    planar_ = s.take<unsigned char>(planar);
   }
 
   // ---- rows
@@ -79,11 +83,16 @@ class Worker {
     // u8 codes are the kernels' own form; s8 codes lie 128 below it.
     const int32_t shift = from.type == DType::u8 ? 0 : 128;
     if (from.zero_point && from.zero_point_step) {
-      for (int64_t r = 0; r < rows; ++r) zeros_[r] = from.zero_point[m + r] + shift;
+      for (int64_t r = 0; r < rows; ++r) zeros_[r] = from.zero_point[(m + r) / from.rows_each] + shift;
       own_zeros_ = true;
     } else if (!own_zeros_) {
       zeros_[0] = (from.zero_point && !own_scales_ ? from.zero_point[0] : 0) + shift;
     }
+    if (from.scale && from.scale_step && from.rows_each > 1) {
+      for (int64_t r = 0; r < rows; ++r) scales_[r] = from.scale[(m + r) / from.rows_each];
+      own_scales_ = true;
+    }
+    if (from.windows) return load_windows(*from.windows, m, rows);
     for (int64_t r = 0; r < rows; ++r) {
       uint8_t* to = codes_ + r * stride_;
       auto* x = static_cast<const unsigned char*>(from.x) + (m + r) * from.ld * bytes_of(from.type);
@@ -92,13 +101,27 @@ class Worker {
         quantize_row(x, r, flat);
       else
         copy_codes(x, flat);
-      if (extent_.scattered()) scatter(flat, to);
-      // The weights there are zero; the codes only have to be something.
-      const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
-      std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
-      if (summed_ && rows > 1)
-        kernels_.code_sums(to, extent_.padded_group, extent_.groups, code_sums_ + r * extent_.groups);
+      finish_row(flat, r, rows);
     }
+  }
+
+  void load_windows(const Windows& windows, int64_t m, int64_t rows) {
+    Windows::Cursor window(windows, m);
+    for (int64_t r = 0; r < rows; ++r, window.next()) {
+      uint8_t* flat = extent_.scattered() ? reinterpret_cast<uint8_t*>(row_) : codes_ + r * stride_;
+      window.copy(static_cast<uint8_t>(zeros_[own_zeros_ ? r : 0]), flat);
+      finish_row(flat, r, rows);
+    }
+  }
+
+  void finish_row(const uint8_t* flat, int64_t r, int64_t rows) {
+    uint8_t* to = codes_ + r * stride_;
+    if (extent_.scattered()) scatter(flat, to);
+    // The weights there are zero; the codes only have to be something.
+    const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
+    std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
+    if (summed_ && rows > 1)
+      kernels_.code_sums(to, extent_.padded_group, extent_.groups, code_sums_ + r * extent_.groups);
   }
 
   void quantize_row(const void* x, int64_t r, uint8_t* to) {
@@ -209,7 +232,7 @@ class Worker {
       if (direct && rows == 1 && extent_.grouped && kernels_.gemv_s4 && octs <= kGroupOcts) {
         kernels_.gemv_s4(codes_, block.codes_s4, octs, extent_.groups, tile, sum_);
         finish_groups(tile);
-        kernels_.epilogue(tile);
+        store(tile, m + r, b);
         continue;
       }
       for (int64_t g = 0; g < extent_.groups; ++g) {
@@ -228,7 +251,7 @@ class Worker {
         kernels_.accumulate(tile, sum_, g == 0);
       }
       if (extent_.grouped) finish_groups(tile);
-      kernels_.epilogue(tile);
+      store(tile, m + r, b);
     }
   }
 
@@ -259,7 +282,7 @@ class Worker {
       kernels_.groups_s4(codes_ + r * stride_, stride_, code_sums_ + r * extent_.groups, block.codes_s4,
                          extent_.padded_group / 8, extent_.groups, tile, sum_, calls);
       finish_groups(tile);
-      kernels_.epilogue(tile);
+      store(tile, m + r, b);
     }
   }
 
@@ -276,6 +299,29 @@ class Worker {
     if (extent_.groups == 0) std::fill(sum_, sum_ + tile.rows * kBlockN, 0.f);
     tile.acc = nullptr;
     tile.sum = sum_;
+  }
+
+  void store(const Tile& tile, int64_t row, int64_t b) {
+    kernels_.epilogue(tile);
+    if (!layer_.plane) return;
+    switch (bytes_of(tile.out_type)) {
+      case 1: return store_planes<uint8_t>(tile, row, b * kBlockN);
+      case 2: return store_planes<uint16_t>(tile, row, b * kBlockN);
+      default: store_planes<uint32_t>(tile, row, b * kBlockN);
+    }
+  }
+
+  // A tile of results, whose rows may belong to several images, into their planes.
+  template <class T>
+  void store_planes(const Tile& tile, int64_t row, int64_t column) {
+    const int64_t plane = layer_.plane;
+    for (int64_t r = 0; r < tile.rows;) {
+      const int64_t image = (row + r) / plane, pixel = (row + r) % plane;
+      const int64_t rows = std::min(plane - pixel, tile.rows - r);
+      transpose(reinterpret_cast<const T*>(planar_) + r * kBlockN, kBlockN, rows, tile.cols,
+                static_cast<T*>(layer_.tile.out) + (image * layer_.n + column) * plane + pixel, plane);
+      r += rows;
+    }
   }
 
   Tile tile_of(int64_t m, int64_t r, int64_t rows, int64_t b, const BlockView& block) {
@@ -299,7 +345,12 @@ class Worker {
       t.x_scale = &kOne;
     }
     const int64_t row = m + r, column = b * kBlockN;
-    t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
+    if (layer_.plane) {
+      t.out = planar_;
+      t.ldo = kBlockN;
+    } else {
+      t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
+    }
     if (t.residual)
       t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + column) * bytes_of(t.residual_type);
     return t;
@@ -324,6 +375,7 @@ class Worker {
   float* plain_scale_ = nullptr;
   float* plain_bias_ = nullptr;
   int32_t* code_sums_ = nullptr;
+  unsigned char* planar_ = nullptr;  // results of a tile that goes into planes
 };
 
 struct Grid {

@@ -5,6 +5,7 @@
 #include "cpu/blocks.h"
 #include "cpu/kernels.h"
 #include "cpu/threads.h"
+#include "cpu/windows.h"
 
 namespace pyquant::cpu {
 
@@ -13,6 +14,7 @@ struct RowSource {
   const void* x = nullptr;
   DType type = DType::f32;  // f32, f16, bf16: quantised here; s8, u8: codes
   int64_t ld = 0;
+  const Windows* windows = nullptr;  // codes, u8 or s8, that a convolution reads; x and ld then mean nothing
   // Floats.
   bool dynamic = false, symmetric = true;
   int32_t qmin = -127, qmax = 127;
@@ -23,6 +25,7 @@ struct RowSource {
   // Scale that the epilogue multiplies last; ignored for dynamic rows, which bring their own. Null: none.
   const float* scale = nullptr;
   int64_t scale_step = 0;
+  int64_t rows_each = 1;  // neighbouring rows that share an entry where a step is 1: the pixels of an image
 };
 
 // What the kernels read of one block of 64 channels; vectors are [groups][64], bias [64].
@@ -47,8 +50,11 @@ struct Layer {
   float plain_scale_factor = 1.f;      // static scale of the inputs, multiplied into each per-channel scale
   const float* plain_bias = nullptr;   // [n]; null: none
   Tile tile;                           // activation, residual and out of element (0, 0); the rest is filled in here
+  int64_t plane = 0;  // above 0: out is [images][n][plane] of `plane` rows an image, and tile.ldo means nothing
 };
 
+// A layer that is packed, without its rows and results.
+Layer packed_layer(const LinearSpec& spec, const void* packed);
 void run(const Layer& layer);
 
 }  // namespace pyquant::cpu

@@ -120,20 +120,13 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes) {
   }
 }
 
-void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
-            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type, const float* x_scale,
-            const int32_t* x_zero_point) {
+Layer packed_layer(const LinearSpec& spec, const void* packed) {
   const Sections s = sections_of(spec);
   const auto* base = static_cast<const unsigned char*>(packed);
-  Header header;
-  std::memcpy(&header, base, sizeof header);
+  const auto& header = *reinterpret_cast<const Header*>(base);
   Layer layer;
-  layer.m = m;
   layer.n = spec.n;
   layer.extent = s.extent;
-  layer.rows.x = x;
-  layer.rows.type = x_type;
-  layer.rows.ld = ldx;
   layer.rows.dynamic = !is_static(spec);
   layer.rows.symmetric = spec.x_symmetric;
   layer.rows.qmin = spec.x_qmin;
@@ -141,11 +134,6 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   layer.rows.recip = header.x_recip;
   layer.rows.zero_point = &header.x_zero_point;
   if (is_static(spec) && s.extent.grouped) layer.rows.scale = &header.x_scale;
-  if (x_scale) {
-    layer.rows.scale = x_scale;
-    layer.rows.zero_point = x_zero_point;
-    layer.rows.scale_step = layer.rows.zero_point_step = 1;
-  }
   layer.first.w_scale = reinterpret_cast<const float*>(base + s.w_scale);
   layer.first.w_sum = reinterpret_cast<const int32_t*>(base + s.w_sum);
   layer.first.bias = reinterpret_cast<const float*>(base + s.bias);
@@ -157,16 +145,32 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   layer.tile.activation = spec.activation;
   layer.tile.clamp_min = spec.clamp_min;
   layer.tile.clamp_max = spec.clamp_max;
-  layer.tile.residual = residual;
-  layer.tile.residual_type = residual_type;
-  layer.tile.ldr = ldr;
-  layer.tile.out = out;
-  layer.tile.out_type = out_type;
   layer.tile.ldo = spec.n;
   layer.tile.out_recip = header.out_recip;
   layer.tile.out_zero_point = header.out_zero_point;
   layer.tile.out_qmin = spec.out_qmin;
   layer.tile.out_qmax = spec.out_qmax;
+  return layer;
+}
+
+void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
+            const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type, const float* x_scale,
+            const int32_t* x_zero_point) {
+  Layer layer = packed_layer(spec, packed);
+  layer.m = m;
+  layer.rows.x = x;
+  layer.rows.type = x_type;
+  layer.rows.ld = ldx;
+  if (x_scale) {
+    layer.rows.scale = x_scale;
+    layer.rows.zero_point = x_zero_point;
+    layer.rows.scale_step = layer.rows.zero_point_step = 1;
+  }
+  layer.tile.residual = residual;
+  layer.tile.residual_type = residual_type;
+  layer.tile.ldr = ldr;
+  layer.tile.out = out;
+  layer.tile.out_type = out_type;
   run(layer);
 }
 

@@ -48,12 +48,6 @@ void quantize_runs(const Runs& runs, const void* x, DType type, const float* sca
   });
 }
 
-RowStats merged(const RowStats& a, const RowStats& b) {
-  if (!(a.amax < kInfinity)) return a;
-  if (!(b.amax < kInfinity)) return b;
-  return {std::max(a.amax, b.amax), std::min(a.low, b.low), std::max(a.high, b.high)};
-}
-
 }  // namespace
 
 void quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,

@@ -1,5 +1,6 @@
 // One dynamic range: statistics -> scale and zero point -> codes.
 #pragma once
+#include <algorithm>
 #include <cstring>
 
 #include "core/epilogue_math.h"
@@ -16,6 +17,13 @@ PYQ_HD inline RowParams params_of(const RowStats& s, bool symmetric, int32_t qmi
   if (symmetric) return {scale_from_amax(s.amax, qmax), 0};
   const float scale = scale_from_range(s.low, s.high, qmin, qmax);
   return {scale, zero_point_from_range(s.low, scale_recip(scale), qmin, qmax)};
+}
+
+// Of two parts of one range; what is poisoned stays so.
+inline RowStats merged(const RowStats& a, const RowStats& b) {
+  if (!(a.amax < kInfinity)) return a;
+  if (!(b.amax < kInfinity)) return b;
+  return {std::max(a.amax, b.amax), std::min(a.low, b.low), std::max(a.high, b.high)};
 }
 
 // n neighbouring elements that share one scale.

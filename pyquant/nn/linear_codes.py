@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import FLOATS, dtype_name
+from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn import state, weights
 from pyquant.nn.linear_state import LinearState, activation_and_limits, check_scheme
-from pyquant.nn.patches import Patches
 
 Self = TypeVar("Self", bound="LinearCodes")
 Float = TypeVar("Float", nn.Linear, nn.Conv2d)

@@ -1,4 +1,4 @@
-"""QConv2d: a convolution in integers: quantise once, gather codes into patches, one product for all output pixels."""
+"""QConv2d: a convolution in integers: quantise an image once, multiply what lies under each window."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
+from pyquant.core.patches import Patches, is_channels_last
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -16,11 +17,10 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import state, weights
 from pyquant.nn.linear_call import LinearCall, signed, unpacked
 from pyquant.nn.linear_codes import check_matrix
-from pyquant.nn.patches import Patches, is_channels_last, unsupported
+from pyquant.nn.patches import unsupported
 from pyquant.ops.transforms import autocast
 
-_quantize = torch.ops.pyquant.quantize.default
-_quantize_dynamic = torch.ops.pyquant.quantize_dynamic.default
+_qconv2d = torch.ops.pyquant.qconv2d.default
 
 
 class QConv2d(LinearCall):
@@ -160,54 +160,55 @@ class QConv2d(LinearCall):
         else:
             data = x
             self._check_image(data, FLOATS)
-        images = data if data.dim() == 4 else data.unsqueeze(0)
+        is_batch = data.dim() == 4
+        images = data if is_batch else data.unsqueeze(0)
         size = (images.shape[0], *self.patches.out_size(images.shape[2], images.shape[3]))
-        rows = self._residual_rows(residual, size, data.dim() == 4)
+        self._check_residual(residual, size, is_batch)
+        if residual is not None and not is_batch:
+            residual = residual.unsqueeze(0)
         if self.scheme.is_integer:
-            y = self._integer(x, images, size, rows, storage)
+            y = self._integer(x, images, size, residual, storage)
         else:
-            y = self._forward_float(self.patches.gather(images.permute(0, 2, 3, 1)), rows)
-        y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
-        if not is_channels_last(data):
-            y = y.contiguous()
-        return y if data.dim() == 4 else y.squeeze(0)
+            y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), images, size)
+        return y if is_batch else y.squeeze(0)
 
     def _integer(
         self, x: Tensor | QTensor, images: Tensor, size: tuple[int, int, int], residual: Tensor | None, storage: Tensor
     ) -> Tensor:
-        codes, scale, zero_point = self._codes(x, images)
-        rows = self.patches.gather(codes, zero_point)
-        if not self.scheme.is_static:  # one scale an image: one a row, as the kernels know it
-            scale = _per_row(scale, size)
-            zero_point = None if zero_point is None else _per_row(zero_point, size)
-        dtype = x.dtype if isinstance(x, Tensor) else self.dtype
-        return self._product(rows, scale, zero_point, residual, dtype, storage)
-
-    def _codes(self, x: Tensor | QTensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """int8 codes [B, H, W, C] with their scale and zero point, [1] or [B].
-
-        Codes keep the memory layout of the image: a later transpose moves one byte an element, in channels_last none.
-        """
-        inputs = cast(TensorScheme, self.scheme.inputs)
-        if isinstance(x, QTensor):
-            codes, zero_point = signed(QTensor(images, x.scale, x.zero_point))
-            if self.scheme.is_static:
-                self._check_linked(x, zero_point)
-            elif x.scale.numel() not in (1, images.shape[0]):
-                raise ArgumentError("x.scale", list(x.scale.shape), f"one number, or one an image: [{images.shape[0]}]")
-            return codes.permute(0, 2, 3, 1), x.scale, zero_point
-        last = is_channels_last(images)
-        lying = images.permute(0, 2, 3, 1) if last else images
+        fixed = (storage, residual, self._spec, self._window)
+        if isinstance(x, Tensor):
+            return cast(Tensor, _qconv2d(images, *fixed))
+        codes, zero_point = signed(QTensor(images, x.scale, x.zero_point))
+        dtype = None if self._gives_codes else self.dtype
         if self.scheme.is_static:
-            scale = cast(Tensor, self.input_scale)
-            codes = _quantize(lying, scale, self.input_zero_point, "per_tensor", 0, *inputs.code_range)
-            return codes if last else codes.permute(0, 2, 3, 1), scale, self.input_zero_point
-        # an image is one row; a range knows no order
-        batch, channels, height, width = images.shape
-        flat = lying.reshape(batch, channels * height * width)
-        codes, scale, zero_point = _quantize_dynamic(flat, "per_token", 0, inputs.symmetric, *inputs.code_range)
-        codes = codes.reshape(lying.shape)
-        return codes if last else codes.permute(0, 2, 3, 1), scale, None if inputs.symmetric else zero_point
+            self._check_linked(x, zero_point)
+            return cast(Tensor, _qconv2d(codes, *fixed, dtype))
+        if x.scale.numel() not in (1, images.shape[0]):
+            raise ArgumentError("x.scale", list(x.scale.shape), f"one number, or one an image: [{images.shape[0]}]")
+        if zero_point is None or not cast(TensorScheme, self.scheme.inputs).symmetric:
+            of_images = None if zero_point is None else _each(zero_point, size[0])
+            return cast(Tensor, _qconv2d(codes, *fixed, dtype, _each(x.scale, size[0]), of_images))
+        # The packed weights multiply what their own quantiser could have made: these codes have a zero point beyond it.
+        rows, added = self._rows(codes, zero_point, residual, size)
+        scales, zeros = (_each(v, size[0]).repeat_interleave(size[1] * size[2]) for v in (x.scale, zero_point))
+        return self._as_image(self._product(rows, scales, zeros, added, self.dtype, storage), images, size)
+
+    @property
+    def _window(self) -> tuple[int, ...]:
+        return self.patches.to_ints()
+
+    def _rows(
+        self, images: Tensor, fill: Tensor | None, residual: Tensor | None, size: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Patches of the images, and the rows of the residual that belong to them."""
+        rows = self.patches.gather(images.permute(0, 2, 3, 1), fill)
+        if residual is None:
+            return rows, None
+        return rows, residual.permute(0, 2, 3, 1).reshape(size[0] * size[1] * size[2], self.out_channels)
+
+    def _as_image(self, y: Tensor, like: Tensor, size: tuple[int, int, int]) -> Tensor:
+        y = y.reshape(*size, self.out_channels).permute(0, 3, 1, 2)
+        return y if is_channels_last(like) else y.contiguous()
 
     def _check_image(self, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         is_image = x.dim() in (3, 4) and x.shape[-3] == self.in_channels
@@ -224,16 +225,14 @@ class QConv2d(LinearCall):
         data = x.data if isinstance(x, QTensor) else cast(Tensor, x)
         self._check_image(data, (torch.int8, torch.uint8) if isinstance(x, QTensor) else FLOATS)
         batch = (data.shape[0] if data.dim() == 4 else 1, *self.patches.out_size(data.shape[-2], data.shape[-1]))
-        self._residual_rows(cast("Tensor | None", residual), batch, data.dim() == 4)
+        self._check_residual(cast("Tensor | None", residual), batch, data.dim() == 4)
 
-    def _residual_rows(self, residual: Tensor | None, size: tuple[int, int, int], is_batch: bool) -> Tensor | None:
+    def _check_residual(self, residual: Tensor | None, size: tuple[int, int, int], is_batch: bool) -> None:
         if residual is None:
-            return None
+            return
         shape = [size[0], self.out_channels, *size[1:]][0 if is_batch else 1 :]
         if list(residual.shape) != shape:
             raise ArgumentError("residual", describe(residual), f"float {shape}")
-        rows = residual if is_batch else residual.unsqueeze(0)
-        return rows.permute(0, 2, 3, 1).reshape(size[0] * size[1] * size[2], self.out_channels)
 
     def _sizes(self) -> list[str]:
         p = self.patches
@@ -242,7 +241,6 @@ class QConv2d(LinearCall):
         return words + ([f"dilation={p.dilation}"] if p.dilation != (1, 1) else [])
 
 
-def _per_row(qparam: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """One number an image (or one for all) as one number a row."""
-    batch, height, width = size
-    return qparam.reshape(-1, 1).expand(batch, height * width).reshape(-1)
+def _each(qparam: Tensor, images: int) -> Tensor:
+    """One number an image (or one for all) as one an image."""
+    return qparam.reshape(-1).expand(images)

@@ -18,8 +18,8 @@ from pyquant.numerics.activation import ACTIVATIONS
 from pyquant.ops.autograd import activation_gradient
 
 if TYPE_CHECKING:
+    from pyquant.core.patches import Patches
     from pyquant.nn.linear_call import LinearCall
-    from pyquant.nn.patches import Patches
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from pyquant import ops
 from pyquant.core.dtypes import FLOATS
+from pyquant.core.patches import Patches
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import UnsupportedError
 from pyquant.nn import weights
-from pyquant.nn.patches import Patches
 
 _aten = torch.ops.aten
 _SAME: Final = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}

@@ -1,6 +1,7 @@
 """torch.ops.pyquant.*: schemas, shape rules, gradients, compiled or Python implementations, typed wrappers."""
 
 from pyquant.core.names import ACTIVATIONS
+from pyquant.ops.conv import qconv2d
 from pyquant.ops.fake_quantize import (
     fake_quantize,
     fake_quantize_backward,
@@ -68,6 +69,7 @@ __all__ = [
     "pack_int4",
     "pack_linear",
     "packs_int4",
+    "qconv2d",
     "qlinear",
     "quantize",
     "quantize_dynamic",

@@ -16,12 +16,13 @@ from torch import Tensor
 from pyquant import numerics
 from pyquant.core.dtypes import PRODUCTS
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.ops import check, linear_shapes, plan, rows_layout, shapes, zero_points
+from pyquant.ops import check, conv, linear_shapes, plan, rows_layout, shapes, zero_points
 from pyquant.ops.schema import SCHEMAS
 
 # Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("float_linear", "gemm")
-ON_CUDA: Final = (*EVERYWHERE, "weight_only_linear", "pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
+_BYTES: Final = ("pack_linear", "unpack_linear", "pack_int4", "unpack_int4")
+ON_CUDA: Final = (*EVERYWHERE, "qconv2d", "weight_only_linear", *_BYTES)
 
 
 def _specified(name: str) -> Callable[..., Any]:
@@ -180,4 +181,5 @@ def qlinear(
 
 _outs = (fake_quantize_out, fake_quantize_dynamic_out, fake_quantize_backward_)
 _own: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_outs, gemm, pack_linear, unpack_linear, qlinear)}
+_own["qconv2d"] = conv.by_patches
 IMPLEMENTATIONS: Final = {name: _own.get(name) or _specified(name) for name in SCHEMAS}

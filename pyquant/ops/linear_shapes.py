@@ -193,11 +193,12 @@ def _present(argument: str, tensor: Tensor | None, required: bool, allowed: str 
 
 def unpack_linear(packed: Tensor, spec: Sequence[int]) -> Tensor:
     s = linear_spec(spec)
-    _packed(packed, s)
+    packed_buffer(packed, s)
     return packed.new_empty([s.n, s.w_type.columns(s.k)], dtype=s.w_type.storage)
 
 
-def _packed(packed: Tensor, s: LinearSpec) -> None:
+def packed_buffer(packed: Tensor, s: LinearSpec) -> None:
+    """Refuses what pack_linear did not make under that spec."""
     check.dtype_in("packed", packed, (torch.uint8,))
     check.shape_is("packed", packed, [packed_bytes(s)])
     if not packed.is_contiguous():
@@ -206,7 +207,7 @@ def _packed(packed: Tensor, s: LinearSpec) -> None:
         )
 
 
-def _codes_bound(s: LinearSpec, x: Tensor) -> None:
+def codes_bound(s: LinearSpec, x: Tensor) -> None:
     """Codes that come ready were not clamped to the spec's limits: their type bounds K, whatever the spec says."""
     t = INT4 if x_is_packed(s, x) else ONE_A_BYTE[x.dtype]
     low, high = t.range
@@ -220,6 +221,18 @@ def x_is_packed(s: LinearSpec, x: Tensor) -> bool:
     """Whether x holds two 4-bit codes a byte. One code is one byte either way, and then means a code of its own."""
     is_candidate = x.dtype == torch.uint8 and INT4.holds(s.x_qmin, s.x_qmax)
     return is_candidate and x.shape[-1] == (s.k + 1) // 2 != s.k
+
+
+def codes_params(
+    s: LinearSpec, x: Tensor, x_scale: Tensor | None, x_zero_point: Tensor | None, shape: Sequence[int]
+) -> None:
+    """What came with the codes x under a spec with dynamic inputs, of this shape."""
+    if x_scale is not None and s.input == "static":
+        raise ArgumentError("x_scale", "a tensor", "None where inputs are static")
+    if x_zero_point is not None and (x_scale is None or s.x_symmetric):
+        raise ArgumentError("x_zero_point", "a tensor", "None unless x_scale is there and inputs are affine")
+    check.vector("x_scale", x_scale, x, torch.float32, shape)
+    check.vector("x_zero_point", x_zero_point, x, torch.int32, shape)
 
 
 def qlinear(
@@ -236,22 +249,17 @@ def qlinear(
     given = (torch.int8, torch.uint8) if INT4.holds(s.x_qmin, s.x_qmax) else (torch.int8,)
     check.dtype_in("x", x, (*FLOATS, *codes) if x_scale is None else given)
     check.min_dim("x", x, 1)
-    if x_scale is not None and s.input == "static":
-        raise ArgumentError("x_scale", "a tensor", "None where inputs are static")
-    if x_zero_point is not None and (x_scale is None or s.x_symmetric):
-        raise ArgumentError("x_zero_point", "a tensor", "None unless x_scale is there and inputs are affine")
-    check.vector("x_scale", x_scale, x, torch.float32, list(x.shape[:-1]))
-    check.vector("x_zero_point", x_zero_point, x, torch.int32, list(x.shape[:-1]))
+    codes_params(s, x, x_scale, x_zero_point, list(x.shape[:-1]))
     if x.shape[-1] != s.k and not x_is_packed(s, x):
         raise ArgumentError("x", describe(x), f"last dimension {s.k} (in_features)")
     if x_scale is not None and x.dtype == torch.uint8 and not x_is_packed(s, x):
         raise ArgumentError("x", describe(x), "int8, or uint8 with two codes a byte")
-    _packed(packed, s)
+    packed_buffer(packed, s)
     check.same_device("packed", packed, x)
     lead = list(x.shape[:-1])
     _epilogue(x, s.n, residual, s.activation, s.clamp_min, s.clamp_max)
     if not x.dtype.is_floating_point:
-        _codes_bound(s, x)
+        codes_bound(s, x)
     if s.codes_out:
         if out_dtype == torch.uint8 and INT4.holds(s.out_qmin, s.out_qmax):
             return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)

@@ -55,6 +55,8 @@ SCHEMAS: Final[dict[str, str]] = {
     "unpack_linear": "(Tensor packed, int[] spec) -> Tensor",
     "qlinear": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, ScalarType? out_dtype=None, "
     "Tensor? x_scale=None, Tensor? x_zero_point=None) -> Tensor",
+    "qconv2d": "(Tensor x, Tensor packed, Tensor? residual, int[] spec, int[] window, ScalarType? out_dtype=None, "
+    "Tensor? x_scale=None, Tensor? x_zero_point=None) -> Tensor",
     "weight_only_linear": "(Tensor x, Tensor w, Tensor w_scale, Tensor? w_zero_point=None, Tensor? bias=None, "
     "Tensor? residual=None, int w_bits=8, int group_size=0, str activation='none', float clamp_min=0.0, "
     "float clamp_max=0.0, ScalarType? out_dtype=None) -> Tensor",

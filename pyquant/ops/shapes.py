@@ -1,7 +1,7 @@
 """Shape, dtype and refusal rule of every op: what torch.compile sees, and what the fallback checks first.
 
 Each rule takes the op's arguments, raises ArgumentError, and returns an empty result of the right shape, dtype and
-device. Those of products with a weight matrix are in linear_shapes.py.
+device. Those of products with a weight matrix are in linear_shapes.py, of convolutions in conv_shapes.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pyquant.core.granularity import scale_shape
 from pyquant.core.names import GRANULARITIES
 from pyquant.errors import ArgumentError
 from pyquant.numerics import histogram
-from pyquant.ops import check, linear_shapes
+from pyquant.ops import check, conv_shapes, linear_shapes
 
 
 def rule_of(op: str) -> Callable[..., Any]:
     """The rule of an op, by its name."""
-    rule: Callable[..., Any] = getattr(linear_shapes, op, None) or globals()[op]
+    rule: Callable[..., Any] = getattr(linear_shapes, op, None) or getattr(conv_shapes, op, None) or globals()[op]
     return rule
 
 

@@ -59,12 +59,12 @@ def _check_layer(op: str, given: dict[str, Any]) -> None:
         # uint8 codes have a zero point in their own terms (docs/numerics.md 3); each call compares it with its codes
         _among("x_zero_point", given["x_zero_point"], 0 if s.x_symmetric else min(s.x_qmin, 0), UINT8.qmax)
         _among("out_zero_point", given["out_zero_point"], s.out_qmin, s.out_qmax)
-    elif op == "qlinear" and isinstance(given["x"], Tensor) and isinstance(given["packed"], Tensor):
+    elif op in ("qlinear", "qconv2d") and isinstance(given["x"], Tensor) and isinstance(given["packed"], Tensor):
         of_call(s, given["x"], given["packed"], given["x_zero_point"])
 
 
 def of_call(s: LinearSpec, x: Tensor, packed: Tensor, x_zero_point: Tensor | None) -> None:
-    """The zero point that the codes of a call of qlinear have, in the buffer or with them. Raises ArgumentError."""
+    """The zero point that the codes of a qlinear (qconv2d) have, in the buffer or with them. Raises ArgumentError."""
     if s.input == "static" and s.layout != "cpu_blocked" and packed.shape == (rows_layout.sections(s).total,):
         low, high = (0, 0) if s.x_symmetric else (s.x_qmin, s.x_qmax)
         if x.dtype == torch.uint8 and not linear_shapes.x_is_packed(s, x):

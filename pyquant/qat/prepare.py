@@ -11,11 +11,11 @@ import torch  # noqa: F401  (the example)
 from torch import Tensor, nn
 
 from pyquant.core import arguments
+from pyquant.core.patches import Patches
 from pyquant.errors import ArgumentError
 from pyquant.nn.fates import twins_of
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import FqnConfig
-from pyquant.nn.patches import Patches
 from pyquant.nn.sites import Config, Filter, Site, find_sites, rules_of
 from pyquant.nn.swap import swap_modules
 from pyquant.qat.guards import check_trainable, warn_of_bad_starts

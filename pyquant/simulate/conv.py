@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn.patches import Patches, unsupported
+from pyquant.nn.patches import unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.simulate import torch_operators
 from pyquant.simulate.layer import SimulatedLayer

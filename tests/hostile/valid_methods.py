@@ -17,7 +17,7 @@ from torch import nn
 
 import pyquant
 from pyquant import ops
-from pyquant.nn.patches import Patches
+from pyquant.core.patches import Patches
 
 Make = Callable[[Path], Any]
 PUBLIC = {**{name: getattr(pyquant, name) for name in pyquant.__all__}, "ops.LinearSpec": ops.LinearSpec}

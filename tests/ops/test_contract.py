@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pyquant import numerics, ops
+from pyquant.core.patches import Patches
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.ops import fallback, rows_layout, shapes
 from pyquant.ops.schema import SCHEMAS
@@ -87,6 +88,20 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "pack_linear": (w, w_scale, bias, None, None, None, None, s),
         "unpack_linear": (packed, s),
         "qlinear": (x, packed, residual, s, torch.float16),
+        "qconv2d": (
+            draw.normal(m, k, 4, 5),
+            torch.ops.pyquant.pack_linear(
+                problems.codes(draw, "s8", "uniform", n, 2 * k),
+                w_scale,
+                bias,
+                *(None,) * 4,
+                spec(n, 2 * k, has_bias=True),
+            ),
+            draw.normal(m, n, 2, 6),
+            spec(n, 2 * k, has_bias=True),
+            list(Patches((1, 2), (2, 1), (0, 0, 1, 1)).to_ints()),
+            torch.bfloat16,
+        ),
         "weight_only_linear": (x, packed4, w_scale, None, bias, residual, 4, 0, "silu"),
         "float_linear": (x, draw.normal(n, k), bias, residual, "relu"),
         "rms_norm_quantize": (x, draw.normal(k), 1e-6, False, -128, 127),
@@ -210,7 +225,9 @@ def test_layouts_give_the_contiguous_answer_or_a_refusal(name: str, layout: prob
             if layout.name == "subclass"
             else laid.detach().clone(memory_format=torch.contiguous_format)
         )
-        if name == "qlinear" and position == 1 and not laid.is_contiguous():  # an opaque buffer has no layouts
+        if (
+            name in ("qlinear", "qconv2d") and position == 1 and not laid.is_contiguous()
+        ):  # an opaque buffer has no layouts
             with pytest.raises((RuntimeError, PyquantError), match="argument 'packed'"):
                 op(*args)
             continue
@@ -303,6 +320,7 @@ OPTIONAL = {
     "gemm_s8s4": {2, 3, 5, 6},
     "gemm_s4s4": {2, 3, 5, 6},
     "qlinear": {2},
+    "qconv2d": {2},
     "weight_only_linear": {4, 5},
     "float_linear": {2, 3},
     "rms_norm_quantize": {1},

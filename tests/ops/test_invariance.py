@@ -91,6 +91,7 @@ def test_concurrent_callers_get_the_same_bits() -> None:
 PROGRAM = """
 import hashlib, sys, torch
 from pyquant import ops
+from pyquant.core.patches import Patches
 digest = hashlib.sha256()
 generator = torch.Generator().manual_seed(11)
 cases = ((1, 70, 129, 8, 0), (5, 64, 200, 8, 0), (130, 33, 96, 4, 32), (3, 17, 100, 4, 4), (66, 130, 1000, 8, 0))
@@ -103,6 +104,18 @@ for m, n, k, bits, group in cases:
         packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec)
         y = ops.qlinear(torch.randn(m, k, generator=generator), packed, spec=spec)
         digest.update(y.numpy().tobytes())
+for bits, group, channels, n in ((8, 0, 3, 70), (8, 4, 20, 130), (4, 20, 20, 5), (4, 0, 16, 64)):
+    codes = torch.randint(-7, 8, (n, 6 * channels), generator=generator, dtype=torch.int8)
+    scale = torch.rand(*((n, 6 * channels // group) if group else (n,)), generator=generator) + 0.1
+    window = Patches((3, 2), (1, 2), (2, 1, 0, 1), (2, 1)).to_ints()
+    for words in ({}, {"x_symmetric": False, "x_qmin": -128}, {"input": "static"}):
+        spec = ops.LinearSpec(n, 6 * channels, bits, group, layout=layout, **words).to_ints()
+        x_scale = torch.tensor([0.02]) if "input" in words else None
+        packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec, x_scale=x_scale)
+        x = torch.randn(2, channels, 9, 11, generator=generator)
+        for image in (x, x.to(memory_format=torch.channels_last)):
+            y = ops.qconv2d(image, packed, None, spec, window)
+            digest.update(y.contiguous().numpy().tobytes())
 for rows, k, group in ((3, 100, 25), (5, 64, 32), (2, 1300, 13), (7, 33, 3)):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x, grad = (torch.randn(rows, k, generator=generator).to(dtype) for _ in range(2))

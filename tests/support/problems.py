@@ -536,7 +536,7 @@ def _transposed(t: Tensor) -> Tensor:
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    return t.expand(2, 3, *t.shape[-2:]).contiguous(memory_format=torch.channels_last)
+    return (t if t.dim() == 4 else t.expand(2, 3, *t.shape[-2:])).contiguous(memory_format=torch.channels_last)
 
 
 class Marked(torch.Tensor):
@@ -568,7 +568,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("overlapping", _overlapping, min_dim=2),
     Layout("strange_unit_strides", _strange_unit_strides, min_dim=2),
     Layout("one_dimension", lambda t: t.reshape(-1, t.shape[-1])[0] if t.numel() else t.reshape(-1), min_dim=1),
-    Layout("three_dimensions", lambda t: t.unsqueeze(0).repeat(2, 1, 1).transpose(0, 1), min_dim=2),
+    Layout("three_dimensions", lambda t: torch.stack([t, t]).transpose(0, 1), min_dim=2),
     Layout("five_dimensions", lambda t: t.reshape(1, *t.shape[:1], 1, 1, *t.shape[1:]), min_dim=2),
     Layout("channels_last", _channels_last, min_dim=2),
     Layout("no_rows", lambda t: t[:0], min_dim=2),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.names import listed
+from pyquant.core.patches import Patches
 from pyquant.core.presets import W8A16
 from pyquant.core.scheme import QScheme
 from pyquant.errors import CheckpointError
@@ -17,7 +18,7 @@ from pyquant.io import LayerRecord
 from pyquant.io.pretrained.save import is_inside
 from pyquant.nn import origin
 from pyquant.nn.own_embedding import like
-from pyquant.nn.patches import Patches, unsupported
+from pyquant.nn.patches import unsupported
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear

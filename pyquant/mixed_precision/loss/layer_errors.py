@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from pyquant.calibrate.run import evaluating, inputs_of, too_few
 from pyquant.core import arguments
+from pyquant.core.patches import Patches
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.watch import hooked
 from pyquant.mixed_precision.loss.scorers.layers import rounded_input
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.linear_call import LinearCall
-from pyquant.nn.patches import Patches
 from pyquant.report.records.errors import ErrorReport, TensorError
 from pyquant.simulate.layer import SimulatedLayer
 
