@@ -68,8 +68,11 @@ class Ledger:
         self._rows.update(zip(asked, rows, strict=True))
         return [self._rows[key] for key in keys]
 
-    def plain(self, stage: str, key: str, make: Callable[[], Any], total: int = 1) -> Any:
-        """What process 0 makes, or what the journal holds of it: data as JSON has it, the same in every process."""
+    def plain(self, stage: str, key: str, make: Callable[[], Any], total: int = 1, pieces: int = 1) -> Any:
+        """What process 0 makes, or what the journal holds of it: data as JSON has it, the same in every process.
+
+        pieces  how many of the `total` are made at once.
+        """
         key = f"{stage} {key}".rstrip()
         self.counts.setdefault(stage, 0)
 
@@ -81,7 +84,7 @@ class Ledger:
             return self._journal.entries[key]
 
         value = plain_by_first(recorded)
-        self._report(stage, key, total)
+        self._report(stage, key, total, pieces)
         return value
 
     def __enter__(self) -> Ledger:
@@ -103,7 +106,7 @@ class Ledger:
             raise CheckpointError(f"{self._journal.path}: {key}: {value!r}"[:200] + f"; allowed: {width} numbers")
         return row
 
-    def _report(self, stage: str, key: str, total: int) -> None:
-        self.counts[stage] += 1
+    def _report(self, stage: str, key: str, total: int, pieces: int = 1) -> None:
+        self.counts[stage] += pieces
         if self._progress is not None:
             self._progress(stage, key, self.counts[stage], max(total, self.counts[stage]))

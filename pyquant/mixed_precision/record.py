@@ -134,4 +134,17 @@ def _notes(findings: Findings) -> tuple[str, ...]:
             f"latency table: predicted / measured {latency.bias:.3f} (median of {len(latency.held_out)} "
             f"configurations that it did not see), median error {latency.median_error or 0.0:.1%}"
         )
+    if lucky := _passed_alone(findings):
+        notes.append(
+            f"{lucky} of the configurations measured keep{'s' * (lucky == 1)} the limit of {findings.max_drop:g} alone "
+            "and not by the trend of those that lose less: taken for luck and left out (docs/mixed-precision.md)"
+        )
     return tuple(notes)
+
+
+def _passed_alone(findings: Findings) -> int:
+    """How many configurations hold max_drop by their own measurement and were left out (accuracy_limit)."""
+    if findings.max_drop is None:
+        return 0
+    left_out = set(findings.drops) - {*findings.feasible, findings.start}
+    return sum(findings.drops[config] <= findings.max_drop for config in left_out)

@@ -53,7 +53,7 @@ def timed(
         )
         return [list(times[config]) for config in configs]
 
-    rows = ledger.plain("candidates timed", str(configs), measure)
+    rows = ledger.plain("candidates timed", str(configs), measure, len(configs), len(configs))
     return {config: (row[0], row[1], row[2]) for config, row in zip(configs, rows, strict=True)}
 
 

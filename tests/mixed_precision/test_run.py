@@ -104,6 +104,20 @@ def test_a_task_metric_decides_where_there_is_one() -> None:
     assert accuracy(plan.apply_(model)) == plan.record.plan.quality
 
 
+def test_what_passed_by_luck_is_left_out_and_the_record_says_so() -> None:
+    calls: list[float] = []
+
+    def luck(candidate: nn.Module) -> float:
+        calls.append(1.0 if len(calls) in (0, 7) else 0.5)
+        return calls[-1]
+
+    plan = search(eval_fn=luck, max_drop=0.05, evaluations=10)
+    assert len(calls) > 8
+    assert set(plan.configuration.values()) == {"fp32"}
+    assert any("1 of the configurations measured keeps the limit of 0.05 alone" in note for note in plan.record.notes)
+    assert not any("taken for luck" in note for note in search().record.notes)
+
+
 def test_slower_formats_are_dropped_with_the_reason_and_never_chosen() -> None:
     model = net()
     table = fixed_latency(model, {"fp32": 8.0, "int8": 4.0, "int4": 9.0})

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # every way in which a save changes the disk goes through one of these
@@ -36,6 +37,10 @@ def ranks(work: Callable[..., object], *args: object, world: int = 2) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
+    # Under pytest the module of `work` is called tests.<folder>.<file>, which fresh processes must find by that name.
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in sys.path:
+        sys.path.append(root)
     mp.spawn(_rank, (work, port, world, args), nprocs=world)
 
 
