@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("path", metavar="PATH", help="folder with config.json and safetensors files")
+    add("path", metavar="PATH", help="folder with config.json and safetensors files, or FILE.gguf")
     add("out", metavar="OUT", help="where the checkpoint is saved")
     add("--model", metavar="MODEL", help=f"the model (default: the class that PATH/config.json names): {MODEL_HELP}")
     add("--activations", choices=ACTIVATIONS_AS, default=ACTIVATIONS_AS[0], help="how layers take them (default: file)")

@@ -38,6 +38,7 @@ def write(
     tensors: Mapping[str, Tensor],
     *,
     shards: int = 1,
+    metadata: Mapping[str, str] | None = None,
     **config: Any,
 ) -> Path:
     """config.json, and the tensors in one file or several with an index."""
@@ -47,7 +48,7 @@ def write(
     names = sorted(tensors)
     kept = {name: tensors[name].clone().contiguous() for name in names}
     if shards == 1:
-        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+        save_file(kept, folder / "model.safetensors", {"format": "pt", **(metadata or {})})
         return folder
     home = {name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, name in enumerate(names)}
     for file in sorted(set(home.values())):

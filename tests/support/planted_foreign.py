@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import foreign
+import gguf_file
 import torch
 from mutants import edit, register
 
@@ -80,4 +81,24 @@ for area, old, new, name in (
         notice=weights_are_those_of(name),
         name=f"{old[:40].strip()} -> {new[:40].strip()}",
         area=f"io.foreign.{area}",
+    )
+
+
+def gguf_blocks(seed: int) -> None:
+    for kind in gguf_file.WIDTHS:
+        block = gguf_file.blocks(kind, 4, 512, seed)
+        with tempfile.TemporaryDirectory() as folder:
+            path = gguf_file.write(Path(folder) / "m.gguf", {"general.architecture": "toy"}, {"0.weight": block})
+            model = pyquant.load_quantized_(torch.nn.Sequential(torch.nn.Linear(512, 4, bias=False)), path)
+        assert torch.equal(model[0].to_float().weight, gguf_file.numbers(*block)), kind
+
+
+for old, new in (
+    ("torch.cat([packed & 15, packed >> 4], dim=1)", "torch.stack([packed & 15, packed >> 4], 2).reshape(-1, 32)"),
+    ("(0, 2, 4, 6)", "(0, 4, 2, 6)"),
+    ("low.reshape(-1, 2, 64) >> 4], 2)", "low.reshape(-1, 2, 64) >> 4], 1)"),
+    ("_half(data[:, 208:]) * scales.to(torch.float32)", "_half(data[:, 208:]) * scales.to(torch.float32).abs()"),
+):
+    register(
+        edit("io.foreign.gguf", old, new), notice=gguf_blocks, name=f"{old[:40]} -> {new[:40]}", area="io.foreign.gguf"
     )

@@ -15,7 +15,7 @@ from pyquant.core import arguments
 from pyquant.core.names import listed
 from pyquant.core.paths import file_path
 from pyquant.errors import CheckpointError
-from pyquant.io.foreign import awq, compressed, gptq
+from pyquant.io.foreign import awq, bitsandbytes, compressed, gguf, gptq, torchao
 from pyquant.io.foreign.record import ACTIVATIONS_AS, ForeignLayer, Options, Reader
 from pyquant.io.foreign.source import Source
 
@@ -23,6 +23,8 @@ READERS: Final[dict[str, Callable[[Source, Options], Reader]]] = {
     "compressed-tensors": compressed.Reader,
     "gptq": gptq.Reader,
     "awq": awq.Reader,
+    "bitsandbytes": bitsandbytes.Reader,
+    "torchao": torchao.Reader,
 }
 
 __all__ = ["ACTIVATIONS_AS", "ForeignCheckpoint", "ForeignLayer", "open_foreign"]
@@ -36,7 +38,7 @@ class ForeignCheckpoint:
     layers   names of the layers that are held as codes.
     """
 
-    def __init__(self, source: Source, method: str, reader: Reader) -> None:
+    def __init__(self, source: Source | gguf.Source, method: str, reader: Reader) -> None:
         self.config: Mapping[str, Any] = source.config
         self.method = method
         self._source, self._reader = source, reader
@@ -58,14 +60,18 @@ class ForeignCheckpoint:
 def open_foreign(
     path: str | os.PathLike[str], *, activations: str = "file", drop_kv_cache_scheme: bool = False
 ) -> ForeignCheckpoint:
-    """A directory that another tool wrote; its tensors are not read yet.
+    """A directory that another tool wrote, or a GGUF file; its tensors are not read yet.
 
     activations, drop_kv_cache_scheme   as in load_quantized_.
     Raises CheckpointError naming file, what was found and what is allowed; ArgumentError for wrong arguments.
     """
     arguments.one_of("activations", activations, ACTIVATIONS_AS)
     options = Options(activations, arguments.flag("drop_kv_cache_scheme", drop_kv_cache_scheme))
-    source = Source(file_path("path", path))
+    where = file_path("path", path)
+    if where.suffix == ".gguf":
+        blocks = gguf.Source(where)
+        return ForeignCheckpoint(blocks, "gguf", gguf.Reader(blocks, options))
+    source = Source(where)
     method = source.method.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
         raise CheckpointError(

@@ -39,7 +39,7 @@ def load_quantized_(
 
     model        the float model as its code builds it (AutoModelForCausalLM.from_config(config)); its weights are not
                  used, so it may be on the meta device. On any error it is as before.
-    path         the directory, with config.json and safetensors files.
+    path         the directory, with config.json and safetensors files, or a file that ends in .gguf.
     activations  'file': codes where the file says so, else floating point. 'float': never codes. 'int8': codes with a
                  scale a token, for symmetric weights.
     drop_kv_cache_scheme  whether a key-value cache that the file quantises may stay in floating point.
