@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "bind/device.h"
 
@@ -27,10 +28,21 @@ void ok(int status) {
   if (status != 0) throw std::runtime_error("simulated CUDA error " + std::to_string(status));
 }
 
+// What use_stream has told the thread.
+thread_local void* stream = nullptr;
+thread_local std::vector<void*>* kept = nullptr;
+
+void release(void* base) {
+  if (kept)
+    kept->push_back(base);
+  else
+    cudaFree(base);
+}
+
 Tensor adopt(void* base, int64_t offset, const Shape& shape, const Shape& strides, ScalarType type) {
   const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
   return torch::stable::from_blob(static_cast<char*>(base) + offset, shape, strides, cpu, type,
-                                  [base](void*) { cudaFree(base); });
+                                  [base](void*) { release(base); });
 }
 
 int64_t made = 0;  // tensors of `empty`
@@ -67,11 +79,22 @@ Tensor to_device(const Tensor& x) {
 // How many tensors the bindings have made so far. like: any.
 int64_t allocations(const Tensor&) { return made; }
 
+// The thread's launches go to a stream from now on. keep: memory that tensors leave is not freed before the next call,
+// as torch keeps that of a graph for the graph. like: any.
+void use_stream(const Tensor&, int64_t handle, bool keep) {
+  if (kept) {
+    for (void* base : *kept) cudaFree(base);
+    delete kept;
+  }
+  stream = reinterpret_cast<void*>(handle);
+  kept = keep ? new std::vector<void*> : nullptr;
+}
+
 }  // namespace
 
 int32_t device_index(const Tensor&) { return 0; }
 
-void* current_stream(int32_t) { return nullptr; }
+void* current_stream(int32_t) { return stream; }
 
 Tensor empty(const Tensor&, const Shape& shape, ScalarType type) {
   ++made;
@@ -111,4 +134,5 @@ Tensor compact(const Tensor& tensor) {
 STABLE_TORCH_LIBRARY_IMPL(pyquant_sim, CPU, m) {
   m.impl("to_device", TORCH_BOX(&pyquant::bind::to_device));
   m.impl("allocations", TORCH_BOX(&pyquant::bind::allocations));
+  m.impl("use_stream", TORCH_BOX(&pyquant::bind::use_stream));
 }

@@ -1,9 +1,13 @@
-"""What a layer's call asks of the device and of the driver, counted by the simulator: kernels, memsets, tensor maps."""
+"""What a layer's call asks of the device and of the driver, counted by the simulator: kernels, memsets, tensor maps. A
+call inside of a graph and on two streams at once, as far as the simulator has them: it runs what a graph holds in its
+order, and one launch at a time, in the order in which two threads come."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +24,7 @@ from pyquant.ops import tuned
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 M, N, K = 40, 128, 4096  # few tokens and channels: K is divided
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: torch allocates in it
 FORMS: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "affine": {"x_qmin": -128, "x_symmetric": False},
@@ -72,7 +77,15 @@ class Layer:
         self.take(problems.Draw(problems.BASE_SEED, "launches", name, "x").normal(m, K).to(torch.bfloat16))
 
     def take(self, x: Tensor) -> None:
-        self._x, self._there = x, self._device.put(x)
+        self.take_there(x, self._device.put(x))
+
+    def take_there(self, x: Tensor, there: Tensor) -> None:
+        self._x, self._there = x, there
+
+    def write(self, x: Tensor) -> None:
+        """Other rows where the others lie."""
+        self._x = x
+        self._there.copy_(x)
 
     def move_weights(self) -> None:
         self._packed = self._device.put(self._packed.clone())
@@ -158,3 +171,120 @@ def test_tensor_maps_are_of_a_shape(device: CudaOps) -> None:
         assert "Sm90" in str(kernels[-1]), kernels
         device.finish()
         assert torch.equal(device.get(out[0]).double(), a.double() @ b.double().T), (m, n, k)
+
+
+def ok(status: int) -> None:
+    report = simulator.runtime.ptxsim_last_report() if simulator.runtime is not None else None
+    assert status == 0, f"simulated CUDA error {status}: {(report or b'').decode()}"
+
+
+@pytest.fixture
+def streams() -> Iterator[list[int]]:
+    runtime = simulator.runtime
+    assert runtime is not None
+    made = [ctypes.c_void_p() for _ in range(2)]
+    for stream in made:
+        ok(runtime.cudaStreamCreate(ctypes.byref(stream)))
+    yield [int(stream.value or 0) for stream in made]
+    for stream in made:
+        ok(runtime.cudaStreamDestroy(stream))
+
+
+def rows_of(name: str, form: str) -> Tensor:
+    if form == "codes":
+        return codes_of(name, M, K)
+    return problems.Draw(problems.BASE_SEED, "streams", name).normal(M, K).to(torch.bfloat16)
+
+
+class Captured:
+    """What a call would have launched on a stream."""
+
+    def __init__(self, device: Any, stream: int, call: Layer) -> None:
+        self._runtime, self._stream = simulator.runtime, ctypes.c_void_p(stream)
+        graph, self._graph, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        ok(self._runtime.cudaStreamBeginCapture(self._stream, RELAXED))
+        with device.on_stream(stream, keep=True):
+            try:
+                self.out = call()
+            finally:
+                status = self._runtime.cudaStreamEndCapture(self._stream, ctypes.byref(graph))
+        ok(status)
+        ok(self._runtime.cudaGraphGetNodes(graph, None, ctypes.byref(count)))
+        ok(self._runtime.cudaGraphInstantiate(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
+        ok(self._runtime.cudaGraphDestroy(graph))
+        self.nodes = count.value
+
+    def __call__(self) -> None:
+        ok(self._runtime.cudaGraphLaunch(self._graph, self._stream))
+
+    def free(self, device: Any) -> None:
+        ok(self._runtime.cudaGraphExecDestroy(self._graph))
+        with device.on_stream(0):
+            pass
+
+
+@pytest.mark.parametrize("mode", ["plain", "lazy"])
+@pytest.mark.parametrize("form", [*FORMS, "codes"])
+def test_a_captured_call_runs_again_on_other_rows(device: CudaOps, streams: list[int], form: str, mode: str) -> None:
+    layer = Layer(device, form, **FORMS["static" if form == "codes" else form])
+    layer.take(rows_of("first", form))
+    layer.check(layer())  # a call before a capture, as torch asks for
+    graph = Captured(device, streams[0], layer)
+    assert graph.nodes == 2
+    device.mode(mode)
+    for name in ("second", "third"):
+        layer.write(rows_of(name, form))
+        counts, kernels = counted(graph)
+        assert counts == {"kernel": 2}, "neither memsets nor synchronisation"
+        assert all("programmatic_stream_serialization" in kernel["attributes"] for kernel in kernels)
+        layer.check(graph.out)
+    graph.free(device)
+
+
+def test_a_capture_sees_the_legacy_stream(device: CudaOps, streams: list[int]) -> None:
+    """The planted bug: a layer that launches elsewhere than it was told."""
+
+    class Elsewhere(Layer):
+        def __call__(self) -> Tensor:
+            torch.ops.pyquant_sim.use_stream(torch.empty(0), 0, True)
+            return super().__call__()
+
+    layer = Elsewhere(device, "elsewhere")
+    with pytest.raises(RuntimeError, match="device 0"):
+        Captured(device, streams[0], layer)
+    assert b"legacy stream while a stream is captured" in simulator.runtime.ptxsim_last_report()
+    with device.on_stream(0):
+        pass
+
+
+def test_two_streams_do_not_disturb_each_other(device: CudaOps, streams: list[int]) -> None:
+    """Two layers, each with its own stream and its own thread: rows, codes, counters and sums are of a call."""
+    calls = 6
+    layers = [Layer(device, form, **FORMS[form]) for form in ("dynamic", "affine")]
+    rows = [[rows_of(f"{index} {call}", "float") for call in range(calls)] for index in range(2)]
+    taken = [[(x, device.put(x)) for x in own] for own in rows]
+    results: list[list[Tensor]] = [[], []]
+    start = threading.Barrier(2)
+
+    def work(index: int) -> None:
+        start.wait()
+        with device.on_stream(streams[index]):
+            for x, there in taken[index]:
+                layers[index].take_there(x, there)
+                results[index].append(layers[index]())
+
+    def both() -> None:
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    _, kernels = counted(both)
+    used = [kernel["stream"] for kernel in kernels]
+    assert 0 not in used
+    assert [used.count(stream) for stream in set(used)] == [2 * calls] * 2
+    for index in range(2):
+        for (x, there), out in zip(taken[index], results[index], strict=True):
+            layers[index].take_there(x, there)
+            layers[index].check(out)

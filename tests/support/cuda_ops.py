@@ -76,6 +76,7 @@ class SimulatedOps(CudaOps):
             self._definitions.define(name + schema)
         self._definitions.define("to_device(Tensor x) -> Tensor")
         self._definitions.define("allocations(Tensor like) -> int")
+        self._definitions.define("use_stream(Tensor like, int stream, bool keep) -> ()")
         torch.ops.load_library(str(library))
         for name in fallback.ON_CUDA:
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant_sim::{name}", "CPU"):
@@ -102,6 +103,15 @@ class SimulatedOps(CudaOps):
         finally:
             for module in modules:
                 module._ops = previous  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: int, keep: bool = False) -> Iterator[None]:
+        """This thread's launches go to the simulator's stream inside. keep: memory that tensors leave is kept until the
+        thread's next use of a stream, for a graph that was captured meanwhile."""
+        torch.ops.pyquant_sim.use_stream(torch.empty(0), stream, keep)
+        yield
+        if not keep:
+            torch.ops.pyquant_sim.use_stream(torch.empty(0), 0, False)
 
     def mode(self, name: str) -> None:
         self._memory.mode(name)

@@ -76,3 +76,56 @@ def test_host_arrays(sim):
     assert sim.lib("instr").i_add(n, p(a), p(a), p(a), p(o)) != 0
     assert "out of bounds" in sim.report()
     sim.rt.ptxsim_unregister(p(a))
+
+
+@pytest.fixture
+def stream(sim):
+    made = ctypes.c_void_p()
+    assert sim.rt.cudaStreamCreate(ctypes.byref(made)) == 0
+    return made
+
+
+def test_a_captured_stream_runs_when_its_graph_is_launched(sim, stream):
+    """Launches of kernels: tests/gpu/test_streams.py."""
+    memory, back = sim.dev(np.zeros(64, np.uint8)), sim.dev(np.zeros(64, np.uint8))
+    nbytes, graph, executable, count = ctypes.c_size_t(64), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+
+    def held(pointer):
+        out = np.empty(64, np.uint8)
+        assert sim.rt.cudaMemcpy(ctypes.c_void_p(out.ctypes.data), pointer, nbytes, 2) == 0
+        return out
+
+    assert sim.rt.cudaStreamBeginCapture(stream, 0) == 0
+    assert sim.rt.cudaMemsetAsync(memory, 7, nbytes, stream) == 0
+    assert sim.rt.cudaMemcpyAsync(back, memory, nbytes, 3, stream) == 0
+    assert sim.rt.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    assert not held(back).any(), "nothing has run"
+    assert sim.rt.cudaGraphGetNodes(graph, None, ctypes.byref(count)) == 0
+    assert count.value == 2
+    assert sim.rt.cudaGraphInstantiate(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)) == 0
+    assert sim.rt.cudaGraphDestroy(graph) == 0
+    for _ in range(2):
+        assert sim.rt.cudaMemset(back, 0, nbytes) == 0
+        assert sim.rt.cudaGraphLaunch(executable, stream) == 0
+        assert (held(back) == 7).all()
+    assert sim.rt.cudaGraphExecDestroy(executable) == 0
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda sim, stream: sim.rt.cudaDeviceSynchronize(),
+        lambda sim, stream: sim.rt.cudaStreamSynchronize(stream),
+        lambda sim, stream: sim.rt.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(8)),
+        lambda sim, stream: sim.rt.cudaMemsetAsync(sim.kept, 0, ctypes.c_size_t(8), None),
+    ],
+    ids=["device", "stream", "malloc", "legacy stream"],
+)
+def test_what_cannot_be_captured_spoils_the_capture(sim, stream, refused):
+    sim.kept, graph = sim.dev(np.zeros(8, np.uint8)), ctypes.c_void_p(1)
+    assert sim.rt.cudaStreamBeginCapture(stream, 0) == 0
+    assert refused(sim, stream) in (900, 906)  # cudaErrorStreamCaptureUnsupported, ...Implicit
+    assert "while a stream is captured" in sim.report()
+    assert sim.rt.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 901  # cudaErrorStreamCaptureInvalidated
+    assert graph.value is None
+    assert sim.rt.cudaDeviceSynchronize() == 0

@@ -13,6 +13,7 @@ API cudaError_t cudaGetDeviceCount(int* n) {
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceSynchronize() {
+  if (cudaError_t e = uncapturable("cudaDeviceSynchronize", true)) return e;
   node("device_synchronize", nullptr, "");
   return S();
 }

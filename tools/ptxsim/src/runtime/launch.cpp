@@ -53,6 +53,16 @@ static cudaError_t launch(const void* func, dim3 g, dim3 b, void** args, size_t 
              smem, dynMax));
   if ((int)(smem + P->staticSmem) > g_maxSmem())
     return bad(strf("%zu bytes of shared memory exceed the device limit %d", smem + P->staticSmem, g_maxSmem()));
+  auto held = std::make_shared<std::vector<std::vector<u8>>>();
+  for (size_t i = 0; i < P->paramOff.size(); ++i)
+    held->emplace_back((const u8*)args[i], (const u8*)args[i] + P->paramSize[i]);
+  auto again = [=](cudaStream_t on) {
+    std::vector<void*> own;
+    for (auto& value : *held) own.push_back(value.data());
+    return launch(func, g, b, own.data(), smem, cl, on, attrs);
+  };
+  cudaError_t e;
+  if (capture(stream, again, &e)) return e;
   L.dynSmem = (u32)smem;
   L.smemBytes = kSmemBase + P->staticSmem + (u32)smem;
   L.gridId = ++g_launches;
@@ -136,8 +146,7 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, 
   for (unsigned i = 0; i < c->numAttrs; ++i)
     if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
       cl = dim3(c->attrs[i].val.clusterDim.x, c->attrs[i].val.clusterDim.y, c->attrs[i].val.clusterDim.z);
-  return launch(f, c->gridDim, c->blockDim, a, c->dynamicSmemBytes, cl, c->stream,
-                g_cfg.stats ? attrJson(c->attrs, c->numAttrs) : "{}");
+  return launch(f, c->gridDim, c->blockDim, a, c->dynamicSmemBytes, cl, c->stream, attrJson(c->attrs, c->numAttrs));
 }
 
 }  // namespace ptxsim

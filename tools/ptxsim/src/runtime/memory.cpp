@@ -4,12 +4,16 @@
 namespace ptxsim {
 
 API cudaError_t cudaMalloc(void** p, size_t n) {
+  if (cudaError_t e = uncapturable("cudaMalloc", false)) return e;
   if (g_sticky) return S();
   initWindows();
   *p = n ? devAlloc(n) : nullptr;
   return n && !*p ? E(cudaErrorMemoryAllocation) : cudaSuccess;
 }
-API cudaError_t cudaFree(void* p) { return devFree(p) ? S() : E(cudaErrorInvalidValue); }
+API cudaError_t cudaFree(void* p) {
+  if (cudaError_t e = uncapturable("cudaFree", false)) return e;
+  return devFree(p) ? S() : E(cudaErrorInvalidValue);
+}
 API cudaError_t cudaMallocAsync(void** p, size_t n, cudaStream_t s) {
   node("malloc", s, strf("\"bytes\":%zu", n));
   return cudaMalloc(p, n);
@@ -62,10 +66,13 @@ static cudaError_t copy(void* d, const void* s, size_t n, int) {
   return cudaSuccess;
 }
 API cudaError_t cudaMemcpy(void* d, const void* s, size_t n, cudaMemcpyKind k) {
+  if (cudaError_t e = uncapturable("cudaMemcpy", true)) return e;
   copyNode(n, k, nullptr);
   return copy(d, s, n, k);
 }
 API cudaError_t cudaMemcpyAsync(void* d, const void* s, size_t n, cudaMemcpyKind k, cudaStream_t st) {
+  cudaError_t e;
+  if (capture(st, [=](cudaStream_t on) { return cudaMemcpyAsync(d, s, n, k, on); }, &e)) return e;
   copyNode(n, k, st);
   return copy(d, s, n, k);
 }
@@ -89,6 +96,8 @@ API cudaError_t cudaMemset(void* d, int v, size_t n) {
   return fill(d, v, n);
 }
 API cudaError_t cudaMemsetAsync(void* d, int v, size_t n, cudaStream_t st) {
+  cudaError_t e;
+  if (capture(st, [=](cudaStream_t on) { return cudaMemsetAsync(d, v, n, on); }, &e)) return e;
   fillNode(n, st);
   return fill(d, v, n);
 }

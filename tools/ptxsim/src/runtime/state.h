@@ -3,6 +3,7 @@
 #include "machine/machine.h"
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,11 @@ inline Kernel* kern(const void* f) {
   auto it = g_kernels.find(f);
   return it == g_kernels.end() ? nullptr : &it->second;
 }
+
+// Capture (graphs.cpp). capture: true where the operation was kept, or refused (*e), instead of to be run.
+// uncapturable: the error of a call that a GPU refuses while a stream is captured; whenRelaxed: in relaxed mode, too.
+bool capture(cudaStream_t s, std::function<cudaError_t(cudaStream_t)> node, cudaError_t* e);
+cudaError_t uncapturable(const char* what, bool whenRelaxed);
 
 // Counters (counters_json.cpp)
 struct Totals {

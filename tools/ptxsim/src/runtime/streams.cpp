@@ -23,6 +23,7 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
 }
 API cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+  if (cudaError_t e = uncapturable("cudaStreamSynchronize", true)) return e;
   node("stream_synchronize", s, "");
   return S();
 }
@@ -37,10 +38,6 @@ API cudaError_t cudaStreamGetFlags(cudaStream_t, unsigned* f) {
 }
 API cudaError_t cudaStreamGetPriority(cudaStream_t, int* p) {
   *p = 0;
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
-  *s = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 API cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID, const cudaStreamAttrValue*) {
@@ -72,6 +69,7 @@ API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) { return cudaEventRecord(e, s); }
 API cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  if (cudaError_t e = uncapturable("cudaEventSynchronize", true)) return e;
   node("event_synchronize", nullptr, "");
   return S();
 }
