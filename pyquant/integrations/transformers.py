@@ -63,6 +63,17 @@ def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, A
     return config
 
 
+def forget_quantization(model: nn.Module, undo: list[Callable[[], Any]]) -> None:
+    """Takes another tool's quantization_config out of a model whose layers are pyquant's now: what saves the model
+    would describe them by it.
+
+    undo  receives the step that takes it back.
+    """
+    words = getattr(getattr(model, "config", None), "__dict__", {})
+    if is_model(model) and "quantization_config" in words:
+        undo.append(partial(words.__setitem__, "quantization_config", words.pop("quantization_config")))
+
+
 def head_prefix(model: Any) -> str:
     """What transformers puts before, or takes from, a layer's name when it builds the model with or without a head."""
     return str(getattr(model, "base_model_prefix", "") or "")

@@ -110,10 +110,13 @@ def test_the_perplexity_is_that_of_the_formula(name: str, tmp_path: Path) -> Non
 
 
 def test_what_was_read_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    from transformers import LlamaForCausalLM
+    from transformers import AutoConfig, LlamaForCausalLM
 
     folder, twin = make(tmp_path / "m", *FORMATS["gptq desc_act"])
-    model = pyquant.load_quantized_(llama(), folder).eval()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    assert config.quantization_config["quant_method"] == "gptq"
+    model = pyquant.load_quantized_(LlamaForCausalLM(config), folder).eval()
+    assert not hasattr(model.config, "quantization_config"), "its layers are of another tool now"
     with pytest.warns(pyquant.QuantizationWarning, match="in another order"):
         pyquant.save_pretrained(model, tmp_path / "saved")
     again = pyquant.load_pretrained(tmp_path / "saved", lambda: LlamaForCausalLM(twin.config)).eval()

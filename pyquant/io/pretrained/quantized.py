@@ -75,6 +75,8 @@ def place(
     model: nn.Module, checkpoint: ForeignCheckpoint, renamed: Callable[[str], str], target: torch.device | None
 ) -> nn.Module:
     """Put a foreign checkpoint's layers and tensors into a model, all of them or none."""
+    from pyquant.integrations import transformers  # never at import: it is another library's business
+
     places = {_layer_name(renamed, name): name for name in checkpoint.layers}
     if len(places) != len(checkpoint.layers):
         raise ArgumentError("rename", "a function that gives two layers one name", "a name for each")
@@ -97,6 +99,7 @@ def place(
         swap_modules(model, new, undo=undo)
         refill(model, undo)
         check_no_meta(model)
+        transformers.forget_quantization(model, undo)
         if target is not None:
             swap_modules(model, [], device=target, undo=undo)
     return model
