@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from pyquant.core.dtypes import FLOATS
+from pyquant.core.dtypes import FLOATS, KERNEL_BITS, KERNEL_BITS_TEXT
 from pyquant.core.names import words
 from pyquant.core.patterns import Expression
 from pyquant.core.scheme import TensorScheme
@@ -102,8 +102,8 @@ class Reader:
     def _codes(self, name: str, bits: int) -> torch.Tensor:
         if f"{name}.weight_packed" not in self.source:
             return self.source.read(f"{name}.weight", torch.int8, shape=(None, None))
-        if bits not in (4, 8):
-            raise CheckpointError(f"layer '{name}': packed codes of {bits} bits; allowed: 4 or 8")
+        if bits not in KERNEL_BITS:
+            raise CheckpointError(f"layer '{name}': packed codes of {bits} bits; allowed: {KERNEL_BITS_TEXT}")
         shape = self.source.read(f"{name}.weight_shape", torch.int64, torch.int32, shape=(2,)).tolist()
         packed_name = f"{name}.weight_packed"
         packed = self.source.read(packed_name, torch.int32, shape=(None, None))
