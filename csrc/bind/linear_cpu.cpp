@@ -84,4 +84,36 @@ void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, 
   pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n, static_cast<uint8_t*>(out));
 }
 
+Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, std::vector<int64_t> rows,
+                          std::vector<int64_t> spec, MaybeTensor x_scale, MaybeTensor x_zero_point,
+                          std::optional<ScalarType> out_dtype) {
+  if (packed.empty() || packed.size() != rows.size())
+    refuse("packed", std::to_string(packed.size()) + " buffers",
+           "one for each of the " + std::to_string(rows.size()) + " numbers of rows, at least one");
+  min_dim("x", x, 2);
+  int64_t total = 0;
+  for (const int64_t count : rows) {
+    if (count < 0) refuse("rows", std::to_string(count), "numbers from 0");
+    total += count;
+  }
+  if (x.dim() != 2 || total != x.size(0)) refuse("x", describe(x), std::to_string(total) + " rows, the sum of rows");
+  std::vector<const void*> buffers;
+  LinearCall call;
+  for (const Tensor& one : packed) {  // every buffer is checked; what is said of x is the same each time
+    call = linear_call(x, one, std::nullopt, spec, out_dtype, x_scale, x_zero_point);
+    buffers.push_back(one.const_data_ptr());
+  }
+  const LinearSpec& s = call.spec;
+  Cpu::check_layout(s);
+  if (s.codes_out) refuse("spec", "a layer that gives codes", "one that gives floats");
+  if (is_packed(call.x.type)) refuse("x", describe(x), "codes of one byte each");
+  const Cpu on(x);
+  for (const Tensor& one : packed) on.check_input(call, one, count_of(x_zero_point));
+  Tensor out = on.empty(call.out_shape, call.out_type);
+  if (out.numel() != 0)
+    cpu::grouped_linear(s, buffers.data(), rows.data(), static_cast<int64_t>(rows.size()), call.x.data, call.x.type,
+                        call.x.ld, out.mutable_data_ptr(), call.out, call.x_scale, call.x_zero_point);
+  return out;
+}
+
 }  // namespace pyquant::bind

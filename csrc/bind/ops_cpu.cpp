@@ -74,6 +74,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   m.impl("unpack_linear", TORCH_BOX(&b::unpack_linear_cpu));
   m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cpu>::qlinear));
   m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cpu));
+  m.impl("_grouped_linear", TORCH_BOX(&b::grouped_linear_cpu));
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cpu));
   m.impl("_cpu_read", TORCH_BOX(&b::cpu_read_op));
 }

@@ -57,4 +57,7 @@ struct Layer {
 Layer packed_layer(const LinearSpec& spec, const void* packed);
 void run(const Layer& layer);
 
+// Layers of one K that have nothing to do with each other, in one parallel region: their blocks are dealt out by cost.
+void run_all(const Layer* layers, int64_t count);
+
 }  // namespace pyquant::cpu

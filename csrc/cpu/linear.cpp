@@ -2,6 +2,7 @@
 // header, w_scale [blocks][groups][64], w_sum (same shape), bias [blocks][64], codes [blocks][padded_k / 4][64][4].
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/epilogue_math.h"
 #include "cpu/layer.h"
@@ -153,25 +154,50 @@ Layer packed_layer(const LinearSpec& spec, const void* packed) {
   return layer;
 }
 
+namespace {
+
+// Rows [first, first + m) of x, and of what came with their codes.
+void take_rows(Layer& layer, const void* x, DType x_type, int64_t first, int64_t m, int64_t ldx, const float* x_scale,
+               const int32_t* x_zero_point) {
+  layer.m = m;
+  layer.rows.x = static_cast<const unsigned char*>(x) + first * ldx * bytes_of(x_type);
+  layer.rows.type = x_type;
+  layer.rows.ld = ldx;
+  if (!x_scale) return;
+  layer.rows.scale = x_scale + first;
+  layer.rows.zero_point = x_zero_point ? x_zero_point + first : nullptr;
+  layer.rows.scale_step = layer.rows.zero_point_step = 1;
+}
+
+}  // namespace
+
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
             const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type, const float* x_scale,
             const int32_t* x_zero_point) {
   Layer layer = packed_layer(spec, packed);
-  layer.m = m;
-  layer.rows.x = x;
-  layer.rows.type = x_type;
-  layer.rows.ld = ldx;
-  if (x_scale) {
-    layer.rows.scale = x_scale;
-    layer.rows.zero_point = x_zero_point;
-    layer.rows.scale_step = layer.rows.zero_point_step = 1;
-  }
+  take_rows(layer, x, x_type, 0, m, ldx, x_scale, x_zero_point);
   layer.tile.residual = residual;
   layer.tile.residual_type = residual_type;
   layer.tile.ldr = ldr;
   layer.tile.out = out;
   layer.tile.out_type = out_type;
   run(layer);
+}
+
+void grouped_linear(const LinearSpec& spec, const void* const* packed, const int64_t* rows, int64_t count,
+                    const void* x, DType x_type, int64_t ldx, void* out, DType out_type, const float* x_scale,
+                    const int32_t* x_zero_point) {
+  std::vector<Layer> layers;
+  layers.reserve(static_cast<size_t>(count));
+  int64_t first = 0;
+  for (int64_t i = 0; i < count; first += rows[i++]) {
+    if (rows[i] == 0) continue;
+    Layer& layer = layers.emplace_back(packed_layer(spec, packed[i]));
+    take_rows(layer, x, x_type, first, rows[i], ldx, x_scale, x_zero_point);
+    layer.tile.out = static_cast<unsigned char*>(out) + first * spec.n * bytes_of(out_type);
+    layer.tile.out_type = out_type;
+  }
+  run_all(layers.data(), static_cast<int64_t>(layers.size()));
 }
 
 }  // namespace pyquant::cpu

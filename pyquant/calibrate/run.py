@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -130,10 +130,20 @@ def run_calibration(
         for name in sorted(collected) if reduce else ():  # the same order in every process
             for role in sorted(collected[name]):
                 collected[name][role].reduce_(process_group)
-        silent = [name for name, roles in collected.items() if any(s.count == 0 for s in roles.values())]
-        if silent and on_silent == "raise":
-            raise CalibrationError(f"{len(silent)} of {len(named)} layers saw no data: {', '.join(silent)}")
+        if on_silent == "raise":
+            refuse_silent(silent_in(collected), len(named))
     return collected
+
+
+def silent_in(collected: Collected) -> list[str]:
+    """Targets that saw no data."""
+    return [name for name, roles in collected.items() if any(s.count == 0 for s in roles.values())]
+
+
+def refuse_silent(silent: Sequence[str], total: int) -> None:
+    """Raise CalibrationError where there are any."""
+    if silent:
+        raise CalibrationError(f"{len(silent)} of {total} layers saw no data: {', '.join(silent)}")
 
 
 def too_few(asked: int, given: int) -> CalibrationError:

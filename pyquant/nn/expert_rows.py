@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from pyquant import ops
+from pyquant.nn.linear_call import needs_derivative
+from pyquant.nn.obstacles import has_hooks
+from pyquant.nn.qlinear import QLinear
 
 
 @dataclass(frozen=True)
@@ -34,22 +41,66 @@ class Sorted:
         counts = torch.bincount(flat, minlength=experts + 1)
         return Sorted(flat.argsort(stable=True), counts[:experts].tolist())
 
-    def rows(self, x: Tensor, slots: int) -> Tensor:
-        """[present, K]: the token of every slot."""
-        return x[self.order[: self.present] // max(slots, 1)]
+    def tokens(self, slots: int) -> Tensor:
+        """int64 [present]: the token of every slot, of which each token has so many."""
+        return self.order[: self.present] // max(slots, 1)
 
 
-def multiply(layers: Sequence[nn.Module], x: Tensor, counts: Sequence[int]) -> Tensor:
-    """Rows sorted by expert, counts[e] of them for layers[e], each through the layer of its expert."""
+def multiply(layers: Sequence[nn.Module], x: Tensor, counts: Sequence[int], rows: Tensor | None = None) -> Tensor:
+    """Rows sorted by expert, counts[e] of them for layers[e], each through the layer of its expert.
+
+    rows   int64: which rows of x are meant, in this order; None: all of them, as they are.
+    """
+    work = [(layer, count) for layer, count in zip(layers, counts, strict=True) if count]
+    if is_one_call([layer for layer, _ in work], x):
+        return _in_one_call(work, x, rows)
+    x = x if rows is None else x[rows]
     parts, begin = [], 0
-    for layer, count in zip(layers, counts, strict=True):
-        if count:
-            parts.append(layer(x[begin : begin + count]))
-            begin += count
+    for layer, count in work:
+        parts.append(layer(x[begin : begin + count]))
+        begin += count
     if parts:
         return torch.cat(parts)
     last: Any = layers[-1]
     return x.new_zeros(0, last.out_features)
+
+
+def is_one_call(layers: Sequence[nn.Module], x: Tensor) -> bool:
+    """Whether the layers can multiply rows of x in one call of the compiled library, with the bits of one call each:
+    they are quantised alike, on the CPU, and nobody watches their calls or asks for derivatives."""
+    if len(layers) < 2 or type(x) is not Tensor or x.device.type != "cpu" or not ops.native_available():
+        return False
+    if needs_derivative(x, None) or torch.is_autocast_enabled("cpu") or not _is_plain_run():
+        return False
+    first = layers[0]
+    if not isinstance(first, QLinear):
+        return False
+    spec = first._spec
+    return all(type(m) is QLinear and m._is_direct and m._spec == spec and not has_hooks(m) for m in layers)
+
+
+def _in_one_call(work: Sequence[tuple[Any, int]], x: Tensor, rows: Tensor | None) -> Tensor:
+    inputs = work[0][0].scheme.inputs
+    call: Callable[..., Tensor] = partial(
+        torch.ops.pyquant._grouped_linear.default,
+        packed=[layer._buffers["storage"] for layer, _ in work],
+        rows=[count for _, count in work],
+        spec=work[0][0]._spec,
+        out_dtype=x.dtype,
+    )
+    if rows is None or not inputs.dynamic:
+        return call(x if rows is None else x[rows])
+    # a token has the same codes for each of its experts
+    symmetric, limits = inputs.symmetric, inputs.code_range
+    codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, symmetric, *limits)
+    return call(codes[rows], x_scale=scale[rows], x_zero_point=None if symmetric else zero_point[rows])
+
+
+def _is_plain_run() -> bool:
+    """Whether Python itself is neither recorded nor transformed, and no hook waits for every module."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
+    return not (_module._global_forward_hooks or _module._global_forward_pre_hooks)
 
 
 def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:
@@ -65,8 +116,10 @@ def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     if present < order.numel():  # an expert elsewhere: a row of zeros stands for its result
         y = torch.cat([y, y.new_zeros(1, width)])
         place = place.clamp(max=present)
-    total = torch.zeros(tokens, width, dtype=torch.float32, device=y.device)
-    for j in range(slots):
-        term = y[place[:, j]].float() * weights[:, j, None].float()
-        total = term if j == 0 else total + term
+    terms = y[place].float() * weights.unsqueeze(-1).float()
+    if not slots:
+        return terms.new_zeros(tokens, width)
+    total = terms[:, 0]
+    for j in range(1, slots):
+        total = total + terms[:, j]
     return total

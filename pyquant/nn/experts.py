@@ -37,6 +37,7 @@ class QExperts(nn.Module):
     rule: ExpertsRule
     num_experts: int
     hidden_size: int
+    tokens_seen: list[int] | None = None  # by each expert in the last calibration of static inputs
 
     @classmethod
     def from_float(cls, module: nn.Module) -> QExperts:
@@ -105,13 +106,13 @@ class QExperts(nn.Module):
         _check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
         slots = Sorted.of(ids, self.num_experts)
-        y = self._layers(slots.rows(x, ids.shape[1]), slots.counts)
+        y = self._layers(x, slots.counts, slots.tokens(ids.shape[1]))
         return added(y, slots.order, weights).to(x.dtype)
 
-    def _layers(self, x: Tensor, counts: list[int]) -> Tensor:
-        """Rows sorted by expert, so many for each, through the two layers of their expert."""
+    def _layers(self, x: Tensor, counts: list[int], rows: Tensor | None = None) -> Tensor:
+        """Rows (None: all) of x, sorted by expert, so many for each, through the two layers of their expert."""
         ups, downs = zip(*self.experts(), strict=True)
-        y = multiply(ups, x, counts)
+        y = multiply(ups, x, counts, rows)
         y = (self.rule.gate or halves)(self.__dict__["_self_of_gate"], y)
         y = multiply(downs, y, counts)
         return cast(nn.Module, self._modules[self.rule.after])(y) if self.rule.after else y

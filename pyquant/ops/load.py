@@ -23,6 +23,9 @@ NATIVE_SCHEMAS = {
     "_cpu_info": "() -> str",
     "_cpu_multiply": "(int rows, int quads, int calls) -> int",
     "_cpu_read": "(Tensor x, int times=1) -> float",
+    # rows sorted by layer, rows[i] of them for packed[i]: qlinear of each, in one call
+    "_grouped_linear": "(Tensor x, Tensor[] packed, int[] rows, int[] spec, Tensor? x_scale=None, "
+    "Tensor? x_zero_point=None, ScalarType? out_dtype=None) -> Tensor",
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }

@@ -15,7 +15,7 @@ from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.convert import quantize_layers_
-from pyquant.nn.fates import Fate, forms_of, twins_of
+from pyquant.nn.fates import Fate, forms_of, noted, twins_of
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
@@ -176,8 +176,8 @@ def _twins_from_data(
         if is_static:
             calibrate_(model, data, count, batch_to_inputs=batch_to_inputs)
         improve_after(model, improve, data, count, batch_to_inputs)
-        pairs = zip(layers, twins, strict=True)
-        return {id(fate.site.module): twin.to_quantized() for fate, (_, twin) in pairs if is_simulated(twin)}
+        pairs = [(fate, twin) for fate, (_, twin) in zip(layers, twins, strict=True) if is_simulated(twin)]
+        return {id(fate.site.module): noted(twin.to_quantized(), twin.note) for fate, twin in pairs}
     finally:
         for step in reversed(undo):
             step()

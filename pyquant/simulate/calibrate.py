@@ -10,11 +10,13 @@ from typing import Any, Final
 from torch import nn
 
 from pyquant.calibrate import Range, compute_range, run_calibration
+from pyquant.calibrate.run import refuse_silent
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
 from pyquant.simulate.kinds import is_simulated
 from pyquant.simulate.layer import Simulated
+from pyquant.simulate.unseen_experts import count_tokens, peers_of, widest
 
 FIELDS: Final = {"weight": "weights", "input": "inputs", "output": "outputs"}  # tensor -> its field of a QScheme
 _STATE: Final = ("scheme", "mode", "statistics", "_is_known", "method_is_open")
@@ -65,9 +67,16 @@ def set_ranges_from_data(
     the ranges, by their names. Without any fake quantiser nothing is run: any data would do, and none is needed."""
     if not fakes:
         return {}
+    peers = peers_of(model, fakes)
     with floating_point(model):
-        collected = run_calibration(model, fakes, data, num_batches, **run_options)
-    ranges = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in fakes.items()}
+        collected = run_calibration(model, fakes, data, num_batches, **{"on_silent": "ignore", **run_options})
+    seen = {name: fake for name, fake in fakes.items() if collected[name]["x"].count}
+    ranges = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in seen.items()}
+    lent = {name: widest(peers.get(name, ()), ranges) for name in fakes if name not in seen}
+    refuse_silent([name for name, range_ in lent.items() if range_ is None], len(fakes))
+    ranges |= {name: range_ for name, range_ in lent.items() if range_ is not None}
+    ranges = {name: ranges[name] for name in fakes}
+    count_tokens(model, fakes, {name: collected[name]["x"].count for name in fakes})
     for name, fake in fakes.items():  # all are known before the first is set
         fake.set_range(ranges[name])
     return ranges

@@ -23,12 +23,17 @@ def check(seed: int) -> None:
         ids[2, 0] = 7
         want = one_by_one(layers, nn.functional.silu, x, ids, weights)
         assert torch.equal(model["experts"](x, ids, weights), want)  # type: ignore[operator]
+        for layer in model["experts"].expert(1):  # type: ignore[operator]
+            layer.register_forward_hook(lambda *_: None)  # each expert by itself
+        assert torch.equal(model["experts"](x, ids, weights), want)  # type: ignore[operator]
 
 
 for old, new, name in (
-    ("y[place[:, j]]", "y[place[:, 0]]", "the result of the first expert for all"),
-    ("weights[:, j, None]", "weights[:, 0, None]", "the weight of the first slot for all"),
+    ("y[place]", "y[place[:, :1]]", "the result of the first expert for all"),
+    ("weights.unsqueeze(-1)", "weights[:, :1, None]", "the weight of the first slot for all"),
     ("place.clamp(max=present)", "place.clamp(max=present - 1)", "the result of another for an expert elsewhere"),
     ("x[begin : begin + count]", "x[:count]", "every expert multiplies the first rows"),
+    ("codes[rows]", "codes[rows.flip(0)]", "one call for all takes the codes of other tokens"),
+    ("rows=[count for _, count in work]", "rows=[count for _, count in work][::-1]", "counts of other experts"),
 ):
     register(edit("nn.expert_rows", old, new), check, name=name, area="experts")
