@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,6 +44,20 @@ class Sorted:
     def tokens(self, slots: int) -> Tensor:
         """int64 [present]: the token of every slot, of which each token has so many."""
         return self.order[: self.present] // max(slots, 1)
+
+
+def must_not_wait(x: Tensor) -> bool:
+    """Whether nobody may ask the device for numbers now: its calls are captured into a graph."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def chosen(results: Iterator[Tensor], ids: Tensor, like: Tensor) -> Tensor:
+    """[T * k, H]: of the results [T, H] of expert 0, 1, ... for all tokens, those of each token's own experts; zeros
+    for experts elsewhere."""
+    y = like.new_zeros(*ids.shape, like.shape[1])
+    for e, result in enumerate(results):
+        y = torch.where((ids == e).unsqueeze(-1), result.unsqueeze(1), y)
+    return y.flatten(0, 1)
 
 
 def multiply(layers: Sequence[nn.Module], x: Tensor, counts: Sequence[int], rows: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError
 from pyquant.nn.attention import linear_of
-from pyquant.nn.expert_rows import Sorted, added, multiply
+from pyquant.nn.expert_rows import Sorted, added, chosen, multiply, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
 
 
@@ -105,6 +105,9 @@ class QExperts(nn.Module):
         x = self._rows(hidden_states)
         _check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
+        if must_not_wait(x):  # every expert takes every token: more work, and no count of rows to wait for
+            y = chosen((self._alone(e, x) for e in range(self.num_experts)), ids, x)
+            return added(y, torch.arange(ids.numel(), device=x.device), weights).to(x.dtype)
         slots = Sorted.of(ids, self.num_experts)
         y = self._layers(x, slots.counts, slots.tokens(ids.shape[1]))
         return added(y, slots.order, weights).to(x.dtype)
@@ -116,6 +119,10 @@ class QExperts(nn.Module):
         y = (self.rule.gate or halves)(self.__dict__["_self_of_gate"], y)
         y = multiply(downs, y, counts)
         return cast(nn.Module, self._modules[self.rule.after])(y) if self.rule.after else y
+
+    def _alone(self, index: int, x: Tensor) -> Tensor:
+        """All rows of x through one expert."""
+        return self._layers(x, [x.shape[0] if e == index else 0 for e in range(self.num_experts)])
 
     def _rows(self, x: object) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.dim() != 2 or x.shape[1] != self.hidden_size:

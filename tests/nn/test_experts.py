@@ -95,6 +95,17 @@ def test_no_tokens_no_slots_and_experts_elsewhere() -> None:
     assert torch.equal(experts(x, ids, weights)[[1, 5]], torch.zeros(2, 32))
 
 
+def test_without_waiting_for_counts_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, x, (ids, weights) = quantised(Biased(4, 32, 16)), torch.randn(9, 32), routing(9, 4, 2)
+    ids[3, 1], x[5] = 7, torch.nan
+    want = experts(x, ids, weights)
+    monkeypatch.setattr("pyquant.nn.experts.must_not_wait", lambda _: True)
+    monkeypatch.setattr("pyquant.nn.experts.Sorted", None)
+    got = experts(x, ids, weights)
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert experts(x[:0], ids[:0], weights[:0]).shape == (0, 32)
+
+
 def test_one_poisoned_token_poisons_no_other() -> None:
     bank, x, (ids, weights) = Bank(4, 32, 16), torch.randn(8, 32), routing(8, 4, 2)
     experts = quantised(bank)
