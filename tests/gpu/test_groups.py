@@ -72,6 +72,26 @@ def test_groups_of_every_size(native: Any, plain_device: Memory, name: str) -> N
             _check(native, plain_device, name, x, w, group_size, zero_point)
 
 
+@pytest.mark.parametrize("out", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("name", ROWS)
+def test_one_scale_of_all_tokens(native: Any, plain_device: Memory, name: str, out: str) -> None:
+    """A static layer's: it is multiplied after the groups are added up, and is one number, not one a token."""
+    m, n, k, group_size = 21, 48, 256, 128
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[out]
+    x, w = _codes(Draw(BASE_SEED, "one scale", name), m, n, k)
+    scale, one = Draw(BASE_SEED, "one scale", name, "w").uniform(n, k // group_size) + 0.1, torch.tensor(0.003)
+    blocked = "blocked128" in ROWS[name]["w_layouts"]
+    weights, order = pack_blocked128(w) if blocked else (pack_int4(w), {"ldw": k})
+    problem = order | {"m": m, "n": n, "k": k, "x": "s8", "w": "s4", "out": out, "ldx": k, "ldo": n, "out_align": 16}
+    operands = {"x": plain_device.put(x), "w": plain_device.put(weights), "w_scale": plain_device.put(scale)}
+    operands["x_scale"] = plain_device.put(one.reshape(1))
+    operands["out"] = plain_device.put(torch.full((dtype.itemsize * m * n,), SENTINEL, dtype=torch.uint8))
+    native.gemm(name, problem | {"group_size": group_size}, operands, {})
+    got = plain_device.get(operands["out"], dtype.itemsize * m * n).view(dtype).reshape(m, n)
+    accept.t1(got, gemm(x, w, scale, one, group_size=group_size, out_dtype=dtype), what=f"{name} {out}")
+    plain_device.free()
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_tiles_in_every_place(native: Any, plain_device: Memory, name: str) -> None:
     """More than eight rows of tiles, the width of a band, in two columns; the last ones not full."""

@@ -255,6 +255,7 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
 
 
+SWAPPED = 12.5  # instructions of an output, what a tile does once counted in
 # KiB of machine code of a wgmma kernel; where K is divided, CUTLASS's scheduler and sums are about 65 of them.
 CODE_BUDGET = 168
 
@@ -303,6 +304,24 @@ def test_the_plain_epilogue_is_a_few_instructions_an_output(
             seen += 1
     if not seen:
         pytest.skip("no straight tile is built")
+
+
+def test_the_swapped_plain_epilogue_keeps_its_budget(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    """As above, of tiles whose rows are channels, 64 outputs a thread: a movmatrix turns what a conversion made."""
+    seen = 0
+    for name, lines in wgmma_kernels.items():
+        operations = [line.operation for line in lines]
+        marks = [at for at, operation in enumerate(operations) if operation == "WARPSYNC.ALL"] + [len(operations)]
+        for begin, end in itertools.pairwise(marks):
+            stretch = operations[begin:end]
+            converts = sum(operation.startswith("F2FP") for operation in stretch)
+            if not converts == stretch.count("MOVM.16.MT88") == 32 or "STG.E.128" not in stretch:
+                continue
+            length = len(stretch) - stretch[::-1].index("STG.E.128")
+            assert length <= SWAPPED * 64, f"{name}: {length} instructions for 64 outputs"
+            seen += 1
+    if not seen:
+        pytest.skip("no swapped tile of 64 outputs a thread is built")
 
 
 # Integer, logic and move instructions of a warp for a step of 2 KiB of weights, by tokens: what a scheduler issues at

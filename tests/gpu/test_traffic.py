@@ -124,6 +124,30 @@ def test_the_plain_epilogue_keeps_its_budget(
     assert classes["st.global"] <= before["st.global"]
 
 
+# What an activation's own operations come to (csrc/core/activation_math.h), an output.
+CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 21}
+
+
+@pytest.mark.parametrize("activation", CURVES)
+@pytest.mark.parametrize(
+    "row",
+    [row for row in WGMMA if row["name"] == "gemm_sm90_s8s8_64x128x128_c1x1_pingpong"],
+    ids=lambda row: row["name"],
+)  # in every build; no warp of it waits in a loop for long
+def test_an_activation_costs_little_more_than_its_curve(
+    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], activation: str
+) -> None:
+    """The general epilogue about twice the plain one and the curve at most: instructions executed, moves apart."""
+    m, n, _ = row["tile"]
+
+    def executed(**epilogue: Any) -> float:
+        classes = _counted(native, plain_device, counters, row, "bf16", **epilogue)["classes"]
+        return 32 * (sum(classes.values()) - classes.get("mov", 0)) / (m * n)
+
+    plain, curved = executed(), executed(activation=activation)
+    assert curved <= 2 * plain + CURVES[activation] + 1, f"{curved:.1f} an output, {plain:.1f} without"
+
+
 # Those whose blocks of 128 channels share their activations.
 SHARING = [
     row for row in NATIVE.kernel_table() if row["compiled"] and row["engine"] == "decode" and row["tile"][1] == 128

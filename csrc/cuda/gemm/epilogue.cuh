@@ -40,11 +40,12 @@ struct EpilogueParams {
   PlainOut plain;
 };
 
-// No more than scales and a bias, on boundaries that vector loads and 16-byte stores need.
+// No more than scales and a bias, on boundaries that vector loads and 16-byte stores need. One scale of all tokens is
+// multiplied with the channels' first, or (group scales) is not plain.
 inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
   const auto in_pairs = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 8 == 0; };
   if (p.activation != Activation::none || p.residual || p.x_zero_point || out_align < 16 || !in_pairs(p.w_scale) ||
-      !in_pairs(p.bias) || !in_pairs(p.x_scale))
+      !in_pairs(p.bias) || !in_pairs(p.x_scale) || (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first))
     return PlainOut::none;
   switch (p.out_type) {
     case DType::f16: return PlainOut::f16;
@@ -345,7 +346,11 @@ __device__ __forceinline__ void finish_row(const Acc (&raw)[Count], const Channe
   if (m >= p.m || n >= p.n) return;
   Acc acc[Count];
 #pragma unroll
-  for (int i = 0; i < Count; ++i) acc[i] = corrected(raw[i], token.zero_point, channel[i].w_sum);
+  for (int i = 0; i < Count; ++i) acc[i] = raw[i];
+  if (p.x_zero_point) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) acc[i] = corrected(raw[i], token.zero_point, channel[i].w_sum);
+  }
   if constexpr (std::is_same_v<Acc, int32_t>) {
     if (p.out_type == DType::s32) {
       store_acc(acc, p, m, n);

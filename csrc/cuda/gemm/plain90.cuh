@@ -160,15 +160,14 @@ class Plain90 {
       }
     }
     if (kShift != 0 && !__all_sync(0xffffffffu, fits)) return false;
-    const auto load_tokens = [&](int c) {
-      const int32_t m = column0 + 8 * c + 2 * quad_;
-      if (!p_.x_scale || p_.scale_product_first) return make_float2(1.f, 1.f);
-      if (m + 1 < p_.m) return __ldg(reinterpret_cast<const float2*>(p_.x_scale + m));
-      return make_float2(m < p_.m ? __ldg(p_.x_scale + m) : 1.f, 1.f);
-    };
+    // Scales of the lane's tokens, a pair of each block; 0 beyond M, where nobody stores.
+    const bool is_one = !p_.x_scale || p_.scale_product_first;
+    const int32_t tokens = is_one ? Filled::kColumns : p_.m - column0 - 2 * quad_;  // whose scales the lane may read
+    const size_t scales = __cvta_generic_to_global((is_one ? kOnes.value : p_.x_scale + column0) + 2 * quad_);
+    static_assert(8 * kColumns <= Filled::kColumns);
     float2 x[kAhead];
     CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < kAhead; ++c) x[c] = load_tokens(c);
+    for (int c = 0; c < kAhead; ++c) x[c] = load_pair(scales, tokens, 8 * c);
     const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
     const int32_t m0 = column0 + 8 * column + row_;
     uint8_t* token = address(m0, kCodes ? 0 : 8 * (quad_ % 2));
@@ -204,7 +203,7 @@ class Plain90 {
       }
       CUTLASS_PRAGMA_UNROLL
       for (int q = 0; q < kChunk; ++q) {
-        if (c + q + kAhead < kColumns) x[(c + q) % kAhead] = load_tokens(c + q + kAhead);
+        if (c + q + kAhead < kColumns) x[(c + q) % kAhead] = load_pair(scales, tokens, 8 * (c + q + kAhead));
       }
       token += 8 * kChunk * p_.ldo * Out::kBytes;
     }
@@ -231,6 +230,23 @@ class Plain90 {
       c.bias[j][0] = b.x, c.bias[j][1] = b.y;
     }
     return c;
+  }
+
+  // Numbers `at` and at + 1 of `count` at an address, or 0. As C++ it becomes branches.
+  __device__ __forceinline__ static float2 load_pair(size_t from, int32_t count, int at) {
+    float2 v;
+    asm("{\n"
+        ".reg .pred both, last;\n"
+        "mov.b32 %0, 0;\n"
+        "mov.b32 %1, 0;\n"
+        "setp.gt.s32 both, %3, %4;\n"
+        "setp.eq.s32 last, %3, %4;\n"
+        "@both ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
+        "@last ld.global.nc.f32 %0, [%2];\n"
+        "}"
+        : "=&f"(v.x), "=&f"(v.y)
+        : "l"(from + 4 * at), "r"(count), "r"(at + 1));
+    return v;
   }
 
   __device__ __forceinline__ uint8_t* address(int32_t m, int32_t n) const {
