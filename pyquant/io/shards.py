@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,7 +14,7 @@ from pyquant.core.dtypes import describe, dtype_name
 from pyquant.errors import CheckpointError
 from pyquant.io.atomic import read_file
 from pyquant.io.manifest import FileEntry, TensorEntry
-from pyquant.io.strict_json import loads
+from pyquant.io.strict_json import ascii_of, loads
 
 _METADATA: Final = {"format": "pt"}  # without it transformers refuses the file
 
@@ -84,7 +83,7 @@ def check_digest(path: str, data: bytes, file: FileEntry) -> None:
 def _check_header(path: str, data: bytes) -> None:
     """Refuses a header that says something twice or more than we write; its offsets were the parser's business."""
     text = data[8 : 8 + int.from_bytes(data[:8], "little")].decode("utf-8", "replace")
-    header = loads("".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text).encode("ascii"), path)
+    header = loads(ascii_of(text), path)
     if header.get("__metadata__") != _METADATA:
         raise CheckpointError(f"{path}: metadata {str(header.get('__metadata__'))[:80]}; allowed: {_METADATA}")
 

@@ -57,6 +57,13 @@ def loads(data: bytes, file: str) -> dict[str, Any]:
     return document
 
 
+def ascii_of(text: str) -> bytes:
+    """Text of JSON that other programs wrote, with every character beyond ASCII escaped, as loads takes it."""
+    return (
+        text.encode() if text.isascii() else "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text).encode()
+    )
+
+
 def pretty(document: Mapping[str, Any]) -> bytes:
     """The bytes of config.json and of the index: sorted keys, two spaces, a final newline, ASCII.
 

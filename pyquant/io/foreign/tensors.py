@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -16,7 +15,7 @@ from pyquant.errors import CheckpointError
 from pyquant.io.atomic import reason_of
 from pyquant.io.manifest import DTYPES, MAX_FILE_BYTES
 from pyquant.io.record import NAMES, is_safe_name
-from pyquant.io.strict_json import MAX_BYTES, loads
+from pyquant.io.strict_json import MAX_BYTES, ascii_of, loads
 
 _METADATA: Final = "__metadata__"
 _MAX_RANK: Final = 8
@@ -121,9 +120,7 @@ def words_of(data: bytes | bytearray, where: str) -> dict[str, Any]:
         text = bytes(data).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: byte {error.start} is not UTF-8; allowed: JSON in UTF-8") from None
-    if not text.isascii():
-        text = "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
-    return loads(text.encode("ascii"), where)
+    return loads(ascii_of(text), where)
 
 
 def _header(path: Path, file: BytesOf) -> tuple[dict[str, Span], dict[str, str]]:

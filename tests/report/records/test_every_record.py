@@ -36,7 +36,7 @@ OTHER_WRITERS = {
     "pyquant/io/compressed_tensors.py": "itself; digests of a checkpoint's entries",
     "pyquant/io/journal.py": "itself",
     "pyquant/io/manifest.py": "itself; config.json and the index of a checkpoint",
-    "pyquant/io/shards.py": "itself; names of tensors, escaped",
+    "pyquant/io/pretrained/quantized.py": "the config.json of its docstring's example",
     "pyquant/io/strict_json.py": "itself",
     "pyquant/mixed_precision": "digests and messages between processes, no file",
     "pyquant/ops/tuned.py": "itself; the table of tuned kernels",
