@@ -75,6 +75,19 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s8s4_groups 112x64x128  16x32x32 multistage 4 full)
   pyquant_kernel(sm80_s8s4_groups 128x128x128 64x32x32 multistage 4 smoke)
 
+  pyquant_family(sm80_s8s4_steps sm80_w4_steps 80 "GemmSm80W4Steps<@TILE@, @SHAPE@, @STAGES@>")
+  pyquant_kernel(sm80_s8s4_steps 16x64x128   16x32x32 multistage 6 full)
+  pyquant_kernel(sm80_s8s4_steps 32x64x128   16x32x32 multistage 6 full)
+  pyquant_kernel(sm80_s8s4_steps 48x64x128   16x32x32 multistage 5 full)
+  pyquant_kernel(sm80_s8s4_steps 48x128x128  48x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_steps 64x64x128   32x32x32 multistage 6 full)
+  pyquant_kernel(sm80_s8s4_steps 64x128x128  32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_steps 80x64x128   16x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_steps 80x128x128  80x32x32 multistage 3 full)
+  pyquant_kernel(sm80_s8s4_steps 96x64x128   32x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_steps 112x64x128  16x32x32 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_steps 128x128x128 64x32x32 multistage 4 smoke)
+
   pyquant_family(sm80_s4s4 sm80 80only
                  "GemmSm80<Sm80S4S4, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
   pyquant_kernel(sm80_s4s4 16x64x256   16x64x128  splitk     4 full)
@@ -176,6 +189,17 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_s8s4_groups 112x128x128 1x1 swapped_cooperative 0 full)
   pyquant_kernel(sm90_s8s4_groups 128x128x128 1x1 swapped_cooperative 0 full)
 
+  pyquant_family(sm90_s8s4_steps sm90_w4_blocked 90a "GemmSm90W4Blocked<@TILE@, @SHAPE@, schedule90::@SCHEDULE@, true>")
+  pyquant_kernel(sm90_s8s4_steps 16x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 32x128x128  1x1 swapped_streamk     0 smoke)
+  pyquant_kernel(sm90_s8s4_steps 48x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 64x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 96x128x128  1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 128x128x128 1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 160x128x128 1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 192x128x128 1x1 swapped_streamk     0 full)
+  pyquant_kernel(sm90_s8s4_steps 256x128x128 1x1 swapped_cooperative 0 full)
+
   # Clusters stand first: of rows that cost the same the first is taken.
   pyquant_family(sm90_decode_s8s8 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S8>")
   pyquant_kernel(sm90_decode_s8s8 16x32x64   1x1 decode 3 full)
@@ -188,6 +212,10 @@ macro(pyquant_kernel_table)
   pyquant_family(sm90_decode_s8s4_blocked decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4Blocked>")
   pyquant_kernel(sm90_decode_s8s4_blocked 16x32x128  1x1 decode 3 full)
   pyquant_kernel(sm90_decode_s8s4_blocked 16x128x128 1x1 decode 3 full)
+
+  pyquant_family(sm90_decode_s8s4_steps decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4BlockedSteps>")
+  pyquant_kernel(sm90_decode_s8s4_steps 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s4_steps 16x128x128 1x1 decode 3 full)
 
   pyquant_family(sm90_decode_w8a16 decode 90a
                  "GemmDecode<@TILE@, @STAGES@, true, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")
@@ -212,6 +240,11 @@ macro(pyquant_kernel_table)
 
   pyquant_family(decode_s8s4_wide decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S4>")
   pyquant_kernel(decode_s8s4_wide 48x32x128  1x1 decode 2 full)
+
+  pyquant_family(decode_s8s4_steps decode 80 "GemmDecode<@TILE@, @STAGES@, false, DecodeS8S4Steps>")
+  pyquant_kernel(decode_s8s4_steps 16x32x128  1x1 decode 3 full)
+  pyquant_kernel(decode_s8s4_steps 16x128x128 1x1 decode 3 full)
+  pyquant_kernel(decode_s8s4_steps 48x32x128  1x1 decode 2 full)
 
   pyquant_family(decode_w8a16 decode 80
                  "GemmDecode<@TILE@, @STAGES@, false, DecodeW8A16<__half>, DecodeW8A16<__nv_bfloat16>>")

@@ -43,7 +43,7 @@ struct GemmOperands {
   const void* w = nullptr;
   const float* x_scale = nullptr;         // [m] or [1]
   const int32_t* x_zero_point = nullptr;  // [m] or [1]
-  const uint8_t* w_step = nullptr;        // [n, k / step_size]; null where blocks of weights hold their steps
+  const uint8_t* w_step = nullptr;        // [k / step_size], rows of core/steps.h; null: blocks of weights hold theirs
   const float* w_scale = nullptr;         // [n] or [n, k / group_size]
   // [n] (groups: [n, k / group_size]) sum of codes (times their steps); required with a zero point
   const int32_t* w_sum = nullptr;

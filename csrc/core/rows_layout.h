@@ -5,6 +5,7 @@
 
 #include "core/blocked128.h"
 #include "core/linear.h"
+#include "core/steps.h"
 
 namespace pyquant {
 
@@ -27,7 +28,7 @@ inline RowsLayout rows_layout(const LinearSpec& s) {
   at.groups = s.two_level ? 1 : groups;
   const bool blocked = s.layout == Layout::rows_blocked128;  // blocks of 128 x 128 int4 codes (and their steps)
   at.w_step = up(blocked ? blocked128_bytes(s.n, s.k, s.two_level) : at.n_pad * columns_of(s.w->type, at.k_pad), 256);
-  at.w_scale = at.w_step + (s.two_level && !blocked ? up(at.n_pad * groups, 256) : 0);
+  at.w_scale = at.w_step + (s.two_level && !blocked ? up(step_row(s.n) * groups, 256) : 0);
   at.w_sum = at.w_scale + up(4 * at.n_pad * at.groups, 256);
   at.bias = at.w_sum + up(4 * at.n_pad * at.groups, 256);
   at.scalars = at.bias + (s.has_bias ? up(4 * at.n_pad, 256) : 0);

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/blocked128.h"
 #include "core/dtype.h"
 #include "core/problem.h"
 
@@ -45,6 +46,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_u8s8)                \
   X(sm80_s8s4)                \
   X(sm80_s8s4_groups)         \
+  X(sm80_s8s4_steps)          \
   X(sm80_s4s4)                \
   X(sm80_f16)                 \
   X(sm80_bf16)                \
@@ -54,14 +56,17 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4)                \
   X(sm90_s8s4_blocked)        \
   X(sm90_s8s4_groups)         \
+  X(sm90_s8s4_steps)          \
   X(decode_s8s8)              \
   X(decode_s8s4)              \
   X(decode_s8s4_wide)         \
+  X(decode_s8s4_steps)        \
   X(decode_w8a16)             \
   X(decode_w4a16)             \
   X(sm90_decode_s8s8)         \
   X(sm90_decode_s8s4)         \
   X(sm90_decode_s8s4_blocked) \
+  X(sm90_decode_s8s4_steps)   \
   X(sm90_decode_w8a16)        \
   X(sm90_decode_w4a16)
 
@@ -132,6 +137,22 @@ constexpr FamilyFacts sm80_s8s4_groups() {
   return f;
 }
 
+// Steps, which are multiplied with the codes: the sum itself. How many codes share one says what K is a multiple of.
+constexpr FamilyFacts with_steps(FamilyFacts f, const char* name, int32_t multiple) {
+  f.name = name;
+  f.acc_scale = 1;
+  f.group_multiple = 0;
+  f.step_multiple = multiple;
+  f.steps_only = true;
+  return f;
+}
+
+constexpr FamilyFacts sm80_s8s4_steps() {
+  FamilyFacts f = with_steps(sm80_s8s4(), "sm80_s8s4_steps", 32);
+  f.k_multiple = 1;
+  return f;
+}
+
 // Later chips only emulate the 4-bit product, so that there is no code for them.
 constexpr FamilyFacts sm80_s4s4() {
   FamilyFacts f = multistage("sm80_s4s4", DType::s4, DType::s4);
@@ -171,6 +192,11 @@ constexpr FamilyFacts sm90_s8s4_groups() {
   f.group_multiple = 64;
   f.groups_only = true;
   return f;
+}
+
+// Codes times steps are bytes, as they are: the sum itself. A block has a step for 64 codes of a channel.
+constexpr FamilyFacts sm90_s8s4_steps() {
+  return with_steps(sm90_s8s4_blocked(), "sm90_s8s4_steps", kBlocked128StepCodes);
 }
 
 // Shared by the kernels for few tokens: 16-byte loads of rows of weights, so K is a whole number of loads.
@@ -222,6 +248,10 @@ constexpr FamilyFacts sm90_decode_s8s4_blocked() {
   f.k_multiple = 16;
   f.group_multiple = 64;
   return f;
+}
+constexpr FamilyFacts decode_s8s4_steps() { return with_steps(decode_s8s4_wide(), "decode_s8s4_steps", 32); }
+constexpr FamilyFacts sm90_decode_s8s4_steps() {
+  return with_steps(sm90_decode_s8s4_blocked(), "sm90_decode_s8s4_steps", kBlocked128StepCodes);
 }
 constexpr FamilyFacts sm90_decode_w8a16() { return hopper_decode("sm90_decode_w8a16", DType::f16, DType::s8); }
 constexpr FamilyFacts sm90_decode_w4a16() { return hopper_decode("sm90_decode_w4a16", DType::f16, DType::s4); }

@@ -5,7 +5,7 @@ csrc/core/rows_layout.h is its twin. K is padded to 32 codes and N to 16 rows wi
 an unaligned tail of the weights.
 
     codes    int8 [n_pad, k_pad]  (4 bits: uint8 [n_pad, k_pad / 2]; rows_blocked128: see blocked128)
-    w_step   uint8 [n_pad, k / group_size] of two levels     padding 0 (rows_blocked128: in the blocks)
+    w_step   uint8 [k / group_size, n to whole 32] of two levels, as natural_steps (rows_blocked128: in the blocks)
     w_scale  float32 [n_pad] or [n_pad, k / group_size]      padding 1 (two levels: [n_pad], the bases)
     w_sum    int32, same shape as w_scale: sum of the codes  padding 0 (two levels: of codes times steps)
     bias     float32 [n_pad] when has_bias                    padding 0
@@ -31,6 +31,7 @@ N_MULTIPLE = 16
 BLOCKED = "rows_blocked128"
 BLOCK = 128  # channels and codes of a block
 STEP_CODES = 64  # codes of a channel under a step of a block
+STEP_ROWS = 32  # channels whose steps a word for every 8th holds, in natural rows
 BLOCK_BYTES, STEP_BYTES = BLOCK * BLOCK // 2, 2 * BLOCK  # of a block: its codes, its steps
 # Axes of a matrix of codes cut up as blocked128 says, in the order in which memory runs through them; see there.
 _CUT = (2, 4, 2, 8), (2, 4, 4, 4)
@@ -64,7 +65,7 @@ def sections(s: LinearSpec) -> Sections:
     block = BLOCK_BYTES + (STEP_BYTES if s.two_level else 0)
     blocks = _up(s.n, BLOCK) // BLOCK * (_up(s.k, BLOCK) // BLOCK)
     w_step = _up(blocks * block if is_blocked else n_pad * s.w_type.columns(k_pad), ALIGN)
-    w_scale = w_step + (0 if is_blocked else _up(n_pad * s.steps, ALIGN))
+    w_scale = w_step + (0 if is_blocked else _up(_up(s.n, STEP_ROWS) * s.steps, ALIGN))
     w_sum = w_scale + _up(4 * n_pad * groups, ALIGN)
     bias = w_sum + _up(4 * n_pad * groups, ALIGN)
     scalars = bias + (_up(4 * n_pad, ALIGN) if s.has_bias else 0)
@@ -111,7 +112,8 @@ def pack(
         rows = buffer[: at.n_pad * row_bytes].view(at.n_pad, row_bytes)
         rows[: s.n, : w.shape[1]] = w.contiguous().view(torch.uint8)
         if step is not None:
-            buffer[at.w_step : at.w_step + step.numel()] = step.reshape(-1)
+            steps = natural_steps(step)
+            buffer[at.w_step : at.w_step + steps.numel()] = steps.view(-1)
     if step is not None:
         codes = products
     per_group = s.k // max(at.groups, 1)  # -1 would be ambiguous where there are no rows
@@ -225,6 +227,21 @@ def _two_levels(s: LinearSpec, codes: Tensor, scale: Tensor) -> tuple[Tensor, Te
     return products.to(torch.int8), base, step.view(torch.uint8)
 
 
+def natural_steps(step: Tensor) -> Tensor:
+    """Steps uint8 [n, groups] as the kernels of natural rows read them (csrc/core/steps.h is the twin).
+
+    ->  uint8 [groups, n to whole 32], zeros beyond n; in each 32, byte 4 * (n % 8) + n / 8 % 4 is channel n's.
+
+    Example:
+        >>> natural_steps(torch.arange(9, dtype=torch.uint8).view(9, 1))[0, :6].tolist()
+        [0, 8, 0, 0, 1, 0]
+    """
+    n, groups = step.shape
+    padded = step.new_zeros(_up(n, STEP_ROWS), groups)
+    padded[:n] = step
+    return padded.view(padded.shape[0] // STEP_ROWS, 4, 8, groups).permute(3, 0, 2, 1).reshape(groups, padded.shape[0])
+
+
 # Axes of a matrix of steps, one for 64 codes: block, channel / 64, / 16 % 4, / 8 % 2, % 8; block, k / 64 % 2.
 _STEP_CUT = (2, 4, 2, 8), (2,)
 _STEP_ORDER = (0, 5, 1, 2, 4, 6, 3)
@@ -242,8 +259,9 @@ def _blocked_steps(s: LinearSpec, step: Tensor) -> Tensor:
 def _steps(s: LinearSpec, packed: Tensor) -> Tensor:
     """The steps of a buffer, uint8 [n, k / group_size]."""
     if s.layout != BLOCKED:
-        at = sections(s)
-        return packed[at.w_step : at.w_step + s.n * s.steps].view(s.n, s.steps)
+        at, rows = sections(s).w_step, _up(s.n, STEP_ROWS)
+        natural = packed[at : at + rows * s.steps].view(s.steps, rows // STEP_ROWS, 8, 4)
+        return natural.permute(1, 3, 2, 0).reshape(rows, s.steps)[: s.n]
     cut = (_up(s.n, BLOCK) // BLOCK, *_STEP_CUT[0], _up(s.k, BLOCK) // BLOCK, *_STEP_CUT[1])
     cut_blocks = _blocks(s, packed)[:, BLOCK_BYTES:].reshape([cut[axis] for axis in _STEP_ORDER])
     fine = cut_blocks.permute([_STEP_ORDER.index(axis) for axis in range(len(cut))]).reshape(cut[0] * BLOCK, 2 * cut[5])

@@ -14,6 +14,7 @@ import simulator
 import torch
 from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
+from steps import draw_steps, natural_steps, pack_blocked_steps, products
 from torch import Tensor
 
 from pyquant.numerics.gemm import gemm
@@ -22,6 +23,7 @@ from pyquant.numerics.pack import pack_int4
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"] and row["engine"] == "decode"}
 CODES = {"s8": (-128, 127), "s4": (-8, 7)}
+STEP_SIZES = (192, 128, 96, 64, 32)  # codes that share a step, of which a case takes the first that divides its K
 EIGHTHS = 0.125  # float activations are eighths: their sums are exact, whatever the order
 
 
@@ -45,6 +47,15 @@ def _case(name: str, m: int, n: int, k: int, group_size: int = 0, extreme: bool 
     if extreme:
         x.fill_(x_range[0])
         w.fill_(w_range[0])
+    step_size = 0
+    codes, step = w, None
+    if row["steps_only"]:
+        step_size = next(size for size in STEP_SIZES if k % size == 0 and size % row["step_multiple"] == 0)
+        codes, step = draw_steps(draw, n, k, step_size)
+        if extreme:
+            codes.fill_(-7)
+            step.fill_(18)
+        w = products(codes, step)
     groups = k // group_size if group_size else 1
     scale = torch.exp2(draw.codes(-8, -5, n, groups).float()) if real else draw.normal(n, groups)
     scale = scale if group_size else scale[:, 0].contiguous()
@@ -63,8 +74,16 @@ def _case(name: str, m: int, n: int, k: int, group_size: int = 0, extreme: bool 
         "group_size": group_size,
         "ldw": k if layout == "natural" else -(-k // 128) * 128,
         "w_layout": layout,
+        "step_size": step_size,
     }
-    return Case(problem, {"x": x_memory, "w": _in_memory(w, w_type, layout), "w_scale": scale}, want)
+    memory = {"x": x_memory, "w_scale": scale}
+    if step is None or layout == "natural":
+        memory["w"] = _in_memory(codes, w_type, layout)
+    else:
+        memory["w"] = pack_blocked_steps(codes, step)[0]
+    if step is not None:
+        memory["w_step"] = natural_steps(step)
+    return Case(problem, memory, want)
 
 
 def _in_memory(w: Tensor, kind: str, layout: str) -> Tensor:
@@ -95,13 +114,13 @@ def _check(native: Any, device: Memory, name: str, case: Case, launches: int = 1
 @pytest.mark.parametrize("name", ROWS)
 def test_every_number_of_tokens(native: Any, plain_device: Memory, name: str) -> None:
     for m in range(1, (ROWS[name]["m_max"] or 48) + 1):
-        _check(native, plain_device, name, _case(name, m, 40, 288))
+        _check(native, plain_device, name, _case(name, m, 40, 320 if ROWS[name]["step_multiple"] > 32 else 288))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_k_that_many_blocks_share(native: Any, device: Memory, name: str) -> None:
     """K enough for every warp of eight blocks, one tile of channels, and a tail."""
-    k = 28672 + ROWS[name]["k_multiple"]
+    k = 28672 + max(ROWS[name]["k_multiple"], ROWS[name]["step_multiple"])
     case = _case(name, 3, 9, k)
     clusters = ROWS[name]["sm_min"] == 90  # they add through shared memory
     assert clusters or native.workspace_bytes(name, case.problem) > 0
@@ -111,8 +130,10 @@ def test_k_that_many_blocks_share(native: Any, device: Memory, name: str) -> Non
 @pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name]["zero_point"]])
 def test_largest_sums_do_not_wrap(native: Any, plain_device: Memory, name: str) -> None:
     row = ROWS[name]
-    bound = native.k_bound({"x": row["x"][0], "w": row["w"][0]}) // row["acc_scale"]
-    k = bound // row["k_multiple"] * row["k_multiple"]
+    step_size = row["step_multiple"] if row["steps_only"] else 0
+    bound = native.k_bound({"x": row["x"][0], "w": row["w"][0], "step_size": step_size}) // row["acc_scale"]
+    multiple = max(row["k_multiple"], step_size)
+    k = bound // multiple * multiple
     case = _case(name, 1, 2, k, extreme=True)
     assert bool((case.want != 0).all())
     _check(native, plain_device, name, case)
@@ -143,6 +164,8 @@ def test_weights_are_read_once_and_banks_do_not_collide(
     x = case.memory["x"]
     needed = n * k // (2 if case.problem["w"] == "s4" else 1)
     needed += x.numel() * x.element_size() * n // ROWS[name]["tile"][1]  # once for every block of channels
+    if ROWS[name]["steps_only"]:  # a byte for 64 codes, or a row of steps for every 128 that a lane takes, in sectors
+        needed += n * k // (64 if case.problem["w_layout"] == "blocked128" else 128)
     # Beside weights and activations, of every block and output: the sum that another block reads, and a scale, whose
     # sectors two loads of every second channel touch.
     more = launch["grid"][0] * launch["grid"][2] * ROWS[name]["tile"][1] * (4 + 2 * 4) * m

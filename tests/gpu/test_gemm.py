@@ -13,7 +13,7 @@ import torch
 from blocked import pack_blocked128
 from gpu_device import SENTINEL, Memory
 from problems import BASE_SEED, Draw
-from steps import draw_steps, pack_blocked_steps, products
+from steps import draw_steps, natural_steps, pack_blocked_steps, products
 from torch import Tensor
 
 from pyquant.core.names import ACTIVATIONS
@@ -170,7 +170,7 @@ def make_case(name: str, out: str, index: int) -> Case:
         problem["step_size"] = step_size
         w, step = draw_steps(draw, n, k, step_size)
         call["w"] = products(w, step)
-        memory["w_step"] = step
+        memory["w_step"] = natural_steps(step)
 
     if row["w_zero_point"] and draw.chance(0.6):
         wzp = draw.codes(*TYPES[w_type], n, groups)
@@ -300,7 +300,9 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
         "group_size": group_size,
         "step_size": step_size,
     }
-    memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights, "w_step": step}
+    memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
+    if step is not None:
+        memory["w_step"] = natural_steps(step)
     if group_size:
         call |= {"group_size": group_size, "w_scale": torch.ones(n, k // group_size)}
         memory["w_scale"] = call["w_scale"]
@@ -346,7 +348,7 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
         codes, step = draw_steps(draw, n, k, row["step_multiple"])
         call["w"], call["w_scale"] = products(codes, step), call["w_scale"] / 16
     memory = {key: call[key] for key in ("x_zero_point", "x_scale", "w_scale", "bias", "residual")}
-    memory["w_step"] = step
+    memory["w_step"] = None if step is None else natural_steps(step)
     memory["w_sum"] = call["w"].sum(-1, dtype=torch.int32)
     x_packed = row["x_packing"] == "nibbles"
     weights, order = _weights(row, codes, w_type, k, step)
@@ -455,7 +457,8 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
         with pytest.raises(ValueError, match=rf"share a step must be a multiple of {2 * size}, got {size}"):
             native.gemm(name, problem | {"step_size": size}, {}, {})
     if row["k_multiple"] > 8:
-        with pytest.raises(ValueError, match=rf"K must be a multiple of {row['k_multiple']}, got K = 776"):
+        multiple = max(row["k_multiple"], problem.get("step_size", 0))
+        with pytest.raises(ValueError, match=rf"K must be a multiple of {multiple}, got K = 776"):
             native.gemm(name, problem | {"k": 776, "group_size": 0}, {}, {})
     if row["m_max"]:
         with pytest.raises(ValueError, match=rf"M must be at most {row['m_max']}, got M = 1000"):

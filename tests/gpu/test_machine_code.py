@@ -65,6 +65,15 @@ def _mixed_input(row: Row) -> str:
     return rf"GemmUniversal.*MMA_64x{32 if row['tile'][0] == 160 else row['tile'][0]}x32_S32S8S8_RS"
 
 
+def _blocked(has_steps: bool) -> Callable[[Row], str]:
+    """Our main loop over blocked weights: tokens, and behind buffers and schedule whether codes have steps."""
+
+    def kernel(row: Row) -> str:
+        return rf"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}ELi\d+E[^L]*?Lb{int(has_steps)}E"
+
+    return kernel
+
+
 def _warpgroup_steps(depth: int) -> Callable[[Row], int]:
     """wgmma: 64 rows by `depth` at a time, in the first step of K and in the loop over the others."""
 
@@ -114,6 +123,12 @@ FAMILIES = {
         r"IMMA\.16832\.S8\.S8",
         _warp_steps(32),
     ),
+    "sm80_s8s4_steps": Family(
+        lambda row: "gemm_steps80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"IMMA\.16832\.S8\.S8",
+        _warp_steps(32),
+    ),
     "sm80_s4s4": Family(
         _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", _warp_steps(64)
     ),
@@ -126,11 +141,18 @@ FAMILIES = {
     # last odd tile; with group scales 2 steps for each set.
     "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     "sm90_s8s4_blocked": Family(
-        lambda row: f"GemmUniversal.*MainBlocked90ILi128ELi{row['tile'][0]}E",
+        _blocked(has_steps=False),
         ("sm_90a",),
         r"IGMMA\.64\w+\.S8\.S8",
         lambda row: 24 if row["tile"][0] == 160 else 12,
         2,  # 160: twice 80
+    ),
+    "sm90_s8s4_steps": Family(
+        _blocked(has_steps=True),
+        ("sm_90a",),
+        r"IGMMA\.64\w+\.S8\.S8",
+        lambda row: 24 if row["tile"][0] == 160 else 12,
+        2,
     ),
     "sm90_s8s4_groups": Family(
         lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
@@ -142,6 +164,10 @@ FAMILIES = {
     **_decode_families("decode_", BOTH, clusters=False),
     "decode_s8s4_wide": Family(_decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     **_decode_families("sm90_decode_", ("sm_90a",), clusters=True),
+    "decode_s8s4_steps": Family(_decode("15DecodeS8S4Steps", False), BOTH, r"IMMA\.16832\.S8\.S8"),
+    "sm90_decode_s8s4_steps": Family(
+        _decode("22DecodeS8S4BlockedSteps", True), ("sm_90a",), r"IMMA\.16832\.S8\.S8", waits=1
+    ),
     "sm90_decode_s8s4_blocked": Family(
         _decode("17DecodeS8S4Blocked", True),
         ("sm_90a",),
@@ -330,6 +356,7 @@ def test_the_swapped_plain_epilogue_keeps_its_budget(wgmma_kernels: dict[str, li
 DECODE_BUDGET = {
     ("sm90_decode_s8s8", 0): {8: 20, 16: 20},
     ("sm90_decode_s8s4_blocked", 0): {8: 45, 16: 50},
+    ("sm90_decode_s8s4_steps", 0): {8: 105, 16: 112},
     ("sm90_decode_w8a16", 0): {8: 100, 16: 110},
     ("sm90_decode_w4a16", 0): {8: 170, 16: 195},
     ("sm90_decode_w4a16", 1): {8: 230, 16: 260},
@@ -337,9 +364,35 @@ DECODE_BUDGET = {
 MATHS = {
     "sm90_decode_s8s8": ["10DecodeS8S8"],
     "sm90_decode_s8s4_blocked": ["17DecodeS8S4Blocked"],
+    "sm90_decode_s8s4_steps": ["22DecodeS8S4BlockedSteps"],
     "sm90_decode_w8a16": ["11DecodeW8A16I6__halfE", "11DecodeW8A16I13__nv_bfloat16E"],
     "sm90_decode_w4a16": ["11DecodeW4A16I6__halfE", "11DecodeW4A16I13__nv_bfloat16E"],
 }
+
+
+# Instructions of a warp for 128 codes of K of blocked weights with steps, which cost seven for eight codes.
+STEPS_BUDGET = 128
+
+
+def test_a_step_of_weights_with_steps_keeps_its_budget(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    """The loop takes two steps of K at a time, one for each set of registers."""
+    seen = 0
+    for row in _rows("sm90_s8s4_steps"):
+        for name, lines in wgmma_kernels.items():
+            if not re.search(_blocked(has_steps=True)(row), name):
+                continue
+            products = 16 if row["tile"][0] == 160 else 8
+            loops = [
+                loop
+                for end in lines
+                if end.target is not None and end.target < end.address
+                for loop in [[line for line in lines if end.target <= line.address <= end.address]]
+                if sum("GMMA" in line.operation for line in loop) == products
+            ]
+            assert min(map(len, loops)) <= 2 * STEPS_BUDGET, f"{name}: {min(map(len, loops)) / 2} a step"
+            seen += 1
+    if not seen:
+        pytest.skip("no row with steps is built")
 
 
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)

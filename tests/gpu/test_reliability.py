@@ -36,9 +36,17 @@ ROWS = {row["name"]: row for row in NATIVE.kernel_table() if row["compiled"]}
 PLAIN = [
     name
     for name, row in ROWS.items()
-    if "s8" in row["x"] and "s32" in row["out"] and not row["groups_only"] and "natural" in row["w_layouts"]
+    if "s8" in row["x"] and "s32" in row["out"] and "natural" in row["w_layouts"]
+    if not row["groups_only"] and not row["steps_only"]
 ]
-SCHEMES = ("W8A8Dynamic", "W8A8", "W4A8Dynamic(group_size=None)", "W4A8Dynamic(group_size=128)", "W4A4Dynamic")
+SCHEMES = (
+    "W8A8Dynamic",
+    "W8A8",
+    "W4A8Dynamic(group_size=None)",
+    "W4A8Dynamic(group_size=128)",
+    "W4A8TwoLevelDynamic",
+    "W4A4Dynamic",
+)
 NO_GPU = "torch sees no CUDA device: streams, graphs and gigabytes need one"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)]
 

@@ -10,6 +10,7 @@ import torch
 from blocked import pack_blocked128
 from gpu_device import MODES, SENTINEL, Memory
 from problems import BASE_SEED, Draw
+from steps import pack_blocked_steps, products
 from torch import Tensor
 
 from pyquant.numerics.pack import pack_int4
@@ -26,7 +27,19 @@ FLOAT = [name for name, row in ROWS.items() if row["x"][0] in ("f16", "bf16")]
 # A block of stream-K takes 8 steps of K at least: 18 steps are two blocks a tile, 33 are four, and three tiles of 20
 # share seven. Shares of `splitk` are as many as pay, which wants steps of 128 codes.
 DEPTHS = ((1, 18), (3, 20), (1, 33))
+STEP_SIZE = 64  # codes that share a step
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _steps(w: Tensor) -> Tensor:
+    """Steps for weights of full range, no two neighbours alike."""
+    n, k = w.shape
+    return (torch.arange(n)[:, None] * 4 + torch.arange(k // STEP_SIZE) * 7).remainder(15).add(1).to(torch.uint8)
+
+
+def _multiplied(name: str, w: Tensor) -> Tensor:
+    """What a row multiplies: codes, or codes times steps."""
+    return products(w, _steps(w)) if ROWS[name]["steps_only"] else w
 
 
 def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: torch.dtype, **more: int) -> Tensor:
@@ -47,7 +60,10 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
     if problem["x"] == "s4" and ROWS[name]["x_packing"] == "nibbles":
         codes = pack_int4(x)
         problem["x_packed"] = True
-    if "blocked128" in ROWS[name]["w_layouts"]:
+    if ROWS[name]["steps_only"]:
+        weights, order = pack_blocked_steps(w, _steps(w))
+        problem |= order | {"step_size": STEP_SIZE}
+    elif "blocked128" in ROWS[name]["w_layouts"]:
         weights, order = pack_blocked128(w)
         problem |= order
     elif problem["w"] == "s4":
@@ -61,7 +77,7 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
     if "zero_point" in more:
         problem["has_zero_point"] = True
         operands["x_zero_point"] = device.put(torch.tensor([more["zero_point"]], dtype=torch.int32))
-        operands["w_sum"] = device.put(w.sum(-1, dtype=torch.int32))
+        operands["w_sum"] = device.put(_multiplied(name, w).sum(-1, dtype=torch.int32))
     needed = native.workspace_bytes(name, problem)
     assert needed > 0, f"{name} {problem}: K is not divided"
     workspace = device.put(torch.full((needed,), SENTINEL, dtype=torch.uint8))
@@ -76,7 +92,8 @@ def _sizes(name: str, tiles: int, steps: int) -> tuple[int, int, int]:
     tile_m, tile_n, tile_k = ROWS[name]["tile"]
     if ROWS[name]["schedule"] == "splitk":
         tile_k = max(tile_k, 128)
-    return tile_m - 3, tiles * tile_n - 5, steps * tile_k - max(16, ROWS[name]["k_multiple"])
+    off = max(16, ROWS[name]["k_multiple"], ROWS[name]["step_multiple"])
+    return tile_m - 3, tiles * tile_n - 5, steps * tile_k - off
 
 
 def _activations(name: str) -> tuple[int, int, torch.dtype]:
@@ -95,7 +112,7 @@ def test_divided_sums_are_exact(native: Any, device: Memory, name: str) -> None:
         x_low, x_high, x_type = _activations(name)
         x, w = draw.codes(x_low, x_high, m, k).to(x_type), draw.codes(low, high, n, k).to(torch.int8)
         got = _launch(native, device, name, x, w, torch.int32, zero_point=x_low // 2)
-        want = (x.double() - x_low // 2) @ w.double().T  # below 2^53: exact
+        want = (x.double() - x_low // 2) @ _multiplied(name, w).double().T  # below 2^53: exact
         assert torch.equal(got.double(), want), f"{name} {m}x{n}x{k}"
         device.free()
 

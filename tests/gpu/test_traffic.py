@@ -4,6 +4,7 @@ read without bank conflicts, nothing is multiplied in vain, and the epilogue of 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def counters(tmp_path: Path) -> Any:
     simulator.runtime.ptxsim_config(b"PTXSIM_STATS", None)
 
 
+def _blocked_bytes(native: Any, row: dict[str, Any], n: int, k: int) -> int:
+    """Of whole blocks: half a byte a code, and of codes with steps a byte for 64."""
+    return int(native.blocked128_bytes(n, k)) * (33 if row["steps_only"] else 32) // 32
+
+
 @pytest.mark.parametrize("row", BLOCKED, ids=lambda row: row["name"])
 def test_blocked_weights_are_read_once_and_without_conflicts(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any]
@@ -50,15 +56,17 @@ def test_blocked_weights_are_read_once_and_without_conflicts(
         "out": "f16",
         "w_layout": "blocked128",
         "group_size": depth if row["groups_only"] else 0,
+        "step_size": depth if row["steps_only"] else 0,
     }
-    sizes = {"x": m * k, "w": native.blocked128_bytes(n, k), "out": 2 * m * n}
+    weights = _blocked_bytes(native, row, n, k)
+    sizes = {"x": m * k, "w": weights, "out": 2 * m * n}
     sizes["workspace"] = native.workspace_bytes(row["name"], problem)
     operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items()}
     native.gemm(row["name"], problem, operands, {})
     assert not bool(plain_device.get(operands["out"], sizes["out"]).any())
     got = counters()
     assert got["wgmma_macs"] == m * n * k
-    assert got["tma_load_bytes"] == n * k // 2 + n // channels * m * k
+    assert got["tma_load_bytes"] == weights + n // channels * m * k
     assert got["shared"]["bank_conflict_factor"] == 1.0
     assert got["global_store"]["bytes"] == sizes["out"] or row["schedule"] == "swapped_streamk"  # partial sums
 
@@ -67,7 +75,7 @@ def test_blocked_weights_are_read_once_and_without_conflicts(
 WGMMA = [
     row
     for row in NATIVE.kernel_table()
-    if row["compiled"] and row["engine"] == "wgmma" and "sm90_s8s4_blocked_192x" not in row["name"]
+    if row["compiled"] and row["engine"] == "wgmma" and not re.search("s8s4_(blocked|steps)_192x", row["name"])
 ]
 
 
@@ -89,11 +97,12 @@ def _counted(native: Any, memory: Memory, counters: Any, row: dict[str, Any], ou
         "per_token_scale": True,
         "w_layout": "blocked128" if "blocked128" in row["w_layouts"] else "natural",
         "group_size": k if row["groups_only"] else 0,
+        "step_size": k if row["steps_only"] else 0,
     }
     ones = {name: torch.ones(size) for name, size in (("x_scale", m), ("w_scale", n), ("bias", n), ("out_scale", 1))}
     blocked = problem["w_layout"] == "blocked128"
     zeros = {"x": m * k * (2 if bits == 16 else 1), "out": 4 * m * n}
-    zeros["w"] = native.blocked128_bytes(n, k) if blocked else n * k * bits // 8
+    zeros["w"] = _blocked_bytes(native, row, n, k) if blocked else n * k * bits // 8
     zeros["workspace"] = native.workspace_bytes(row["name"], problem)
     operands = {name: memory.put(torch.zeros(size, dtype=torch.uint8)) for name, size in zeros.items()}
     operands |= {name: memory.put(values) for name, values in ones.items()}
@@ -162,10 +171,15 @@ def test_decode_kernels_fetch_half_as_many_bytes_of_activations_as_of_weights(
     m, n, k = row["tile"][0], 256, 4096
     x, w, layout = row["x"][0], row["w"][0], row["w_layouts"][0]
     problem = {"m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "x": x, "w": w, "out": "f32", "w_layout": layout}
+    problem["step_size"] = 128 if row["steps_only"] else 0
     x_bytes, w_bytes = m * k * (2 if x in ("f16", "bf16") else 1), n * k // (2 if w == "s4" else 1)
     sizes = {"x": x_bytes, "w": w_bytes, "out": 4 * m * n, "workspace": native.workspace_bytes(row["name"], problem)}
     operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items() if size}
     operands["w_scale"] = plain_device.put(torch.ones(n))
+    if row["steps_only"]:
+        blocks = _blocked_bytes(native, row, n, k)
+        operands["w"] = plain_device.put(torch.zeros(blocks, dtype=torch.uint8))
+        operands["w_step"] = plain_device.put(torch.ones(k // 128 * n, dtype=torch.uint8))
     native.gemm(row["name"], problem, operands, {})
     got = counters()
     fetched = got["l2_to_sm"]["cp_async_bytes"]

@@ -126,9 +126,9 @@ def test_planted_faults_are_seen(plain_device: CudaOps) -> None:
     at = rows_layout.sections(spec)
     for fault in ("none", "next group", "next channel", "ones"):
         packed = plain_device.pack_linear(w, scale, spec.to_ints(), **operands)
-        section = packed[at.w_step : at.w_step + 40 * 3].view(40, 3)
+        section = packed[at.w_step : at.w_step + 64 * 3].view(3, 64)
         if fault != "none":
-            section.copy_({"next group": section.roll(1, 1), "next channel": section.roll(1, 0)}.get(fault, 1))
+            section.copy_({"next group": section.roll(1, 0), "next channel": section.roll(4, 1)}.get(fault, 1))
         got = plain_device.qlinear(x, packed, None, spec.to_ints())
         assert torch.equal(got, want) == (fault == "none"), fault
 

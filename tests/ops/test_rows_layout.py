@@ -5,7 +5,7 @@ from __future__ import annotations
 import problems
 import pytest
 import torch
-from steps import draw_steps, pack_blocked_steps, products
+from steps import draw_steps, natural_steps, pack_blocked_steps, products
 
 from pyquant import numerics, ops
 from pyquant.errors import ArgumentError
@@ -66,6 +66,10 @@ def test_steps_come_back_and_lie_where_the_kernels_look(n: int, k: int, group: i
         blocks, want = (b.view(-1, 8448)[:, 8192:] for b in (packed[: at.w_step], pack_blocked_steps(codes, step)[0]))
         there = want != 0xC5
         assert torch.equal(blocks[there], want[there])
+    else:
+        want = natural_steps(step)
+        there = want != 0xC5
+        assert torch.equal(packed[at.w_step : at.w_step + want.numel()].view_as(want)[there], want[there])
 
 
 @pytest.mark.parametrize("wrong", ["no base", "beyond int8"])

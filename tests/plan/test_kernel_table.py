@@ -36,6 +36,8 @@ def test_facts_are_sane(row: dict) -> None:
     assert 70 <= row["sm_min"] < row["sm_end"]
     assert row["m_max"] >= 0
     assert not row["groups_only"] or row["group_multiple"] > 0
+    assert not row["steps_only"] or row["step_multiple"] > 0
+    assert not row["steps_only"] or not row["groups_only"]
     assert row["stages"] >= 0
     if row["engine"] == "mma":
         x_bytes = 0.5 if row["x_packing"] == "nibbles" else max(native_bits(x) for x in row["x"]) / 8

@@ -22,7 +22,14 @@ FLOOR = 0.97
 LAUNCH_US = 2.5  # an empty kernel on an idle stream (csrc/plan/cost.h)
 DEVICES = {sm: Device(**facts, l2_bytes=40 << 20) for sm, facts in grid.DEVICES.items()}
 SHAPES = ((4096, 4096), (28672, 8192), (1024, 4096), (256, 256), (768, 3072), (11008, 4096), (32, 8192))
-SCHEMES = ("W8A8Dynamic", "W8A8", "W8A8Dynamic(symmetric_inputs=False)", "W4A8Dynamic", "W4A8Dynamic(group_size=128)")
+SCHEMES = (
+    "W8A8Dynamic",
+    "W8A8",
+    "W8A8Dynamic(symmetric_inputs=False)",
+    "W4A8Dynamic",
+    "W4A8Dynamic(group_size=128)",
+    "W4A8TwoLevelDynamic",
+)
 WEIGHT_ONLY = ("W8A16", "W4A16(group_size=128)")
 
 

@@ -25,6 +25,7 @@ def route(entry: str, problem: dict[str, Any], sm: int = 80, **more: Any) -> tup
     return form, name
 
 
+STEPS = {"w": "s4", "w_layout": "blocked128", "step_size": 128}
 # entry, problem, int4_range, sm -> form and the beginning of the row's name
 CASES = {
     "float rows become bytes": ("linear", {"x": "f16"}, False, 80, "bytes", "gemm_sm80_s8s8"),
@@ -34,6 +35,25 @@ CASES = {
     "few are not worth the pass": ("linear", {"x": "f16", "m": 16} | INT4, True, 80, "bytes", "gemm_sm80_s8s4"),
     "Hopper takes int4 as bytes": ("linear", {"x": "f16", "m": 4096} | INT4, True, 90, "bytes", "gemm_sm90_s8s4"),
     "groups": ("linear", {"x": "f16", "w": "s4", "group_size": 128}, False, 80, "bytes", "gemm_sm80_s8s4_groups"),
+    "steps": ("linear", {"x": "f16", "w": "s4", "step_size": 128}, False, 80, "bytes", "gemm_sm80_s8s4_steps"),
+    "of few tokens": (
+        "linear",
+        {"x": "f16", "m": 1, "n": 1024, "w": "s4", "step_size": 64},
+        False,
+        80,
+        "bytes",
+        "gemm_decode_s8s4_steps",
+    ),
+    "on Hopper": ("linear", {"x": "f16"} | STEPS, False, 90, "bytes", "gemm_sm90_s8s4_steps"),
+    "of a token there": (
+        "linear",
+        {"x": "f16", "m": 1, "n": 1024} | STEPS,
+        False,
+        90,
+        "bytes",
+        "gemm_sm90_decode_s8s4_steps",
+    ),
+    "of 16 codes": ("linear", {"x": "f16", "w": "s4", "step_size": 16}, False, 80, "bytes", ANY),
     "int8 codes as they lie": ("linear", {"x": "s8"}, False, 80, "given", "gemm_sm80_s8s8"),
     "unaligned codes are moved": ("linear", {"x": "s8", "x_align": 1}, False, 80, "bytes", "gemm_sm80_s8s8"),
     "odd rows too": ("linear", {"x": "s8", "k": 4097, "x_align": 1}, False, 80, "bytes", "gemm_sm80_s8s8"),
@@ -86,8 +106,8 @@ def drawn(count: int) -> list[tuple[int, dict[str, Any], bool]]:
     cases = []
     for _ in range(count):
         k = coin.choice((96, 512, 4096, 11008, 1000, 40, 8191))
-        weights = coin.choice(({}, {"w": "s4"}, {"w": "s4", "group_size": 32}))
-        if k % weights.get("group_size", 1):
+        weights = coin.choice(({}, {"w": "s4"}, {"w": "s4", "group_size": 32}, {"w": "s4", "step_size": 32}))
+        if k % weights.get("group_size", 1) or k % weights.get("step_size", 1):
             weights = {"w": "s4"}
         problem = {"m": coin.choice((1, 7, 33, 300, 5000)), "n": coin.choice((72, 1024, 28672)), "k": k, **weights}
         problem |= {"out": coin.choice(("f16", "s8")), "x_align": coin.choice((1, 16, 16)), "has_zero_point": True}
@@ -103,7 +123,11 @@ def best(problem: dict[str, Any], sm: int) -> tuple[str | None, float]:
 def rewritten(problem: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Its forms in new memory, by the rule of docs/kernels.md: rows of whole 32 codes, group scales end at K."""
     row = -(-problem["k"] // 32) * 32
-    k = problem["k"] if problem.get("group_size") or row > native.k_bound(problem | {"x": "s8"}) else row
+    k = (
+        problem["k"]
+        if problem.get("group_size") or problem.get("step_size") or row > native.k_bound(problem | {"x": "s8"})
+        else row
+    )
     free = problem | {"ldx": row, "x_align": 16, "k": k}
     return {
         "s8": free | {"x": "s8"},

@@ -33,6 +33,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "s8s4 group": {"w": "s4", "group_size": 128},
     "s8s4 blocked": {"w": "s4", "w_layout": "blocked128"},
     "s8s4 blocked group": {"w": "s4", "w_layout": "blocked128", "group_size": 128},
+    "s8s4 steps": {"w": "s4", "step_size": 128},
+    "s8s4 blocked steps": {"w": "s4", "w_layout": "blocked128", "step_size": 128},
     "s4s4": {"x": "s4", "w": "s4"},
     "s4s4 packed": {"x": "s4", "w": "s4", "x_packed": True},
     "f16f16": {"x": "f16", "w": "f16"},

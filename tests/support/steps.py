@@ -29,6 +29,15 @@ def products(codes: Tensor, step: Tensor) -> Tensor:
     return wide.to(torch.int8)
 
 
+def natural_steps(step: Tensor) -> Tensor:
+    """Steps of natural rows, by the formula of csrc/core/steps.h. Steps beyond n are junk."""
+    n, groups = step.shape
+    rows = torch.full((groups, -(-n // 32) * 32), 0xC5, dtype=torch.uint8)
+    for channel in range(n):
+        rows[:, channel // 32 * 32 + 4 * (channel % 8) + channel // 8 % 4] = step[channel]
+    return rows
+
+
 def pack_blocked_steps(codes: Tensor, step: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Codes and steps as blocks, and what a problem says of them. Steps beyond n and k are junk."""
     blocked, order = pack_blocked128(codes)

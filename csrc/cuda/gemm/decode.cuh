@@ -13,6 +13,7 @@
 //   boundaries, K a multiple of 16 (int4 weights: 32). Any N, output and residual.
 #pragma once
 #include "core/bounds.h"
+#include "core/steps.h"
 #include "cuda/gemm/decode_sums.cuh"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
@@ -181,6 +182,12 @@ struct GemmDecode {
     o.w = static_cast<const uint8_t*>(call.operands.w);
     o.ldx_bytes = p.ldx * bits_of(Math::kX) / 8;
     o.ldw_bytes = p.ldw * bits_of(Math::kW) / 8;
+    if constexpr (Math::kSteps && !Math::kBlocked) {
+      const int64_t shared_twice = p.step_size / 32 * 2;
+      o.w_step = call.operands.w_step;
+      o.step_row = static_cast<int32_t>(step_row(p.n));
+      o.step_share = static_cast<uint32_t>(((int64_t{1} << 32) + shared_twice - 1) / shared_twice);
+    }
     o.w_scale = call.operands.w_scale;
     o.w_sum = p.has_zero_point ? call.operands.w_sum : nullptr;
     o.w_zero_point = p.has_w_zero_point ? call.operands.w_zero_point : nullptr;

@@ -13,6 +13,9 @@ struct DecodeStage {
   uint4 w[T::kRows][2] = {};
   float scale[T::kRows][2];
   int32_t group_code[T::kRows][2];  // w_sum (integers) or w_zero_point (floats)
+  // Natural weights: of channels g, g + 8, g + 16, g + 24, a byte each; blocked ones: for every 16 channels those of g
+  // and g + 8 in both halves of the codes.
+  uint32_t step[2];
 };
 
 template <class T>
@@ -41,6 +44,7 @@ struct DecodeBlock {
   // The next load: codes from its first one to the end of K (0 beyond), step of the unit, addresses.
   int32_t rest, step = 0;
   int64_t scale_at;  // of channel(0, 0) in the arrays of group scales
+  int32_t to_steps;  // bytes from this lane's blocked weights to its steps
   const uint8_t *next_w, *next_x;
   uint32_t copy_to, read_from;  // in stage 0 of the ring of this part of K
   Acc acc[T::kRows][T::kColumns][4];
@@ -69,7 +73,9 @@ struct DecodeBlock {
     rest = o.k - static_cast<int32_t>(k);
     if constexpr (T::kBlocked) {
       const int64_t blocks = (o.k + 127) / 128;
-      next_w = o.w + (n / 128 * blocks + k / 128) * 8192 + n / 64 % 2 * 4096 + n / 16 % 4 * 512 + lane * 16;
+      next_w = o.w + (n / 128 * blocks + k / 128) * T::kBlockBytes + n / 64 % 2 * 4096 + n / 16 % 4 * 512 + lane * 16;
+      to_steps = kBlocked128BlockBytes + n / 64 % 2 * 128 + n / 16 % 4 * 32 + g * 4 -
+                 (n / 64 % 2 * 4096 + n / 16 % 4 * 512 + lane * 16);
     } else {
       next_w = o.w + (n + g) * o.ldw_bytes + (k + t * Math::kCodes) * T::kWBits / 8;
     }
@@ -92,6 +98,12 @@ struct DecodeBlock {
     return T::kGrouped && at + 1 < o.unit_steps ? T::kStep : o.ahead;
   }
 
+  // What so many codes, whole steps, are in a row of weights, or in a row of blocks.
+  static __device__ __forceinline__ int64_t bytes_ahead(int32_t codes) {
+    return T::kBlocked ? static_cast<int64_t>(codes) * (T::kBlockBytes / 128)
+                       : static_cast<int64_t>(codes) * T::kWBits / 8;
+  }
+
   // Asks L2 for the weights of the first steps, before the predecessor in the stream has ended: L2 is coherent,
   // registers are not.
   __device__ __forceinline__ void prefetch() const {
@@ -109,7 +121,7 @@ struct DecodeBlock {
       const int32_t ahead = ahead_of(at);
       at = at + 1 < o.unit_steps ? at + 1 : 0;
       left = max(left, ahead) - ahead;
-      w += T::kBlocked ? static_cast<int64_t>(ahead) * 64 : static_cast<int64_t>(ahead) * T::kWBits / 8;
+      w += bytes_ahead(ahead);
     }
   }
 
@@ -157,6 +169,7 @@ struct DecodeBlock {
         advance(w, 8 * o.ldw_bytes);
       }
     }
+    if constexpr (Math::kSteps) load_steps(s, mine);
     if constexpr (T::kGrouped) {
       const int32_t* group_codes = T::kOrdered ? o.w_sum : o.w_zero_point;
       const int64_t of_step = scale_at + (T::kBlocked && step * T::kStep + own >= o.group_codes ? 1 : 0);
@@ -189,8 +202,23 @@ struct DecodeBlock {
       }
     }
     rest = max(rest, ahead) - ahead;
-    next_w += T::kBlocked ? static_cast<int64_t>(ahead) * 64 : static_cast<int64_t>(ahead) * T::kWBits / 8;
+    next_w += bytes_ahead(ahead);
     next_x += static_cast<int64_t>(ahead) * T::kXBits / 8;
+  }
+
+  // The steps of the weights that are loaded; where those are left as they were, these may be anything.
+  __device__ __forceinline__ void load_steps(DecodeStage<T>& s, bool mine) const {
+    s.step[0] = s.step[1] = 0;
+    if constexpr (T::kBlocked) {
+#pragma unroll
+      for (int r = 0; r < T::kRows; ++r)
+        if (rest > 0) s.step[r] = __ldg(reinterpret_cast<const uint32_t*>(next_w + to_steps) + 8 * r);
+    } else {
+      // Pieces of 32 codes, of which the lane has the t-th of four: piece / (pieces that share a step).
+      const uint32_t piece = static_cast<uint32_t>(o.k - rest) / 32 + t;
+      const uint8_t* row = o.w_step + static_cast<int64_t>(__umulhi(2 * piece + 1, o.step_share)) * o.step_row;
+      if (mine && n0 + side < p.n) s.step[0] = __ldg(reinterpret_cast<const uint32_t*>(row + n0 + side) + g);
+    }
   }
 
   // acc += weights x activations of unit `u` of a step; lanes that are not in it add nothing.
@@ -213,8 +241,13 @@ struct DecodeBlock {
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
       uint32_t low[4], high[4];
-      if constexpr (T::kBlocked) {
+      if constexpr (T::kBlocked && Math::kSteps) {
+        Math::weights(s.w[r][u], step_of(s.step[r], 2 * u), step_of(s.step[r], 2 * u + 1), low, high);
+      } else if constexpr (T::kBlocked) {
         Math::weights(s.w[r][u], low, high);
+      } else if constexpr (Math::kSteps) {
+        Math::weights(s.w[r][0], u, step_of(s.step[0], 2 * r), low);
+        Math::weights(s.w[r][1], u, step_of(s.step[0], 2 * r + 1), high);
       } else {
         Math::weights(s.w[r][0], u, offset[r][0], low);
         Math::weights(s.w[r][1], u, offset[r][1], high);

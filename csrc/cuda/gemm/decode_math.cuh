@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/dtype.h"
+#include "cuda/gemm/steps.cuh"
 
 namespace pyquant::cuda {
 
@@ -50,7 +51,7 @@ struct DecodeS8S8 {
   static constexpr int kCodes = 16;  // codes in 16 bytes of weights
   static constexpr DType kX = DType::s8, kW = DType::s8;
   static constexpr int kAccShift = 0;  // the accumulator holds the sum times 2^kAccShift
-  static constexpr bool kTakesGroups = false, kBlocked = false;
+  static constexpr bool kTakesGroups = false, kBlocked = false, kSteps = false;
 
   static bool takes(DType x) { return x == DType::s8; }
   static __device__ __forceinline__ Offset offset(int32_t) { return 0; }
@@ -67,7 +68,7 @@ struct DecodeS8S8 {
 struct DecodeS8S4 : DecodeS8S8 {
   static constexpr DType kW = DType::s4;
   static constexpr int kCodes = 32, kAccShift = 4;
-  static constexpr bool kTakesGroups = true, kBlocked = false;
+  static constexpr bool kTakesGroups = true, kBlocked = false, kSteps = false;
 
   static bool takes(DType x) { return x == DType::s8 || x == DType::s4; }
   static __device__ __forceinline__ void weights(const uint4& row, int unit, Offset, uint32_t (&a)[4]) {
@@ -94,6 +95,34 @@ struct DecodeS8S4Blocked : DecodeS8S4 {
     for (int i = 0; i < 4; ++i) {
       low[i] = (word_of(words, i) << 4) & 0xf0f0f0f0u;
       high[i] = word_of(words, i) & 0xf0f0f0f0u;
+    }
+  }
+};
+
+// Codes times their steps (steps.cuh), in both orders: a lane's 32 natural codes of a row share one.
+struct DecodeS8S4Steps : DecodeS8S4 {
+  static constexpr int kAccShift = 0;
+  static constexpr bool kTakesGroups = false, kSteps = true;
+
+  static __device__ __forceinline__ void weights(const uint4& row, int unit, const Step& step, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = word_of(row, 2 * unit + i);
+      a[2 * i] = times_step(word, step);
+      a[2 * i + 1] = times_step(word >> 4, step);
+    }
+  }
+};
+
+struct DecodeS8S4BlockedSteps : DecodeS8S4Steps {
+  static constexpr bool kBlocked = true;
+
+  static __device__ __forceinline__ void weights(const uint4& words, const Step& below, const Step& above,
+                                                 uint32_t (&low)[4], uint32_t (&high)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      low[i] = times_step(word_of(words, i), below);
+      high[i] = times_step(word_of(words, i) >> 4, above);
     }
   }
 };
@@ -126,7 +155,7 @@ struct DecodeW8A16<__half> {
   using Offset = __half2;
   static constexpr DType kX = DType::f16, kW = DType::s8;
   static constexpr int kCodes = 16, kAccShift = 0;
-  static constexpr bool kTakesGroups = true, kBlocked = false;
+  static constexpr bool kTakesGroups = true, kBlocked = false, kSteps = false;
 
   static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
@@ -154,7 +183,7 @@ struct DecodeW8A16<__nv_bfloat16> {
   using Offset = float;
   static constexpr DType kX = DType::bf16, kW = DType::s8;
   static constexpr int kCodes = 16, kAccShift = 0;
-  static constexpr bool kTakesGroups = true, kBlocked = false;
+  static constexpr bool kTakesGroups = true, kBlocked = false, kSteps = false;
 
   static bool takes(DType x) { return x == kX; }
   static __device__ __forceinline__ Offset offset(int32_t zero_point) {
@@ -187,7 +216,7 @@ struct DecodeW4A16 {
   using Offset = std::conditional_t<kHalf, __half2, __nv_bfloat162>;
   static constexpr DType kX = kHalf ? DType::f16 : DType::bf16, kW = DType::s4;
   static constexpr int kCodes = 32, kAccShift = 0;
-  static constexpr bool kTakesGroups = true, kBlocked = false;
+  static constexpr bool kTakesGroups = true, kBlocked = false, kSteps = false;
   static constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;  // 1024 or 128, twice
 
   static bool takes(DType x) { return x == kX; }

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 
+#include "core/blocked128.h"
 #include "core/decode_split.h"
 #include "cuda/gemm/decode_math.cuh"
 
@@ -18,13 +19,16 @@ struct DecodeOperands {
   int32_t k, groups;            // groups: entries of a channel in the arrays above
   int32_t unit_codes;           // what a warp takes at a time: a step, or a scale group larger than a step
   int32_t unit_steps;
-  int32_t unit_groups;  // scale groups in a unit: 1, or more that share a step
-  int32_t group_codes;  // size of a scale group
-  int32_t tiles_m;      // tiles of tokens
-  int32_t steps;        // of every warp, those beyond K included
-  int32_t ahead;        // codes from a warp's last step of a unit to its next unit
-  void* partials;       // [tile][split][token][channel] sums of blocks that share K
-  uint32_t* arrivals;   // [tile], cleared before the launch
+  int32_t unit_groups;    // scale groups in a unit: 1, or more that share a step
+  int32_t group_codes;    // size of a scale group
+  int32_t tiles_m;        // tiles of tokens
+  int32_t steps;          // of every warp, those beyond K included
+  int32_t ahead;          // codes from a warp's last step of a unit to its next unit
+  const uint8_t* w_step;  // natural weights with steps (core/steps.h)
+  int32_t step_row;       // bytes
+  uint32_t step_share;    // 2^32 / (twice the pieces of 32 codes that share a step), rounded up
+  void* partials;         // [tile][split][token][channel] sums of blocks that share K
+  uint32_t* arrivals;     // [tile], cleared before the launch
 };
 
 // Scale groups: none, whole steps of K in each, or (weights as in a checkpoint) several in a step.
@@ -58,6 +62,7 @@ struct DecodeTraits {
   static constexpr int kStep = 4 * Math::kCodes;                 // codes that a quad takes at a time
   static constexpr int kUnits = Math::kCodes * kXBits / 8 / 16;  // 16-byte units of a token's x per lane
   static constexpr bool kBlocked = Math::kBlocked;               // weights lie as core/blocked128.h says
+  static constexpr int kBlockBytes = static_cast<int>(blocked128_bytes(kBlocked128Side, kBlocked128Side, Math::kSteps));
   // A token's x in shared memory. Blocked weights ask for four separate words: the padding moves tokens to other banks.
   static constexpr int kTokenBytes = 64 * kUnits + (kBlocked ? 16 : 0);
   static constexpr int kSlotBytes = kTokens * kTokenBytes;  // x of one part of K and stage
@@ -83,6 +88,7 @@ struct DecodeTraits {
   }
 
   static_assert(kThreads % (kChannels / 2) == 0, "one channel a thread");
+  static_assert(kRows == 2, "steps of 32 channels");
   static_assert(kBlocked || kGrouped || kRingBytes == decode_ring_bytes(kStages, kChannels, kTokens, kStep, kXBits));
 
   static int shared_bytes(int unit_groups) {

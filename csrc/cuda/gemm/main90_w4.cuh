@@ -4,6 +4,7 @@
 //   warpgroups load their 16-byte words, widen them in registers and multiply (weights are the left operand).
 //   Codes become bytes of 16 times their value: two registers of a fragment are the two nibbles of a word, three
 //   instructions for 8 codes. The accumulator holds 16 times the sum; the epilogue shifts (AccShift = 4).
+//   Codes with steps (kSteps) are multiplied by them instead (steps.cuh): seven instructions for 8, and the sum itself.
 #pragma once
 #include <cute/tensor.hpp>
 #include <cutlass/arch/reg_reconfig.h>
@@ -14,6 +15,7 @@
 #include <cutlass/pipeline/pipeline.hpp>
 
 #include "core/blocked128.h"
+#include "cuda/gemm/steps.cuh"
 #include "cuda/gemm/wgmma90.cuh"
 
 namespace pyquant::cuda {
@@ -32,13 +34,34 @@ __device__ __forceinline__ void widen_codes(const uint4& words, Fragment&& step0
   }
 }
 
+// The same of codes times steps, which are the products themselves: the steps of channels g and g + 8 for a half.
+template <class Fragment>
+__device__ __forceinline__ void widen_products(const uint4& words, const Step& low, const Step& high, Fragment&& step0,
+                                               Fragment&& step1) {
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+  auto first = cute::recast<uint32_t>(step0), second = cute::recast<uint32_t>(step1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    first(2 * i) = times_step(word[i], low);
+    first(2 * i + 1) = times_step(word[i] >> 4, high);
+    second(2 * i) = times_step(word[2 + i], low);
+    second(2 * i + 1) = times_step(word[2 + i] >> 4, high);
+  }
+}
+
+// Bytes of a block, with its steps or without.
+constexpr int blocked_bytes90(bool has_steps) {
+  return static_cast<int>(blocked128_bytes(kBlocked128Side, kBlocked128Side, has_steps));
+}
+
 // What the main loops over blocked weights share: shared memory, tensor map of x, the producer's copies.
-template <int Channels, int Tokens, int Stages_>
+template <int Channels, int Tokens, int Stages_, bool kSteps = false>
 struct BlockedTiles90 {
   static_assert(Channels == 128, "a tile is one block wide");
   static constexpr int kStages = Stages_;
   static constexpr int kDepth = kBlocked128Side;
-  static constexpr uint32_t kTransactionBytes = kBlocked128BlockBytes + Tokens * kDepth;
+  static constexpr int kBlockBytes = blocked_bytes90(kSteps);
+  static constexpr uint32_t kTransactionBytes = kBlockBytes + Tokens * kDepth;
   using TileShape = cute::Shape<cute::Int<Channels>, cute::Int<Tokens>, cute::Int<kDepth>>;
   using LayoutX =
       decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<int8_t>{},
@@ -49,7 +72,7 @@ struct BlockedTiles90 {
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
     cute::array_aligned<int8_t, cute::cosize_v<LayoutX>, 1024> x;
-    cute::array_aligned<uint8_t, kBlocked128BlockBytes * kStages, 128> w;
+    cute::array_aligned<uint8_t, kBlockBytes * kStages, 128> w;
   };
 
   static auto tensor_map_x(const int8_t* x, int tokens, int depth, StrideX stride) {
@@ -68,28 +91,34 @@ struct BlockedTiles90 {
   template <class Source, class Destination>
   CUTLASS_DEVICE static void fetch(const TmaX& tma, const uint8_t* block, const Source& x, const Destination& shared_x,
                                    TensorStorage& storage, uint64_t* barrier, int k, int stage) {
-    cute::SM90_BULK_COPY_G2S::copy(block, barrier, storage.w.data() + stage * kBlocked128BlockBytes,
-                                   static_cast<int32_t>(kBlocked128BlockBytes));
+    cute::SM90_BULK_COPY_G2S::copy(block, barrier, storage.w.data() + stage * kBlockBytes, kBlockBytes);
     cute::copy(tma.with(*barrier, uint16_t{0}), x(cute::_, cute::_, cute::_, k),
                shared_x(cute::_, cute::_, cute::_, stage));
   }
 
   // The 16 bytes of a consumer thread in half `half` (64 codes) of a stage.
   CUTLASS_DEVICE static uint4 words_of(const TensorStorage& storage, int stage, int thread, int half) {
-    const auto* block = reinterpret_cast<const uint4*>(storage.w.data() + stage * kBlocked128BlockBytes);
+    const auto* block = reinterpret_cast<const uint4*>(storage.w.data() + stage * kBlockBytes);
     return block[(thread / 128 * 2 + half) * 128 + thread % 128];
+  }
+
+  // The steps of its channels: of each half of the codes those of g and g + 8.
+  CUTLASS_DEVICE static uint32_t steps_of(const TensorStorage& storage, int stage, int thread) {
+    const auto* steps =
+        reinterpret_cast<const uint32_t*>(storage.w.data() + stage * kBlockBytes + kBlocked128BlockBytes);
+    return steps[thread / 4];
   }
 };
 
 // Buffers of a main loop over blocked weights: what fits, leaving 3 KiB for barriers and the scheduler.
-constexpr int stages_blocked90(int tokens) {
-  const int fit = (227 * 1024 - 3 * 1024) / (static_cast<int>(kBlocked128BlockBytes) + tokens * kBlocked128Side);
+constexpr int stages_blocked90(int tokens, bool has_steps = false) {
+  const int fit = (227 * 1024 - 3 * 1024) / (blocked_bytes90(has_steps) + tokens * kBlocked128Side);
   return fit < 12 ? fit : 12;
 }
 
-template <int Channels, int Tokens, int Stages, class KernelSchedule>
+template <int Channels, int Tokens, int Stages, class KernelSchedule, bool kSteps = false>
 struct MainBlocked90 {
-  using Tiles = BlockedTiles90<Channels, Tokens, Stages>;
+  using Tiles = BlockedTiles90<Channels, Tokens, Stages, kSteps>;
   using DispatchPolicy =
       cutlass::gemm::MainloopSm90TmaGmmaRmemAWarpSpecialized<Stages, cute::Shape<cute::_1, cute::_1, cute::_1>,
                                                              KernelSchedule>;
@@ -153,13 +182,13 @@ struct MainBlocked90 {
     const auto from = slice.partition_S(cute::get<1>(inputs)(cute::_, cute::_, column, cute::_, batch));
     const auto to = slice.partition_D(cute::as_position_independent_swizzle_tensor(Tiles::shared_x(storage)));
     const auto blocks_k = cute::size<3>(cute::get<0>(inputs));
-    const uint8_t* w = params.w + static_cast<int64_t>(row) * blocks_k * kBlocked128BlockBytes;
+    const uint8_t* w = params.w + static_cast<int64_t>(row) * blocks_k * Tiles::kBlockBytes;
     CUTLASS_PRAGMA_NO_UNROLL
     for (; k_tile_count > 0; --k_tile_count, ++k_tile, ++state) {
       pipeline.producer_acquire(state);
       const int k = *k_tile;
-      Tiles::fetch(params.tma_x, w + k * kBlocked128BlockBytes, from, to, storage, pipeline.producer_get_barrier(state),
-                   k, state.index());
+      Tiles::fetch(params.tma_x, w + int64_t{k} * Tiles::kBlockBytes, from, to, storage,
+                   pipeline.producer_get_barrier(state), k, state.index());
     }
   }
 
@@ -186,8 +215,14 @@ struct MainBlocked90 {
       pipeline.consumer_wait(state);
       const int stage = state.index();
       const uint4 low = Tiles::words_of(storage, stage, thread, 0), high = Tiles::words_of(storage, stage, thread, 1);
-      widen_codes(low, w(cute::_, 0, 0), w(cute::_, 0, 1));
-      widen_codes(high, w(cute::_, 0, 2), w(cute::_, 0, 3));
+      if constexpr (kSteps) {
+        const uint32_t steps = Tiles::steps_of(storage, stage, thread);
+        widen_products(low, step_of(steps, 0), step_of(steps, 1), w(cute::_, 0, 0), w(cute::_, 0, 1));
+        widen_products(high, step_of(steps, 2), step_of(steps, 3), w(cute::_, 0, 2), w(cute::_, 0, 3));
+      } else {
+        widen_codes(low, w(cute::_, 0, 0), w(cute::_, 0, 1));
+        widen_codes(high, w(cute::_, 0, 2), w(cute::_, 0, 3));
+      }
       cute::warpgroup_fence_operand(acc);
       cute::warpgroup_arrive();
       CUTLASS_PRAGMA_UNROLL

@@ -4,6 +4,7 @@
 //   memory, loaded byte by byte (no alignment assumed), multiplied by dp4a. Codes beyond a group or K are zero.
 //   Neighbouring lanes hold neighbouring columns: packed int4 output is paired by one shuffle.
 //   Groups run in ascending order, each closed by t += float(acc_g) * w_scale[n, g]: ordered, bit-exact.
+#include "core/steps.h"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/launch.h"
 
@@ -16,8 +17,8 @@ struct SimtOperands {
   const uint8_t* w;
   int64_t ldx_bytes, ldw_bytes;
   int32_t k, group_size, groups;
-  const uint8_t* w_step;  // [n, steps], or null
-  int32_t step_size, steps;
+  const uint8_t* w_step;  // core/steps.h, or null
+  int32_t step_size, step_row;
   bool x_unsigned;          // u8 codes: multiplied as they are, so their zero point needs no shift
   bool x_packed, w_packed;  // two s4 codes per byte
 };
@@ -39,7 +40,8 @@ __device__ __forceinline__ uint8_t simt_code(const uint8_t* row, int32_t k, bool
 __device__ __forceinline__ uint8_t simt_weight(const SimtOperands& o, int64_t n, int32_t k) {
   const uint8_t code = simt_code(o.w + n * o.ldw_bytes, k, o.w_packed);
   if (o.w_step == nullptr) return code;
-  return static_cast<uint8_t>(code * __ldg(o.w_step + n * o.steps + k / o.step_size));
+  return static_cast<uint8_t>(code *
+                              __ldg(o.w_step + static_cast<int64_t>(k / o.step_size) * o.step_row + step_place(n)));
 }
 
 __device__ __forceinline__ int32_t dot4(int32_t a, int32_t b, int32_t acc, bool a_unsigned) {
@@ -172,7 +174,7 @@ void run_simt(const GemmCall& call) {
   o.groups = p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1;
   o.w_step = p.step_size ? call.operands.w_step : nullptr;
   o.step_size = static_cast<int32_t>(p.step_size);
-  o.steps = p.step_size ? static_cast<int32_t>(p.k / p.step_size) : 0;
+  o.step_row = static_cast<int32_t>(step_row(p.n));
   o.x_unsigned = p.x == DType::u8;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((p.m + 63) / 64), static_cast<unsigned>((p.n + 63) / 64));

@@ -55,6 +55,12 @@ struct GroupsCodes80 {
   uint32_t x[T::kRows][2][2], w[T::kColumns];
 };
 
+// 16 times the codes.
+__device__ __forceinline__ void widened80(uint32_t word, int, uint32_t (&bytes)[2]) {
+  bytes[0] = (word << 4) & 0xf0f0f0f0u;
+  bytes[1] = word & 0xf0f0f0f0u;
+}
+
 // A lane's channel in a group.
 struct GroupChannel80 {
   float scale = 1.f;
@@ -174,9 +180,20 @@ struct GroupsBlock80 {
                  : "memory");
   }
 
-  // acc += x . w over 32 codes; `meanwhile` asks for the next ones when these are no longer needed.
-  template <class Meanwhile>
-  __device__ __forceinline__ void multiply(const GroupsCodes80<T>& codes, Meanwhile meanwhile) {
+  // The codes behind those of `step`, which may be the next stage's; beyond K there are zeros.
+  __device__ __forceinline__ void read_next(GroupsCodes80<T>& codes, int32_t& step) {
+    if (++step == T::kSteps) {
+      step = 0;
+      turn(read_buffer);
+      enter_stage();
+    }
+    read(codes, step);
+  }
+
+  // acc += x . w over 32 codes. widen(word, channel / 8, two words): a word of weights as bytes, codes of even k first;
+  // `meanwhile` asks for the next ones when these are no longer needed.
+  template <class Widen, class Meanwhile>
+  __device__ __forceinline__ void multiply(const GroupsCodes80<T>& codes, Widen widen, Meanwhile meanwhile) {
     uint32_t a[T::kRows][4], b[T::kColumns][2];
 #pragma unroll
     for (int i = 0; i < 2 * T::kRows; ++i) {
@@ -185,10 +202,7 @@ struct GroupsBlock80 {
       a[i / 2][2 + i % 2] = __byte_perm(word[0], word[1], 0x7531);
     }
 #pragma unroll
-    for (int j = 0; j < T::kColumns; ++j) {
-      b[j][0] = (codes.w[j] << 4) & 0xf0f0f0f0u;
-      b[j][1] = codes.w[j] & 0xf0f0f0f0u;
-    }
+    for (int j = 0; j < T::kColumns; ++j) widen(codes.w[j], j, b[j]);
     meanwhile();
 #pragma unroll
     for (int i = 0; i < T::kRows; ++i) {
@@ -246,7 +260,8 @@ struct GroupsBlock80 {
 
   // A row of 32 channels at a time: a lane of a quad takes eight of them. The loop is not unrolled, for the epilogue
   // would be there once per row: the sums move up instead.
-  __device__ __forceinline__ void store() {
+  template <class Sum>
+  __device__ __forceinline__ void store(Sum (&sum)[T::kRows][T::kColumns][4]) {
     const int32_t n = n0 + 8 * t;
     Channel channel[8];
     load_channels(p, n, channel);
@@ -254,7 +269,7 @@ struct GroupsBlock80 {
 #pragma unroll 1
     for (int32_t i = 0; i < 2 * T::kRows; ++i) {
       const int32_t m = m0 + 8 * i + g;
-      float pair[4][2], row[8];
+      Sum pair[4][2], row[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) pair[j / 2][j % 2] = sum[0][j / 2][j % 2];
       transpose_quad(pair, row);
@@ -287,14 +302,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
   block.read(codes, step);
 #pragma unroll 1
   for (int32_t k = 0; k < o.k; k += T::kStepCodes) {
-    block.multiply(codes, [&] {
-      if (++step == T::kSteps) {  // beyond K there are zeros
-        step = 0;
-        block.turn(block.read_buffer);
-        block.enter_stage();
-      }
-      block.read(codes, step);
-    });
+    block.multiply(codes, widened80, [&] { block.read_next(codes, step); });
     left -= T::kStepCodes;
     if (left == 0) {
       block.close_group(channel);
@@ -303,7 +311,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     }
   }
   wait_for_copies<0>();
-  block.store();
+  block.store(block.sum);
 }
 
 template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages>
