@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(kBlock)
   range.widen(unit, limits.symmetric);
   for (int64_t c = static_cast<int64_t>(lane + lanes) * kWidth; c < own; c += lanes * kWidth)
     range.widen(load(c), limits.symmetric);
-  const Step step = step_of(reduce_lanes(range.ends(), lanes), limits.symmetric, limits.qmin, limits.qmax);
+  const Step step =
+      step_of(reduce_lanes(range.ends(), lanes, limits.symmetric), limits.symmetric, limits.qmin, limits.qmax);
   if (exists && lane == 0) {
     params.scale[group] = step.scale;
     if (params.zero_point) params.zero_point[group] = step.zero_point;

@@ -2,8 +2,8 @@
 // or one of the whole tensor, whose partial ranges a first kernel has written.
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
-#include "cuda/quantize/codes.cuh"
 #include "cuda/quantize/dynamic.h"
+#include "cuda/quantize/held.cuh"
 #include "cuda/quantize/parts.cuh"
 
 namespace pyquant::cuda {
@@ -20,9 +20,18 @@ struct Given {
   QuantizeParams params;
 };
 
-// blockIdx.x walks rows, blockIdx.y units of a row; with row sums there is one block a row at a time.
+constexpr int kUnits = 4;
+
+// How the blocks lie over the matrix: a chunk of a row is up to kUnits units of every thread.
+struct GivenSpan {
+  int step;     // between the units of a thread
+  int columns;  // of a chunk
+};
+
+// blockIdx.x walks rows, blockIdx.y chunks of a row; with row sums there is one block a row at a time.
 template <class T>
-__global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Given given, Codes to) {
+__global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Given given, GivenSpan span, Codes to) {
+  using Kept = KeptUnits<T, kUnits>;
   constexpr int kWidth = kVector<T>;
   __shared__ Range ranges[kBlock / 32];
   __shared__ int32_t counts[kBlock / 32];
@@ -32,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   Step step{1.f, 1.f, 0};
   if (given.parts) {
     Range range;
-    for (int i = threadIdx.x; i < given.part_count; i += kBlock) range = merged(range, given.parts[i]);
+    for (int i = threadIdx.x; i < given.part_count; i += blockDim.x) range = merged(range, given.parts[i]);
     step = step_of(reduce_block(range, ranges), given.symmetric, to.qmin, to.qmax);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
       given.params.scale[0] = step.scale;
@@ -41,25 +50,22 @@ __global__ void __launch_bounds__(kBlock) quantize_given_kernel(Matrix<T> m, Giv
   } else if (!given.per_row && m.cols > 0) {
     step = step_at(given.scale, given.zero_point, 0);
   }
+  const int first = static_cast<int>(threadIdx.x) * kWidth;
   for (int64_t row = blockIdx.x; row < m.rows; row += gridDim.x) {
     if (given.per_row && m.cols > 0) step = step_at(given.scale, given.zero_point, row);
-    const Coder coder(step, to);
     const T* from = m.x + row * m.ld;
-    uint8_t* codes = to.row(row);
-    int32_t sum = 0;
-    for (int64_t u = static_cast<int64_t>(blockIdx.y) * kBlock + threadIdx.x; u * kWidth < to.ldq;
-         u += int64_t{kBlock} * gridDim.y) {
-      const int64_t column = u * kWidth;
-      const int valid = clipped(m.cols - column, kWidth);
-      float v[kWidth];
-      uint32_t words[kWidth / 4];
-      widen_unit(load_unit(from + column, valid, m.vector), v);
-      coder.code<Values::any>(v, words);
-      store_codes(codes, column, clipped(to.ldq - column, kWidth), valid, to, words);
-      if (to.row_sum) sum = coder.sum(words, sum);
+    CodeWriter<Values::any> writer{Coder(step, to), false, to.row(row)};
+    for (int64_t begin = int64_t{blockIdx.y} * span.columns; begin < to.ldq;
+         begin += int64_t{gridDim.y} * span.columns) {
+      const int cols = clipped(m.cols - begin, span.columns), room = clipped(to.ldq - begin, span.columns);
+      const Chunk chunk{first, span.step, cols - first, room - first, cols % kWidth == 0, room > cols};
+      Kept kept;
+      kept.load(from + begin, chunk, m.vector);
+      writer.codes = to.row(row) + (to.packed ? begin / 2 : begin);
+      writer.put(to, chunk, kept);
     }
     if (to.row_sum) {
-      sum = sum_block(sum, counts);
+      const int32_t sum = sum_block(writer.sum, counts);
       if (threadIdx.x == 0) to.row_sum[row] = sum;
       __syncthreads();  // counts are free again
     }
@@ -74,16 +80,22 @@ void launch_given(FloatMatrix x, const Given& given, const CodeRange& range, Qua
   }
   with_float_type(x.type, "quantize", [&](auto element) {
     using T = decltype(element);
-    const int64_t columns = out.row_sum ? 1 : blocks_of(out.ldq, kVector<T>, kColumnBlocks);
+    constexpr int kWidth = kVector<T>;
+    const int64_t fill = x.rows * out.ldq / kWidth >> 17;  // units for each of the threads that fill the device
+    const int units = static_cast<int>(fill < 1 ? 1 : fill < kUnits ? fill : kUnits);
+    const int threads = row_threads(x.rows, out.ldq, kWidth, units, kBlock);
+    const GivenSpan span{threads * kWidth, threads * kWidth * units};
+    const int64_t chunks = (out.ldq + span.columns - 1) / span.columns;
+    const int64_t columns = out.row_sum || chunks < 1 ? 1 : chunks < kColumnBlocks ? chunks : kColumnBlocks;
     const int64_t most = most_rows / columns < 1 ? 1 : most_rows / columns;
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(x.rows < 1      ? 1
                                             : x.rows < most ? x.rows
                                                             : most),
                       static_cast<unsigned>(columns));
-    shape.block = dim3(kBlock);
+    shape.block = dim3(static_cast<unsigned>(threads));
     shape.overlaps = true;
-    launch<quantize_given_kernel<T>>("quantize", shape, context, matrix_of<T>(x), given,
+    launch<quantize_given_kernel<T>>("quantize", shape, context, matrix_of<T>(x), given, span,
                                      codes_of<T>(out, range, x.rows, x.cols));
   });
 }

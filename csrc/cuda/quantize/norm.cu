@@ -225,9 +225,11 @@ void with_norm_shape(int64_t rows, int64_t cols, int64_t room, Body body) {
   constexpr integral_constant<int, kLaneUnits / kNormThreads> fewest{};
   const int64_t units = (room + kWidth - 1) / kWidth;
   if (units <= kLaneUnits) return run(four, four, row_block(rows, cols, room, kWidth, 4, kNormThreads).threads);
-  if constexpr (kLaneUnits == kNormThreads)  // half as many threads with two sets each
-    if (units <= 2 * kLaneUnits && rows * kNormThreads >= int64_t{1} << 17)
-      return run(four, integral_constant<int, 2>{}, kNormThreads / 2);
+  // Where rows fill the device, as few threads as hold one: what a thread does once costs less an element.
+  if constexpr (kLaneUnits == kNormThreads) {
+    if (rows >= 1024 && units <= 2 * kLaneUnits) return run(eight, four, kNormThreads / 4);
+    if (rows >= 1024 && units <= 4 * kLaneUnits) return run(eight, integral_constant<int, 2>{}, kNormThreads / 2);
+  }
   if (units <= 4 * kNormThreads) return run(four, fewest, kNormThreads);
   run(eight, fewest, kNormThreads);
 }

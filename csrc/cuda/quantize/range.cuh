@@ -86,10 +86,12 @@ class RangeOf {
 };
 
 // Over `lanes` neighbouring threads of a warp, a power of two; every one of them gets the result.
-__device__ __forceinline__ Range reduce_lanes(Range r, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2)
-    r = merged(r, {__shfl_xor_sync(0xffffffffu, r.below, step), __shfl_xor_sync(0xffffffffu, r.above, step)});
-  return r;
+__device__ __forceinline__ uint32_t most_of_lanes(uint32_t v, int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, step));
+  return v;
+}
+__device__ __forceinline__ Range reduce_lanes(const Range& r, int lanes, bool symmetric) {
+  return {symmetric ? 0 : most_of_lanes(r.below, lanes), most_of_lanes(r.above, lanes)};
 }
 
 __device__ __forceinline__ int32_t sum_lanes(int32_t v, int lanes) {

@@ -21,7 +21,7 @@
 #include "core/norm_math.h"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
-#include "cuda/quantize/codes.cuh"
+#include "cuda/quantize/held.cuh"
 
 namespace pyquant::cuda {
 
@@ -29,13 +29,6 @@ struct RowShared {
   Range ranges[kMostThreads / 32];
   int32_t counts[kMostThreads / 32];
   float sums[2][32];
-};
-
-// What a block holds of a row at once, as a thread sees it: its unit i begins at column first + i * step.
-struct Chunk {
-  int first, step;
-  int left, room;      // columns of the matrix and of the output from `first` on; none where negative
-  bool whole, padded;  // the matrix ends with a whole unit; the output has columns that it has not
 };
 
 struct RowSpan {
@@ -46,82 +39,6 @@ struct RowSpan {
   __device__ __forceinline__ Chunk chunk(int index) const {
     const int first = index * columns + static_cast<int>(threadIdx.x) * Width;
     return {first, step, cols - first, room - first, cols % Width == 0, room > cols};
-  }
-};
-
-constexpr int64_t kMostColumns = 2147000000;  // of a row: columns and what a block may add to them are 32-bit
-
-// Units as they lie in memory.
-template <class T, int Units>
-struct KeptUnits {
-  using Range = RangeOf<T>;
-  static constexpr int kWidth = kVector<T>;
-  static constexpr int kUnits = Units;
-  Unit<T> unit[Units];
-  __device__ __forceinline__ void load(const T* row, const Chunk& chunk, bool vector) {
-    const T* from = row + chunk.first;
-    const int whole = vector ? chunk.left - kWidth : -1;  // where the last whole unit may begin
-#pragma unroll
-    for (int i = 0; i < Units; ++i) unit[i] = i * chunk.step <= whole ? load_whole(from + i * chunk.step) : Unit<T>{};
-    if (vector && chunk.whole) return;
-#pragma unroll 1  // the end of a row, or rows off the boundaries: a loop keeps the kernel short
-    for (int i = 0; i < Units; ++i) {
-      const int column = i * chunk.step;
-      if (column < chunk.left && column > whole) put(i, load_part(from + column, chunk.left - column));
-    }
-  }
-  // unit[i] where i is not known to the compiler: an array that is indexed so would leave the registers.
-  __device__ __forceinline__ void put(int i, const Unit<T>& from) {
-#pragma unroll
-    for (int k = 0; k < Units; ++k)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) unit[k].word[j] = k == i ? from.word[j] : unit[k].word[j];
-  }
-  __device__ __forceinline__ Unit<T> at(int i) const {
-    Unit<T> result = unit[0];
-#pragma unroll
-    for (int k = 1; k < Units; ++k)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) result.word[j] = k == i ? unit[k].word[j] : result.word[j];
-    return result;
-  }
-  __device__ __forceinline__ void widen(Range& range, bool symmetric) const {
-#pragma unroll
-    for (int i = 0; i < Units; ++i) range.widen(unit[i], symmetric);
-  }
-  __device__ __forceinline__ void values(int i, float (&v)[kWidth]) const { widen_unit(unit[i], v); }
-  __device__ __forceinline__ void values_at(int i, float (&v)[kWidth]) const { widen_unit(at(i), v); }
-};
-
-// Values that memory does not hold: what a norm or a gate made of a unit.
-template <class T, int Units>
-struct KeptFloats {
-  using Range = RangeOf<float>;
-  static constexpr int kWidth = kVector<T>;
-  static constexpr int kUnits = Units;
-  float value[Units][kWidth];
-  __device__ __forceinline__ void put(int i, const float (&v)[kWidth]) {
-#pragma unroll
-    for (int k = 0; k < Units; ++k)
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) value[k][j] = k == i ? v[j] : value[k][j];
-  }
-  __device__ __forceinline__ void widen(Range& range, bool symmetric) const {
-#pragma unroll
-    for (int i = 0; i < Units; ++i)
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) range.widen(__float_as_uint(value[i][j]), symmetric);
-  }
-  __device__ __forceinline__ void values(int i, float (&v)[kWidth]) const {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) v[j] = value[i][j];
-  }
-  __device__ __forceinline__ void values_at(int i, float (&v)[kWidth]) const {
-    values(0, v);
-#pragma unroll
-    for (int k = 1; k < Units; ++k)
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[j] = k == i ? value[k][j] : v[j];
   }
 };
 
@@ -146,59 +63,18 @@ struct PlainInput {
 struct RowCodes {
   Codes to;
   struct Row {
-    Coder coder;
-    bool within;
-    uint8_t* codes;
-    int32_t sum;
+    CodeWriter<Values::finite> writer;
     __device__ __forceinline__ void open(const RowCodes& out, int64_t row, const Step& step, const CodeRange& range) {
-      coder = Coder::own(step, out.to);
-      within = Coder::is_within(step, range.symmetric, out.to);
-      codes = out.to.row(row);
-      sum = 0;
+      writer = {Coder::own(step, out.to), Coder::is_within(step, range.symmetric, out.to), out.to.row(row)};
     }
-    // Whole units of one byte a code in a straight line; the rest (packed codes, sums, the end of a row) unit by unit
-    // in a loop, which keeps the kernel short.
     template <class Kept>
     __device__ __forceinline__ void put(const RowCodes& out, const Chunk& chunk, const Kept& kept) {
-      constexpr int kWidth = Kept::kWidth;
-      const bool fast = out.to.vector && !out.to.row_sum;
-      const int whole = fast ? chunk.left - kWidth : -1;
-      if (within)
-        put_whole<Values::within>(out, chunk, whole, kept);
-      else
-        put_whole<Values::finite>(out, chunk, whole, kept);
-      if (fast && chunk.whole && !chunk.padded) return;
-#pragma unroll 1
-      for (int i = 0; i < Kept::kUnits; ++i) {
-        const int column = i * chunk.step;
-        if (column >= chunk.room || column <= whole) continue;
-        float v[kWidth];
-        uint32_t words[kWidth / 4];
-        kept.values_at(i, v);
-        coder.code<Values::finite>(v, words);
-        store_codes(codes, chunk.first + column, chunk.room - column, chunk.left - column, out.to, words);
-        if (out.to.row_sum) sum = coder.sum(words, sum);
-      }
-    }
-    template <Values kValues, class Kept>
-    __device__ __forceinline__ void put_whole(const RowCodes& out, const Chunk& chunk, int whole,
-                                              const Kept& kept) const {
-      const int shift = out.to.packed ? 1 : 0;
-      uint8_t* to = codes + (chunk.first >> shift);
-#pragma unroll
-      for (int i = 0; i < Kept::kUnits; ++i) {
-        if (i * chunk.step > whole) continue;
-        float v[Kept::kWidth];
-        uint32_t words[Kept::kWidth / 4];
-        kept.values(i, v);
-        coder.code<kValues>(v, words);
-        store_whole(to + (i * chunk.step >> shift), out.to.packed, words);
-      }
+      writer.put(out.to, chunk, kept);
     }
     __device__ __forceinline__ void close(const RowCodes& out, int64_t row, RowShared& shared) const {
       write_zeros(out.to.zeros);
       if (!out.to.row_sum) return;
-      const int32_t all = sum_block(sum, shared.counts);
+      const int32_t all = sum_block(writer.sum, shared.counts);
       if (threadIdx.x == 0) out.to.row_sum[row] = all;
     }
   };
@@ -237,8 +113,7 @@ __global__ void __launch_bounds__(Input::kThreads, 1)
   to.close(out, blockIdx.x, shared);
 }
 
-// The block of a row: enough threads to hold it; more where rows are few, so that these few fill the device (1 << 17
-// threads are half of what an H200 runs at once), and no more than the row has units.
+// The block of a row.
 struct RowBlock {
   int threads;
   RowSpan span;
@@ -253,13 +128,7 @@ inline RowBlock row_block(int threads, int64_t cols, int64_t room, int width, in
 }
 
 inline RowBlock row_block(int64_t rows, int64_t cols, int64_t room, int width, int units, int most) {
-  const auto warps = [](int64_t threads) { return (threads + 31) / 32 * 32; };
-  const int64_t all = (room + width - 1) / width, least = warps((all + units - 1) / units);
-  int64_t threads = warps((int64_t{1} << 17) / (rows < 1 ? 1 : rows));
-  threads = threads > warps(all) ? warps(all) : threads;
-  threads = threads < least ? least : threads;
-  threads = threads < 32 ? 32 : threads > most ? most : threads;
-  return row_block(static_cast<int>(threads), cols, room, width, units);
+  return row_block(row_threads(rows, room, width, units, most), cols, room, width, units);
 }
 
 template <class Input, class Output>
