@@ -54,6 +54,8 @@ from pyquant.nn.fuse_rules import register_batch_norm, register_fusion
 from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.link import ChainRecord, chain_report, link_, register_link
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.merge import MergeRecord, merge_, merge_report
+from pyquant.nn.merged_linear import MergedLinear
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -120,6 +122,8 @@ __all__ = [
     "LearnedPrecision",
     "MSECalibrator",
     "MaxCalibrator",
+    "MergeRecord",
+    "MergedLinear",
     "NativeLibraryError",
     "NonFiniteError",
     "PackedQTensor",
@@ -180,6 +184,8 @@ __all__ = [
     "load_pretrained",
     "load_quantized_",
     "measure_latency",
+    "merge_",
+    "merge_report",
     "prepare_",
     "prepare_qat_",
     "quantization_report",

@@ -1,0 +1,217 @@
+"""MergedLinear: one of several QLinears that read the same tensor and are one product with one quantise."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Proxy
+
+from pyquant.core.qtensor import QTensor
+from pyquant.errors import ArgumentError
+from pyquant.nn import state
+from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.weight_view import Form
+
+Self = TypeVar("Self", bound="MergedLinear")
+_OF_ROWS = ("weight", "weight_packed", "weight_scale", "weight_zero_point", "bias")  # a row for each output
+
+
+@dataclass
+class _Seen:
+    """What the group gave for one tensor, and which members have not asked for theirs yet."""
+
+    x: weakref.ref[Tensor]
+    moment: tuple[Any, ...]
+    parts: list[Tensor | None]
+
+
+class Group:
+    """The one product, and its result for the last tensor until every member has taken its part.
+
+    A part is given for the very same tensor object in the same moment (_moment) only, so a member's result never
+    depends on who was called before: at worst the product is computed once more.
+    """
+
+    def __init__(self, layers: Sequence[QLinear]) -> None:
+        first = layers[0]
+        self.sizes = [layer.out_features for layer in layers]
+        states = [layer._state() for layer in layers]
+        joined = {n: torch.cat([s[n] for s in states]) if n in _OF_ROWS else t for n, t in states[0].items()}
+        self.whole = QLinear.__new__(QLinear)
+        nn.Module.__init__(self.whole)
+        self.whole._describe(
+            first.in_features,
+            sum(self.sizes),
+            "bias" in first.state_slots,
+            first.scheme,
+            first.activation,
+            first.clamp if first.activation == "clamp" else None,
+            first.dtype,
+        )
+        self.whole._fill(joined)
+        self._seen: _Seen | None = None
+
+    def rows(self, place: int) -> slice:
+        """The rows of a member."""
+        begin = sum(self.sizes[:place])
+        return slice(begin, begin + self.sizes[place])
+
+    def part(self, x: Tensor | QTensor, place: int) -> Any:
+        """A member's part of the product."""
+        moment = _moment(x)
+        if moment is None:
+            return self.whole(x)[..., self.rows(place)].contiguous()
+        seen = self._seen  # once: another thread may put its own there
+        if seen is None or not _is_for(seen, x, moment) or seen.parts[place] is None:
+            parts = [part.contiguous() for part in self.whole(x).split(self.sizes, -1)]
+            seen = _Seen(weakref.ref(cast(Tensor, x), self._dropped), moment, list(parts))
+            self._seen = seen
+            mine = parts[place]
+        else:
+            mine = cast(Tensor, seen.parts[place])
+        seen.parts[place] = None
+        if all(part is None for part in seen.parts):
+            self.forget()
+        return mine
+
+    def forget(self) -> None:
+        """Drop what nobody has asked for: the numbers of the layers change."""
+        self._seen = None
+
+    def _dropped(self, x: weakref.ref[Tensor]) -> None:
+        if self._seen is not None and self._seen.x is x:
+            self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None}
+
+
+class MergedLinear(QLinear):
+    """A QLinear whose weights are rows of a product that it shares with others, made by merge_.
+
+    To the code of a model, to state_dict, load_state_dict, save_pretrained, dequantize_ and quantization_report it is
+    the QLinear that it was, under its name. The codes are held once, in the product. A call computes the results of
+    all members; the others take theirs when they are called with the same tensor, under torch.no_grad().
+    """
+
+    _group: Group
+    _place: int
+
+    @classmethod
+    def of(cls, layer: QLinear, group: Group, place: int) -> MergedLinear:
+        """The member of a group that takes the place of a layer."""
+        new = cls.__new__(cls)
+        new.__dict__.update(layer.__dict__)
+        new.__dict__["_buffers"], new.__dict__["_parameters"] = {}, dict(layer._parameters)
+        new.__dict__.update(_group=group, _place=place)
+        new._show()
+        return new
+
+    # ---- the state: rows of the whole
+
+    def _show(self) -> None:
+        """Let the numbers be views of the whole's."""
+        whole, rows = self._group.whole, self._group.rows(self._place)
+        for name in state.NUMBERS:
+            tensor = whole._buffers[state.held(name)]
+            self._buffers[state.held(name)] = tensor[rows] if tensor is not None and name in _OF_ROWS else tensor
+        scheme = None if self.scheme.is_float else self.scheme.weights
+        self._parameters["stand_in"] = whole._parameters["stand_in"]
+        self.dtype, self.missing, self._form = whole.dtype, whole.missing, Form(self.in_features, scheme, (), None)
+        self._is_direct = self._is_packed = False
+
+    @property
+    def _plain_weight(self) -> Tensor:  # type: ignore[override]
+        return self._group.whole._canonical()[self._group.rows(self._place)]
+
+    storage = _plain_weight  # type: ignore[assignment]
+
+    @property
+    def weight(self) -> Tensor:
+        """As QLinear.weight; looking unpacks the codes of the group."""
+        self._buffers["storage"] = self._plain_weight
+        try:
+            return super().weight
+        finally:
+            del self._buffers["storage"]
+
+    def _fill(self, tensors: Mapping[str, Tensor], *, in_place: bool = False, waits: bool = False) -> None:
+        whole, rows, new = self._group.whole, self._group.rows(self._place), {}
+        for name, held in whole._state().items():
+            given = tensors.get(name)
+            given = None if given is None else state.check(name, given, self.state_slots[name])
+            if given is None or (name not in _OF_ROWS and not torch.equal(given.to(held.device), held)):
+                got = "None" if given is None else f"{given.tolist()}, where its group has {held.tolist()}"
+                raise ArgumentError(name, got, "one for all members of a group: load or assign before merge_")
+            if name not in _OF_ROWS:
+                new[name] = given
+                continue
+            new[name] = held.to(given.device).clone()
+            new[name][rows] = given
+        whole._fill(new, in_place=in_place, waits=waits)
+        self._group.forget()
+        self._show()
+
+    def _apply(self: Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._group.whole._apply(fn)  # by the first member; the others find it there
+        self._group.forget()
+        self._show()
+        return self
+
+    def _twin(self) -> QLinear:  # type: ignore[override]
+        """A QLinear with containers of its own, which its caller fills."""
+        twin = QLinear.__new__(QLinear)
+        twin.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_group", "_place")})
+        twin.__dict__["_buffers"], twin.__dict__["_parameters"] = {"storage": None}, dict(self._parameters)
+        twin.__dict__["_non_persistent_buffers_set"] = {"storage"}
+        twin.__dict__["_spec"] = ()
+        return twin
+
+    def alone(self) -> QLinear:
+        """The same layer as a QLinear with weights of its own."""
+        twin = self._twin()
+        twin._fill(self._state(), waits=self._waits)
+        return twin
+
+    # ---- running
+
+    def forward(self, x: Tensor | QTensor, residual: Tensor | None = None) -> Any:
+        """As QLinear.forward. With a residual the layer runs alone, and its weights are packed for that call."""
+        if isinstance(x, Proxy):
+            return self._forward_general(x, residual)
+        if residual is not None:
+            return self.alone()(x, residual)
+        self._group.whole.training = self.training
+        return self._group.part(x, self._place)
+
+    def kernel_info(self, M: int = 1) -> KernelInfo:
+        """Which kernel runs the product of the whole group."""
+        return self._group.whole.kernel_info(M)
+
+    def extra_repr(self) -> str:
+        """The layer in one line, as print(model) shows it."""
+        return f"{super().extra_repr()}, {self._place + 1} of {len(self._group.sizes)} merged"
+
+
+def _is_for(seen: _Seen, x: object, moment: tuple[Any, ...]) -> bool:
+    return seen.x() is x and seen.moment == moment
+
+
+def _moment(x: object) -> tuple[Any, ...] | None:
+    """What must be the same for the result of a tensor to be the same: how often it was written, where and in what mode
+    the call is made. None: a result must not be kept."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not isinstance(x, Tensor):
+        return None  # with gradients each call needs a graph of its own; compilers cannot follow what is kept
+    if type(x) is not Tensor or x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return None  # inference tensors do not count writes
+    mode = torch.is_autocast_enabled(x.device.type), torch.autograd.forward_ad._current_level
+    if x.device.type != "cuda":
+        return x._version, *mode
+    stream = torch.cuda.current_stream(x.device).cuda_stream
+    return x._version, *mode, stream, torch.cuda.is_current_stream_capturing()
