@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from pyquant.cli import bench_calib, bench_gemm, bench_mlp, bench_qat
+from pyquant.cli import bench_calib, bench_decode, bench_gemm, bench_mlp, bench_qat
 
-_KINDS = {"gemm": bench_gemm, "mlp": bench_mlp, "calib": bench_calib, "qat": bench_qat}
+_KINDS = {"gemm": bench_gemm, "mlp": bench_mlp, "calib": bench_calib, "qat": bench_qat, "decode": bench_decode}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
