@@ -48,7 +48,9 @@ def load(folder: Path, scheme: str) -> tuple[nn.Module | None, nn.Module]:
         floats, config = None, AutoConfig.from_pretrained(folder, local_files_only=True)
         del config.quantization_config
         empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        quantised = pyquant.load_quantized_(empty, folder)
+        is_own = (folder / "manifest.json").exists()  # written by save_pretrained
+        quantised = pyquant.load_pretrained(folder, lambda: empty) if is_own else pyquant.load_quantized_(empty, folder)
+        quantised.eval()
     records = pyquant.merge_report(quantised)
     print(f"merged                    {sum(r.state == 'mergeable' for r in records)} groups of layers")
     for reason in dict.fromkeys(r.reason for r in records if r.reason):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import pyquant
+
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {
     "digits_mlp": ("sklearn",),
@@ -36,6 +38,24 @@ def test_it_runs_and_its_integers_come_back_bit_for_bit(name, capsys) -> None:
     shown = re.search(rf"<!-- {name} -->\n\n```\n(.*?)```", document, re.DOTALL)
     assert shown, f"docs/examples.md: run python -m bench.examples {name}"
     assert set(labels(printed)) <= set(labels(shown[1])), "the printed lines differ: run python -m bench.examples"
+
+
+@pytest.mark.parametrize("manifest", [True, False], ids=["own", "compressed-tensors"])
+def test_the_language_model_reads_checkpoints(manifest: bool, tmp_path: Path, capsys) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    spec = importlib.util.spec_from_file_location("example_llm_reader", ROOT / "examples" / "llm.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    with torch.random.fork_rng():
+        floats = transformers.AutoModelForCausalLM.from_pretrained(script.tiny(tmp_path / "a"), dtype=torch.bfloat16)
+    pyquant.save_pretrained(pyquant.quantize_(floats, "W8A8Dynamic", check_speed=False), tmp_path / "q")
+    if not manifest:
+        (tmp_path / "q" / "manifest.json").unlink()
+    script.main([str(tmp_path / "q"), "--quick"])
+    printed = capsys.readouterr().out
+    assert "merged                    4 groups" in printed
+    assert "bits equal: True" in printed
+    assert "bfloat16" not in printed
 
 
 def labels(text: str) -> list[str]:
