@@ -28,7 +28,7 @@ class Convolution {
     windows_.out_height = w.out_size(0, o.height);
     windows_.out_width = w.out_size(1, o.width);
     windows_.window = w;
-    zero_ = *layer_.rows.zero_point;
+    if (is_static_) zero_ = *layer_.rows.zero_point;
     u8_zero_ = zero_ + 128;
     layer_.rows.rows_each = windows_.pixels();
     layer_.tile.residual_type = o.residual_type;
@@ -39,48 +39,59 @@ class Convolution {
 
   void run() {
     if (o_.batch == 0 || windows_.pixels() == 0 || layer_.n == 0) return;
-    // Codes that lie as the windows read them, and pixels that are rows, need no copy.
-    const bool codes = o_.x_type == DType::s8, ready = o_.channels_last && codes;
-    const bool rows = o_.channels_last && o_.window.is_pointwise() && (codes || is_static_);
-    const int64_t bytes = std::max<int64_t>(o_.channels * o_.height * o_.width, 1);
-    const int64_t most = ready || rows ? o_.batch : std::clamp<int64_t>(kRoundBytes / bytes, 1, o_.batch);
-    if (!ready && !rows) {
-      round_codes().reset(Scratch::rounded(static_cast<size_t>(most * bytes)));
-      codes_ = round_codes().take<uint8_t>(static_cast<size_t>(most * bytes));
+    if (o_.channels_last && o_.window.is_pointwise() && (o_.x_type == DType::s8 || rows_suit_floats())) {
+      take_rows();
+      multiply(0, o_.batch);
+      return;
     }
+    const int64_t bytes = std::max<int64_t>(o_.channels * o_.height * o_.width, 1);
+    const int64_t most = std::clamp<int64_t>(kRoundBytes / bytes, 1, o_.batch);
+    // Rows that are pixels are multiplied where they lie, up to kRowSlack of them beyond the last.
+    const auto size = static_cast<size_t>(most * bytes + kRowSlack * o_.channels + 2 * Windows::kSlack);
+    round_codes().reset(Scratch::rounded(size));
+    codes_ = round_codes().take<uint8_t>(size);
+    windows_.codes = codes_;
+    layer_.rows.windows = &windows_;
+    layer_.rows.type = DType::u8;
     for (int64_t first = 0; first < o_.batch; first += most) {
-      const Images images = images_of(first, std::min(most, o_.batch - first));
-      if (codes)
-        take_codes(images, first, ready || rows);
-      else if (!rows)
+      Images images{
+          o_.x, o_.x_type, std::min(most, o_.batch - first), o_.channels, o_.height * o_.width, o_.channels_last};
+      images.x = images.at(first, 0);
+      if (o_.x_type == DType::s8)
+        take_codes(images, first);
+      else
         quantize(images);
-      if (rows) {
-        layer_.rows.x = images.x;
-        layer_.rows.type = images.type;
-        layer_.rows.ld = o_.channels;
-      } else {
-        layer_.rows.windows = &windows_;
-      }
       multiply(first, images.count);
     }
   }
 
  private:
-  Images images_of(int64_t first, int64_t count) const {
-    Images images{o_.x, o_.x_type, count, o_.channels, o_.height * o_.width, o_.channels_last};
-    images.x = images.at(first, 0);
-    return images;
+  // Of few channels they are quicker quantised many pixels at a time.
+  bool rows_suit_floats() const { return is_static_ && o_.channels % 64 == 0; }
+
+  // Pixels that are rows already: the engine takes them as it takes those of a Linear.
+  void take_rows() {
+    RowSource& rows = layer_.rows;
+    rows.x = o_.x;
+    rows.type = o_.x_type;
+    rows.ld = o_.channels;
+    if (is_static_) return;
+    rows.scale = o_.x_scale;
+    rows.zero_point = o_.x_zero_point;
+    rows.scale_step = rows.zero_point_step = 1;
   }
 
-  void take_codes(const Images& images, int64_t first, bool in_place) {
-    if (!in_place) turn_codes(images, codes_);
-    windows_.codes = in_place ? static_cast<const uint8_t*>(images.x) : codes_;
-    windows_.flip = 0x80;
-    layer_.rows.type = DType::s8;
+  void take_codes(const Images& images, int64_t first) {
+    cpu::take_codes(images, codes_);
+    layer_.rows.zero_point = &u8_zero_;
     if (is_static_) return;
     layer_.rows.scale = o_.x_scale + first;
-    layer_.rows.zero_point = o_.x_zero_point ? o_.x_zero_point + first : nullptr;
-    layer_.rows.scale_step = layer_.rows.zero_point_step = 1;
+    layer_.rows.scale_step = 1;
+    layer_.rows.zero_point_step = o_.x_zero_point ? 1 : 0;
+    if (!o_.x_zero_point) return;
+    zeros_.assign(o_.x_zero_point + first, o_.x_zero_point + first + images.count);
+    for (int32_t& zero : zeros_) zero += 128;
+    layer_.rows.zero_point = zeros_.data();
   }
 
   void quantize(const Images& images) {
@@ -96,8 +107,6 @@ class Convolution {
       ranges = {recips_.data(), zeros_.data(), 1, rows.qmin, rows.qmax, true};
     }
     quantize_images(images, ranges, codes_);
-    windows_.codes = codes_;
-    rows.type = DType::u8;
     // The rows are u8 codes, and so is what stands for zero in them.
     if (is_static_) {
       rows.zero_point = &u8_zero_;

@@ -29,6 +29,11 @@ void each_piece(const Images& images, int64_t total, int64_t piece, Body body) {
   });
 }
 
+// s8 codes to u8 = code + 128.
+void flip(const uint8_t* from, int64_t count, uint8_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] ^ 0x80;
+}
+
 }  // namespace
 
 void image_ranges(const Images& images, bool symmetric, int32_t qmin, int32_t qmax, float* scale, int32_t* zero_point) {
@@ -77,10 +82,20 @@ void quantize_images(const Images& images, const ImageRanges& ranges, uint8_t* t
   });
 }
 
-void turn_codes(const Images& images, uint8_t* to) {
-  each_piece(images, images.pixels, kPixels, [&](int64_t image, int64_t begin, int64_t end) {
-    transpose(static_cast<const uint8_t*>(images.at(image, begin)), images.pixels, images.channels, end - begin,
-              to + (image * images.pixels + begin) * images.channels, images.channels);
+void take_codes(const Images& images, uint8_t* to) {
+  const int64_t pixels = images.pixels, channels = images.channels, numbers = images.numbers();
+  if (images.channels_last || channels == 1) {
+    each_piece(images, numbers, kPiece, [&](int64_t image, int64_t begin, int64_t end) {
+      const auto* from = static_cast<const uint8_t*>(images.at(image, begin));
+      flip(from, end - begin, to + image * numbers + begin);
+    });
+    return;
+  }
+  each_piece(images, pixels, kPixels, [&](int64_t image, int64_t begin, int64_t end) {
+    const auto* from = static_cast<const uint8_t*>(images.at(image, begin));
+    uint8_t* piece = to + (image * pixels + begin) * channels;
+    transpose(from, pixels, channels, end - begin, piece, channels);
+    flip(piece, (end - begin) * channels, piece);
   });
 }
 

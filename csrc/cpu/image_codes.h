@@ -9,7 +9,7 @@ namespace pyquant::cpu {
 
 struct Images {
   const void* x = nullptr;
-  DType type = DType::f32;  // f32, f16, bf16; s8 stays s8
+  DType type = DType::f32;  // f32, f16, bf16; s8 of codes
   int64_t count = 0, channels = 0, pixels = 0;
   bool channels_last = false;  // [count][pixels][channels], else [count][channels][pixels]
 
@@ -33,7 +33,7 @@ struct ImageRanges {
 void image_ranges(const Images& images, bool symmetric, int32_t qmin, int32_t qmax, float* scale, int32_t* zero_point);
 // to [count][pixels][channels], u8 = code + 128.
 void quantize_images(const Images& images, const ImageRanges& ranges, uint8_t* to);
-// s8 codes [count][channels][pixels] as [count][pixels][channels].
-void turn_codes(const Images& images, uint8_t* to);
+// The same of s8 codes that are there.
+void take_codes(const Images& images, uint8_t* to);
 
 }  // namespace pyquant::cpu

@@ -112,6 +112,7 @@ const Kernels& kernels_amx_int8() {
     Kernels k = kernels_avx512_vnni();
     k.isa = Isa::amx_int8;
     k.row_block = 32;
+    k.quad_step = kTileQuads;
     k.begin = begin;
     k.end = end;
     k.gemm_s8 = gemm_s8;

@@ -127,7 +127,8 @@ struct Tile {
 
 struct Kernels {
   Isa isa;
-  int64_t row_block;  // rows of one gemm_s8 call that suit the kernel, <= kMaxRowBlock
+  int64_t row_block;      // rows of one gemm_s8 call that suit the kernel, <= kMaxRowBlock
+  int64_t quad_step = 1;  // quads that gemm_s8 multiplies at a time: K is filled up with zero weights to so many
   // Around the gemm calls of one task that has this many rows (AMX loads its tile configuration here).
   void (*begin)(int64_t rows);
   void (*end)(int64_t rows);

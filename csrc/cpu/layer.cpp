@@ -27,6 +27,7 @@ class Worker {
       : layer_(layer), kernels_(kernels), extent_(layer.extent), rows_(rows), blocks_(blocks) {
     // 64 bytes more than a row: rows a multiple of 4 KiB apart would share the sets of the first-level cache.
     stride_ = extent_.padded_k + 64;
+    quads_ = extent_.grouped ? extent_.padded_group / 4 : round_up((extent_.k + 3) / 4, kernels.quad_step);
     pass_ = std::clamp<int64_t>(kRowBytes / stride_ / kMaxRowBlock * kMaxRowBlock, kMaxRowBlock,
                                 round_up(rows.end - rows.begin, kRowSlack));
     reserve();
@@ -56,16 +57,16 @@ class Worker {
     const size_t sums = summed_ ? padded_rows * static_cast<size_t>(extent_.groups) : 0;
     auto& s = Scratch::of_this_thread();
     s.reset(Scratch::rounded(padded_rows * static_cast<size_t>(stride_)) + 2 * Scratch::rounded(padded_rows * 4) +
-            2 * Scratch::rounded(kMaxRowBlock * kBlockN * 4) + Scratch::rounded(unpacked) + 2 * Scratch::rounded(k) +
-            2 * Scratch::rounded(plain * 4) + Scratch::rounded(kBlockN * 4) + Scratch::rounded(sums * 4) +
-            Scratch::rounded(planar));
+            2 * Scratch::rounded(kMaxRowBlock * kBlockN * 4) + Scratch::rounded(unpacked) +
+            Scratch::rounded(k + Windows::kSlack) + Scratch::rounded(k) + 2 * Scratch::rounded(plain * 4) +
+            Scratch::rounded(kBlockN * 4) + Scratch::rounded(sums * 4) + Scratch::rounded(planar));
     codes_ = s.take<uint8_t>(padded_rows * static_cast<size_t>(stride_));
     scales_ = s.take<float>(padded_rows);
     zeros_ = s.take<int32_t>(padded_rows);
     acc_ = s.take<int32_t>(kMaxRowBlock * kBlockN);
     sum_ = s.take<float>(kMaxRowBlock * kBlockN);
     unpacked_ = s.take<int8_t>(unpacked);
-    row_ = s.take<int8_t>(k);
+    row_ = s.take<int8_t>(k + Windows::kSlack);
     ones_ = s.take<uint8_t>(k);
     plain_sum_ = s.take<int32_t>(plain);
     plain_scale_ = s.take<float>(plain);
@@ -92,6 +93,8 @@ class Worker {
       for (int64_t r = 0; r < rows; ++r) scales_[r] = from.scale[(m + r) / from.rows_each];
       own_scales_ = true;
     }
+    a_ = codes_;
+    lda_ = stride_;
     if (from.windows) return load_windows(*from.windows, m, rows);
     for (int64_t r = 0; r < rows; ++r) {
       uint8_t* to = codes_ + r * stride_;
@@ -106,6 +109,11 @@ class Worker {
   }
 
   void load_windows(const Windows& windows, int64_t m, int64_t rows) {
+    if (in_place(windows)) {
+      a_ = windows.codes + m * extent_.k;
+      lda_ = extent_.k;
+      return;
+    }
     Windows::Cursor window(windows, m);
     for (int64_t r = 0; r < rows; ++r, window.next()) {
       uint8_t* flat = extent_.scattered() ? reinterpret_cast<uint8_t*>(row_) : codes_ + r * stride_;
@@ -114,12 +122,20 @@ class Worker {
     }
   }
 
+  // Pixels that are rows: whole quads of u8 codes, in memory that may be read beyond the last. (What follows a row
+  // meets weights of zero.) Not a multiple of 1 KiB apart, see stride_.
+  bool in_place(const Windows& windows) const {
+    return windows.window.is_pointwise() && layer_.first.codes_s8 && !extent_.grouped && extent_.k % 4 == 0 &&
+           extent_.k % 1024 != 0 && quads_ * 4 - extent_.k <= Windows::kSlack;
+  }
+
   void finish_row(const uint8_t* flat, int64_t r, int64_t rows) {
     uint8_t* to = codes_ + r * stride_;
     if (extent_.scattered()) scatter(flat, to);
     // The weights there are zero; the codes only have to be something.
     const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
-    std::memset(to + used, 0, static_cast<size_t>(extent_.padded_k - used));
+    const int64_t read = extent_.grouped || !layer_.first.codes_s8 ? extent_.padded_k : quads_ * 4;
+    if (used < read) std::memset(to + used, 0, static_cast<size_t>(read - used));
     if (summed_ && rows > 1)
       kernels_.code_sums(to, extent_.padded_group, extent_.groups, code_sums_ + r * extent_.groups);
   }
@@ -230,20 +246,21 @@ class Worker {
       Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
       const int64_t octs = extent_.padded_group / 8;
       if (direct && rows == 1 && extent_.grouped && kernels_.gemv_s4 && octs <= kGroupOcts) {
-        kernels_.gemv_s4(codes_, block.codes_s4, octs, extent_.groups, tile, sum_);
+        kernels_.gemv_s4(a_, block.codes_s4, octs, extent_.groups, tile, sum_);
         finish_groups(tile);
         store(tile, m + r, b);
         continue;
       }
       for (int64_t g = 0; g < extent_.groups; ++g) {
         const int64_t k0 = g * extent_.padded_group;
-        const uint8_t* a = codes_ + r * stride_ + k0;
+        const uint8_t* a = a_ + r * lda_ + k0;
         if (direct)
-          kernels_.gemm_s4(a, stride_, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group / 8, acc_);
+          kernels_.gemm_s4(a, lda_, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group / 8, acc_);
         else if (piecewise)
           unpack_and_multiply(a, tile.rows, block.codes_s4 + k0 / 2 * kBlockN, extent_.padded_group);
         else
-          kernels_.gemm_s8(a, stride_, tile.rows, codes + k0 * kBlockN, extent_.padded_group / 4, acc_, false,
+          kernels_.gemm_s8(a, lda_, tile.rows, codes + k0 * kBlockN,
+                           codes == unpacked_ ? extent_.padded_group / 4 : quads_, acc_, false,
                            ahead(block.codes_s8, r, rows, g, to_next, tile));
         if (!extent_.grouped) break;
         tile.w_sum = block.w_sum + g * kBlockN;
@@ -279,19 +296,19 @@ class Worker {
       Ahead calls = ahead_of(tile);
       calls.first_use = r == 0;
       if (to_next && r + tile.rows == rows) calls.weights = block.codes_s4 + to_next;
-      kernels_.groups_s4(codes_ + r * stride_, stride_, code_sums_ + r * extent_.groups, block.codes_s4,
-                         extent_.padded_group / 8, extent_.groups, tile, sum_, calls);
+      kernels_.groups_s4(a_ + r * lda_, lda_, code_sums_ + r * extent_.groups, block.codes_s4, extent_.padded_group / 8,
+                         extent_.groups, tile, sum_, calls);
       finish_groups(tile);
       store(tile, m + r, b);
     }
   }
 
   void unpack_and_multiply(const uint8_t* a, int64_t rows, const uint8_t* nibbles, int64_t k) {
-    if (k == 0) kernels_.gemm_s8(a, stride_, rows, unpacked_, 0, acc_, false, {});
+    if (k == 0) kernels_.gemm_s8(a, lda_, rows, unpacked_, 0, acc_, false, {});
     for (int64_t at = 0; at < k; at += kUnpackedK) {
       const int64_t piece = std::min(kUnpackedK, k - at);
       kernels_.unpack_s4(nibbles + at / 2 * kBlockN, piece / 8, unpacked_);
-      kernels_.gemm_s8(a + at, stride_, rows, unpacked_, piece / 4, acc_, at > 0, {});
+      kernels_.gemm_s8(a + at, lda_, rows, unpacked_, piece / 4, acc_, at > 0, {});
     }
   }
 
@@ -301,9 +318,12 @@ class Worker {
     tile.sum = sum_;
   }
 
-  void store(const Tile& tile, int64_t row, int64_t b) {
+  void store(Tile& tile, int64_t row, int64_t b) {
+    if (!layer_.plane) return kernels_.epilogue(tile);
+    const int64_t cols = tile.cols;
+    if (!tile.residual) tile.cols = kBlockN;  // there is room for all, and no row is copied
     kernels_.epilogue(tile);
-    if (!layer_.plane) return;
+    tile.cols = cols;
     switch (bytes_of(tile.out_type)) {
       case 1: return store_planes<uint8_t>(tile, row, b * kBlockN);
       case 2: return store_planes<uint16_t>(tile, row, b * kBlockN);
@@ -360,10 +380,12 @@ class Worker {
   const Kernels& kernels_;
   const Extent& extent_;
   Range rows_, blocks_;
-  int64_t stride_ = 0, pass_ = 0;
+  int64_t stride_ = 0, pass_ = 0, quads_ = 0;
   bool own_scales_ = false, own_zeros_ = false;
   bool summed_ = false;  // groups_s4 multiplies, and needs the sums of the codes
   uint8_t* codes_ = nullptr;
+  const uint8_t* a_ = nullptr;  // what is multiplied: codes_, or rows that lie ready
+  int64_t lda_ = 0;
   float* scales_ = nullptr;
   int32_t* zeros_ = nullptr;
   int32_t* acc_ = nullptr;

@@ -14,7 +14,7 @@ struct RowSource {
   const void* x = nullptr;
   DType type = DType::f32;  // f32, f16, bf16: quantised here; s8, u8: codes
   int64_t ld = 0;
-  const Windows* windows = nullptr;  // codes, u8 or s8, that a convolution reads; x and ld then mean nothing
+  const Windows* windows = nullptr;  // u8 codes that a convolution reads; x and ld then mean nothing
   // Floats.
   bool dynamic = false, symmetric = true;
   int32_t qmin = -127, qmax = 127;

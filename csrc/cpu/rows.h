@@ -303,7 +303,13 @@ struct Rows {
     }
     alignas(64) float sum_row[kBlockN] = {};
     alignas(64) unsigned char residual_row[kBlockN * 4] = {}, out_row[kBlockN * 4];
-    for (int64_t r = 0; r < tile.rows; ++r) {
+    // Results of fewer than kBlockN channels in all lie row after row: what is written beyond a row is written again by
+    // the next ones, but for the last rows of the tile.
+    const int64_t spill = tile.ldo > 0 ? (kBlockN + tile.ldo - 1) / tile.ldo : tile.rows;
+    const bool dense = tile.acc && !residual && tile.cols == tile.ldo;
+    const int64_t direct = dense ? tile.rows - spill + 1 : 0;
+    for (int64_t r = 0; r < direct; ++r) row(tile, r, shared, nullptr, nullptr, out + r * tile.ldo * out_bytes);
+    for (int64_t r = direct > 0 ? direct : 0; r < tile.rows; ++r) {
       if (!tile.acc) std::memcpy(sum_row, tile.sum + r * tile.ld_sum, static_cast<size_t>(tile.cols) * 4);
       if (residual)
         std::memcpy(residual_row, residual + r * tile.ldr * residual_bytes,

@@ -10,8 +10,11 @@
 namespace pyquant::cpu {
 
 struct Windows {
+  // Few bytes are copied in blocks, the last of which reads and writes beyond them: the codes have kSlack bytes more
+  // behind them, as a row has, and what is written comes in the order of the row.
+  static constexpr int64_t kBlock = 16, kFewBytes = 256, kSlack = 64;
+
   const uint8_t* codes = nullptr;  // [images][height][width][channels]
-  uint8_t flip = 0;                // 0x80 where they are s8
   int64_t height = 0, width = 0, channels = 0;
   int64_t out_height = 0, out_width = 0;
   Window window;
@@ -55,9 +58,9 @@ struct Windows {
       if (step == 1) {
         const int64_t first = std::clamp<int64_t>(-left, 0, taps);
         const int64_t last = std::clamp<int64_t>(of_.width - left, first, taps);
-        std::memset(to, outside, static_cast<size_t>(first * c));
+        if (first > 0) std::memset(to, outside, static_cast<size_t>(first * c));
         bytes(from + (left + first) * c, (last - first) * c, to + first * c);
-        std::memset(to + last * c, outside, static_cast<size_t>((taps - last) * c));
+        if (last < taps) std::memset(to + last * c, outside, static_cast<size_t>((taps - last) * c));
         return;
       }
       for (int64_t s = 0; s < taps; ++s, to += c) {
@@ -68,12 +71,11 @@ struct Windows {
           bytes(from + x * c, c, to);
       }
     }
-    void bytes(const uint8_t* from, int64_t count, uint8_t* to) const {
-      const uint8_t flip = of_.flip;
-      if (flip == 0)
+    static void bytes(const uint8_t* from, int64_t count, uint8_t* to) {
+      if (count > kFewBytes)
         std::memcpy(to, from, static_cast<size_t>(count));
       else
-        for (int64_t i = 0; i < count; ++i) to[i] = from[i] ^ flip;
+        for (int64_t i = 0; i < count; i += kBlock) std::memcpy(to + i, from + i, kBlock);
     }
 
     const Windows& of_;

@@ -180,6 +180,24 @@ FACE void t_linear(const int64_t* spec, const void* packed, const void* x, int x
   cpu::linear(spec_of(spec), packed, x, static_cast<DType>(x_type), m, ldx, residual, static_cast<DType>(residual_type),
               ldr, out, static_cast<DType>(out_type));
 }
+// sizes: batch, channels, height, width, whether channels are last, x type, out type.
+FACE void t_conv(const int64_t* spec, const void* packed, const int64_t* window, const int64_t* sizes, const void* x,
+                 const float* x_scale, const int32_t* x_zero_point, void* out) {
+  cpu::ConvOperands o;
+  o.window = window_from_wire(window);
+  o.batch = sizes[0];
+  o.channels = sizes[1];
+  o.height = sizes[2];
+  o.width = sizes[3];
+  o.channels_last = sizes[4] != 0;
+  o.x = x;
+  o.x_type = static_cast<DType>(sizes[5]);
+  o.x_scale = x_scale;
+  o.x_zero_point = x_zero_point;
+  o.out = out;
+  o.out_type = static_cast<DType>(sizes[6]);
+  cpu::conv(spec_of(spec), packed, o);
+}
 cpu::FloatEpilogue float_epilogue_of(const int64_t* sizes, const float* bias, const float* clamp, const void* residual,
                                      void* out) {
   cpu::FloatEpilogue e;

@@ -42,6 +42,8 @@ from csrc.cpu_engine import (
 from problems import BASE_SEED
 from sanitizers import build as sanitizers
 
+from csrc import conv_cases
+
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100, 127, 128, 129, 200, 257)
@@ -662,3 +664,12 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.endswith("finished\n")
+
+
+def test_convolutions(engine: ctypes.CDLL) -> None:
+    for variant in variants(engine):
+        for seed in range(2):
+            try:
+                conv_cases.check_library(engine, seed)
+            except AssertionError as error:
+                raise AssertionError(f"{variant}: {error}") from None
