@@ -55,7 +55,6 @@ from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.link import ChainRecord, chain_report, link_, register_link
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.merge import MergeRecord, merge_, merge_report
-from pyquant.nn.merged_linear import MergedLinear
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -123,7 +122,6 @@ __all__ = [
     "MSECalibrator",
     "MaxCalibrator",
     "MergeRecord",
-    "MergedLinear",
     "NativeLibraryError",
     "NonFiniteError",
     "PackedQTensor",

@@ -67,6 +67,7 @@ class Executed:
         if report.failed and reporter is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
             why = str(report.longrepr) if crash is None else crash.message
+            reporter.ensure_newline()
             reporter.write_line(f"\n{report.nodeid}: {why}".strip().splitlines()[0][:400], red=True)
 
     @pytest.hookimpl(trylast=True)

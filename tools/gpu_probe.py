@@ -14,6 +14,7 @@ from torch import Tensor
 CODES = {"s8": (-128, 128), "u8": (0, 256), "s4": (-8, 8)}
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
 M, N, K, GROUP = 5, 64, 256, 128
+STEPS = 16  # of int4 codes that share one: 15 times -8 is an int8 code
 EIGHTH = 0.125  # float operands are eighths: their sums are exact, whatever the order
 
 
@@ -79,12 +80,14 @@ def _launch(
 def _case(native: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
     """float32 out, a scale per channel or group; in the words of the native interface, as tensors, and the result."""
     from pyquant.numerics.gemm import gemm
+    from pyquant.ops.rows_layout import natural_steps
 
     draw = torch.Generator().manual_seed(1)
     x_type, w_type = row["x"][0], row["w"][0]
     m, group = min(M, row["m_max"] or M), GROUP if row["groups_only"] else 0
     packed = row["x_packing"] == "nibbles"
     x, w = _codes(x_type, m, draw), _codes(w_type, N, draw)
+    step = torch.randint(1, STEPS, (N, K // GROUP), generator=draw).to(torch.uint8) if row["steps_only"] else None
     scale = torch.exp2(torch.randint(-3, 4, (N, K // (group or K)), generator=draw).float())
     scale = scale if group else scale[:, 0].contiguous()
     problem = {
@@ -104,8 +107,11 @@ def _case(native: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     if "natural" in row["w_layouts"]:
         operands["w"] = _in_memory(w, w_type, w_type == "s4")
     else:
-        operands["w"] = _blocked(native, w)
+        operands["w"] = _blocked(native, w, step)
         problem["w_layout"] = "blocked128"
+    if step is not None:
+        problem["step_size"], operands["w_step"] = GROUP, natural_steps(step)
+        w = w * step.to(torch.int8).repeat_interleave(GROUP, 1)
     eighths = EIGHTH ** ((x_type in FLOATS) + (w_type in FLOATS))
     return problem, operands, gemm(x, w, scale * eighths, group_size=group)
 
@@ -123,10 +129,15 @@ def _in_memory(codes: Tensor, kind: str, packed: bool) -> Tensor:
     return (codes * EIGHTH).to(FLOATS[kind]) if kind in FLOATS else codes
 
 
-def _blocked(native: Any, codes: Tensor) -> Tensor:
+def _blocked(native: Any, codes: Tensor, step: Tensor | None) -> Tensor:
     from pyquant.numerics.pack import pack_int4
+    from pyquant.ops import LinearSpec
+    from pyquant.ops.rows_layout import BLOCK_BYTES, blocked_steps
 
     packed = pack_int4(codes)
     blocked = torch.zeros(native.blocked128_bytes(N, K), dtype=torch.uint8)
     native.pack_blocked128(packed.data_ptr(), N, K, K, blocked.data_ptr(), device=None)
+    if step is not None:
+        steps = blocked_steps(LinearSpec(N, K, w_bits=4, group_size=GROUP), step)
+        blocked = torch.cat([blocked.view(-1, BLOCK_BYTES), steps], 1).view(-1)
     return blocked

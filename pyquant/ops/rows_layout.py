@@ -105,7 +105,7 @@ def pack(
     if s.layout == BLOCKED:
         blocks = blocked128(codes)
         if step is not None:
-            blocks = torch.cat([blocks.view(-1, BLOCK_BYTES), _blocked_steps(s, step)], 1).view(-1)
+            blocks = torch.cat([blocks.view(-1, BLOCK_BYTES), blocked_steps(s, step)], 1).view(-1)
         buffer[: blocks.numel()] = blocks
     else:
         row_bytes = s.w_type.columns(at.k_pad)
@@ -247,7 +247,7 @@ _STEP_CUT = (2, 4, 2, 8), (2,)
 _STEP_ORDER = (0, 5, 1, 2, 4, 6, 3)
 
 
-def _blocked_steps(s: LinearSpec, step: Tensor) -> Tensor:
+def blocked_steps(s: LinearSpec, step: Tensor) -> Tensor:
     """Steps uint8 [n, k / group_size] as every block has its own (csrc/core/blocked128.h), [blocks, STEP_BYTES]."""
     blocks_n, blocks_k = _up(s.n, BLOCK) // BLOCK, _up(s.k, BLOCK) // BLOCK
     fine = step.repeat_interleave(s.group_size // STEP_CODES, 1)

@@ -12,7 +12,7 @@ import functools
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -60,20 +60,27 @@ def edit_engine(*edits: tuple[str, str, str]) -> Plant:
     return plant
 
 
-def check(seed: int) -> None:
-    """Packs into two kinds of old bytes, reads the codes back, and multiplies by a row of zeros and one that underflows."""
+@contextlib.contextmanager
+def three_threads() -> Iterator[ctypes.CDLL]:
+    """The engine with the bug that is planted, if one is."""
     with tempfile.TemporaryDirectory() as folder:
         path = _library or engine.link(Path(folder) / "libcpu_engine.so", list(_objects()[1].values()), "-shared")
         library = engine.load(path)
         library.t_threads(3)
         try:
-            _check(library, np.random.default_rng(seed))
+            yield library
         finally:
             library.t_threads(1)
 
 
-def check_in_a_child(seed: int) -> None:
-    """check() in a process of its own, for bugs that end the process they are in."""
+def check(seed: int) -> None:
+    """Packs into two kinds of old bytes, reads the codes back, and multiplies by a row of zeros and one that underflows."""
+    with three_threads() as library:
+        _check(library, np.random.default_rng(seed))
+
+
+def in_a_child(check: Callable[[int], None], seed: int) -> None:
+    """check(seed) in a process of its own, for bugs that end the process they are in."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -84,6 +91,11 @@ def check_in_a_child(seed: int) -> None:
         finally:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0, "a child that packs and multiplies ended otherwise"
+
+
+def check_in_a_child(seed: int) -> None:
+    """check(), as in_a_child."""
+    in_a_child(check, seed)
 
 
 def _check(library: ctypes.CDLL, rng: np.random.Generator) -> None:

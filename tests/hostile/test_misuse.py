@@ -67,6 +67,7 @@ NOT_CALLED = {
             "LayerChoice",
             "LayerReport",
             "LayerSpeed",
+            "MergeRecord",
             "Plan",
             "FloatMatrix",
         ),

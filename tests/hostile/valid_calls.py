@@ -187,6 +187,9 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "fuse_": lambda _: {"model": quantised()},
     "gptq_": lambda _: _public("gptq_", **mixed() | {"model": ready()}),
     "insert_fake_quantize_": lambda _: _public("insert_fake_quantize_", model=net(), config=SCHEME),
+    **dict.fromkeys(
+        ("merge_", "merge_report"), lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)}
+    ),
     "link_": lambda _: _public("link_", model=quantised().eval(), example_inputs=torch.ones(2, 8)),
     "load_pretrained": lambda folder: _public("load_pretrained", directory=saved(folder), model=net),
     "load_quantized_": lambda folder: _public("load_quantized_", model=foreign.Net(), path=written_by_others(folder)),
