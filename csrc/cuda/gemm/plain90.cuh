@@ -165,9 +165,19 @@ class Plain90 {
     const int32_t tokens = is_one ? Filled::kColumns : p_.m - column0 - 2 * quad_;  // whose scales the lane may read
     const size_t scales = __cvta_generic_to_global((is_one ? kOnes.value : p_.x_scale + column0) + 2 * quad_);
     static_assert(8 * kColumns <= Filled::kColumns);
+    const auto load_tokens = [&](int c) {
+      if constexpr (kColumns < 32) {
+        return load_pair(scales, tokens, 8 * c);
+      } else {  // the sums leave no registers for an address: it is made anew, with branches
+        const int32_t m = column0 + 8 * c + 2 * quad_;
+        if (!p_.x_scale || p_.scale_product_first) return make_float2(1.f, 1.f);
+        if (m + 1 < p_.m) return __ldg(reinterpret_cast<const float2*>(p_.x_scale + m));
+        return make_float2(m < p_.m ? __ldg(p_.x_scale + m) : 1.f, 1.f);
+      }
+    };
     float2 x[kAhead];
     CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < kAhead; ++c) x[c] = load_pair(scales, tokens, 8 * c);
+    for (int c = 0; c < kAhead; ++c) x[c] = load_tokens(c);
     const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
     const int32_t m0 = column0 + 8 * column + row_;
     uint8_t* token = address(m0, kCodes ? 0 : 8 * (quad_ % 2));
@@ -203,7 +213,7 @@ class Plain90 {
       }
       CUTLASS_PRAGMA_UNROLL
       for (int q = 0; q < kChunk; ++q) {
-        if (c + q + kAhead < kColumns) x[(c + q) % kAhead] = load_pair(scales, tokens, 8 * (c + q + kAhead));
+        if (c + q + kAhead < kColumns) x[(c + q) % kAhead] = load_tokens(c + q + kAhead);
       }
       token += 8 * kChunk * p_.ldo * Out::kBytes;
     }
