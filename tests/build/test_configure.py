@@ -102,7 +102,7 @@ def gpu_ready_says(found: Configured, sm: int) -> list[str]:
     compiled = found.rows()
     table = [{**row, "compiled": compiled[row["name"]]} for row in native.kernel_table()]
     library = SimpleNamespace(
-        build_info=lambda: {"cuda": True},
+        build_info=lambda: {"cuda": True, "architectures": str(sm)},
         device_count=lambda: 1,
         device_info=lambda index: {"sm": sm},
         kernel_table=lambda: table,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import pyquant
-from pyquant.cli import doctor as doctor_module
+from pyquant import diagnosis
 from pyquant.measure.gpu_runtime import GpuRuntime, gpu_lines, gpu_problems, gpu_runtime
 
 DRIVER = """
@@ -123,13 +123,13 @@ def test_a_gpu_that_cannot_be_used_is_a_problem_with_its_reason(
     seen = dataclasses.replace(GOOD, **change)
     (problem,) = gpu_problems(seen)
     assert all(words in problem for words in told)
-    monkeypatch.setattr(doctor_module, "gpu_runtime", lambda: seen)
-    monkeypatch.setattr(doctor_module, "_capabilities", lambda device: [])
-    monkeypatch.setattr(doctor_module, "_cuda_lines", gpu_lines)
-    diagnosis = pyquant.doctor()
-    assert problem in diagnosis.problems
-    assert problem in str(diagnosis)
-    assert not diagnosis.ok
+    monkeypatch.setattr(diagnosis, "gpu_runtime", lambda: seen)
+    monkeypatch.setattr(diagnosis, "_capabilities", lambda device: [])
+    monkeypatch.setattr(diagnosis, "_cuda_lines", gpu_lines)
+    found = pyquant.doctor()
+    assert problem in found.problems
+    assert problem in str(found)
+    assert not found.ok
 
 
 def test_a_gpu_that_fits_is_none() -> None:
