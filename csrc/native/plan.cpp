@@ -7,6 +7,7 @@
 #include "plan/layer.h"
 #include "plan/route.h"
 #include "plan/select.h"
+#include "plan/swizzle.h"
 #include "plan/tuned.h"
 
 namespace pyquant::native {
@@ -173,6 +174,9 @@ void add_plan(py::module_& m) {
     return layer(framework_time(m, n, k, dtype_of(type), device_of(device)));
   });
   m.def("m_bucket", &m_bucket);
+  m.def("tile_swizzle", [](int64_t rows, int64_t columns, int64_t tile_rows, int64_t tile_columns, int64_t at_once) {
+    return tile_swizzle({rows, columns, tile_rows, tile_columns, at_once});
+  });
   m.def("set_tuned", &set_tuned);  // see plan/tuned.h; -> what was left out and why
   m.def("tuned_remarks", &tuned_remarks);
   // -> (row or "torch", measured microseconds), None without a measurement

@@ -119,3 +119,41 @@ def test_published_products_of_an_a100(tops: float) -> None:
     """1024 x 8192 x 21760 by vLLM and by sgl-kernel (sglang pull request 2752), from which the model has nothing."""
     us = native.sweep({"n": 8192, "k": 21760, "out": "bf16"}, named("A100").device, "m", [1024])[0][1]
     assert 2 * 1024 * 8192 * 21760 / us / 1e6 == pytest.approx(tops, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tile", "us"),
+    [
+        # vLLM's and sgl-kernel's own choices, in one run (sglang pull request 3035): 1321 TOPS, 34 us, 75 us
+        (2048, 4096, 8192, "128x128x128_c2x1_pingpong", 104),
+        (256, 4096, 8192, "128x128x128_c2x1_pingpong", 34),
+        (1, 8192, 21760, "64x128x256_c1x4_plain", 75),
+        (32, 8192, 21760, "64x128x256_c1x4_plain", 75),
+        # vLLM after tuning (its pull request 5514)
+        (1, 22016, 4096, "64x128x256_c1x4_plain", 40),
+        (1, 12288, 4096, "64x128x256_c1x4_plain", 23.5),
+    ],
+)
+def test_published_products_of_an_h100_by_tiles_that_are_ours_too(m: int, n: int, k: int, tile: str, us: float) -> None:
+    """None of them is where the model has its figures from."""
+    problem = {"m": m, "n": n, "k": k, "out": "bf16"}
+    assert native.cost_us(f"gemm_sm90_s8s8_{tile}", problem, named("H100").device) == pytest.approx(us, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "us"),
+    [
+        (4096, 36864, 7168, 2 * 4096 * 36864 * 7168 / 737e6),  # 737 TFLOPS, vLLM pull request 23280
+        (1, 12288, 73728, 592),  # vLLM pull request 23198
+        (1, 8192, 8192, 2 * 8192 * 8192 / 2.3e6),  # 2.30 TFLOPS with the launch in it, humming pull request 2
+    ],
+)
+def test_published_products_of_the_framework_on_an_h100(m: int, n: int, k: int, us: float) -> None:
+    assert native.framework_time(m, n, k, "bf16", named("H100").device)[0] == pytest.approx(us, rel=0.18)
+
+
+def test_the_published_record_of_an_h100() -> None:
+    """1357 TOPS (sglang pull request 3035), which is where the rate of L2 is from."""
+    problem = {"m": 1024, "n": 8192, "k": 21760, "out": "bf16"}
+    us = native.cost_us("gemm_sm90_s8s8_128x128x128_c2x1_pingpong", problem, named("H100").device)
+    assert 2 * 1024 * 8192 * 21760 / us / 1e6 > 1300

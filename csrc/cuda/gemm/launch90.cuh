@@ -9,6 +9,7 @@
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/schedule90.cuh"
 #include "cuda/launch.h"
+#include "plan/swizzle.h"
 
 namespace pyquant::cuda {
 
@@ -27,6 +28,16 @@ namespace pyquant::cuda {
 template <class Kernel>
 constexpr bool splits90 = std::is_same_v<typename Kernel::TileSchedulerTag, schedule90::StreamKTag>;
 
+template <class Kernel>
+int32_t swizzle90(int64_t rows, int64_t columns, int32_t sm_count) {
+  using Tile = typename Kernel::TileShape;
+  using Cluster = typename Kernel::ClusterShape;
+  const int64_t cluster_rows = cute::size<0>(Cluster{}) * cute::size<0>(Tile{});
+  const int64_t cluster_columns = cute::size<1>(Cluster{}) * cute::size<1>(Tile{});
+  return tile_swizzle({ceil_div(rows, cluster_rows), ceil_div(columns, cluster_columns), cluster_rows, cluster_columns,
+                       std::max<int64_t>(sm_count / cute::size(Cluster{}), 1)});
+}
+
 // Everything of a kernel's arguments but its main loop's. rows, columns: of the product as the tensor cores see it.
 template <class Kernel>
 typename Kernel::Arguments common_arguments90(const GemmCall& call, int64_t rows, int64_t columns) {
@@ -36,6 +47,7 @@ typename Kernel::Arguments common_arguments90(const GemmCall& call, int64_t rows
   a.epilogue = epilogue_params(call);
   a.hw_info.device_id = call.context.device;
   a.hw_info.sm_count = call.device.sm_count;
+  a.scheduler.max_swizzle_size = swizzle90<Kernel>(rows, columns, call.device.sm_count);
   if constexpr (splits90<Kernel>) {
     // Integer sums are the same in any order; float sums are added in the order of K, whoever comes first.
     using Mode = cutlass::gemm::kernel::detail::ReductionMode;
