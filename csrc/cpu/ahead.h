@@ -21,6 +21,13 @@ struct Ahead {
     for (int64_t r = first; r < first + rows; ++r)
       for (int64_t at = 0; at < out_bytes; at += 64) __builtin_prefetch(out + r * out_stride + at, 1, 3);
   }
+
+  // One of them: the lines of row `first` come before those of the next. Precondition: out.
+  static constexpr int64_t kRowLines = 4;
+  void call_line(int64_t first, int64_t line) const {
+    const int64_t at = line % kRowLines * 64;
+    if (at < out_bytes) __builtin_prefetch(out + (first + line / kRowLines) * out_stride + at, 1, 3);
+  }
 };
 
 }  // namespace pyquant::cpu

@@ -105,6 +105,14 @@ void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
   }
 }
 
+void linear_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, const Tile& tile, int32_t* acc,
+               const Ahead& ahead) {
+  const Kernels& vectors = kernels_avx512_vnni();
+  if (tile.rows < kMinRows || quads % kTileQuads) return vectors.linear_s8(a, lda, b, quads, tile, acc, ahead);
+  gemm_s8(a, lda, tile.rows, b, quads, acc, false, ahead);
+  vectors.epilogue(tile);
+}
+
 }  // namespace
 
 const Kernels& kernels_amx_int8() {
@@ -116,6 +124,7 @@ const Kernels& kernels_amx_int8() {
     k.begin = begin;
     k.end = end;
     k.gemm_s8 = gemm_s8;
+    k.linear_s8 = linear_s8;
     k.groups_s4 = nullptr;  // the tiles win
     k.code_sums = nullptr;
     return k;

@@ -8,128 +8,12 @@
 #include <cstring>
 
 #include "cpu/row_table.h"
+#include "cpu/vector_avx512.h"
 
 #define PYQ_INLINE __attribute__((always_inline)) inline
 
 namespace pyquant::cpu {
 namespace {
-
-struct V {
-  using F = __m512;
-  using I = __m512i;
-  static constexpr int64_t W = 16;
-  static F set(float v) { return _mm512_set1_ps(v); }
-  static I set_i(int32_t v) { return _mm512_set1_epi32(v); }
-  static F load_f32(const float* p) { return _mm512_loadu_ps(p); }
-  static F load_f16(const uint16_t* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  }
-  static F load_bf16(const uint16_t* p) {
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
-  }
-  static I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static I load_s8(const int8_t* p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static I load_u8(const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static void store_f32(float* p, F v) { _mm512_storeu_ps(p, v); }
-  static void store_f16(uint16_t* p, F v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-  static void store_bf16(uint16_t* p, F v) {
-    const I u = _mm512_castps_si512(v);
-    const I odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    I h = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-    h = _mm512_mask_mov_epi32(h, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(h));
-  }
-  static void store_i(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
-  static void store_bytes(uint8_t* p, const I* q, int32_t qmin, int32_t qmax, uint8_t flip) {
-    // The two packs work within 128-bit lanes; the permutation puts the sixteen dwords back in order.
-    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    I v = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
-    v = _mm512_permutexvar_epi32(order, v);
-    v = _mm512_max_epi8(v, _mm512_set1_epi8(static_cast<char>(qmin)));
-    v = _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(qmax)));
-    _mm512_storeu_si512(p, _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(flip))));
-  }
-  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  static F add(F a, F b) { return _mm512_add_ps(a, b); }
-  static F max(F a, F b) { return _mm512_max_ps(a, b); }
-  static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-  static I bits(F v) { return _mm512_castps_si512(v); }
-  static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
-  static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
-  static I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
-  static I max_i(I a, I b) { return _mm512_max_epi32(a, b); }
-  static I magnitude_bits(F v) { return _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)); }
-  static I to_int(F v) { return _mm512_cvtps_epi32(v); }
-  static I to_int_nan_zero(F v) { return _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v); }
-  static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
-  // Past the caches; fence() before another thread may read.
-  static void stream_f32(float* p, F v) { _mm512_stream_ps(p, v); }
-  static void fence() { _mm_sfence(); }
-  static uint64_t equal_bits(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-  static F sub_where(F a, F b, uint64_t bits) { return _mm512_mask_sub_ps(a, static_cast<__mmask16>(bits), a, b); }
-  static void keep32(void* to, const void* from, uint64_t bits) {
-    for (int j = 0; j < 4; ++j)
-      _mm512_storeu_si512(static_cast<I*>(to) + j, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(bits >> (16 * j)),
-                                                                            static_cast<const I*>(from) + j));
-  }
-  static void keep16(void* to, const void* from, uint64_t bits) {
-    for (int j = 0; j < 2; ++j)
-      _mm512_storeu_si512(static_cast<I*>(to) + j, _mm512_maskz_loadu_epi16(static_cast<__mmask32>(bits >> (32 * j)),
-                                                                            static_cast<const I*>(from) + j));
-  }
-  static int32_t reduce_max_i(I v) { return _mm512_reduce_max_epi32(v); }
-  static float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
-  static float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
-  static float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
-  static void transpose(const float* from, int64_t ld, float* to, int64_t ldt) {
-    F a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(from + i * ld);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-      b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-      b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-    // Column 4 l + j of the rows i to i + 3 in lane l of a[i + j].
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-      a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-      a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-      a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const F low = _mm512_shuffle_f32x4(a[j], a[j + 4], 0x88), odd = _mm512_shuffle_f32x4(a[j], a[j + 4], 0xdd);
-      const F high = _mm512_shuffle_f32x4(a[j + 8], a[j + 12], 0x88),
-              last = _mm512_shuffle_f32x4(a[j + 8], a[j + 12], 0xdd);
-      _mm512_storeu_ps(to + j * ldt, _mm512_shuffle_f32x4(low, high, 0x88));
-      _mm512_storeu_ps(to + (j + 4) * ldt, _mm512_shuffle_f32x4(odd, last, 0x88));
-      _mm512_storeu_ps(to + (j + 8) * ldt, _mm512_shuffle_f32x4(low, high, 0xdd));
-      _mm512_storeu_ps(to + (j + 12) * ldt, _mm512_shuffle_f32x4(odd, last, 0xdd));
-    }
-  }
-  static F spread(const float* p, int64_t count, I index) {
-    return _mm512_permutexvar_ps(index, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
-  }
-  // The instruction reads the low four bits of a lane only.
-  static constexpr bool kLooksUp = true;
-  static F int4_codes() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1); }
-  static F look_up(F table, I v, int at) {
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(v, static_cast<unsigned>(4 * at)), table);
-  }
-  static F nibble(I v, int at) { return look_up(int4_codes(), v, at); }
-};
 
 constexpr int64_t kStep = kBlockN * 4;  // bytes of one quad of a block
 
@@ -170,6 +54,15 @@ PYQ_INLINE void zero(__m512i (&c)[R][4]) {
 }
 
 template <int R>
+PYQ_INLINE void add_to(__m512i (&c)[R][4], const int32_t* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) c[r][j] = _mm512_add_epi32(c[r][j], _mm512_loadu_si512(acc + r * kBlockN + j * 16));
+  }
+}
+
+template <int R>
 PYQ_INLINE void finish(const __m512i (&c)[R][4], int32_t* acc, bool add) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -199,32 +92,109 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
   finish(d, acc, true);
 }
 
-// ahead: the weights of the next chunk, of which kLines lines are called into the second-level cache with every quad.
-// It pays where the weights come from the third level or from memory, as they do between the layers of a model; where
-// one small layer runs again and again and they are there already, it costs a little.
+// What follows a product: the epilogue of its rows, tile by tile, while their sums are near.
+class Finish {
+ public:
+  explicit Finish(const Tile& tile)
+      : tile_(tile),
+        plain_(tile.cols == kBlockN && !tile.residual && !tile.x_zero_step && tile.activation == Activation::none &&
+               (tile.out_type == DType::f32 || tile.out_type == DType::bf16)) {
+    Rows<V>::zero_terms(tile, shared_);
+  }
+
+  void rows(int64_t begin, int64_t end) const { Rows<V>::epilogue_of(tile_, shared_, begin, end); }
+
+  // Whether nothing but scales and a bias stands between sums and results, which then never leave the registers.
+  bool is_plain() const { return plain_; }
+
+  template <int R>
+  PYQ_INLINE void from_registers(const __m512i (&c)[R][4], int64_t begin) const {
+    if (tile_.out_type == DType::bf16)
+      as<R, DType::bf16>(c, begin);
+    else
+      as<R, DType::f32>(c, begin);
+  }
+
+ private:
+  template <int R, DType T>
+  PYQ_INLINE void as(const __m512i (&c)[R][4], int64_t begin) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512 x_scale = _mm512_set1_ps(tile_.x_scale[(begin + r) * tile_.x_scale_step]);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const int64_t at = j * 16;
+        const __m512i sum = _mm512_sub_epi32(c[r][j], _mm512_load_si512(shared_ + at));
+        const __m512 t = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(tile_.w_scale + at));
+        store<T>((begin + r) * tile_.ldo + at,
+                 _mm512_add_ps(_mm512_mul_ps(t, x_scale), _mm512_loadu_ps(tile_.bias + at)));
+      }
+    }
+  }
+
+  template <DType T>
+  PYQ_INLINE void store(int64_t at, __m512 v) const {
+    if constexpr (T == DType::f32)
+      V::store_f32(static_cast<float*>(tile_.out) + at, v);
+    else
+      V::store_bf16(static_cast<uint16_t*>(tile_.out) + at, v);
+  }
+
+  const Tile& tile_;
+  bool plain_;
+  alignas(64) int32_t shared_[kBlockN];
+};
+
+// What a tile of rows does besides its product.
+struct Besides {
+  const int8_t* weights;  // of the next chunk, to be called into the second-level cache; null: none
+  int lines;              // of them with every quad
+  const Ahead* out;       // lines of results to be owned; null: none
+  const Finish* finish;   // null: sums are left in acc
+  int64_t row;            // first of the tile
+};
+
+// Results are called in this many quads before the end of a tile, a line with each: earlier they would be gone again by
+// then, and all at once they would hold up the weights.
+constexpr int64_t kOwnQuads = 48;
+
+// Calling weights in pays where they come from the third level or from memory, as they do between the layers of a
+// model; where one small layer runs again and again and they are there already, it costs a little.
 template <int R, int kLines>
-void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const int8_t* ahead) {
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const Besides& to) {
   __m512i c[R][4];
   zero(c);
-  for (int64_t q = 0; q < quads; ++q) {
+  const int64_t own = to.out && quads > kOwnQuads ? quads - kOwnQuads : quads;
+  if (to.out && own == quads) to.out->call_out(to.row, R);
+  int64_t q = 0;
+  const auto next = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int j = 0; j < kLines; ++j)
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + (q * kLines + j) * 64), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(to.weights + (q * kLines + j) * 64), _MM_HINT_T1);
     multiply_quad(a + q * 4, lda, b + q * kStep, c);
+    ++q;
+  };
+  while (q < own) next();
+  for (int64_t line = 0; q < quads; ++line) {
+    if (line < R * Ahead::kRowLines) to.out->call_line(to.row, line);
+    next();
+  }
+  if (to.finish && to.finish->is_plain()) {
+    if (add) add_to(c, acc);
+    return to.finish->from_registers(c, to.row);
   }
   finish(c, acc, add);
+  if (to.finish) to.finish->rows(to.row, to.row + R);
 }
 
 template <int R>
-void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const int8_t* ahead,
-             int lines) {
-  if (!ahead)
-    tile_s8<R, 0>(a, lda, b, quads, acc, add, ahead);
-  else if (lines == 1)
-    tile_s8<R, 1>(a, lda, b, quads, acc, add, ahead);
+void tile_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, int32_t* acc, bool add, const Besides& to) {
+  if (!to.weights)
+    tile_s8<R, 0>(a, lda, b, quads, acc, add, to);
+  else if (to.lines == 1)
+    tile_s8<R, 1>(a, lda, b, quads, acc, add, to);
   else
-    tile_s8<R, 2>(a, lda, b, quads, acc, add, ahead);
+    tile_s8<R, 2>(a, lda, b, quads, acc, add, to);
 }
 
 // Rows of the next tile: six fill the registers; seven to eleven are split evenly, as 4 + 4 is faster than 6 + 2.
@@ -236,21 +206,21 @@ constexpr int64_t kCallsSlowly = 24;
 int lines_a_quad(int64_t rows) { return rows >= kCallsSlowly ? 1 : 2; }
 
 void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const Ahead& ahead) {
+             const Ahead& ahead, const Finish* finish) {
   const auto* weights = static_cast<const int8_t*>(ahead.weights);
   const int lines = lines_a_quad(rows);
   int64_t done = 0;
   for (int pass = 0; done < rows; ++pass) {
     const int64_t r = tile_rows(rows - done);
-    const int8_t* fetch = weights && pass * lines < 4 ? weights + pass * quads * lines * 64 : nullptr;
-    ahead.call_out(done, r);
+    const Besides to{weights && pass * lines < 4 ? weights + pass * quads * lines * 64 : nullptr, lines,
+                     ahead.out ? &ahead : nullptr, finish, done};
     switch (r) {
-      case 1: tile_s8<1>(a, lda, b, quads, acc, add, fetch, lines); break;
-      case 2: tile_s8<2>(a, lda, b, quads, acc, add, fetch, lines); break;
-      case 3: tile_s8<3>(a, lda, b, quads, acc, add, fetch, lines); break;
-      case 4: tile_s8<4>(a, lda, b, quads, acc, add, fetch, lines); break;
-      case 5: tile_s8<5>(a, lda, b, quads, acc, add, fetch, lines); break;
-      default: tile_s8<6>(a, lda, b, quads, acc, add, fetch, lines);
+      case 1: tile_s8<1>(a, lda, b, quads, acc, add, to); break;
+      case 2: tile_s8<2>(a, lda, b, quads, acc, add, to); break;
+      case 3: tile_s8<3>(a, lda, b, quads, acc, add, to); break;
+      case 4: tile_s8<4>(a, lda, b, quads, acc, add, to); break;
+      case 5: tile_s8<5>(a, lda, b, quads, acc, add, to); break;
+      default: tile_s8<6>(a, lda, b, quads, acc, add, to);
     }
     a += r * lda;
     acc += r * kBlockN;
@@ -258,26 +228,46 @@ void rows_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64
   }
 }
 
-void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
-             const Ahead& ahead) {
-  Ahead without_weights = ahead;
-  without_weights.weights = nullptr;
-  if (rows <= 2) ahead.call_out(0, rows);
-  if (rows == 1) return stream_s8<1>(a, lda, b, quads, acc, add);
-  if (rows == 2) return stream_s8<2>(a, lda, b, quads, acc, add);
-  if (rows <= 6) return rows_s8(a, lda, rows, b, quads, acc, add, without_weights);
-  // 16 KiB of weights at a time stay in the first-level cache for all rows. Chunks of one size, so that what each calls
-  // in is what the one after it needs.
-  constexpr int64_t kMost = 64;
+void product_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+                const Ahead& ahead, const Finish* finish) {
+  if (rows <= 2) {
+    ahead.call_out(0, rows);
+    if (rows == 1)
+      stream_s8<1>(a, lda, b, quads, acc, add);
+    else
+      stream_s8<2>(a, lda, b, quads, acc, add);
+    if (finish) finish->rows(0, rows);
+    return;
+  }
+  if (rows <= 6) {
+    Ahead without_weights = ahead;
+    without_weights.weights = nullptr;
+    return rows_s8(a, lda, rows, b, quads, acc, add, without_weights, finish);
+  }
+  // 64 KiB of weights at a time stay in the second-level cache for all rows, from which a tile of six reads less than
+  // half of what the cache gives; sums go to memory only between chunks. Chunks of one size, so that what each calls in
+  // is what the one after it needs.
+  constexpr int64_t kMost = 256;
   const int64_t chunks = quads > kMost ? (quads + kMost - 1) / kMost : 1, chunk = (quads + chunks - 1) / chunks;
   for (int64_t done = 0; done < quads || done == 0; done += chunk) {
     const int64_t now = quads - done < chunk ? quads - done : chunk;
     const int8_t* w = b + done * kStep;
     const bool last = done + now >= quads;
     rows_s8(a + done * 4, lda, rows, w, now, acc, add || done > 0,
-            last ? ahead : Ahead{ahead.first_use ? w + now * kStep : nullptr});
+            last ? ahead : Ahead{ahead.first_use ? w + now * kStep : nullptr}, last ? finish : nullptr);
     if (quads == 0) return;
   }
+}
+
+void gemm_s8(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
+             const Ahead& ahead) {
+  product_s8(a, lda, rows, b, quads, acc, add, ahead, nullptr);
+}
+
+void linear_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, const Tile& tile, int32_t* acc,
+               const Ahead& ahead) {
+  const Finish finish(tile);
+  product_s8(a, lda, tile.rows, b, quads, acc, false, ahead, &finish);
 }
 
 // Bytes ahead of a stream of int4: the prefetchers of the machine stop at the end of a page.
@@ -526,6 +516,7 @@ const Kernels& kernels_avx512_vnni() {
     Kernels k = row_table<V>(Isa::avx512_vnni);
     k.row_block = 48;
     k.gemm_s8 = gemm_s8;
+    k.linear_s8 = linear_s8;
     k.gemm_s4 = gemm_s4;
     k.gemv_s4 = gemv_s4;
     k.groups_s4 = groups_s4;

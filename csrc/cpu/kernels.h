@@ -135,7 +135,11 @@ struct Kernels {
   // acc[rows][64] (+)= a[rows][4 * quads] * b[quads][64][4].
   void (*gemm_s8)(const uint8_t* a, int64_t lda, int64_t rows, const int8_t* b, int64_t quads, int32_t* acc, bool add,
                   const Ahead& ahead);
-  // The same for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j +
+  // gemm_s8 and the epilogue of its tile, whose rows are finished while their sums are near. acc: tile.acc, memory that
+  // the kernel may use. Null where the two calls serve as well.
+  void (*linear_s8)(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, const Tile& tile, int32_t* acc,
+                    const Ahead& ahead);
+  // gemm_s8 for int4 [octs][64][4]: low nibble = code + 8 of quad 2j, high nibble = two's complement code of quad 2j +
   // 1, so that (byte & 15) is an offset code and (byte & 0xf0) sixteen times a code, each after one instruction; rows
   // <= kDirectRows.
   void (*gemm_s4)(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int64_t octs, int32_t* acc);

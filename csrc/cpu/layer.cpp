@@ -251,6 +251,12 @@ class Worker {
         store(tile, m + r, b);
         continue;
       }
+      if (block.codes_s8 && !extent_.grouped && kernels_.linear_s8) {
+        kernels_.linear_s8(a_ + r * lda_, lda_, codes, quads_, tile, acc_,
+                           ahead(block.codes_s8, r, rows, 0, to_next, tile));
+        to_planes(tile, m + r, b);
+        continue;
+      }
       for (int64_t g = 0; g < extent_.groups; ++g) {
         const int64_t k0 = g * extent_.padded_group;
         const uint8_t* a = a_ + r * lda_ + k0;
@@ -318,12 +324,13 @@ class Worker {
     tile.sum = sum_;
   }
 
-  void store(Tile& tile, int64_t row, int64_t b) {
-    if (!layer_.plane) return kernels_.epilogue(tile);
-    const int64_t cols = tile.cols;
-    if (!tile.residual) tile.cols = kBlockN;  // there is room for all, and no row is copied
+  void store(const Tile& tile, int64_t row, int64_t b) {
     kernels_.epilogue(tile);
-    tile.cols = cols;
+    to_planes(tile, row, b);
+  }
+
+  void to_planes(const Tile& tile, int64_t row, int64_t b) {
+    if (!layer_.plane) return;
     switch (bytes_of(tile.out_type)) {
       case 1: return store_planes<uint8_t>(tile, row, b * kBlockN);
       case 2: return store_planes<uint16_t>(tile, row, b * kBlockN);
@@ -338,18 +345,20 @@ class Worker {
     for (int64_t r = 0; r < tile.rows;) {
       const int64_t image = (row + r) / plane, pixel = (row + r) % plane;
       const int64_t rows = std::min(plane - pixel, tile.rows - r);
-      transpose(reinterpret_cast<const T*>(planar_) + r * kBlockN, kBlockN, rows, tile.cols,
+      transpose(reinterpret_cast<const T*>(planar_) + r * kBlockN, kBlockN, rows, columns_from(column),
                 static_cast<T*>(layer_.tile.out) + (image * layer_.n + column) * plane + pixel, plane);
       r += rows;
     }
   }
+
+  int64_t columns_from(int64_t column) const { return std::min(kBlockN, layer_.n - column); }
 
   Tile tile_of(int64_t m, int64_t r, int64_t rows, int64_t b, const BlockView& block) {
     static constexpr float kOne = 1.f;
     Tile t = layer_.tile;
     t.acc = acc_;
     t.rows = rows;
-    t.cols = std::min(kBlockN, layer_.n - b * kBlockN);
+    t.cols = columns_from(b * kBlockN);
     t.w_sum = block.w_sum;
     t.w_scale = block.w_scale;
     t.bias = block.bias;
@@ -368,6 +377,7 @@ class Worker {
     if (layer_.plane) {
       t.out = planar_;
       t.ldo = kBlockN;
+      if (!t.residual) t.cols = kBlockN;  // there is room for all, and no row is copied
     } else {
       t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
     }

@@ -292,11 +292,16 @@ struct Rows {
   static void epilogue(const Tile& tile) {
     alignas(64) int32_t shared[kBlockN];
     zero_terms(tile, shared);
+    epilogue_of(tile, shared, 0, tile.rows);
+  }
+
+  // Rows [begin, end) of the tile, in ascending order from call to call; shared: zero_terms of the tile.
+  static void epilogue_of(const Tile& tile, const int32_t* shared, int64_t begin, int64_t end) {
     const int64_t out_bytes = bytes_of(tile.out_type), residual_bytes = bytes_of(tile.residual_type);
     auto* out = static_cast<unsigned char*>(tile.out);
     const auto* residual = static_cast<const unsigned char*>(tile.residual);
     if (tile.cols == kBlockN) {
-      for (int64_t r = 0; r < tile.rows; ++r)
+      for (int64_t r = begin; r < end; ++r)
         row(tile, r, shared, tile.acc ? nullptr : tile.sum + r * tile.ld_sum,
             residual ? residual + r * tile.ldr * residual_bytes : nullptr, out + r * tile.ldo * out_bytes);
       return;
@@ -308,8 +313,11 @@ struct Rows {
     const int64_t spill = tile.ldo > 0 ? (kBlockN + tile.ldo - 1) / tile.ldo : tile.rows;
     const bool dense = tile.acc && !residual && tile.cols == tile.ldo;
     const int64_t direct = dense ? tile.rows - spill + 1 : 0;
-    for (int64_t r = 0; r < direct; ++r) row(tile, r, shared, nullptr, nullptr, out + r * tile.ldo * out_bytes);
-    for (int64_t r = direct > 0 ? direct : 0; r < tile.rows; ++r) {
+    for (int64_t r = begin; r < end; ++r) {
+      if (r < direct) {
+        row(tile, r, shared, nullptr, nullptr, out + r * tile.ldo * out_bytes);
+        continue;
+      }
       if (!tile.acc) std::memcpy(sum_row, tile.sum + r * tile.ld_sum, static_cast<size_t>(tile.cols) * 4);
       if (residual)
         std::memcpy(residual_row, residual + r * tile.ldr * residual_bytes,

@@ -158,6 +158,39 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
   return true;
 }
 
+// A product with its epilogue, against the two kernels that linear_s8 replaces. tile: see finishes; acc is not read.
+bool linear_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile) {
+  constexpr int64_t kRows = 13;
+  std::vector<uint8_t> a((kRows + kRowSlack) * kStride), b(kQuads * kBlockN * 4);
+  for (auto* bytes : {&a, &b})
+    for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
+  const auto* w = reinterpret_cast<const int8_t*>(b.data());
+  std::vector<int32_t> acc(kRows * kBlockN), zeros(kRows), own(kRows * kBlockN);
+  std::vector<float> x_scale(kRows), want(kRows * kBlockN), got(kRows * kBlockN);
+  for (size_t r = 0; r < zeros.size(); ++r) {
+    zeros[r] = tile.x_zero[r % 3];
+    x_scale[r] = tile.x_scale[r % 3];
+  }
+  tile.x_zero = zeros.data();
+  tile.x_scale = x_scale.data();
+  tile.residual = nullptr;
+  for (tile.rows = 1; tile.rows <= kRows; ++tile.rows)
+    for (DType out : {DType::f32, DType::bf16, DType::s8})
+      for (int64_t cols : {kBlockN, int64_t{37}}) {
+        tile.out_type = out;
+        tile.cols = cols;
+        tile.acc = acc.data();
+        tile.out = want.data();
+        scalar.gemm_s8(a.data(), kStride, tile.rows, w, kQuads, acc.data(), false, {});
+        scalar.epilogue(tile);
+        tile.acc = own.data();
+        tile.out = got.data();
+        candidate.linear_s8(a.data(), kStride, w, kQuads, tile, own.data(), {w});
+        if (!same(want.data(), got.data(), want.size() * 4)) return false;
+      }
+  return true;
+}
+
 bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kRows = 3;
   std::vector<int32_t> acc(kRows * kBlockN), w_sum(kBlockN), zero(kRows);
@@ -192,6 +225,7 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
     }
     if (!same(want.data(), got.data(), want.size() * 4)) return false;
     if (candidate.groups_s4 && !grouped_rows(candidate, scalar, random, tile, zero.data())) return false;
+    if (candidate.linear_s8 && !linear_rows(candidate, scalar, random, tile)) return false;
     if (candidate.gemv_s4 && !grouped_row(candidate, scalar, random, tile)) return false;
     for (int activation = 0; activation < kActivations; ++activation)
       for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::s32})
