@@ -74,6 +74,14 @@ def forget_quantization(model: nn.Module, undo: list[Callable[[], Any]]) -> None
         undo.append(partial(words.__setitem__, "quantization_config", words.pop("quantization_config")))
 
 
+def ignored_names(model: Any) -> Callable[[str], bool]:
+    """Which tensors of its files a model of transformers itself passes over, such as DeepSeek-V3's layer 61."""
+    patterns = getattr(type(model), "_keys_to_ignore_on_load_unexpected", None) if is_model(model) else None
+    found = [re.compile(pattern) for pattern in patterns or ()]
+    own = set(model.state_dict(keep_vars=True)) if found else set()
+    return lambda name: name not in own and any(pattern.search(name) for pattern in found)
+
+
 def head_prefix(model: Any) -> str:
     """What transformers puts before, or takes from, a layer's name when it builds the model with or without a head."""
     return str(getattr(model, "base_model_prefix", "") or "")

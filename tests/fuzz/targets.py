@@ -14,6 +14,9 @@ from pathlib import Path
 from pyquant.core.patterns import Expression, Globs
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import manifest
+from pyquant.io.foreign import open_foreign
+from pyquant.io.foreign.tensors import TensorFile
+from pyquant.io.pretrained import layer_of
 from pyquant.ops import tuned
 from pyquant.recipe import Recipe
 
@@ -73,10 +76,74 @@ def patterns(data: bytes) -> None:
         assert found == (re.fullmatch(text, name) is not None), (text, name)
 
 
+def foreign(data: bytes) -> None:
+    """Another tool's folder: words, a null, the header of the tensors, a null, their bytes. Beginning with '[', the
+    words are those of quantize_config.json; config.json says nothing then. The length of the header is put before it:
+    bytes that do not know it reach what lies behind. (safetensors, below, has its own.)"""
+    words, _, rest = data.partition(b"\0")
+    header, _, body = rest.partition(b"\0")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        beside = words[:1] == b"["
+        (home / "config.json").write_bytes(b"{}" if beside else words)
+        if beside:
+            (home / "quantize_config.json").write_bytes(words[1:])
+        (home / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + body)
+        read_all(home)
+
+
+def foreign_index(data: bytes) -> None:
+    """model.safetensors.index.json beside two shards, which hold a GPTQ layer."""
+    shard = (SEEDS / "safetensors" / "a_layer").read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
+        (home / "model.safetensors.index.json").write_bytes(data)
+        (home / "a.safetensors").write_bytes(shard)
+        (home / "b.safetensors").write_bytes(shard.replace(b"fc.", b"gc."))
+        read_all(home)
+
+
+def gguf(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        path.write_bytes(data)
+        read_all(path)
+
+
+def safetensors_file(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(data)
+        try:
+            file = TensorFile(path)
+            for name in file.spans:
+                file.read(name)
+        except CheckpointError:
+            return
+
+
+def read_all(path: Path) -> None:
+    """Every layer and tensor of another tool's files; a layer that is read can be built."""
+    for activations in ("file", "float"):
+        try:
+            found = open_foreign(path, activations=activations, drop_kv_cache_scheme=True)
+            for layer in found.read_layers():
+                layer_of(layer.record)
+            for _ in found.read_tensors():
+                pass
+        except CheckpointError:
+            continue
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "recipe": recipe,
     "config": config,
     "manifest": manifest_bytes,
     "tuned": tuned_table,
     "patterns": patterns,
+    "foreign": foreign,
+    "foreign_index": foreign_index,
+    "gguf": gguf,
+    "safetensors": safetensors_file,
 }

@@ -6,7 +6,7 @@ One file a format: what its tensors and words mean. It knows no module and impor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -47,9 +47,9 @@ class ForeignCheckpoint:
         taken = {key for keys in owned.values() for key in keys} | reader.dropped()
         self._others = sorted(key for key in source if key not in taken)
 
-    def read_layers(self) -> Iterator[ForeignLayer]:
-        """One layer after the other; nothing of one that was given is kept."""
-        return map(self._reader.read, self.layers)
+    def read_layers(self, names: Iterable[str] | None = None) -> Iterator[ForeignLayer]:
+        """One layer after the other, of these names (None: all); nothing of one that was given is kept."""
+        return map(self._reader.read, self.layers if names is None else names)
 
     def read_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that belong to no layer, one after the other."""

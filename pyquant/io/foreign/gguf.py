@@ -7,8 +7,10 @@ Q6_K  256 numbers: 16 scales and d     weight = (d * scale) * (q - 32)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ from pyquant.io.foreign.tensors import BytesOf, as_tensor
 _FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDTHS: Final = {name: width for name, _, width in TYPES.values()}
 _SORTED: Final = "llama"  # of this architecture the rows of q and k are sorted for llama.cpp's rotation
-_ARCHITECTURES: Final = (_SORTED, "qwen2", "qwen3")
+_ARCHITECTURES: Final = (_SORTED, "qwen2", "qwen3", "qwen2moe", "qwen3moe")
 _OUTSIDE: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -40,7 +42,14 @@ _INSIDE: Final = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_BANKS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_MAX_EXPERTS: Final = 2**16
 _COMPUTED: Final = ("rope_freqs.weight",)  # models compute them
 _NAME: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _HEADS: Final = {"attn_q": "head_count", "attn_k": "head_count_kv"}
@@ -48,7 +57,8 @@ Numbers = tuple[torch.Tensor, torch.Tensor]
 
 
 class Source:
-    """The tensors of a GGUF file: under the names of transformers for llama, qwen2 and qwen3, else under their own."""
+    """The tensors of a GGUF file: under the names of transformers for _ARCHITECTURES (Mixtral is a llama there), else
+    under their own. A tensor [E, N, K] of experts is E matrices."""
 
     def __init__(self, path: Path) -> None:
         self.directory = path
@@ -56,10 +66,13 @@ class Source:
         header = read_header(self._file)
         self.words, self.config, self.method = header.words, dict[str, Any](), dict[str, Any]()
         self.architecture = header.words.get("general.architecture")
-        self._own = {self._translated(name): name for name in header.tensors if name not in _COMPUTED}
-        self._tensors = header.tensors
-        if len(self._own) != sum(name not in _COMPUTED for name in header.tensors):
-            raise CheckpointError(f"{path}: two tensors of one name")
+        self._own: dict[str, str] = {}
+        self._blocks: dict[str, Block] = {}
+        for name, block in header.tensors.items():
+            for own, part in () if name in _COMPUTED else self._named(name, block):
+                if own in self._own:
+                    raise CheckpointError(f"{path}: two tensors of one name")
+                self._own[own], self._blocks[own] = name, part
 
     def __contains__(self, name: object) -> bool:
         return name in self._own
@@ -69,7 +82,7 @@ class Source:
 
     def block(self, name: str) -> Block:
         """What the file says of a tensor."""
-        return self._tensors[self._own[name]]
+        return self._blocks[name]
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor as real numbers; blocks of codes as float32."""
@@ -86,10 +99,11 @@ class Source:
     def numbers(self, name: str) -> Numbers:
         """Codes int8 [N, K] and scales float32 [N, groups] of a matrix of blocks, its rows as the file has them."""
         block = self.block(name)
-        data = as_tensor(self._file.read(block.start, block.size), torch.uint8, (-1, _WIDTHS[block.kind]))
-        columns = block.shape[-1] if block.shape else 1
+        width = _WIDTHS[block.kind]
+        data = as_tensor(self._file.read(block.start, block.size), torch.uint8, (block.size // width, width))
+        rows, columns = math.prod(block.shape[:-1]), block.shape[-1]
         codes, scale = UNPACK[block.kind](data)
-        return codes.reshape(-1, columns), scale.reshape(codes.numel() // columns if columns else 0, -1)
+        return codes.reshape(rows, columns), scale.reshape(rows, columns // (codes.shape[1] // scale.shape[1]))
 
     def layer(self, name: str, options: Options) -> ForeignLayer:
         """A matrix of blocks as a layer; `name` without '.weight'."""
@@ -102,13 +116,22 @@ class Source:
         bias = self.read(f"{name}.bias") if f"{name}.bias" in self else None
         return foreign_layer(name, bits, codes, scale, None, options=options, bias=bias)
 
-    def _translated(self, name: str) -> str:
-        if self.architecture not in _ARCHITECTURES:
-            return name
-        inside = _NAME.fullmatch(name)
-        if inside and inside[2] in _INSIDE:
-            return f"model.layers.{inside[1]}.{_INSIDE[inside[2]]}.{inside[3]}"
-        return _OUTSIDE.get(name, name)
+    def _named(self, name: str, block: Block) -> Iterator[tuple[str, Block]]:
+        """What a tensor of the file is in the model: one tensor, or a matrix of each expert."""
+        inside = _NAME.fullmatch(name) if self.architecture in _ARCHITECTURES else None
+        if inside and inside[2] in _BANKS and len(block.shape) == 3:
+            count, part = block.shape[0], _BANKS[inside[2]]
+            if count > _MAX_EXPERTS:
+                raise CheckpointError(f"{self.directory}: tensor '{name}': {count} experts; allowed: {_MAX_EXPERTS}")
+            for e in range(count):
+                size = block.size // count
+                own = Block(block.kind, block.shape[1:], block.start + e * size, size)
+                yield f"model.layers.{inside[1]}.mlp.experts.{e}.{part}.{inside[3]}", own
+        elif inside and inside[2] in _INSIDE:
+            row = (1, *block.shape) if inside[2] == "ffn_gate_inp_shexp" and len(block.shape) == 1 else block.shape
+            yield f"model.layers.{inside[1]}.{_INSIDE[inside[2]]}.{inside[3]}", replace(block, shape=row)
+        else:
+            yield _OUTSIDE.get(name, name) if self.architecture in _ARCHITECTURES else name, block
 
     def _rows(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Where each row of the model lies in the file; None: in its place."""

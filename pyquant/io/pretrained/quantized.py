@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,9 @@ from pyquant.core import arguments
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io.foreign import ForeignCheckpoint, ForeignLayer, open_foreign
-from pyquant.io.pretrained.place import assign, check_keys, check_no_meta, module_of, refill
+from pyquant.io.foreign.join import joined
+from pyquant.io.pretrained.expert_names import ExpertNames, Place
+from pyquant.io.pretrained.place import assign, check_keys, check_no_meta, layer_of, module_of, refill
 from pyquant.io.pretrained.save import is_inside, modules_by_name
 from pyquant.nn.forms import expose_reversibly
 from pyquant.nn.qlinear import QLinear
@@ -77,21 +79,30 @@ def place(
     """Put a foreign checkpoint's layers and tensors into a model, all of them or none."""
     from pyquant.integrations import transformers  # never at import: it is another library's business
 
-    places = {_layer_name(renamed, name): name for name in checkpoint.layers}
-    if len(places) != len(checkpoint.layers):
+    experts, ignores = ExpertNames(model), transformers.ignored_names(model)
+    homes = {name: experts.place(_layer_name(renamed, name)) for name in checkpoint.layers}
+    homes = {name: home for name, home in homes.items() if not ignores(f"{home.module}.weight")}
+    if len(set(homes.values())) != len(homes):
         raise ArgumentError("rename", "a function that gives two layers one name", "a name for each")
+    wanted = {home.module for home in homes.values()}
+    banks = experts.quantised(wanted)
     with undone_on_error() as undo:
-        expose_reversibly(model, lambda module, name: name in places, undo, True)
+        expose_reversibly(model, lambda module, name: name in wanted or name in banks, undo, True)
         names = modules_by_name(model)
         new: list[tuple[list[str], nn.Module]] = []
-        for place, layer in zip(places, checkpoint.read_layers()):
+        tensors: dict[str, Tensor] = {}
+        for place, layer in _whole_layers(checkpoint, homes, experts):
             old = names.get(place)
             if old is None:
                 raise CheckpointError(f"layer '{place}' is in the file; the model has no module of that name")
+            if experts.is_router(place) and not isinstance(old, nn.Linear):
+                tensors[f"{place}.weight"] = real_weight(layer)  # a parameter of the model, not a layer
+                continue
             if not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward:
                 raise CheckpointError(f"layer '{place}': the model has a {type(old).__name__} there; allowed: Linear")
             new.append(([name for name, module in names.items() if module is old], built(layer, old)))
-        tensors = {renamed(name): tensor for name, tensor in checkpoint.read_tensors()}
+        others = ((experts.renamed(renamed(name)), tensor) for name, tensor in checkpoint.read_tensors())
+        tensors |= experts.floats({name: tensor for name, tensor in others if not ignores(name)}, banks)
         quantised = [name for places_of, _ in new for name in places_of]
         tensors = _for_model(model, tensors, quantised)
         check_keys(model, quantised, tensors)
@@ -103,6 +114,33 @@ def place(
         if target is not None:
             swap_modules(model, [], device=target, undo=undo)
     return model
+
+
+def _whole_layers(
+    checkpoint: ForeignCheckpoint, homes: Mapping[str, Place], experts: ExpertNames
+) -> Iterator[tuple[str, ForeignLayer]]:
+    """(module of the model, its layer), each once it is whole: of two halves the first waits for the second."""
+    waiting: dict[str, tuple[int, ForeignLayer]] = {}
+    for layer in checkpoint.read_layers(homes):
+        home = homes[layer.record.name]
+        if home.half is None:
+            yield home.module, layer
+        elif home.module not in waiting:
+            waiting[home.module] = home.half, layer
+        else:
+            first = waiting.pop(home.module)[1]
+            gate, up = (layer, first) if home.half == 0 else (first, layer)
+            yield home.module, joined(home.module, gate, up, interleaved=experts.is_interleaved(home.module))
+    for module, (_, layer) in waiting.items():
+        raise CheckpointError(f"layer '{layer.record.name}': half of '{module}'; allowed: both, gate and up, as codes")
+
+
+def real_weight(layer: ForeignLayer) -> Tensor:
+    """The weight of a layer as real numbers, float32. Raises CheckpointError for one with a bias."""
+    if layer.record.bias is not None:
+        raise CheckpointError(f"layer '{layer.record.name}': a router with a bias; allowed: none")
+    found = layer_of(layer.record).to_float().weight.detach()
+    return found if layer.order is None else found[:, torch.argsort(layer.order)]
 
 
 def built(layer: ForeignLayer, old: nn.Linear) -> nn.Module:
