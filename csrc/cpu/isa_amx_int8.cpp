@@ -126,6 +126,7 @@ const Kernels& kernels_amx_int8() {
     k.gemm_s8 = gemm_s8;
     k.linear_s8 = linear_s8;
     k.groups_s4 = nullptr;  // the tiles win
+    k.linear_s4 = nullptr;
     k.code_sums = nullptr;
     return k;
   }();

@@ -5,6 +5,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/row_table.h"
@@ -120,20 +121,20 @@ class Finish {
   PYQ_INLINE void as(const __m512i (&c)[R][4], int64_t begin) const {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const __m512 x_scale = _mm512_set1_ps(tile_.x_scale[(begin + r) * tile_.x_scale_step]);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        const int64_t at = j * 16;
-        const __m512i sum = _mm512_sub_epi32(c[r][j], _mm512_load_si512(shared_ + at));
-        const __m512 t = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(tile_.w_scale + at));
-        store<T>((begin + r) * tile_.ldo + at,
-                 _mm512_add_ps(_mm512_mul_ps(t, x_scale), _mm512_loadu_ps(tile_.bias + at)));
+        const __m512i sum = _mm512_sub_epi32(c[r][j], _mm512_load_si512(shared_ + j * 16));
+        const __m512 scale = _mm512_loadu_ps(tile_.w_scale + j * 16);
+        store<T>(begin + r, j, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale));
       }
     }
   }
 
   template <DType T>
-  PYQ_INLINE void store(int64_t at, __m512 v) const {
+  PYQ_INLINE void store(int64_t row, int j, __m512 t) const {
+    const __m512 x_scale = _mm512_set1_ps(tile_.x_scale[row * tile_.x_scale_step]);
+    const __m512 v = _mm512_add_ps(_mm512_mul_ps(t, x_scale), _mm512_loadu_ps(tile_.bias + j * 16));
+    const int64_t at = row * tile_.ldo + j * 16;
     if constexpr (T == DType::f32)
       V::store_f32(static_cast<float*>(tile_.out) + at, v);
     else
@@ -365,14 +366,30 @@ struct GroupTile {
   float* sum;
   bool first;
   const uint8_t* ahead;  // as in tile_s8
-  int lines;
-  const int8_t* unpacked;  // the codes of b one a byte, where many rows share them; or null
+  int8_t* codes;         // where kKeeps leaves the codes of b, one a byte
 };
 
-// The accumulators begin at minus the term of the zero point and, as nibbles become code + 8, of that 8. Adds
+// One oct from nibbles, whose codes are kept.
+template <int R>
+PYQ_INLINE void multiply_and_keep(const uint8_t* a, int64_t lda, const uint8_t* p, int8_t* codes, __m512i low,
+                                  __m512i eight, __m512i (&c)[R][4]) {
+  __m512i w[4];
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      w[j] = half ? high_nibbles(p + j * 64, low, eight) : low_nibbles(p + j * 64, low);
+      w[j] = _mm512_sub_epi8(w[j], eight);
+      _mm512_storeu_si512(codes + half * kStep + j * 64, w[j]);
+    }
+    multiply(a + half * 4, lda, w[0], w[1], w[2], w[3], c);
+  }
+}
+
+// The accumulators begin at minus the term of the zero point and, where nibbles become code + 8, of that 8. Adds
 // float(dots) * scale to sum. A function of its own, because g++ 12 keeps the accumulators on the stack where it is
 // inlined.
-template <int R, int kLines, bool kUnpacked>
+template <int R, int kLines, bool kKeeps>
 __attribute__((noinline)) void group_s4(const GroupTile& t) {
   const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
   const __m512i s0 = _mm512_loadu_si512(t.w_sum), s1 = _mm512_loadu_si512(t.w_sum + 16);
@@ -394,7 +411,7 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
       c[r][2] = _mm512_mullo_epi32(zero_point, s2);
       c[r][3] = _mm512_mullo_epi32(zero_point, s3);
     }
-    if constexpr (!kUnpacked) {
+    if constexpr (!kKeeps) {
       const __m512i eights = _mm512_set1_epi32(8 * t.a_sum[r * t.a_sum_step]);
       c[r][0] = _mm512_sub_epi32(c[r][0], eights);
       c[r][1] = _mm512_sub_epi32(c[r][1], eights);
@@ -409,9 +426,8 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
 #pragma GCC unroll 4
     for (int j = 0; j < kLines; ++j)
       _mm_prefetch(reinterpret_cast<const char*>(t.ahead + (o * kLines + j) * 64), _MM_HINT_T1);
-    if constexpr (kUnpacked) {
-      multiply_quad(a + o * 8, lda, t.unpacked + 2 * o * kStep, c);
-      multiply_quad(a + o * 8 + 4, lda, t.unpacked + (2 * o + 1) * kStep, c);
+    if constexpr (kKeeps) {
+      multiply_and_keep(a + o * 8, lda, p, t.codes + 2 * o * kStep, low, eight, c);
       continue;
     }
     multiply(a + o * 8, lda, low_nibbles(p, low), low_nibbles(p + 64, low), low_nibbles(p + 128, low),
@@ -433,9 +449,7 @@ __attribute__((noinline)) void group_s4(const GroupTile& t) {
 
 template <int R>
 void group_s4(const GroupTile& t) {
-  if (!t.unpacked) return t.ahead ? group_s4<R, 2, false>(t) : group_s4<R, 0, false>(t);
-  if (!t.ahead) return group_s4<R, 0, true>(t);
-  return t.lines == 1 ? group_s4<R, 1, true>(t) : group_s4<R, 2, true>(t);
+  t.ahead ? group_s4<R, 2, false>(t) : group_s4<R, 0, false>(t);
 }
 
 void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
@@ -450,17 +464,100 @@ void unpack_s4(const uint8_t* b, int64_t octs, int8_t* out) {
     }
 }
 
-// Taking nibbles apart is an eighth of a tile's work where vectors have four ports, a quarter where they have two: from
-// three tiles of rows on it is done once, into memory that stays in the first-level cache.
-constexpr int64_t kUnpackRows = 18, kUnpackOcts = 32;
+// One block of int4 in groups, a byte a code.
+struct GroupBlock {
+  const int8_t* codes;
+  int64_t octs, groups;
+};
+
+// A tile of rows through all groups. The accumulators begin at minus the term of the zero point; between groups the
+// sums of the tile are in memory, few enough to stay near. A function of its own as group_s4 is, and one product in its
+// loop: with two g++ 12 keeps the accumulators on the stack.
+template <int R, bool kAhead>
+__attribute__((noinline)) void tile_groups(const uint8_t* a, int64_t lda, const GroupBlock& b, const Tile& tile,
+                                           float* sum, const Besides& to) {
+  // The zero point of all rows, or of the first.
+  const __m512i shared = _mm512_set1_epi32(-tile.x_zero[to.row * tile.x_zero_step]);
+  const int64_t quads = 2 * b.octs, all = b.groups * quads, own = all > kOwnQuads ? all - kOwnQuads : 0;
+  const int8_t *ahead = to.weights, *codes = b.codes;
+  for (int64_t g = 0, q = 0; g < b.groups; ++g) {
+    __m512i c[R][4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const __m512i w_sum = _mm512_loadu_si512(tile.w_sum + g * kBlockN + j * 16);
+      c[0][j] = _mm512_mullo_epi32(shared, w_sum);
+#pragma GCC unroll 8
+      for (int r = 1; r < R; ++r) c[r][j] = c[0][j];
+      if (tile.x_zero_step) {
+#pragma GCC unroll 8
+        for (int r = 1; r < R; ++r) c[r][j] = _mm512_mullo_epi32(_mm512_set1_epi32(-tile.x_zero[to.row + r]), w_sum);
+      }
+    }
+    for (const int64_t end = q + quads; q < end; ++q) {
+      if constexpr (kAhead) _mm_prefetch(reinterpret_cast<const char*>(ahead + q * 64), _MM_HINT_T1);
+      if (to.out && q >= own && q - own < R * Ahead::kRowLines) to.out->call_line(to.row, q - own);
+      multiply_quad(a + q * 4, lda, codes + q * kStep, c);
+    }
+    const float* scale = tile.w_scale + g * kBlockN;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j)
+        add_scaled(sum + r * kBlockN + j * 16, c[r][j], _mm512_loadu_ps(scale + j * 16), g == 0);
+    }
+  }
+}
+
+template <int R>
+void tile_groups(const uint8_t* a, int64_t lda, const GroupBlock& b, const Tile& tile, float* sum, const Besides& to) {
+  if (to.weights)
+    tile_groups<R, true>(a, lda, b, tile, sum, to);
+  else
+    tile_groups<R, false>(a, lda, b, tile, sum, to);
+}
+
+void linear_s4(const uint8_t* a, int64_t lda, const uint8_t* b, int8_t* codes, bool fill, int64_t octs, int64_t groups,
+               const Tile& tile, float* sum, const Ahead& ahead) {
+  Tile summed = tile;
+  summed.acc = nullptr;
+  summed.sum = sum;
+  const Finish finish(summed);
+  const auto* weights = static_cast<const int8_t*>(ahead.weights);
+  const GroupBlock block{codes, octs, groups};
+  const Ahead* const out = ahead.out ? &ahead : nullptr;
+  int64_t done = 0;
+  if (fill) {
+    ahead.call_out(0, 6);
+    for (int64_t g = 0; g < groups; ++g)
+      group_s4<6, 0, true>({a + g * octs * 8, lda, b + g * octs * kStep, octs, nullptr, 0, tile.x_zero,
+                            tile.x_zero_step, tile.w_sum + g * kBlockN, tile.w_scale + g * kBlockN, sum, g == 0,
+                            nullptr, codes + 2 * g * octs * kStep});
+    finish.rows(0, 6);
+    done = 6;
+  }
+  for (int64_t called = 0; done < tile.rows;) {
+    const int64_t r = tile_rows(tile.rows - done);
+    // Two tiles call in half each of what is read next.
+    const Besides to{weights && called < 2 ? weights + called * octs * groups * 128 : nullptr, 0, out, &finish, done};
+    const uint8_t* rows = a + done * lda;
+    float* sums = sum + done * kBlockN;
+    switch (r) {
+      case 1: tile_groups<1>(rows, lda, block, tile, sums, to); break;
+      case 2: tile_groups<2>(rows, lda, block, tile, sums, to); break;
+      case 3: tile_groups<3>(rows, lda, block, tile, sums, to); break;
+      case 4: tile_groups<4>(rows, lda, block, tile, sums, to); break;
+      case 5: tile_groups<5>(rows, lda, block, tile, sums, to); break;
+      default: tile_groups<6>(rows, lda, block, tile, sums, to);
+    }
+    finish.rows(done, done + r);
+    done += r;
+    ++called;
+  }
+}
 
 void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
                const Tile& tile, float* sum, const Ahead& ahead) {
-  alignas(64) int8_t codes[2 * kUnpackOcts * kStep];
-  const bool unpacks = tile.rows >= kUnpackRows && octs <= kUnpackOcts;
-  const int lines = lines_a_quad(tile.rows);
   for (int64_t g = 0; g < groups; ++g, a += octs * 8, b += octs * kStep) {
-    if (unpacks) unpack_s4(b, octs, codes);
     const bool last = g + 1 == groups;
     const uint8_t* next = last              ? static_cast<const uint8_t*>(ahead.weights)
                           : ahead.first_use ? b + octs * kStep
@@ -482,9 +579,8 @@ void groups_s4(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_
                         tile.w_scale + g * kBlockN,
                         sum + done * kBlockN,
                         g == 0,
-                        next && pass * lines < 4 ? next + pass * octs * lines * 64 : nullptr,
-                        lines,
-                        unpacks ? codes : nullptr};
+                        next && pass < 2 ? next + pass * octs * 128 : nullptr,
+                        nullptr};
       switch (r) {
         case 1: group_s4<1>(t); break;
         case 2: group_s4<2>(t); break;
@@ -520,6 +616,7 @@ const Kernels& kernels_avx512_vnni() {
     k.gemm_s4 = gemm_s4;
     k.gemv_s4 = gemv_s4;
     k.groups_s4 = groups_s4;
+    k.linear_s4 = linear_s4;
     k.code_sums = code_sums;
     k.unpack_s4 = unpack_s4;
     return k;

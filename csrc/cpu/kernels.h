@@ -151,6 +151,11 @@ struct Kernels {
   // nothing.
   void (*groups_s4)(const uint8_t* a, int64_t lda, const int32_t* a_sum, const uint8_t* b, int64_t octs, int64_t groups,
                     const Tile& tile, float* sum, const Ahead& ahead);
+  // Rows against int4 in groups of `octs`, and the epilogue: gemm_s8 on the unpacked codes and accumulate of every
+  // group, a tile of rows at a time. codes: the whole block unpacked, as unpack_s4 does; `fill` leaves that to this
+  // call, which then has at least six rows. sum: memory for tile.rows. Null where nothing is gained.
+  void (*linear_s4)(const uint8_t* a, int64_t lda, const uint8_t* b, int8_t* codes, bool fill, int64_t octs,
+                    int64_t groups, const Tile& tile, float* sum, const Ahead& ahead);
   void (*code_sums)(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);

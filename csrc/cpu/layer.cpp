@@ -9,7 +9,10 @@
 namespace pyquant::cpu {
 namespace {
 
-constexpr int64_t kRowBytes = 1 << 20;     // codes of one pass over the weights: half of a common L2
+constexpr int64_t kRowBytes = 1 << 20;  // codes of one pass over the weights: half of a common L2
+// Rows from which a block of int4 in groups is unpacked once for all of them: taking nibbles apart is an eighth of a
+// tile's work where vectors have four ports, a quarter where they have two.
+constexpr int64_t kUnpackRows = 18;
 constexpr int64_t kUnpackedK = 1024;       // int4 codes along K unpacked at a time for few rows: 64 KiB
 constexpr int64_t kSerialFew = 2'000'000;  // multiplications that are not worth a second thread: 20 to 60 us
 constexpr int64_t kSerialMany = 4'000'000;
@@ -136,7 +139,7 @@ class Worker {
     const int64_t used = extent_.scattered() ? extent_.groups * extent_.padded_group : extent_.k;
     const int64_t read = extent_.grouped || !layer_.first.codes_s8 ? extent_.padded_k : quads_ * 4;
     if (used < read) std::memset(to + used, 0, static_cast<size_t>(read - used));
-    if (summed_ && rows > 1)
+    if (summed_ && rows > 1 && !unpacks_groups(rows))
       kernels_.code_sums(to, extent_.padded_group, extent_.groups, code_sums_ + r * extent_.groups);
   }
 
@@ -296,12 +299,20 @@ class Worker {
     return {nullptr, static_cast<const unsigned char*>(tile.out), tile.ldo * size, tile.cols * size};
   }
 
+  bool unpacks_groups(int64_t rows) const { return kernels_.linear_s4 && extent_.groups > 0 && rows >= kUnpackRows; }
+
   void multiply_groups(int64_t m, int64_t rows, int64_t b, const BlockView& block, int64_t to_next) {
     for (int64_t r = 0; r < rows; r += kernels_.row_block) {
       Tile tile = tile_of(m, r, std::min(kernels_.row_block, rows - r), b, block);
       Ahead calls = ahead_of(tile);
       calls.first_use = r == 0;
       if (to_next && r + tile.rows == rows) calls.weights = block.codes_s4 + to_next;
+      if (unpacks_groups(rows)) {
+        kernels_.linear_s4(a_ + r * lda_, lda_, block.codes_s4, unpacked_, r == 0, extent_.padded_group / 8,
+                           extent_.groups, tile, sum_, calls);
+        to_planes(tile, m + r, b);
+        continue;
+      }
       kernels_.groups_s4(a_ + r * lda_, lda_, code_sums_ + r * extent_.groups, block.codes_s4, extent_.padded_group / 8,
                          extent_.groups, tile, sum_, calls);
       finish_groups(tile);

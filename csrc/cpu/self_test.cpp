@@ -121,7 +121,7 @@ bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random
 
 // Rows of two groups, against the two kernels that groups_s4 replaces; a group is a vector of codes and a rest.
 bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile, const int32_t* zero) {
-  constexpr int64_t kGroups = 2, kRows = 13, kOcts = 9, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
+  constexpr int64_t kGroups = 2, kRows = 19, kOcts = 9, kGroup = kOcts * 8, kCodes = kGroups * kGroup;
   std::vector<uint8_t> a(kRows * kCodes), b(kCodes / 2 * kBlockN);
   for (auto* bytes : {&a, &b})
     for (auto& v : *bytes) v = static_cast<uint8_t>(random.next());
@@ -141,7 +141,7 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
       if (sum != sums[static_cast<size_t>(r * kGroups + g)]) return false;
     }
   }
-  for (int64_t rows : {5, 8, 13}) {
+  for (int64_t rows : {int64_t{5}, int64_t{8}, int64_t{13}, kRows}) {
     tile.rows = rows;
     tile.w_sum = w_sum.data();
     tile.w_scale = w_scale.data();
@@ -154,6 +154,24 @@ bool grouped_rows(const Kernels& candidate, const Kernels& scalar, Random& rando
       scalar.accumulate(tile, want.data(), g == 0);
     }
     if (!same(want.data(), got.data(), static_cast<size_t>(rows * kBlockN) * 4)) return false;
+    if (!candidate.linear_s4 || rows < 6) continue;
+    std::vector<float> sum(kRows * kBlockN), out(kRows * kBlockN), x_scale(kRows, 0.5f);
+    std::vector<int8_t> codes(2 * b.size());
+    tile.sum = want.data();
+    tile.acc = nullptr;
+    tile.residual = nullptr;
+    tile.x_scale = x_scale.data();
+    tile.cols = kBlockN;
+    tile.out_type = DType::f32;
+    tile.out = out.data();
+    scalar.epilogue(tile);
+    tile.w_sum = w_sum.data();
+    tile.w_scale = w_scale.data();
+    for (bool fill : {true, false}) {  // the second call reads the codes of the first
+      tile.out = got.data();
+      candidate.linear_s4(a.data(), kCodes, b.data(), codes.data(), fill, kOcts, kGroups, tile, sum.data(), {b.data()});
+      if (!same(out.data(), got.data(), static_cast<size_t>(rows * kBlockN) * 4)) return false;
+    }
   }
   return true;
 }
