@@ -376,6 +376,35 @@ def test_every_way_to_hold_a_row(native: Any, plain_device: Memory, name: str, s
     plain_device.free()
 
 
+@pytest.mark.parametrize("group", [4, 8, 16, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_groups_of_whole_units(native: Any, plain_device: Memory, dtype: str, group: int) -> None:
+    """Groups that a few lanes hold (csrc/cuda/quantize/short_groups.cu) and the sizes next to them, in rows that lie
+    apart or are one run of groups, more of them than a block takes at once; all kinds of steps and codes."""
+    for index, (rows, cols) in enumerate(((1, 512), (3, 3072), (11, 512), (2, 20480), (23, 1536))):
+        draw = Draw(BASE_SEED, "whole units", dtype, group, index)
+        x = _values(draw, rows, cols, FLOATS[dtype])
+        ld = cols + draw.choice((0, 8, 64))
+        data = torch.zeros(rows, ld, dtype=x.dtype)
+        data[:, :cols] = x
+        for symmetric, qmin, qmax in ((True, -127, 127), (False, -128, 127), (True, -7, 7), (False, -8, 7)):
+            target = Target.draw(draw, plain_device, rows, cols, cols // group, symmetric)
+            target.packed = qmax == 7 and draw.chance(0.7)
+            q = plain_device.put(torch.full((rows * cols,), SENTINEL, dtype=torch.uint8))
+            target.shift = 0
+            target.fields |= {"q": q, "ldq": cols, "packed": target.packed, "row_sum": 0, "qmin": qmin, "qmax": qmax}
+            matrix = {"data": plain_device.put(data), "type": dtype, "rows": rows, "cols": cols, "ld": ld}
+            native.quantize_dynamic(matrix, "groups", group, target.fields, 0)
+            codes, scale, zero_point = quantize_dynamic(x, "per_group", group, symmetric, qmin, qmax)
+            what = f"{dtype} {rows}x{cols} ld {ld} in groups of {group}, {qmin} to {qmax}, index {index}"
+            target.compare(codes, scale, zero_point, what)
+            given = scale.nan_to_num(1.0)
+            target.fields |= {"scale": plain_device.put(given)}
+            native.quantize(matrix, "groups", group, target.fields)
+            target.compare(quantize(x, given, zero_point, "per_group", group, qmin, qmax), None, None, what)
+        plain_device.free()
+
+
 def test_what_a_quantiser_cannot_write_is_refused(native: Any, plain_device: Memory) -> None:
     x = {"data": plain_device.put(torch.zeros(2, 6)), "rows": 2, "cols": 6}
     q, scale = plain_device.put(torch.zeros(2, 8)), plain_device.put(torch.zeros(12))
@@ -467,11 +496,12 @@ BUDGETS = {
     "per_token": 10,
     "packed": 11,
     "affine": 14,
-    "rms_norm": 21,
-    "layer_norm": 30,
+    "rms_norm": 18,
+    "layer_norm": 24,
     "groups": 13,
-    "groups_given": 16,
-    "given": 16,
+    "groups_of_32": 13,
+    "groups_given": 13,
+    "given": 14,
     "dequantize": 15,
 }
 
@@ -491,6 +521,7 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
     affine = {"symmetric": False, "qmin": -128, "qmax": 127}
     q, scales = out["q"], plain_device.put(torch.ones(rows, k // 128))
     many = out | {"scale": scales, "zero_point": plain_device.put(torch.zeros(rows, k // 128))}
+    few = out | {"scale": plain_device.put(torch.ones(rows, k // 32)), "zero_point": 0}
     given = out | {"scale": scales, "zero_point": 0}
     launches: dict[str, Callable[[], None]] = {
         "per_token": lambda: native.quantize_dynamic(matrix, "rows", 0, out),
@@ -499,6 +530,7 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
         "rms_norm": lambda: native.norm_quantize(matrix, rms, out),
         "layer_norm": lambda: native.norm_quantize(matrix, layer, out),
         "groups": lambda: native.quantize_dynamic(matrix, "groups", 128, many),
+        "groups_of_32": lambda: native.quantize_dynamic(matrix, "groups", 32, few),
         "groups_given": lambda: native.quantize(matrix, "groups", 128, given),
         "given": lambda: native.quantize(matrix, "rows", 0, given),
         "dequantize": lambda: native.dequantize(q, "s4", rows, k, k, "groups", 128, scales, 0, x, dtype, 0, 0),

@@ -12,5 +12,9 @@ void quantize_per_tensor(const FloatMatrix& x, const CodeRange& range, const Qua
 void quantize_per_group(const FloatMatrix& x, int64_t group_size, const float* scale, const int32_t* zero_point,
                         const CodeRange& range, const QuantizeParams& params, const QuantizeOut& out,
                         const Context& context);
+// The same where every group is few whole units (short_groups.cu); false, and nothing launched, where it is not.
+bool quantize_short_groups(FloatMatrix x, int64_t group_size, const float* scale, const int32_t* zero_point,
+                           const CodeRange& range, const QuantizeParams& params, QuantizeOut out,
+                           const Context& context);
 
 }  // namespace pyquant::cuda

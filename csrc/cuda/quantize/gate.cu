@@ -8,7 +8,7 @@ namespace {
 
 template <class T>
 struct SiluMulInput {
-  static constexpr int kUnits = 4, kThreads = 512, kWidth = kVector<T>;  // fp32 values fill the registers
+  static constexpr int kUnits = 4, kThreads = 512, kStep = 0, kWidth = kVector<T>;  // fp32 values fill the registers
   using Kept = KeptFloats<T, kUnits>;
   const T* x;
   int64_t ld;
@@ -17,7 +17,7 @@ struct SiluMulInput {
   struct Row {
     const T *gate, *up;
     bool vector;
-    __device__ __forceinline__ Row(const SiluMulInput& in, int64_t row, const RowSpan& span, RowShared&)
+    __device__ __forceinline__ Row(const SiluMulInput& in, int64_t row, const RowSpan& span, RowShared&, Kept&)
         : gate(in.x + row * in.ld), up(gate + span.cols), vector(in.vector) {}
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const {
       KeptUnits<T, kUnits> gates, ups;

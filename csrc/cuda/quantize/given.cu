@@ -20,7 +20,7 @@ struct Given {
   QuantizeParams params;
 };
 
-constexpr int kUnits = 4;
+constexpr int kUnits = 8;
 
 // How the blocks lie over the matrix: a chunk of a row is up to kUnits units of every thread.
 struct GivenSpan {

@@ -135,6 +135,7 @@ void quantize_per_group(const FloatMatrix& x, int64_t group_size, const float* s
   if (group_size > kMostColumns)
     throw std::runtime_error("quantize: group_size " + std::to_string(group_size) +
                              "; allowed: " + std::to_string(kMostColumns));
+  if (quantize_short_groups(x, group_size, scale, zero_point, range, params, out, context)) return;
   with_float_type(x.type, "quantize", [&](auto element) {
     using T = decltype(element);
     const Groups g = groups_of<T>(x, group_size, out.packed);

@@ -70,10 +70,17 @@ struct KeptFloats {
       for (int j = 0; j < kWidth; ++j) value[k][j] = k == i ? v[j] : value[k][j];
   }
   __device__ __forceinline__ void widen(Range& range, bool symmetric) const {
+    if (symmetric)  // asked once, not an element
+      widen_all<true>(range);
+    else
+      widen_all<false>(range);
+  }
+  template <bool kSymmetric>
+  __device__ __forceinline__ void widen_all(Range& range) const {
 #pragma unroll
     for (int i = 0; i < Units; ++i)
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) range.widen(__float_as_uint(value[i][j]), symmetric);
+      for (int j = 0; j < kWidth; ++j) range.widen(__float_as_uint(value[i][j]), kSymmetric);
   }
   __device__ __forceinline__ void values(int i, float (&v)[kWidth]) const {
 #pragma unroll

@@ -35,33 +35,46 @@ struct Channel {
 };
 
 // Sum over the block in the order of norm_math.h; s[set] are lanes of this thread, later sets after all threads'
-// earlier ones.
+// earlier ones. Threads halve the sets between them while these are several: each set still adds neighbours first.
 template <int Sets, int Width>
 __device__ __forceinline__ float sum_in_lanes(float (&s)[Sets][Width], float* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto from_lane = [](float v, int step) { return __shfl_xor_sync(0xffffffffu, v, step); };
+  float part[Sets];
 #pragma unroll
-  for (int set = 0; set < Sets; ++set) {
-    float part = tree_sum(s[set], Width);
+  for (int set = 0; set < Sets; ++set) part[set] = tree_sum(s[set], Width);
+  int set = 0;  // whose sum this thread is left with
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) part = fadd(part, __shfl_xor_sync(0xffffffffu, part, step));
-    if (threadIdx.x % 32 == 0) shared[set * warps + warp] = part;
+  for (int half = Sets / 2; half > 0; half /= 2) {
+    const int step = Sets / 2 / half;
+    const bool upper = lane & step;
+#pragma unroll
+    for (int j = 0; j < half; ++j) {
+      const float other = from_lane(upper ? part[j] : part[j + half], step);
+      part[j] = fadd(upper ? part[j + half] : part[j], other);
+    }
+    set += upper ? half : 0;
   }
+#pragma unroll
+  for (int step = Sets; step < 32; step *= 2) part[0] = fadd(part[0], from_lane(part[0], step));
+  if (lane < Sets) shared[set * warps + warp] = part[0];
   __syncthreads();
   // As many leaves as a warp has lanes at most: the rest of the tree is one more of these.
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float part = lane < Sets * warps ? shared[lane] : 0.f;
+  float all = lane < Sets * warps ? shared[lane] : 0.f;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) part = fadd(part, __shfl_xor_sync(0xffffffffu, part, step));
-  return part;
+  for (int step = 1; step < 32; step *= 2) all = fadd(all, from_lane(all, step));
+  return all;
 }
 
 constexpr int kNormThreads = 256;
 
-// The lanes of norm_math.h that a thread adds up: unit i belongs to set i % kSets.
-template <class T, bool kSubtractMean, int Units, int kSets>
+// The lanes of norm_math.h that a thread adds up: unit i belongs to set i % kSets. kShort: rows of no more elements
+// than lanes, by any number of threads; else a thread's units lie so far apart that it owns whole lanes.
+template <class T, bool kSubtractMean, int Units, int kSets, bool kShort>
 struct NormInput {
   using Kept = KeptFloats<T, Units>;
-  static constexpr int kThreads = kNormThreads, kWidth = kVector<T>;
+  static constexpr int kThreads = kNormThreads, kWidth = kVector<T>, kStep = kShort ? 0 : kSumLanes / kSets;
   const T *x, *residual;
   T* sum;
   int64_t ld, ldr;
@@ -74,9 +87,9 @@ struct NormInput {
     bool vector, is_whole;
     float mean = 0.f, factor;
     Channel weight, bias;
-    KeptUnits<T, Units> raw;
 
-    __device__ __forceinline__ Row(const NormInput& in, int64_t row, const RowSpan& span, RowShared& shared)
+    // Leaves the values of a row of one chunk in `kept`, less the mean.
+    __device__ __forceinline__ Row(const NormInput& in, int64_t row, const RowSpan& span, RowShared& shared, Kept& kept)
         : x(in.residual ? in.sum + row * span.cols : in.x + row * in.ld),
           vector(in.vector),
           is_whole(span.chunks == 1),
@@ -84,126 +97,145 @@ struct NormInput {
           bias(in.bias) {
       float s[kSets][kWidth] = {};
       for (int c = 0; c < span.chunks; ++c) {
-        const Chunk chunk = span.chunk<kWidth>(c);
-        raw.load(in.x + row * in.ld, chunk, vector);
-        if (in.residual) add(in, row, span.cols, chunk);
-        accumulate<false>(chunk, s, [](float v) { return kSubtractMean ? v : fmul(v, v); });
+        const Chunk chunk = span.chunk<NormInput>(c);
+        if (in.residual)
+          add(in, row, span.cols, chunk, kept);
+        else
+          read(in.x + row * in.ld, chunk, kept);
+        accumulate(kept, s, [](float v) { return kSubtractMean ? v : fmul(v, v); });
       }
       float mean_of_lanes = mean_of(sum_in_lanes(s, shared.sums[0]), span.cols);
       if constexpr (kSubtractMean) {
         mean = mean_of_lanes;
         float d[kSets][kWidth] = {};
         for (int c = 0; c < span.chunks; ++c) {
-          const Chunk chunk = span.chunk<kWidth>(c);
-          if (!is_whole) raw.load(x, chunk, vector);
-          accumulate<true>(chunk, d, [this](float v) { return fmul(fsub(v, mean), fsub(v, mean)); });
+          const Chunk chunk = span.chunk<NormInput>(c);
+          if (!is_whole) read(x, chunk, kept);
+          center(chunk, kept);
+          accumulate(kept, d, [](float v) { return fmul(v, v); });
         }
         mean_of_lanes = mean_of(sum_in_lanes(d, shared.sums[1]), span.cols);
       }
       factor = norm_factor(mean_of_lanes, in.eps);
     }
 
+    // Columns that the row has not are held as +0 until they become codes: they change no sum and no range.
+    __device__ __forceinline__ void read(const T* from, const Chunk& chunk, Kept& kept) const {
+      KeptUnits<T, Units> raw;
+      raw.load(from, chunk, vector);
+#pragma unroll
+      for (int i = 0; i < Units; ++i) raw.values(i, kept.value[i]);
+    }
+
     // x + residual rounded to T, which is also stored.
-    __device__ __forceinline__ void add(const NormInput& in, int64_t row, int64_t cols, const Chunk& chunk) {
-      KeptUnits<T, Units> residual;
+    __device__ __forceinline__ void add(const NormInput& in, int64_t row, int64_t cols, const Chunk& chunk,
+                                        Kept& kept) const {
+      KeptUnits<T, Units> raw, residual;
+      raw.load(in.x + row * in.ld, chunk, vector);
       residual.load(in.residual + row * in.ldr, chunk, vector);
 #pragma unroll
       for (int i = 0; i < Units; ++i) {
         const int column = i * chunk.step;
+        raw.values(i, kept.value[i]);
         if (column >= chunk.left) continue;
-        float v[kWidth], r[kWidth];
-        raw.values(i, v);
+        float r[kWidth];
         residual.values(i, r);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[j] = fadd(v[j], r[j]);
-        raw.unit[i] = narrow_unit<T>(v);
-        store_unit(in.sum + row * cols + chunk.first + column, chunk.left - column, vector, raw.unit[i]);
+        for (int j = 0; j < kWidth; ++j) r[j] = fadd(kept.value[i][j], r[j]);
+        const Unit<T> sum = narrow_unit<T>(r);
+        store_unit(in.sum + row * cols + chunk.first + column, chunk.left - column, vector, sum);
+        widen_unit(sum, kept.value[i]);
       }
     }
 
-    // Columns that the row has not add +0, which changes no sum: a lane starts from +0. They are held as +0; masked: of
-    // which the term makes something else.
-    template <bool kMasked, class Term>
-    __device__ __forceinline__ void accumulate(const Chunk& chunk, float (&s)[kSets][kWidth], Term term) const {
+    template <class Term>
+    static __device__ __forceinline__ void accumulate(const Kept& kept, float (&s)[kSets][kWidth], Term term) {
 #pragma unroll
-      for (int i = 0; i < Units; ++i) {
-        const int valid = kMasked ? chunk.left - i * chunk.step : kWidth;
-        if (valid <= 0) continue;
-        float v[kWidth];
-        raw.values(i, v);
+      for (int i = 0; i < Units; ++i)
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[j] = term(v[j]);
-        if (valid < kWidth) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) v[j] = j < valid ? v[j] : 0.f;
-        }
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) s[i % kSets][j] = fadd(s[i % kSets][j], v[j]);
-      }
+        for (int j = 0; j < kWidth; ++j) s[i % kSets][j] = fadd(s[i % kSets][j], term(kept.value[i][j]));
     }
 
-    __device__ __forceinline__ void scale(float (&v)[kWidth]) const {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[j] = fmul(kSubtractMean ? fsub(v[j], mean) : v[j], factor);
-    }
-
-    // The values of one unit, `valid` of them; v holds the row's.
-    __device__ __forceinline__ void normed(float (&v)[kWidth], int64_t first, int valid) const {
-      scale(v);
-      float channel[kWidth];
-      if (weight.data) {
-        weight.load_part(first, valid, channel);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[j] = fmul(v[j], channel[j]);
-      }
-      if (bias.data) {
-        bias.load_part(first, valid, channel);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[j] = fadd(v[j], channel[j]);
-      }
-    }
-
-    // use(value, channel) for all of the units that begin at column `whole` or before, by aligned loads. The type is
-    // asked for once.
+    // use(unit, i) for every unit of which all columns exist: those that begin `whole` columns on or before.
     template <class Use>
-    __device__ __forceinline__ void each_unit(const Channel& of, const Chunk& chunk, int whole, Kept& kept,
-                                              Use use) const {
-      of.with_pointer([&](const auto* channels) {
-        const auto* from = channels + chunk.first;
+    static __device__ __forceinline__ void each_unit(const Chunk& chunk, int whole, Kept& kept, Use use) {
 #pragma unroll
-        for (int i = 0; i < Units; ++i) {
-          if (i * chunk.step > whole) continue;
-          float channel[kWidth];
-          load_run(from + i * chunk.step, kWidth, true, channel);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) kept.value[i][j] = use(kept.value[i][j], channel[j]);
-        }
-      });
+      for (int i = 0; i < Units; ++i)
+        if (i * chunk.step <= whole) use(kept.value[i], i);
     }
-
-    __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) {
-      if (!is_whole) raw.load(x, chunk, vector);
-      const bool aligned = weight.vector && bias.vector;
-      const int whole = aligned ? chunk.left - kWidth : -1;  // where the last whole unit may begin
-#pragma unroll
-      for (int i = 0; i < Units; ++i) {
-        raw.values(i, kept.value[i]);  // 0 beyond the row
-        if (i * chunk.step <= whole) scale(kept.value[i]);
-      }
-      each_unit(weight, chunk, whole, kept, [](float v, float channel) { return fmul(v, channel); });
-      each_unit(bias, chunk, whole, kept, [](float v, float channel) { return fadd(v, channel); });
-      if (aligned && chunk.whole) return;
-#pragma unroll 1  // the end of a row, or weights off the boundaries: a loop keeps the kernel short
+    // use(unit, columns of it, i) for the others of the row: its end, or all where `whole` is negative. A loop keeps
+    // the kernel short.
+    template <class Use>
+    static __device__ __forceinline__ void each_rest(const Chunk& chunk, int whole, Kept& kept, Use use) {
+#pragma unroll 1
       for (int i = 0; i < Units; ++i) {
         const int column = i * chunk.step, valid = chunk.left - column;
-        if (valid <= 0 || (aligned && valid >= kWidth)) continue;
+        if (valid <= 0 || column <= whole) continue;
         float v[kWidth];
-        widen_unit(raw.at(i), v);
-        normed(v, chunk.first + column, valid);
+        kept.values_at(i, v);
+        use(v, valid, i);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v[j] = j < valid ? v[j] : 0.f;
         kept.put(i, v);
       }
+    }
+
+    __device__ __forceinline__ void center(const Chunk& chunk, Kept& kept) const {
+      const auto subtract = [this](float (&v)[kWidth]) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) v[j] = fsub(v[j], mean);
+      };
+      each_unit(chunk, chunk.left - kWidth, kept, [&](auto& v, int) { subtract(v); });
+      if (!chunk.whole) each_rest(chunk, chunk.left - kWidth, kept, [&](auto& v, int, int) { subtract(v); });
+    }
+
+    __device__ __forceinline__ void scale(float (&v)[kWidth]) const {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) v[j] = fmul(v[j], factor);
+    }
+
+    // v = use(v, channel) for the units that `weight` or `bias` has as aligned loads. The type is asked for once.
+    template <class Use>
+    __device__ __forceinline__ void each_channel(const Channel& of, const Chunk& chunk, int whole, Kept& kept,
+                                                 Use use) const {
+      of.with_pointer([&](const auto* channels) {
+        const auto* from = channels + chunk.first;
+        each_unit(chunk, whole, kept, [&](auto& v, int i) {
+          float channel[kWidth];
+          load_run(from + i * chunk.step, kWidth, true, channel);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) v[j] = use(v[j], channel[j]);
+        });
+      });
+    }
+
+    __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const {
+      if (!is_whole) {
+        read(x, chunk, kept);
+        if constexpr (kSubtractMean) center(chunk, kept);
+      }
+      const bool aligned = weight.vector && bias.vector;
+      const int whole = aligned ? chunk.left - kWidth : -1;
+      if (!weight.data) each_unit(chunk, whole, kept, [this](auto& v, int) { scale(v); });
+      each_channel(weight, chunk, whole, kept,
+                   [this](float v, float channel) { return fmul(fmul(v, factor), channel); });
+      each_channel(bias, chunk, whole, kept, [](float v, float channel) { return fadd(v, channel); });
+      if (aligned && chunk.whole) return;
+      each_rest(chunk, whole, kept, [&](auto& v, int valid, int i) {
+        const int64_t first = chunk.first + i * chunk.step;
+        float channel[kWidth];
+        scale(v);
+        if (weight.data) {
+          weight.load_part(first, valid, channel);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) v[j] = fmul(v[j], channel[j]);
+        }
+        if (bias.data) {
+          bias.load_part(first, valid, channel);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) v[j] = fadd(v[j], channel[j]);
+        }
+      });
     }
   };
 };
@@ -211,27 +243,28 @@ struct NormInput {
 // One that is absent is aligned.
 Channel channel_of(const void* data, DType type) { return {data, type, is_aligned(data, 0, 16)}; }
 
-// A thread must own whole lanes: its units lie as far apart as a row has lanes (threads * sets units), unless the row
-// is so short that every lane has one element at most.
+// body(units, sets, whether rows are short, block).
 template <class T, class Body>
 void with_norm_shape(int64_t rows, int64_t cols, int64_t room, Body body) {
   constexpr int kWidth = kVector<T>, kLaneUnits = kSumLanes / kWidth;
-  const auto run = [&](auto units, auto sets, int threads) {
-    body(units, sets, row_block(threads, cols, room, kWidth, decltype(units)::value));
-  };
   using std::integral_constant;
   constexpr integral_constant<int, 4> four{};
   constexpr integral_constant<int, 8> eight{};
-  constexpr integral_constant<int, kLaneUnits / kNormThreads> fewest{};
   const int64_t units = (room + kWidth - 1) / kWidth;
-  if (units <= kLaneUnits) return run(four, four, row_block(rows, cols, room, kWidth, 4, kNormThreads).threads);
+  if (units <= kLaneUnits)
+    return body(four, four, std::true_type{}, row_block(rows, cols, room, kWidth, 4, kNormThreads));
+  const auto run = [&](auto units_each, auto sets) {
+    constexpr int kUnits = decltype(units_each)::value, kThreads = kLaneUnits / decltype(sets)::value;
+    body(units_each, sets, std::false_type{}, row_block(kThreads, cols, room, kWidth, kUnits));
+  };
   // Where rows fill the device, as few threads as hold one: what a thread does once costs less an element.
   if constexpr (kLaneUnits == kNormThreads) {
-    if (rows >= 1024 && units <= 2 * kLaneUnits) return run(eight, four, kNormThreads / 4);
-    if (rows >= 1024 && units <= 4 * kLaneUnits) return run(eight, integral_constant<int, 2>{}, kNormThreads / 2);
+    if (rows >= 1024 && units <= 2 * kLaneUnits) return run(eight, four);
+    if (rows >= 1024 && units <= 4 * kLaneUnits) return run(eight, integral_constant<int, 2>{});
   }
-  if (units <= 4 * kNormThreads) return run(four, fewest, kNormThreads);
-  run(eight, fewest, kNormThreads);
+  constexpr integral_constant<int, kLaneUnits / kNormThreads> fewest{};
+  if (units <= 4 * kNormThreads) return run(four, fewest);
+  run(eight, fewest);
 }
 
 }  // namespace
@@ -245,8 +278,9 @@ void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRan
     if (norm.residual)
       vector = vector && is_aligned(norm.residual, norm.ldr * size, 16) && is_aligned(norm.sum, x.cols * size, 16);
     const auto run = [&](auto subtract_mean) {
-      with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, const RowBlock& block) {
-        using Input = NormInput<T, decltype(subtract_mean)::value, decltype(units)::value, decltype(sets)::value>;
+      with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, auto is_short, const RowBlock& block) {
+        using Input = NormInput<T, decltype(subtract_mean)::value, decltype(units)::value, decltype(sets)::value,
+                                decltype(is_short)::value>;
         const Input in{static_cast<const T*>(x.data),
                        static_cast<const T*>(norm.residual),
                        static_cast<T*>(norm.sum),

@@ -5,8 +5,10 @@
 //   struct Input {
 //     static constexpr int kThreads;  // most threads of a block
 //     using Kept = ...;               // what a thread keeps: KeptUnits or KeptFloats
+//     static constexpr int kStep;     // between the units of a thread, where all launches have the same; else 0
 //     struct Row {
-//       Row(const Input&, int64_t row, const RowSpan&, RowShared&);  // may read the whole row; every thread calls it
+//       // May read the whole row; every thread calls it. What it leaves in Kept is what `load` finds there.
+//       Row(const Input&, int64_t row, const RowSpan&, RowShared&, Kept&);
 //       void load(const Chunk&, Kept&);
 //     };
 //   };
@@ -35,17 +37,18 @@ struct RowSpan {
   int cols, room;     // columns of the matrix and of the output
   int step, columns;  // between the units of a thread; of a chunk
   int chunks;
-  template <int Width>
+  template <class Input>
   __device__ __forceinline__ Chunk chunk(int index) const {
-    const int first = index * columns + static_cast<int>(threadIdx.x) * Width;
-    return {first, step, cols - first, room - first, cols % Width == 0, room > cols};
+    constexpr int kWidth = Input::Kept::kWidth;
+    const int first = index * columns + static_cast<int>(threadIdx.x) * kWidth;
+    return {first, Input::kStep > 0 ? Input::kStep : step, cols - first, room - first, cols % kWidth == 0, room > cols};
   }
 };
 
 // The matrix itself, without a norm or gate.
 template <class T, int Threads = kMostThreads>
 struct PlainInput {
-  static constexpr int kThreads = Threads;
+  static constexpr int kThreads = Threads, kStep = 0;
   using Kept = KeptUnits<T, 8>;
   const T* x;
   int64_t ld;
@@ -54,7 +57,7 @@ struct PlainInput {
   struct Row {
     const T* x;
     bool vector;
-    __device__ __forceinline__ Row(const PlainInput& in, int64_t row, const RowSpan&, RowShared&)
+    __device__ __forceinline__ Row(const PlainInput& in, int64_t row, const RowSpan&, RowShared&, Kept&)
         : x(in.x + row * in.ld), vector(in.vector) {}
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const { kept.load(x, chunk, vector); }
   };
@@ -87,14 +90,14 @@ __global__ void __launch_bounds__(Input::kThreads, 1)
   __shared__ RowShared shared;
   wait_for_predecessor();
   release_successor();
-  typename Input::Row row(in, blockIdx.x, span, shared);
   Kept kept;
+  typename Input::Row row(in, blockIdx.x, span, shared, kept);
   typename Kept::Range seen;
   typename Output::Row to;
   // Every chunk for the range, then every chunk for the codes, backwards: the last one is still held. One loop, so that
   // the code that loads stands once.
   for (int turn = 0; turn < 2 * span.chunks; ++turn) {
-    const Chunk chunk = span.chunk<Kept::kWidth>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
+    const Chunk chunk = span.chunk<Input>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
     if (turn != span.chunks) row.load(chunk, kept);
     if (turn < span.chunks) {
       kept.widen(seen, range.symmetric);
