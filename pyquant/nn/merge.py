@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pyquant import ops
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import flow as flows
@@ -54,12 +55,14 @@ def merge_(model: nn.Module, example_inputs: object = None) -> nn.Module:
     ->              the model. Its layers are MergedLinears under their names: each is called as before, state_dict and
                     saved files are those of the model as it was, and a loaded model is merged by another call.
     The first that is called with a tensor quantises it once and multiplies it by the weights of all; the others take
-    their part when they are called with the same tensor. Equal bits. That needs torch.no_grad(): with gradients, in
-    torch.compile, and under torch.inference_mode(), which does not count writes to a tensor, every call computes all
-    parts and keeps its own, which is right and slow. Writes past torch (x.data, other libraries) between two such calls
+    their part when they are called with the same tensor. Equal bits. That needs torch.no_grad() or, on a CPU,
+    torch.inference_mode(), which does not count writes to a tensor: there its numbers are compared with those of the
+    first call. With gradients, in torch.compile, and in inference mode on a GPU, every call computes all parts and
+    keeps its own, which is right and slow. Writes past torch (x.data, other libraries) between two calls under no_grad
     are not seen.
     Layers stay apart, for the reason in merge_report, where schemes, biases, activations, types, or static input
-    scales differ, or a layer has hooks, gives codes, stands in several places or computes in floating point. fuse_
+    scales differ, or a layer has hooks, gives codes, stands in several places or is in 16 bits; weight-only layers
+    unless they are on a CPU, whose compiled library gives a channel the same bits beside any others. fuse_
     goes before it: what is merged is fused no more. Transactional. Calling it again changes nothing.
     Raises ArgumentError for a model without quantised layers. Source: docs/layers.md.
 
@@ -157,7 +160,7 @@ def _by_run(model: nn.Module, layers: dict[str, QLinear], example_inputs: object
         x = args[0] if args else kwargs.get("x")
         if isinstance(module, QLinear) and isinstance(x, Tensor):
             kept.append(x)
-            reads[id(module)].append((id(x), x._version))
+            reads[id(module)].append((id(x), 0 if x.is_inference() else x._version))
 
     with torch.no_grad(), flows.Calls(flows.check_model(model), entered).watched():
         flows.call(model, example_inputs)
@@ -172,7 +175,7 @@ def _obstacle(layer: QLinear, places: int) -> str:
     """Why a layer cannot be merged with any other; '' where it can."""
     own_forward = type(layer).forward not in (QLinear.forward, MergedLinear.forward) or "forward" in layer.__dict__
     reasons = {
-        "it computes in floating point, where a wider product may round in another order": not layer.scheme.is_integer,
+        "it computes in floating point, where a wider product may round in another order": not _is_exact(layer),
         f"it is a {type(layer).__name__} with a forward of its own": own_forward,
         "it gives codes to the next layer": layer.scheme.outputs is not None,
         "it is not calibrated": layer.missing is not None,
@@ -180,6 +183,14 @@ def _obstacle(layer: QLinear, places: int) -> str:
         "it stands in several places of the model": places != 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _is_exact(layer: QLinear) -> bool:
+    """Whether a channel has the same bits beside any other channels: integers; codes of weights on a CPU, where the
+    compiled library adds each channel up by itself, in one order."""
+    if layer.scheme.is_integer or layer.scheme.is_float:
+        return layer.scheme.is_integer
+    return layer.weight_scale is not None and layer.weight_scale.device.type == "cpu" and ops.native_available()
 
 
 def _difference(one: QLinear, other: QLinear) -> str:

@@ -29,6 +29,7 @@ class _Seen:
     x: weakref.ref[Tensor]
     moment: tuple[Any, ...]
     parts: list[Tensor | None]
+    numbers: Tensor | None  # a copy of those of x, where writes to it are not counted
 
 
 class Group:
@@ -69,8 +70,9 @@ class Group:
             return self.whole(x)[..., self.rows(place)].contiguous()
         seen = self._seen  # once: another thread may put its own there
         if seen is None or not _is_for(seen, x, moment) or seen.parts[place] is None:
+            numbers = _uncounted(x)  # before the product: a write meanwhile is noticed
             parts = [part.contiguous() for part in self.whole(x).split(self.sizes, -1)]
-            seen = _Seen(weakref.ref(cast(Tensor, x), self._dropped), moment, list(parts))
+            seen = _Seen(weakref.ref(cast(Tensor, x), self._dropped), moment, list(parts), numbers)
             self._seen = seen
             mine = parts[place]
         else:
@@ -200,7 +202,29 @@ class MergedLinear(QLinear):
 
 
 def _is_for(seen: _Seen, x: object, moment: tuple[Any, ...]) -> bool:
-    return seen.x() is x and seen.moment == moment
+    same = seen.x() is x and seen.moment == moment
+    return same and (seen.numbers is None or same_bits(seen.numbers, cast(Tensor, x)))
+
+
+def _uncounted(x: object) -> Tensor | None:
+    """A copy of a tensor of torch.inference_mode(), which does not count writes to it: comparing tells, and costs less
+    than a product on the CPU."""
+    return x.clone() if isinstance(x, Tensor) and x.is_inference() else None
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and bits: NaNs are equal to themselves, and -0 is not 0.
+
+    Example:
+        >>> same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+        True
+        >>> same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+        False
+    """
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
+    return torch.equal(a.view(whole), b.view(whole))
 
 
 def _moment(x: object) -> tuple[Any, ...] | None:
@@ -208,9 +232,11 @@ def _moment(x: object) -> tuple[Any, ...] | None:
     the call is made. None: a result must not be kept."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not isinstance(x, Tensor):
         return None  # with gradients each call needs a graph of its own; compilers cannot follow what is kept
-    if type(x) is not Tensor or x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return None  # inference tensors do not count writes
+    if type(x) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return None
     mode = torch.is_autocast_enabled(x.device.type), torch.autograd.forward_ad._current_level
+    if x.is_inference():  # writes are not counted: the CPU compares the numbers (_uncounted), a GPU would have to wait
+        return mode if x.device.type == "cpu" and x.is_floating_point() else None
     if x.device.type != "cuda":
         return x._version, *mode
     stream = torch.cuda.current_stream(x.device).cuda_stream

@@ -28,12 +28,18 @@ def check(seed: int) -> None:
         model["gate_proj"](y)
         apart["up_proj"].bias = model["up_proj"].bias = torch.ones(40)
         assert torch.equal(model["up_proj"](y), apart["up_proj"](y))
+    with torch.inference_mode():
+        z = torch.randn(3, 32)
+        model["gate_proj"](z)
+        z.mul_(-3)
+        assert torch.equal(model["up_proj"](z), apart["up_proj"](z))
     assert all(torch.equal(t, apart.state_dict()[name]) for name, t in model.state_dict().items())
 
 
 for old, new, name in (
     ("seen.x() is x and ", "", "the result of another tensor"),
     ("return x._version, *mode\n", "return mode\n", "a tensor that was written to"),
+    ("return x.clone() if", "return x if", "a tensor of inference mode that was written to"),
 ):
     register(edit("nn.merged_linear", old, new), check, name=name, area="merge")
 register(

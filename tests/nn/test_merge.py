@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from qlayers import INTEGER, calibration
 from torch import Tensor, nn
 
 import pyquant
+from pyquant import ops
 from pyquant.errors import ArgumentError
 from pyquant.nn.merge import SIBLINGS
 from pyquant.nn.merged_linear import MergedLinear
@@ -94,15 +95,61 @@ def test_another_tensor_a_write_or_new_weights_are_seen() -> None:
     assert model.q_proj._group._seen is None
 
 
-def test_gradients_and_inference_mode() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_inference_mode_saves_as_much_and_sees_every_write(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = quantised(pyquant.W8A8Dynamic())
     model = pyquant.merge_(copy.deepcopy(apart))
+    writes: list[Callable[[Tensor], object]] = [
+        lambda x: x.add_(1),
+        lambda x: x[2].neg_(),  # through a view
+        lambda x: x.T.flip(0).copy_(x.T),
+        lambda x: x.data.mul_(3),
+        lambda x: x.numpy().__setitem__((1, 5), 7) if dtype == torch.float32 else x.zero_(),  # past torch
+        lambda x: x.set_(torch.randn(5, 32, dtype=dtype)),
+        lambda x: x.__setitem__((0, 0), float("nan")),
+    ]
     with torch.inference_mode():
-        x = torch.randn(3, 32)
+        for write in writes:
+            x = torch.randn(3, 32, dtype=dtype)
+            assert x.is_inference()
+            model.q_proj(x)
+            write(x)
+            for name in ("k_proj", "v_proj", "q_proj", "k_proj"):
+                one, other = model.get_submodule(name)(x), apart.get_submodule(name)(x)
+                assert torch.equal(one.nan_to_num(), other.nan_to_num())
+        x = torch.randn(3, 32, dtype=dtype)
         assert all(torch.equal(a, b) for a, b in zip(model(x), apart(x), strict=True))
+        assert count_products(model, torch.randn(3, 32, dtype=dtype), monkeypatch) == 1
+        assert model.q_proj._group._seen is None
         model.q_proj(x)
-        x.add_(1)
+    with torch.no_grad():  # a tensor from there, here
         assert torch.equal(model.k_proj(x), apart.k_proj(x))
+
+
+def test_an_example_of_inference_mode_shows_who_reads_it() -> None:
+    with torch.inference_mode():
+        x = torch.randn(2, 32)
+    assert pyquant.merge_report(quantised(pyquant.W8A8Dynamic()), x)[0].names == NAMES
+
+
+@pytest.mark.skipif(not ops.native_available(), reason="needs the compiled library")
+@pytest.mark.parametrize("scheme", [pyquant.W8A16(), pyquant.W4A16(32)], ids=str)
+def test_weight_only_layers_have_their_bits_in_wider_products(scheme: pyquant.QScheme) -> None:
+    for sizes in ((8, 8), (40, 16, 7), (100, 33), (256, 64, 64), (64, 300)):
+        for rows in (0, 1, 3, 8, 33, 130):
+            layers = nn.ModuleDict({name: nn.Linear(96, n) for name, n in zip(NAMES, sizes, strict=False)}).eval()
+            apart = pyquant.quantize_(layers, scheme, check_speed=False)
+            model = pyquant.merge_(copy.deepcopy(apart))
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.randn(rows, 96, dtype=dtype)
+                for name in layers:
+                    assert isinstance(model[name], MergedLinear)
+                    assert torch.equal(model[name](x), apart[name](x)), (sizes, rows, dtype)
+
+
+def test_gradients() -> None:
+    apart = quantised(pyquant.W8A8Dynamic())
+    model = pyquant.merge_(copy.deepcopy(apart))
     with torch.enable_grad():
         grads = []
         for one in (model, apart):
@@ -172,7 +219,8 @@ def test_what_stays_apart_and_why() -> None:
     assert reasons(lambda m: None) == [("q_proj k_proj v_proj", "mergeable")]
     assert reasons(scaled) == [*pair, ("v_proj", "their static input scales differ")]
     assert "schemes differ" in reasons(of("v_proj", pyquant.W8A8Dynamic()))[1][1]
-    assert "floating point" in reasons(of("v_proj", pyquant.W8A16()))[1][1]
+    assert "schemes differ" in reasons(of("v_proj", pyquant.W8A16()))[1][1]
+    assert "floating point" in reasons(of("v_proj", pyquant.FP16()))[1][1]
     assert "activations differ" in reasons(of("v_proj", pyquant.W8A8(), activation="silu"))[1][1]
     hooked = reasons(lambda m: m.v_proj.register_forward_hook(lambda *a: None))
     assert hooked == [*pair, ("v_proj", "it has hooks")]
