@@ -24,7 +24,7 @@ from pyquant.io import manifest as manifests
 from pyquant.io.atomic import SaveDirectory, at_most, opened, read_file, reason_of
 from pyquant.io.compressed_tensors import from_tensors, tensor_specs
 from pyquant.io.manifest import CONFIG, INDEX, SHARD, FileEntry, Manifest, TensorEntry
-from pyquant.io.prepare import check_json, check_layers, check_tensors, config_of, parts_of
+from pyquant.io.prepare import Layers, by_name, check_json, check_layers, check_tensors, config_of, parts_of
 from pyquant.io.record import LayerEntry, LayerRecord, check_layer
 from pyquant.io.shards import check_digest, check_size, decode, encode
 from pyquant.io.strict_json import MAX_BYTES
@@ -53,7 +53,7 @@ class Checkpoint:
 
 def save_checkpoint(
     directory: str | os.PathLike[str],
-    layers: Sequence[LayerRecord],
+    layers: Sequence[LayerRecord] | Layers,
     other_tensors: Mapping[str, torch.Tensor],
     *,
     extra: Mapping[str, Any],
@@ -65,7 +65,8 @@ def save_checkpoint(
     """Writes a checkpoint, replacing one of ours that is there; other files in the directory are left alone.
 
     directory        made if it is missing. Weights or a config.json that pyquant did not write are refused.
-    layers           quantised layers, names unique.
+    layers           quantised layers, names unique; or {name: function that gives the layer}, called twice, to check
+                     and to write it, so that one layer and one file are in memory at a time.
     other_tensors    everything else by name: bool, int8..int64, uint8, float16/32/64, bfloat16.
     extra            JSON-able; 'recipe' in it is digested into config.json. Tuples come back as lists.
     model_config     keys of config.json other than quantization_config (a transformers configuration), or None.
@@ -78,7 +79,8 @@ def save_checkpoint(
     """
     file_path("directory", directory)
     arguments.whole("max_shard_bytes", max_shard_bytes, 1)
-    entries = check_layers(layers)
+    given = by_name(layers)
+    entries = check_layers(given)
     check_tensors(other_tensors, entries)
     saved_extra = check_json("extra", extra)
     words = check_json("model_config", model_config or {}, whole_keys=True)
@@ -86,7 +88,7 @@ def save_checkpoint(
     draft = Manifest(config, saved_extra, {}, {}, entries)
     try:
         with SaveDirectory(directory) as out:
-            return _save(out, draft, parts_of(layers, entries, other_tensors, max_shard_bytes))
+            return _save(out, draft, parts_of(given, entries, other_tensors, max_shard_bytes))
     except OSError as error:
         state = f"not saved: {reason_of(error)}; the checkpoint there, if any, is whole"
         raise CheckpointError(f"{os.fspath(directory)}: {state}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +14,24 @@ from pyquant.io.manifest import DTYPE_NAMES
 from pyquant.io.record import NAMES, LayerEntry, LayerRecord, check_layer, is_safe_name
 from pyquant.io.strict_json import MAX_DEPTH
 
+Layers = Mapping[str, Callable[[], LayerRecord]]  # each is made when it is needed, so that one at a time is in memory
 
-def check_layers(layers: Sequence[LayerRecord]) -> dict[str, LayerEntry]:
-    """The entries of the layers by name, after check_layer() on each. Raises ArgumentError, also for equal names."""
-    entries: dict[str, LayerEntry] = {}
+
+def by_name(layers: Sequence[LayerRecord] | Layers) -> Layers:
+    """{name: what gives the layer}. Raises ArgumentError for two layers of one name."""
+    if isinstance(layers, Mapping):
+        return layers
+    found: dict[str, Callable[[], LayerRecord]] = {}
     for layer in layers:
-        if layer.name in entries:
+        if layer.name in found:
             raise ArgumentError("layers", f"two layers named {layer.name!r}", "unique names")
-        entries[layer.name] = check_layer(layer)
-    return entries
+        found[layer.name] = partial(_itself, layer)
+    return found
+
+
+def check_layers(layers: Layers) -> dict[str, LayerEntry]:
+    """The entries of the layers by name, after check_layer() on each. Raises ArgumentError."""
+    return {name: check_layer(give()) for name, give in layers.items()}
 
 
 def check_tensors(other: Mapping[str, torch.Tensor], entries: Mapping[str, LayerEntry]) -> None:
@@ -74,7 +84,7 @@ def config_of(
 
 
 def parts_of(
-    layers: Sequence[LayerRecord],
+    layers: Layers,
     entries: Mapping[str, LayerEntry],
     other: Mapping[str, torch.Tensor],
     max_shard_bytes: int,
@@ -94,12 +104,16 @@ def parts_of(
 
 
 def _units(
-    layers: Sequence[LayerRecord], entries: Mapping[str, LayerEntry], other: Mapping[str, torch.Tensor]
+    layers: Layers, entries: Mapping[str, LayerEntry], other: Mapping[str, torch.Tensor]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    for layer in sorted(layers, key=lambda one: one.name):
-        yield to_tensors(layer, entries[layer.name])
+    for name in sorted(layers):
+        yield to_tensors(layers[name](), entries[name])
     for name in sorted(other):
         yield {name: other[name].detach().to("cpu").contiguous()}
+
+
+def _itself(layer: LayerRecord) -> LayerRecord:
+    return layer
 
 
 def _items(argument: str, value: Mapping[Any, Any], whole_keys: bool) -> list[tuple[str, Any]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -76,7 +77,8 @@ def save_pretrained(
         )
     first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    layers: list[LayerRecord] = []
+    layers: dict[str, Callable[[], LayerRecord]] = {}
+    kinds: dict[str, str] = {}
     dtypes: dict[str, str] = {}
     notes: dict[str, str] = {}
     if recipe is not None:
@@ -89,17 +91,18 @@ def save_pretrained(
             if not theirs:  # transformers knows no aliases: it finds a layer under each of its names
                 continue
         first_names.setdefault(id(module), name)
-        layers.append(_embedding_record(name, module) if isinstance(module, QEmbedding) else _record(name, module))
+        layers[name] = partial(_record, name, module)
+        kinds[name] = _kind(module)
         if module.dtype != torch.float32:
             dtypes[name] = dtype_name(module.dtype)
         if getattr(module, "note", ""):
             notes[name] = str(module.note)
-    others = _other_tensors(model, [*(layer.name for layer in layers), *aliases])
+    others = _other_tensors(model, [*layers, *aliases])
     residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     reordered = [name for name, module in modules_by_name(model).items() if isinstance(module, Reordered)]
     optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes, "reordered": reordered}
-    strange = transformers.unreadable_layers(model, {layer.name: layer.kind for layer in layers}) if theirs else {}
+    strange = transformers.unreadable_layers(model, kinds) if theirs else {}
     strange |= dict.fromkeys(reordered, "Linear that takes its inputs in another order")
     refusal = _refusal(strange)
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
@@ -146,7 +149,11 @@ def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmb
             yield name, module
 
 
-def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
+def _record(name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
+    return _embedding_record(name, layer) if isinstance(layer, QEmbedding) else _layer_record(name, layer)
+
+
+def _layer_record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
     if layer.missing is not None:
         raise ArgumentError("model", f"layer '{name}' without {layer.missing}", "layers with all their scales")
     scale, zero_point = layer.weight_scale, layer.weight_zero_point
@@ -168,9 +175,13 @@ def _record(name: str, layer: QLinear | QConv2d) -> LayerRecord:
         output_zero_point=layer.output_zero_point,
         activation=layer.activation,
         clamp=layer.clamp if layer.activation == "clamp" else None,
-        kind="conv2d" if isinstance(layer, QConv2d) else "linear",
+        kind=_kind(layer),
         geometry=asdict(layer.patches) if isinstance(layer, QConv2d) else None,
     )
+
+
+def _kind(layer: nn.Module) -> str:
+    return "embedding" if isinstance(layer, QEmbedding) else "conv2d" if isinstance(layer, QConv2d) else "linear"
 
 
 def _in_files(scheme: QScheme | TensorScheme) -> dict[str, Any]:
@@ -191,7 +202,7 @@ def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
         out_features=layer.num_embeddings,
         codes=layer.codes,
         weight_scale=layer.weight_scale,
-        kind="embedding",
+        kind=_kind(layer),
     )
 
 
