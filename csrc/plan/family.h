@@ -50,6 +50,8 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_s4s4)                \
   X(sm80_f16)                 \
   X(sm80_bf16)                \
+  X(sm80_w8a16)               \
+  X(sm80_w4a16)               \
   X(sm90_s8s8)                \
   X(sm90_f16)                 \
   X(sm90_bf16)                \
@@ -163,6 +165,19 @@ constexpr FamilyFacts sm80_s4s4() {
 
 constexpr FamilyFacts sm80_f16() { return multistage("sm80_f16", DType::f16, DType::f16); }
 constexpr FamilyFacts sm80_bf16() { return multistage("sm80_bf16", DType::bf16, DType::bf16); }
+
+// Integer weights under 16-bit activations, widened in registers: whole 16-byte pieces of weights, both kinds of
+// floats.
+constexpr FamilyFacts weight_only(const char* name, DType w) {
+  FamilyFacts f = multistage(name, DType::f16, w);
+  f.x |= type_bit(DType::bf16);
+  f.w_zero_point = true;
+  f.group_multiple = 32;
+  return f;
+}
+
+constexpr FamilyFacts sm80_w8a16() { return weight_only("sm80_w8a16", DType::s8); }
+constexpr FamilyFacts sm80_w4a16() { return weight_only("sm80_w4a16", DType::s4); }
 
 constexpr FamilyFacts sm90_s8s8() { return hopper("sm90_s8s8", DType::s8, DType::s8); }
 constexpr FamilyFacts sm90_f16() { return hopper("sm90_f16", DType::f16, DType::f16); }

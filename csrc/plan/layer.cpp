@@ -38,6 +38,9 @@ double streamed_us(const GemmProblem& p, const DeviceInfo& device) {
   return kLaunchUs + 2 * chip.latency_us + std::max(2 * (m * k + n * k + m * n) / chip.dram_bytes_per_us, multiply);
 }
 
+// In which the framework multiplies a layer's activations.
+DType framework_type(const GemmProblem& p) { return is_float(p.x) && p.x != DType::f32 ? p.x : DType::f16; }
+
 template <bool kOnlyCompiled>
 const Row* select_row(const GemmProblem& problem, bool has_residual, const DeviceInfo& device) {
   return select(problem, has_residual, device, kOnlyCompiled).row;
@@ -57,17 +60,20 @@ LayerTime framework_time(int64_t m, int64_t n, int64_t k, DType type, const Devi
   return {us, false, nullptr};
 }
 
+double dequantised_us(const GemmProblem& p, const DeviceInfo& device) {
+  const double w = static_cast<double>(p.n) * static_cast<double>(p.k);
+  return framework_time(p.m, p.n, p.k, framework_type(p), device).us +
+         pass_us(w * (stored_bits(p.w, true) / 8.0 + 2), 0, device);
+}
+
 LayerTime layer_time(const Request& request, const DeviceInfo& device, bool only_compiled) {
   const GemmProblem& p = request.problem;
   const double x = static_cast<double>(p.m) * static_cast<double>(p.k);
-  const double w = static_cast<double>(p.n) * static_cast<double>(p.k);
   const Route r = route(request, device, only_compiled ? select_row<true> : select_row<false>);
   if (r.form == Form::framework) {
-    const DType type = is_float(p.x) && p.x != DType::f32 ? p.x : DType::f16;
     if (const Tuned* tuned = find_tuned(p, request.has_residual, device)) return {tuned->us, true, nullptr};
-    LayerTime time = framework_time(p.m, p.n, p.k, type, device);
-    if (!is_float(p.w)) time.us += pass_us(w * (stored_bits(p.w, true) / 8.0 + 2), 0, device);
-    return time;
+    const LayerTime time = framework_time(p.m, p.n, p.k, framework_type(p), device);
+    return is_float(p.w) ? time : LayerTime{dequantised_us(p, device), time.is_measured, nullptr};
   }
   if (r.row == nullptr) return {std::numeric_limits<double>::infinity(), false, nullptr};
   const Selection s = select(r.problem, request.has_residual, device, only_compiled);

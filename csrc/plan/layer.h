@@ -15,6 +15,9 @@ struct LayerTime {
 // The framework's product of m rows by an [n, k] matrix, both of `type` (f16, bf16): measured, or the model's.
 LayerTime framework_time(int64_t m, int64_t n, int64_t k, DType type, const DeviceInfo& device);
 
+// The framework's product of integer weights, which are dequantised for it, in the activations' type (f32: in f16).
+double dequantised_us(const GemmProblem& problem, const DeviceInfo& device);
+
 // A layer as its route runs it. Entry::linear with floats quantises them first; Entry::float_linear dequantises weights
 // that no row reads, for the framework.
 LayerTime layer_time(const Request& request, const DeviceInfo& device, bool only_compiled = true);

@@ -40,15 +40,18 @@ class Router {
 
   // A framework's product of float weights is tuned for its device: only a measurement puts a row in its place. Integer
   // weights it cannot read; dequantised they are twice a layer's bytes, in 16 bits, written and read again, most of the
-  // time for few rows. A decode row reads the codes once, unless the framework was measured to be quicker.
+  // time for few rows. A row reads the codes once: it is taken unless the framework was measured to be quicker or,
+  // where many rows share the dequantised weights, is predicted to be.
   Route float_linear() const {
     const GemmProblem& p = request_.problem;
     const bool are_floats = is_float(p.w);
     const Tuned* tuned = find_tuned(p, request_.has_residual, device_);
     if (tuned == nullptr ? are_floats : tuned->row == nullptr) return {Form::framework, nullptr, p};
     const Route given = with_row(Form::given, p);
-    if (given.row != nullptr && (are_floats || given.row->facts().engine == Engine::decode)) return given;
-    return {Form::framework, nullptr, p};
+    const bool is_chosen =
+        given.row != nullptr && (are_floats || tuned != nullptr || given.row->facts().engine == Engine::decode ||
+                                 (on_tensor_cores(given.row) && !framework_is_quicker(*given.row, p, device_)));
+    return is_chosen ? given : Route{Form::framework, nullptr, p};
   }
 
  private:

@@ -129,6 +129,18 @@ FAMILIES = {
         r"IMMA\.16832\.S8\.S8",
         _warp_steps(32),
     ),
+    "sm80_w4a16": Family(
+        lambda row: r"gemm_weight_only80_kernel.*11DecodeW4A16I6__halfEELi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"HMMA\.16816\.F32$",
+        _warp_steps(16),
+    ),
+    "sm80_w8a16": Family(
+        lambda row: r"gemm_weight_only80_kernel.*11DecodeW8A16I6__halfEELi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"HMMA\.16816\.F32$",
+        _warp_steps(16),
+    ),
     "sm80_s4s4": Family(
         _multistage("NS_15integer_subbyteILi4ELb1EEE"), ("sm_80",), r"IMMA\.16864\.S4\.S4", _warp_steps(64)
     ),

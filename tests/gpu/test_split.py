@@ -23,7 +23,7 @@ ROWS = {
     if r["compiled"] and r["schedule"].endswith(("streamk", "splitk")) and r["sm_min"] <= SM < r["sm_end"]
 }
 INTEGER = [name for name, row in ROWS.items() if "s32" in row["out"]]
-FLOAT = [name for name, row in ROWS.items() if row["x"][0] in ("f16", "bf16")]
+FLOAT = [name for name, row in ROWS.items() if row["w"][0] in ("f16", "bf16")]  # integer weights: test_weight_only.py
 # A block of stream-K takes 8 steps of K at least: 18 steps are two blocks a tile, 33 are four, and three tiles of 20
 # share seven. Shares of `splitk` are as many as pay, which wants steps of 128 codes.
 DEPTHS = ((1, 18), (3, 20), (1, 33))

@@ -84,7 +84,9 @@ def test_integers_are_chosen_where_they_are_quicker(sm: int) -> None:
         is_quick = m < 4096 or sm != 100
         assert (chosen("W8A8Dynamic", 28672, 8192, m, DEVICES[sm]).form == quicker.INTEGERS) == is_quick
     assert chosen("W4A16(group_size=128)", 28672, 8192, 1, DEVICES[sm]).form == quicker.INTEGERS
-    assert chosen("W4A16(group_size=128)", 28672, 8192, 256, DEVICES[sm]).form == quicker.FLOATS
+    few = chosen("W4A16(group_size=128)", 28672, 8192, 64, DEVICES[sm])
+    assert (few.form == quicker.INTEGERS) == (sm != 100)
+    assert chosen("W4A16(group_size=128)", 28672, 8192, 4096, DEVICES[90]).form == quicker.FLOATS
     assert chosen("W8A8Dynamic", 256, 256, 1, DEVICES[sm]).form == quicker.FLOATS
 
 

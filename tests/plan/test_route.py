@@ -75,7 +75,17 @@ CASES = {
     "nor int8": ("gemm", {"x": "s8", "x_align": 1}, False, 80, "given", ANY),
     "a product unpacks": ("gemm", {"x": "s4", "x_packed": True} | INT4, False, 90, "bytes", "gemm_sm90_s8s4"),
     "floats by the framework": ("float_linear", {"x": "f16", "w": "f16"}, False, 90, "framework", None),
-    "codes of many tokens, too": ("float_linear", {"x": "f16", "m": 256}, False, 90, "framework", None),
+    "codes of very many tokens, too": ("float_linear", {"x": "f16", "m": 8192}, False, 90, "framework", None),
+    "of fewer, by a row of ours": ("float_linear", {"x": "f16", "m": 64}, False, 90, "given", "gemm_sm80_w8a16"),
+    "and of int4": ("float_linear", {"x": "bf16", "m": 64, "w": "s4"}, False, 80, "given", "gemm_sm80_w4a16"),
+    "in groups, too": (
+        "float_linear",
+        {"x": "f16", "m": 64, "w": "s4", "group_size": 64},
+        False,
+        86,
+        "given",
+        "gemm_sm80_w4a16",
+    ),
     "of few, by our row": ("float_linear", {"x": "bf16", "m": 4}, False, 90, "given", "gemm_sm90_decode_w8a16"),
     "float32 rows": ("float_linear", {"x": "f32", "m": 4}, False, 90, "framework", None),
 }
@@ -163,12 +173,23 @@ def test_codes_move_only_to_reach_a_tensor_core_row() -> None:
     assert moved == {True, False}
 
 
-def test_weight_only_rows_are_decode_rows() -> None:
+def dequantised_us(problem: dict[str, Any], sm: int) -> float:
+    """The framework's product of dequantised weights: a pass that reads codes and writes 16 bits comes before it."""
+    device = grid.DEVICES[sm]
+    weights = problem["n"] * problem["k"] * (2.5 if problem.get("w") == "s4" else 3)
+    sizes = (problem["m"], problem["n"], problem["k"])
+    return (
+        native.framework_time(*sizes, problem["x"], device)[0] + 3 + weights / native.chip(device)["dram_bytes_per_us"]
+    )
+
+
+def test_integer_weights_are_dequantised_where_that_is_quicker_and_nowhere_else() -> None:
     seen = set()
-    for sm, problem, _ in drawn(200):
+    for sm, problem, _ in drawn(400):
         asked = problem | {"x": "f16", "out": "f16", "has_zero_point": False}
-        name, _ = best(asked, sm)
-        want = ("given", name) if ENGINES.get(str(name)) == "decode" else ("framework", None)
-        assert route("float_linear", asked, sm) == want, (sm, asked)
-        seen.add(want[0])
-    assert seen == {"given", "framework"}
+        name, us = best(asked, sm)
+        engine = ENGINES.get(str(name))
+        is_own = engine == "decode" or (engine == "mma" and us <= dequantised_us(asked, sm))
+        assert route("float_linear", asked, sm) == (("given", name) if is_own else ("framework", None)), (sm, asked)
+        seen.add((engine, is_own))
+    assert {("decode", True), ("mma", True), ("mma", False)} <= seen

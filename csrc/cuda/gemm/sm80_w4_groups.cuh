@@ -12,8 +12,7 @@
 #pragma once
 #include "cuda/gemm/decode_math.cuh"
 #include "cuda/gemm/decode_move.cuh"
-#include "cuda/gemm/epilogue.cuh"
-#include "cuda/gemm/transpose.cuh"
+#include "cuda/gemm/tiles80.cuh"
 #include "cuda/launch.h"
 
 namespace pyquant::cuda {
@@ -97,14 +96,10 @@ struct GroupsBlock80 {
     if (buffer == T::kSharedBytes) buffer = 0;
   }
 
-  // The tile of this block and the addresses of its threads. Blocks go through eight rows of tiles, column by column,
-  // then the next eight, so that those that run together share activations and weights in L2.
+  // The tile of this block and the addresses of its threads.
   __device__ __forceinline__ void start_addresses() {
-    constexpr int32_t kBand = 8;
-    const int32_t block = static_cast<int32_t>(blockIdx.x), thread = static_cast<int32_t>(threadIdx.x);
-    const int32_t band = block / (kBand * o.tiles_n) * kBand, width = min(kBand, o.tiles_m - band);
-    const int32_t at = block - band * o.tiles_n;
-    m0 = (band + at % width) * T::kTokens, n0 = at / width * T::kChannels;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x);
+    tile_of_block80<T::kTokens, T::kChannels>(o.tiles_m, o.tiles_n, m0, n0);
     const int32_t piece_x = thread % T::kXPieces, piece_w = thread % T::kWPieces;
     row_x = thread / T::kXPieces, row_w = thread / T::kWPieces;
     rows_x = p.m - m0, rows_w = p.n - n0;
@@ -257,33 +252,6 @@ struct GroupsBlock80 {
       });
     }
   }
-
-  // A row of 32 channels at a time: a lane of a quad takes eight of them. The loop is not unrolled, for the epilogue
-  // would be there once per row: the sums move up instead.
-  template <class Sum>
-  __device__ __forceinline__ void store(Sum (&sum)[T::kRows][T::kColumns][4]) {
-    const int32_t n = n0 + 8 * t;
-    Channel channel[8];
-    load_channels(p, n, channel);
-    const CodeLimits limits = load_code_limits(p);
-#pragma unroll 1
-    for (int32_t i = 0; i < 2 * T::kRows; ++i) {
-      const int32_t m = m0 + 8 * i + g;
-      Sum pair[4][2], row[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) pair[j / 2][j % 2] = sum[0][j / 2][j % 2];
-      transpose_quad(pair, row);
-      finish_row(row, channel, load_token(p, m), limits, p, m, n);
-#pragma unroll
-      for (int r = 0; r < T::kRows; ++r) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          sum[r][j / 2][j % 2] = sum[r][j / 2][2 + j % 2];
-          if (r + 1 < T::kRows) sum[r][j / 2][2 + j % 2] = sum[r + 1][j / 2][j % 2];
-        }
-      }
-    }
-  }
 };
 
 template <class T>
@@ -311,7 +279,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     }
   }
   wait_for_copies<0>();
-  block.store(block.sum);
+  store_warp80(block.sum, p, block.m0, block.n0);
 }
 
 template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages>

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     }
   }
   wait_for_copies<0>();
-  block.store(block.acc);
+  store_warp80(block.acc, p, block.m0, block.n0);
 }
 
 template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages>
