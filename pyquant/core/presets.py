@@ -204,6 +204,26 @@ def preset_name(scheme: QScheme) -> str | None:
     return f"{name}({shown})" if shown else name
 
 
+def preset_text(scheme: QScheme) -> str | None:
+    """The preset's text and behind it what differs from the preset; None where nothing is near, or there are outputs.
+
+    Example:
+        >>> import dataclasses
+        >>> preset_text(dataclasses.replace(W8A8(), weights=TensorScheme(granularity="per_channel", calibrator="mse")))
+        'W8A8, weights mse'
+    """
+    name, arguments = _candidate(scheme)
+    if scheme.outputs is not None or name not in PRESETS or not arguments.keys() <= set(_options(name)):
+        return None
+    preset = PRESETS[name](**arguments)
+    parts = [("weights", scheme.weights, preset.weights), ("inputs", scheme.inputs, preset.inputs)]
+    said = [preset_name(preset) or name]
+    for part, is_, was in parts:
+        if is_ is not None and was is not None and is_ != was:
+            said.append(" ".join([part, *(word for word in is_.words() if word not in was.words())]))
+    return ", ".join(said)
+
+
 def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
     """The only preset that could give a scheme, with its options; perhaps there is none of that name."""
     w, x = scheme.weights, scheme.inputs

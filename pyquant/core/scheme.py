@@ -122,7 +122,13 @@ class TensorScheme:
         """The inverse of to_dict(); a missing field takes its default, an unknown one raises SchemeError."""
         return TensorScheme(**_known_fields("TensorScheme", data, tuple(f.name for f in fields(TensorScheme))))
 
-    def __str__(self) -> str:
+    def words(self) -> list[str]:
+        """What it is in words, as str() has them.
+
+        Example:
+            >>> TensorScheme(calibrator="mse").words()
+            ['int8', 'per_tensor', 'mse']
+        """
         words = [self.code_type.name, self.granularity + (f"({self.group_size})" if self.group_size else "")]
         words += ["two-level"] if self.two_level else []
         if not self.symmetric:
@@ -132,7 +138,10 @@ class TensorScheme:
         words += ["dynamic"] if self.dynamic else []
         if self.calibrator != "max":
             words.append(self.calibrator + (f"({self.percentile:g})" if self.calibrator == "percentile" else ""))
-        return " ".join(words)
+        return words
+
+    def __str__(self) -> str:
+        return " ".join(self.words())
 
 
 @dataclass(frozen=True)
@@ -233,11 +242,11 @@ class QScheme:
         return QScheme(TensorScheme.from_dict(fields["weights"]), inputs, outputs, fields.get("float_dtype"))
 
     def __str__(self) -> str:
-        from pyquant.core.presets import preset_name  # imported here, because presets import schemes
+        from pyquant.core.presets import preset_text  # imported here, because presets import schemes
 
-        name = preset_name(self)
-        if name is not None:
-            return name
+        text = preset_text(self)
+        if text is not None:
+            return text
         if self.is_float:
             return f"QScheme({self.float_dtype})"
         outputs = "" if self.outputs is None else f", outputs={self.outputs}"

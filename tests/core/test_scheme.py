@@ -98,6 +98,16 @@ def test_a_scheme_that_no_preset_gives_tells_its_parts() -> None:
     assert QScheme.from_dict(scheme.to_dict()) == scheme
 
 
+def test_a_scheme_near_a_preset_is_told_by_what_differs() -> None:
+    entropy = TensorScheme(calibrator="percentile", percentile=99.9)
+    mse = TensorScheme(granularity="per_channel", calibrator="mse")
+    assert str(QScheme(mse, entropy)) == "W8A8, weights mse, inputs percentile(99.9)"
+    assert str(QScheme(TensorScheme(), TOKENS)) == "W8A8Dynamic, weights per_tensor"
+    assert str(QScheme(TensorScheme(4, granularity="per_group", group_size=32, narrow_range=False))) == (
+        "W4A16(group_size=32), weights full range"
+    )
+
+
 def test_affine_is_never_narrow() -> None:
     assert TensorScheme(symmetric=False) == TensorScheme(symmetric=False, narrow_range=False)
     assert TensorScheme(narrow_range=False).code_range == (-128, 127)

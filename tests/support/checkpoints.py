@@ -12,7 +12,18 @@ from typing import Any
 
 import torch
 
-from pyquant.core.presets import FP16, W4A4, W4A8, W4A16, W8A8, W8A16, W4A4Dynamic, W4A8Dynamic, W8A8Dynamic
+from pyquant.core.presets import (
+    FP16,
+    W4A4,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    W4A4Dynamic,
+    W4A8Dynamic,
+    W8A8Dynamic,
+    preset_name,
+)
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.io import Checkpoint, LayerRecord
 from pyquant.io.strict_json import lines, pretty
@@ -79,6 +90,12 @@ def layer(name: str, scheme: QScheme, n: int, k: int, seed: int, **changes: Any)
     return LayerRecord(**(fields | changes))
 
 
+def _told(scheme: QScheme) -> str:
+    """In the words of the first version, which fixtures keep for ever."""
+    outputs = "" if scheme.outputs is None else f", outputs={scheme.outputs}"
+    return preset_name(scheme) or f"QScheme(weights={scheme.weights}, inputs={scheme.inputs or 'float'}{outputs})"
+
+
 def sample(seed: int) -> tuple[list[LayerRecord], dict[str, torch.Tensor], dict[str, Any]]:
     """A small model of five layers; other seeds differ in every tensor and in `extra`, odd ones in schemes too."""
     g = torch.Generator().manual_seed(seed)
@@ -124,7 +141,7 @@ def spelled_out(checkpoint: Checkpoint) -> dict[str, Any]:
             for f in one.__dataclass_fields__
             if f not in ("name", "scheme") and (f != "geometry" or one.geometry is not None)
         }
-        | {"scheme": str(QScheme.from_dict(one.scheme))}
+        | {"scheme": _told(QScheme.from_dict(one.scheme))}
         for one in checkpoint.layers
     }
     tensors = {name: _numbers(t) for name, t in checkpoint.tensors.items()}
