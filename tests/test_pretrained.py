@@ -186,6 +186,22 @@ def test_differences_are_named_and_change_nothing(tmp_path: Path, build: Callabl
     assert all(id(after[n]) == i and torch.equal(after[n], t) for n, (i, t) in before.items())
 
 
+def test_a_bias_that_correction_gave_comes_back(tmp_path: Path) -> None:
+    """A language model's layers have none of their own."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(32, 48, bias=False), nn.ReLU(), nn.Linear(48, 8, bias=False))
+
+    batches = [torch.randn(16, 32, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    model = pyquant.quantize_(build(), "W4A8", data=batches, improve=("bias_correction",))
+    assert model[0].bias is not None
+    pyquant.save_pretrained(model, tmp_path)
+    loaded = pyquant.load_pretrained(tmp_path, build())
+    assert torch.equal(loaded(batches[0]), model(batches[0]))
+    assert torch.equal(loaded[0].bias, model[0].bias)
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(pyquant.ArgumentError, match=r"argument 'model'"):
         pyquant.save_pretrained({"a": 1}, tmp_path)  # type: ignore[arg-type]

@@ -41,12 +41,9 @@ def module_of(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> nn.Modu
     saved, has = _geometry(layer), _geometry(old)
     if saved != has:
         raise CheckpointError(f"layer '{layer.name}': saved {saved}, the model has {has}")
-    if not is_embedding and (old.bias is None) != (layer.bias is None):
-        sides = "the model has a bias, the checkpoint has none"
-        if layer.bias is not None:
-            sides = "the checkpoint has a bias, the model has none; a BatchNorm folded into it? then build the model "
-            sides += "with fold_batch_norm_, too"
-        raise CheckpointError(f"layer '{layer.name}': {sides}")
+    # The other way round is a bias that quantisation gave the layer (bias_correction_, fold_batch_norm_).
+    if not is_embedding and layer.bias is None and old.bias is not None:
+        raise CheckpointError(f"layer '{layer.name}': the model has a bias, the checkpoint has none")
     new = _embedding(layer, old, dtype) if is_embedding else layer_of(layer, dtype)
     origin.remember(new, old)
     home = next((t.device for t in (*old.parameters(), *old.buffers())), torch.device("cpu"))
@@ -107,9 +104,14 @@ def check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, 
     expected = {key: value for key, value in skeleton.state_dict().items() if not is_inside(key, set(quantised))}
     missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unexpected:
+        norms = {
+            name for name, module in skeleton.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        }
+        folded = "; a BatchNorm folded into a layer? then build the model with fold_batch_norm_, too"
         raise CheckpointError(
             f"checkpoint and model differ: missing in the checkpoint {listed(missing) or 'nothing'}; "
             f"unexpected {listed(unexpected) or 'nothing'}"
+            + (folded if any(key.rpartition(".")[0] in norms for key in missing) else "")
         )
     for key, value in expected.items():
         if not isinstance(value, Tensor) or value.shape != tensors[key].shape:
