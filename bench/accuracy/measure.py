@@ -20,6 +20,7 @@ from pyquant import (
     W8A8,
     QATRecipe,
     QScheme,
+    W4A8TwoLevel,
     bias_correction_,
     distillation,
     finetune,
@@ -103,6 +104,7 @@ class Rig:
         if self.task.name == "gpt3":
             self.outliers()
         if self.task.name != "digits":
+            self.groups()
             self.training()
         return SeedResult(self.task.name, self.seed, self.base, self.figures)
 
@@ -133,6 +135,14 @@ class Rig:
         both = self.simulated(W4A4(symmetric_inputs=False))
         gptq_(both, self.calibration, CALIBRATION, error="kl")
         self.note("W4A4 affine, GPTQ", both)
+
+    def groups(self) -> None:
+        """4-bit weights with a float scale for 32 codes, and with a whole step of the channel's scale instead."""
+        for name, scheme in (("W4A8, groups of 32", W4A8(32)), ("W4A8, groups of 32 of two levels", W4A8TwoLevel(32))):
+            rounded = self.simulated(scheme)
+            self.note(name, rounded)
+            gptq_(rounded, self.calibration, CALIBRATION, error="kl")
+            self.note(f"{name}, GPTQ", rounded)
 
     def outliers(self) -> None:
         """The same function with outliers in its activations, as it is and after smoothing."""
