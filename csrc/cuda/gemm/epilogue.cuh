@@ -111,6 +111,20 @@ __device__ __forceinline__ Channel load_channel(const EpilogueParams& p, int32_t
   return c;
 }
 
+// use(element, index) for the first `count` of t, one after another through t[0]: rolled, for the ends of rows and odd
+// addresses, which would be most of a kernel's code.
+template <class Element, int Count, class Use>
+__device__ __forceinline__ void in_turn(Element (&t)[Count], int32_t count, Use use) {
+#pragma unroll 1
+  for (int i = 0; i < Count; ++i) {
+    if (i < count) use(t[0], i);
+    const Element first = t[0];
+#pragma unroll
+    for (int j = 0; j + 1 < Count; ++j) t[j] = t[j + 1];
+    t[Count - 1] = first;
+  }
+}
+
 // Channels n .. n + 8: whole vectors inside of N (the operands' sections start on 256-byte boundaries, n is a multiple
 // of 8; an odd pointer falls back to single loads).
 __device__ __forceinline__ void load_channels(const EpilogueParams& p, int32_t n, Channel (&c)[8]) {
@@ -119,18 +133,17 @@ __device__ __forceinline__ void load_channels(const EpilogueParams& p, int32_t n
   for (int i = 0; i < 8; ++i) c[i] = Channel{};
   const auto load = [&](const auto* base, auto set) {
     if (base == nullptr) return;
+    int32_t word[8] = {};  // 0 beyond N, where nobody stores
     if (whole(base)) {
       const int4 low = __ldg(reinterpret_cast<const int4*>(base + n));
       const int4 high = __ldg(reinterpret_cast<const int4*>(base + n) + 1);
-      const int32_t word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) set(c[i], word[i]);
-      return;
+      word[0] = low.x, word[1] = low.y, word[2] = low.z, word[3] = low.w;
+      word[4] = high.x, word[5] = high.y, word[6] = high.z, word[7] = high.w;
+    } else {
+      in_turn(word, p.n - n, [&](int32_t& to, int i) { to = __ldg(reinterpret_cast<const int32_t*>(base) + n + i); });
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (n + i < p.n) set(c[i], __ldg(reinterpret_cast<const int32_t*>(base) + n + i));
-    }
+    for (int i = 0; i < 8; ++i) set(c[i], word[i]);
   };
   load(p.w_scale, [](Channel& to, int32_t bits) { to.w_scale = __int_as_float(bits); });
   load(p.bias, [](Channel& to, int32_t bits) { to.bias = __int_as_float(bits); });
@@ -184,6 +197,26 @@ __device__ __forceinline__ float half_bits_to_float(uint16_t h, DType type) {
   return type == DType::f16 ? __half2float(__ushort_as_half(h)) : __uint_as_float(static_cast<uint32_t>(h) << 16);
 }
 
+// The half words of a word as floats.
+template <bool kF16>
+__device__ __forceinline__ float2 floats_of_pair(uint32_t word) {
+  if constexpr (!kF16) return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  __half2 pair;
+  memcpy(&pair, &word, sizeof pair);
+  return __half22float2(pair);
+}
+
+// Two floats as the half words of a word.
+template <bool kF16>
+__device__ __forceinline__ uint32_t pair_of_floats(float low, float high) {
+  uint32_t word;
+  if constexpr (kF16)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
 // Adds residual[m, n .. n + Count) to t. Any type, any stride; whole 16-byte loads where the rows allow it.
 template <int Count>
 __device__ __forceinline__ void add_residual(float (&t)[Count], const EpilogueParams& p, int32_t m, int32_t n) {
@@ -203,49 +236,54 @@ __device__ __forceinline__ void add_residual(float (&t)[Count], const EpiloguePa
       }
       return;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      if (n + i < p.n) t[i] = fadd(t[i], __ldg(r + i));
-    }
-    return;
+    return in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, __ldg(r + i)); });
   }
   const uint16_t* r = static_cast<const uint16_t*>(p.residual) + at;
   if (Count % 8 == 0 && whole) {
+    const auto add = [&](auto is_f16) {
 #pragma unroll
-    for (int i = 0; i < Count / 8; ++i) {
-      const uint4 v = __ldg(reinterpret_cast<const uint4*>(r) + i);
-      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+      for (int i = 0; i < Count / 8; ++i) {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(r) + i);
+        const uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const uint16_t h = static_cast<uint16_t>(word[j / 2] >> (16 * (j % 2)));
-        t[8 * i + j] = fadd(t[8 * i + j], half_bits_to_float(h, p.residual_type));
+        for (int j = 0; j < 4; ++j) {
+          const float2 pair = floats_of_pair<decltype(is_f16)::value>(word[j]);
+          t[8 * i + 2 * j] = fadd(t[8 * i + 2 * j], pair.x);
+          t[8 * i + 2 * j + 1] = fadd(t[8 * i + 2 * j + 1], pair.y);
+        }
       }
-    }
+    };
+    if (p.residual_type == DType::f16)
+      add(std::true_type{});
+    else
+      add(std::false_type{});
     return;
   }
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    if (n + i < p.n) t[i] = fadd(t[i], half_bits_to_float(__ldg(r + i), p.residual_type));
-  }
+  in_turn(t, p.n - n, [&](float& v, int i) { v = fadd(v, half_bits_to_float(__ldg(r + i), p.residual_type)); });
 }
 
 // Requantisation of the output, read once per thread.
 struct CodeLimits {
-  float recip = 1.f;
-  int32_t zero_point = 0, qmin = 0, qmax = 0;
+  float recip = 1.f, low = 0.f, high = 0.f;  // limits of t / scale: whole numbers
+  int32_t zero_point = 0;
 };
 
 __device__ __forceinline__ CodeLimits load_code_limits(const EpilogueParams& p) {
   CodeLimits c;
   c.recip = p.out_scale ? scale_recip(__ldg(p.out_scale)) : 1.f;
   c.zero_point = p.out_zero_point ? __ldg(p.out_zero_point) : 0;
-  c.qmin = p.out_qmin;
-  c.qmax = p.out_qmax;
+  c.low = static_cast<float>(p.out_qmin - c.zero_point);
+  c.high = static_cast<float>(p.out_qmax - c.zero_point);
   return c;
 }
 
+// code_from_real. Between whole numbers clamping may come before rounding, which then is the conversion's own. NaN
+// passes the clamp and converts to 0.
 __device__ __forceinline__ int32_t code(float t, const CodeLimits& c) {
-  return code_from_real(t, c.recip, c.zero_point, c.qmin, c.qmax);
+  float v = fmul(t, c.recip);
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(c.low));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(c.high));
+  return __float2int_rn(v) + c.zero_point;
 }
 
 __device__ __forceinline__ uint16_t half_bits(float t, DType type) {
@@ -254,7 +292,7 @@ __device__ __forceinline__ uint16_t half_bits(float t, DType type) {
 
 // Stores t as f16, bf16, f32 or codes at out[m, n .. n + Count).
 template <int Count>
-__device__ __forceinline__ void store_real(const float (&t)[Count], const EpilogueParams& p, const CodeLimits& limits,
+__device__ __forceinline__ void store_real(float (&t)[Count], const EpilogueParams& p, const CodeLimits& limits,
                                            int32_t m, int32_t n) {
   const int64_t at = static_cast<int64_t>(m) * p.ldo + n;
   const bool whole = p.out_vector && n + Count <= p.n;
@@ -266,13 +304,11 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
         reinterpret_cast<float4*>(out)[i] = make_float4(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]);
       return;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      if (n + i < p.n) out[i] = t[i];
-    }
+    in_turn(t, p.n - n, [&](float v, int i) { out[i] = v; });
   } else if (p.out_type == DType::s4) {
     // Two codes a byte; a thread's columns start at an even one, so that no byte has two writers.
     static_assert(Count % 2 == 0 || Count == 1, "single columns are paired by the caller");
+    int32_t low = 0;
     uint8_t* out = static_cast<uint8_t*>(p.out) + at / 2;
     if constexpr (Count == 8) {
       if (whole) {
@@ -283,12 +319,13 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
         return;
       }
     }
-#pragma unroll
-    for (int i = 0; i + 1 < Count; i += 2) {
-      if (n + i >= p.n) break;
-      const int32_t high = n + i + 1 < p.n ? code(t[i + 1], limits) & 15 : 0;
-      out[i / 2] = static_cast<uint8_t>((code(t[i], limits) & 15) | high << 4);
-    }
+    in_turn(t, (p.n - n + 1) & ~1, [&](float v, int i) {
+      const int32_t nibble = n + i < p.n ? code(v, limits) & 15 : 0;
+      if (i % 2 == 0)
+        low = nibble;
+      else
+        out[i / 2] = static_cast<uint8_t>(low | nibble << 4);
+    });
   } else if (p.out_type == DType::s8) {
     int8_t* out = static_cast<int8_t*>(p.out) + at;
     if (Count == 8 && whole) {
@@ -298,29 +335,25 @@ __device__ __forceinline__ void store_real(const float (&t)[Count], const Epilog
       *reinterpret_cast<uint2*>(out) = make_uint2(word[0], word[1]);
       return;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      if (n + i < p.n) out[i] = static_cast<int8_t>(code(t[i], limits));
-    }
+    in_turn(t, p.n - n, [&](float v, int i) { out[i] = static_cast<int8_t>(code(v, limits)); });
   } else {
     uint16_t* out = static_cast<uint16_t*>(p.out) + at;
-    if (Count == 2 && whole) {
-      *reinterpret_cast<uint32_t*>(out) =
-          half_bits(t[0], p.out_type) | static_cast<uint32_t>(half_bits(t[Count - 1], p.out_type)) << 16;
+    if ((Count == 2 || Count == 8) && whole) {
+      uint32_t word[(Count + 1) / 2];
+      if (p.out_type == DType::f16) {
+#pragma unroll
+        for (int i = 0; i + 1 < Count; i += 2) word[i / 2] = pair_of_floats<true>(t[i], t[i + 1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i + 1 < Count; i += 2) word[i / 2] = pair_of_floats<false>(t[i], t[i + 1]);
+      }
+      if constexpr (Count == 8)
+        *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
+      else
+        *reinterpret_cast<uint32_t*>(out) = word[0];
       return;
     }
-    if (Count == 8 && whole) {
-      uint32_t word[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int i = 0; i < Count; ++i)
-        word[i / 2] |= static_cast<uint32_t>(half_bits(t[i], p.out_type)) << (16 * (i % 2));
-      *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      if (n + i < p.n) out[i] = half_bits(t[i], p.out_type);
-    }
+    in_turn(t, p.n - n, [&](float v, int i) { out[i] = half_bits(v, p.out_type); });
   }
 }
 
@@ -357,10 +390,12 @@ __device__ __forceinline__ void finish_row(const Acc (&raw)[Count], const Channe
       return;
     }
   }
+  // `scaled` without a choice an element: a factor of 1 changes no bit.
+  const float before = p.scale_product_first ? token.x_scale : 1.f, after = p.scale_product_first ? 1.f : token.x_scale;
   float t[Count];
 #pragma unroll
   for (int i = 0; i < Count; ++i)
-    t[i] = fadd(scaled(acc[i], channel[i].w_scale, token.x_scale, p.scale_product_first), channel[i].bias);
+    t[i] = fadd(fmul(fmul(real_of(acc[i]), fmul(before, channel[i].w_scale)), after), channel[i].bias);
   activate_all(t, p);
   add_residual(t, p, m, n);
   store_real(t, p, limits, m, n);

@@ -19,21 +19,14 @@ template <bool F16>
 struct PlainHalves {
   static constexpr int kBytes = 2;
   __device__ __forceinline__ explicit PlainHalves(const CodeLimits&) {}
-  __device__ __forceinline__ uint32_t pair(float low, float high) const {
-    uint32_t word;
-    if constexpr (F16)
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    else
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-  }
+  __device__ __forceinline__ uint32_t pair(float low, float high) const { return pair_of_floats<F16>(low, high); }
 };
 
 struct PlainCodes {
   static constexpr int kBytes = 1;
   float recip, low, high;
   __device__ __forceinline__ explicit PlainCodes(const CodeLimits& limits)
-      : recip(limits.recip), low(static_cast<float>(limits.qmin)), high(static_cast<float>(limits.qmax)) {}
+      : recip(limits.recip), low(limits.low), high(limits.high) {}
   // code_from_real for a zero point of 0, in the low byte. The limits are whole numbers, so that clamping may come
   // first; adding 1.5 * 2^23 then rounds to the nearest even integer and leaves it in the low bits.
   __device__ __forceinline__ uint32_t code(float t) const {
