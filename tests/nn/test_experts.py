@@ -80,6 +80,38 @@ def test_formats_lose_what_dense_layers_lose(scheme: Any) -> None:
     assert sqnr(got, want) > (12 if "W4" in str(scheme) else 30)
 
 
+def test_whoever_leads_calls_round_sees_each() -> None:
+    """Hooks, and a `forward` of the module's own: clocks of a search, accelerate."""
+    torch.manual_seed(0)
+    bank = pyquant.quantize_(nn.ModuleDict({"experts": Bank(3, 16, 8)}), pyquant.W8A8Dynamic())["experts"]
+    x, (ids, weights) = torch.randn(20, 16), routing(20, 3, 2)
+    want, seen = bank(x, ids, weights), []
+    for gate_up, down in bank.experts():
+        for layer in (gate_up, down):
+            layer.__dict__["forward"] = lambda x, run=layer.forward: (seen.append(run), run(x))[1]
+    assert torch.equal(bank(x, ids, weights), want)
+    assert len(seen) == 2 * len(ids.unique())
+
+
+def test_a_search_times_banks() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.experts, self.head = nn.Linear(16, 3), Bank(3, 16, 8), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights, ids = self.router(x).softmax(-1).topk(2)
+            return self.head(self.experts(x, ids, weights))
+
+    torch.manual_seed(0)
+    model = pyquant.expose_linears_(Model().eval())
+    batches = [torch.randn(64, 16) for _ in range(4)]
+    options = {"num_batches": 4, "rounds": 3, "min_rounds": 2, "max_seconds": 5.0, "held_out": 1}
+    table = pyquant.measure_latency(model, batches[0], ("float", "W8A8Dynamic"), batches, **options)
+    assert {"experts.*.gate_up_proj", "experts.*.down_proj"} <= set(table.groups)
+    assert all(us is not None for row in table.group_us for us in row)
+
+
 def test_no_tokens_no_slots_and_experts_elsewhere() -> None:
     bank = Bank(4, 32, 16)
     experts = quantised(bank)
