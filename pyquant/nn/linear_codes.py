@@ -20,7 +20,7 @@ Float = TypeVar("Float", nn.Linear, nn.Conv2d)
 
 
 def float_weights(weight: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What from_codes takes, of float weights [N, K]: max-calibrated codes, scale and zero point (16 bits: a copy)."""
+    """What from_codes takes, of float weights [N, K]: codes, scale and zero point (16 bits: a copy)."""
     if not scheme.is_float:
         return weights.quantise_weight(weight, scheme.weights)
     if weight.dtype not in FLOATS:
@@ -86,7 +86,7 @@ class LinearCodes(LinearState):
     def _from_matrix(
         cls: type[Self], matrix: Tensor, layer: nn.Linear | nn.Conv2d, scheme: QScheme, **given: Any
     ) -> Self:
-        """A layer with the weights [N, K] of a float one, max-calibrated, and its bias."""
+        """A layer with the weights [N, K] of a float one, by the scheme's calibrator, and its bias."""
         check_scheme(scheme)
         codes, scale, given["weight_zero_point"] = float_weights(matrix, scheme)
         given["bias"] = None if layer.bias is None else layer.bias.detach().to(torch.float32, copy=True)

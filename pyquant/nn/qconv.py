@@ -84,7 +84,7 @@ class QConv2d(LinearCall):
         activation: str | None = None,
         clamp: tuple[float, float] | None = None,
     ) -> QConv2d:
-        """A QConv2d with the weights of a float Conv2d, max-calibrated per output channel or group.
+        """A QConv2d with the weights of a float Conv2d, their ranges by the scheme's calibrator.
 
         conv   nn.Conv2d, groups 1, padding mode 'zeros', finite; not changed.   Others as in QLinear.from_float.
         Raises SchemeError for a group size that does not divide K, ArgumentError naming what is wrong.

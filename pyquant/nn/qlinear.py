@@ -74,13 +74,14 @@ class QLinear(LinearCall):
         activation: str | None = None,
         clamp: tuple[float, float] | None = None,
     ) -> QLinear:
-        """A QLinear with the weights of a float Linear, max-calibrated per channel or group.
+        """A QLinear with the weights of a float Linear, their ranges by the scheme's calibrator.
 
         linear        nn.Linear, float32, float16 or bfloat16, finite; not changed.
         input_scale   real size of one input code (static schemes): number or one-element tensor, finite and > 0.
         input_zero_point, output_zero_point   code of real 0 (affine static schemes).
         output_scale  real size of one output code (schemes with outputs).
-        Raises SchemeError for a group size that does not divide in_features, ArgumentError naming what is wrong.
+        Raises SchemeError for a group size that does not divide in_features, or weights with the calibrator 'fixed';
+        ArgumentError naming what is wrong.
 
         Example:
             >>> from pyquant.core.presets import W8A8

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pyquant import numerics, ops
+from pyquant.calibrate import weight_qparams
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, CodeType, describe
+from pyquant.core.names import GIVEN_CALIBRATOR
+from pyquant.core.registry import data_calibrators
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
@@ -71,32 +75,43 @@ def of_packed(codes: Tensor, scale: Tensor, scheme: TensorScheme, spec: Sequence
 
 
 def quantise_weight(weight: Tensor, scheme: TensorScheme) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes of a weight matrix by scales that cover it (max-calibrated), or by two-level ones near these.
+    """Codes of a weight matrix, its scales found by the scheme's calibrator.
 
     weight  float32, float16 or bfloat16 [N, K], finite; widened to float32 first.
     ->      codes int8 [N, K]; scale float32 and (affine schemes only) zero point int32, [N] or [N, K / group_size].
             A per-tensor scale is held once per channel, N equal numbers.
-    Raises SchemeError for a group size that does not divide K, NonFiniteError, ArgumentError for a dtype or rank.
-    Source: docs/numerics.md 2.
+    Raises SchemeError for a group size that does not divide K and for the calibrator 'fixed', NonFiniteError,
+    ArgumentError for a dtype or rank. Source: docs/numerics.md 2.
     """
     if weight.dtype not in FLOATS or weight.dim() != 2:
         raise ArgumentError("weight", describe(weight), "float32, float16 or bfloat16 [out_features, in_features]")
     check_group_size(scheme, weight.shape[1])
+    if scheme.calibrator == GIVEN_CALIBRATOR:
+        allowed = f"{', '.join(data_calibrators())}; from_codes takes scales that are given"
+        raise SchemeError("weights.calibrator", repr(scheme.calibrator), allowed)
     real = weight.detach().to(torch.float32)
     if scheme.granularity == "per_tensor":
         real = real.reshape(1, -1)
     grouped = ("per_group", scheme.group_size) if scheme.group_size is not None else ("per_channel", 0)
-    codes, scale, zero_point = ops.quantize_dynamic(real, *grouped, scheme.symmetric, *scheme.code_range)
-    if not scale.is_meta and not bool(scale.isfinite().all()):
-        row, column = (~weight.isfinite()).nonzero()[0].tolist()
-        raise NonFiniteError("weight", f"{weight[row, column].item()} at [{row}, {column}]", "finite values")
-    if scheme.two_level and not scale.is_meta:
-        scale = numerics.two_level_scales(real, scale, *scheme.code_range)
-        codes = ops.quantize(real, scale, None, *grouped, *scheme.code_range)
+    if (scheme.calibrator == "max" and not scheme.two_level) or not weight.numel() or weight.is_meta:
+        codes, scale, zero_point = ops.quantize_dynamic(real, *grouped, scheme.symmetric, *scheme.code_range)
+        if not scale.is_meta and not bool(scale.isfinite().all()):
+            raise _not_finite(weight)
+    else:
+        if not bool(weight.isfinite().all()):
+            raise _not_finite(weight)
+        rows_scheme = scheme if scheme.granularity != "per_tensor" else replace(scheme, granularity="per_channel")
+        scale, zero_point = weight_qparams(real, rows_scheme)
+        codes = ops.quantize(real, scale, zero_point, *grouped, *scheme.code_range)
     if scheme.granularity == "per_tensor":
         rows = weight.shape[0]
         codes, scale, zero_point = codes.reshape(weight.shape), scale.repeat(rows), zero_point.repeat(rows)
     return codes, scale, None if scheme.symmetric else zero_point
+
+
+def _not_finite(weight: Tensor) -> NonFiniteError:
+    row, column = (~weight.isfinite()).nonzero()[0].tolist()
+    return NonFiniteError("weight", f"{weight[row, column].item()} at [{row}, {column}]", "finite values")
 
 
 def dequantise_weight(codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: TensorScheme) -> Tensor:

@@ -82,7 +82,8 @@ def quantize_(
                   image of 28 x 28 for 0.2 seconds at most, each kind once in a process, and so are weight-only Linears
                   of up to 2^20 weights, at 1 and 32 rows; of 16-bit Linears on a GPU the plan is asked, and those that
                   are slower at every number of rows are told. False: nothing is timed.
-    ->            the model. Weights are max-calibrated; shared modules stay shared; hooks and training flags are kept.
+    ->            the model. The scheme's calibrator gives the ranges of weights; shared modules stay shared; hooks and
+                  training flags are kept.
     Transactional: on any exception the model is as before.
     The steps one by one: insert_fake_quantize_ (or SelectiveQuantizer), QuantizationCalibrator, convert_.
 

@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "core": {"errors"},
     "numerics": {"errors", "core"},
     "ops": {"errors", "core", "numerics", "io", "_native"},  # of io: the bounded reader of tuned.json
-    "nn": {"errors", "core", "numerics", "ops"},
     "calibrate": {"errors", "core", "numerics", "ops", "io"},  # of io: files that are whole at any moment
+    "nn": {"errors", "core", "numerics", "ops", "calibrate"},
     "simulate": {"errors", "core", "numerics", "ops", "nn", "calibrate"},
     "recipe": {"errors", "core", "nn", "io"},
     "ptq": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe", "io"},
