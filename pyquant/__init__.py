@@ -77,6 +77,8 @@ from pyquant.ptq import (
 from pyquant.ptq.auto import AutoReport, auto_
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
+from pyquant.ptq.improve.rotate import rotate_
+from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
 from pyquant.ptq.quantize import quantize_
@@ -152,6 +154,8 @@ __all__ = [
     "RecipeNotice",
     "ReplacementAction",
     "Residual",
+    "RotatedHeads",
+    "RotationSpec",
     "SchemeError",
     "SelectiveQuantizer",
     "SkipQuantization",
@@ -197,6 +201,7 @@ __all__ = [
     "register_quantized_module",
     "register_smoothing",
     "remove_fake_quantize_",
+    "rotate_",
     "save_pretrained",
     "scheme_from_name",
     "search",

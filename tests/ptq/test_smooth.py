@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 import torch
+from float_models import randomise, tiny
 from torch import Tensor, nn
 
 from pyquant import ArgumentError, W8A8Dynamic
@@ -15,14 +16,6 @@ from pyquant.ptq.improve.smooth_rules import TRANSFORMERS_RULES, register_smooth
 from pyquant.simulate.insert import insert_fake_quantize_
 
 has_transformers = importlib.util.find_spec("transformers") is not None
-
-
-def randomise(model: nn.Module) -> nn.Module:
-    """Norms of fresh models are ones and zeros, which would hide a bias that was not divided."""
-    g = torch.Generator().manual_seed(9)
-    for parameter in model.parameters():
-        parameter.data = parameter.data + 0.1 * torch.randn(parameter.shape, generator=g).to(parameter.dtype)
-    return model.eval()
 
 
 def encoder(norm_first: bool, activation: str = "relu") -> nn.Module:
@@ -162,29 +155,6 @@ def test_other_types(dtype) -> None:
     model = randomise(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).to(dtype))
     smooth_(model, [torch.randn(30, 8).to(dtype)], 1)
     assert {p.dtype for p in model.parameters()} == {dtype}
-
-
-def tiny(family: str) -> nn.Module:
-    import transformers as t
-
-    torch.manual_seed(0)
-    if family == "bert":
-        config = t.BertConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50
-        )
-        return t.BertModel(config)
-    kind = {"llama": "Llama", "llama_gqa": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
-    config = getattr(t, f"{kind}Config")(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        vocab_size=50,
-        num_key_value_heads=2 if family == "llama_gqa" else 4,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    return getattr(t, f"{kind}Model")(config)
 
 
 @pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")

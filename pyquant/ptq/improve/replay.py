@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from pyquant.errors import ArgumentError
 from pyquant.simulate.linear import FakeQuantLinear
 
 BatchToInputs = Callable[[Any], Any]
+# how far an output may move by rounding alone, of its norm
+_TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class _Enough(Exception):
@@ -91,6 +93,16 @@ def tensors_of(output: Any) -> list[Tensor]:
     if isinstance(output, (tuple, list)):
         return [t for item in output for t in tensors_of(item)]
     return []
+
+
+def check_unmoved(argument: str, before: Any, after: Any, allowed: str) -> None:
+    """Raise ArgumentError where the outputs of a model differ by more than rounding."""
+    for a, b in zip(tensors_of(before), tensors_of(after), strict=True):
+        if a.numel() == 0:
+            continue
+        moved = float((b.double() - a.double()).norm()) / max(float(a.double().norm()), 1e-30)
+        if not moved <= _TOLERANCE[a.dtype]:
+            raise ArgumentError(argument, f"an output that moved by {moved:.2g} of its size", allowed)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pyquant.errors import ArgumentError
 
 Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
 
-_LLAMA: Final[tuple[Rule, ...]] = (
+LLAMA: Final[tuple[Rule, ...]] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
     ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
     ("self_attn.v_proj", ("self_attn.o_proj",)),  # attention mixes tokens, not channels
@@ -25,11 +25,11 @@ _BERT: Final[tuple[Rule, ...]] = (("attention.self.value", ("attention.output.de
 
 # Classes of transformers 5.23 by name; tests/ptq/test_smooth.py holds one small model of each family to its function.
 TRANSFORMERS_RULES: Final[dict[str, tuple[Rule, ...]]] = {
-    **dict.fromkeys(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"), _LLAMA),
+    **dict.fromkeys(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"), LLAMA),
     **dict.fromkeys(("BertLayer", "RobertaLayer", "ElectraLayer", "CamembertLayer"), _BERT),
 }
 _BY_CLASS: dict[type[nn.Module], list[Rule]] = {}
-_RMS_NORMS: Final = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+RMS_NORMS: Final = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 _PASSES: Final = (nn.ReLU, nn.Identity, nn.Dropout)  # positively homogeneous: f(x / s) = f(x) / s
 
 
@@ -92,7 +92,7 @@ def pairs_of(parent: nn.Module) -> Iterator[Rule]:
 
 def is_producer(module: nn.Module) -> bool:
     """Whether dividing a module's weight (and bias) by a factor divides its result by it, channel by channel."""
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__ in _RMS_NORMS:
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__ in RMS_NORMS:
         return isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.dim() == 1  # type: ignore[union-attr,operator]
     return type(module) is nn.Linear
 

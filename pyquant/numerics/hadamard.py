@@ -1,0 +1,89 @@
+"""The Hadamard transform in blocks: which orders there are, their matrices, and the order of its sums."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+# The odd part of an order -> the order of the matrix that is not made of butterflies. Source: Paley, "On orthogonal
+# matrices", Journal of Mathematics and Physics 12, 1933.
+_BASES: Final = {1: 1, 3: 12, 5: 20, 7: 28}
+
+
+def base_of(order: int) -> int | None:
+    """Of an order m * 2^k the m among 1, 12, 20, 28; None where there is no such product."""
+    odd = order // (order & -order) if order > 0 else 0
+    base = _BASES.get(odd)
+    return base if base is not None and order % base == 0 else None
+
+
+def largest_block(columns: int) -> int:
+    """The largest order that divides a number of columns > 0; 1 where it is odd."""
+    twos = columns & -columns
+    odds = [odd for odd, base in _BASES.items() if columns % (odd * twos) == 0 and odd * twos % base == 0]
+    return max(odds) * twos
+
+
+@cache
+def base_matrix(order: int) -> tuple[tuple[int, ...], ...]:
+    """Rows of +1 and -1, orthogonal to each other, of order 1, 12, 20 or 28 (docs/numerics.md 15)."""
+    if order == 1:
+        return ((1,),)
+    q = {12: 11, 20: 19, 28: 13}[order]
+    squares = {i * i % q for i in range(1, q)}
+
+    def chi(i: int) -> int:
+        return 0 if i % q == 0 else 1 if i % q in squares else -1
+
+    if order == q + 1:  # Paley's first construction: q = 3 (mod 4)
+        core = [[1, *[1] * q], *([-1, *(chi(i - j) + (i == j) for j in range(q))] for i in range(q))]
+        return tuple(map(tuple, core))
+    conference = [[0, *[1] * q], *([1, *(chi(i - j) for j in range(q))] for i in range(q))]
+    rows = []
+    for i, row in enumerate(conference):  # his second: C x [1 1; 1 -1] + I x [1 -1; -1 -1]
+        rows.append(tuple(v for j, c in enumerate(row) for v in (c + (i == j), c - (i == j))))
+        rows.append(tuple(v for j, c in enumerate(row) for v in (c - (i == j), -c - (i == j))))
+    return tuple(rows)
+
+
+def sums(x: Tensor, order: int) -> Tensor:
+    """Every block of `order` neighbours in the last dimension times the matrix of +1 and -1, in x's own type.
+
+    x [..., c * order]. Each sum of two is rounded by itself, in the order that docs/numerics.md 15 states.
+    """
+    base = base_of(order)
+    if base is None:
+        raise ValueError(f"no Hadamard matrix of order {order}")
+    shape, twos = x.shape, order // base
+    x = x.reshape(*shape[:-1], shape[-1] // order, base, twos)
+    step = 1
+    while step < twos:
+        pairs = x.unflatten(-1, (twos // (2 * step), 2, step))
+        first, second = pairs.unbind(-2)
+        x = torch.stack((first + second, first - second), -2).flatten(-3)
+        step *= 2
+    if base > 1:
+        rows, columns = x.unbind(-2), zip(*base_matrix(base), strict=True)
+        x = torch.stack([_signed_sum(rows, signs) for signs in columns], -2)
+    return x.reshape(shape)
+
+
+def hadamard(x: Tensor, order: int) -> Tensor:
+    """x [..., c * order] float, every block of `order` neighbours multiplied by the orthonormal Hadamard matrix.
+
+    -> the shape and type of x: computed in float32 (float64 for float64), rounded once to the type of x.
+    Source: docs/numerics.md 15.
+    """
+    wide = x if x.dtype == torch.float64 else x.to(torch.float32)
+    return (sums(wide, order) * (1.0 / math.sqrt(order))).to(x.dtype)
+
+
+def _signed_sum(rows: tuple[Tensor, ...], signs: tuple[int, ...]) -> Tensor:
+    total = rows[0] if signs[0] > 0 else -rows[0]
+    for row, sign in zip(rows[1:], signs[1:], strict=True):
+        total = total + row if sign > 0 else total - row
+    return total

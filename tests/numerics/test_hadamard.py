@@ -1,0 +1,71 @@
+"""The Hadamard transform against scalar float32 sums in the stated order, and its matrices against their definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pyquant.numerics.hadamard import base_matrix, base_of, hadamard, largest_block, sums
+
+ORDERS = [1, 2, 8, 64, 12, 24, 96, 20, 40, 28, 56]
+
+
+def stated(row: np.ndarray, order: int) -> np.ndarray:
+    """docs/numerics.md 15, one block at a time, one sum at a time."""
+    base = base_of(order)
+    twos, result = order // base, []
+    for block in row.reshape(-1, order):
+        t = [np.float32(v) for v in block]
+        step = 1
+        while step < twos:
+            for i in range(order):
+                if i // step % 2 == 0:
+                    t[i], t[i + step] = t[i] + t[i + step], t[i] - t[i + step]
+            step *= 2
+        if base > 1:
+            signs, runs = base_matrix(base), np.array(t, np.float32).reshape(base, twos)
+            out = []
+            for b in range(base):
+                total = np.float32(signs[0][b]) * runs[0]
+                for a in range(1, base):
+                    total = total + np.float32(signs[a][b]) * runs[a]
+                out.append(total)
+            t = list(np.concatenate(out))
+        result += [np.float32(v) * np.float32(1 / np.sqrt(float(order))) for v in t]
+    return np.array(result, np.float32)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_bits_are_those_of_the_stated_order(order) -> None:
+    x = torch.randn(3, 3 * order, generator=torch.Generator().manual_seed(order)) * 100
+    want = np.stack([stated(row, order) for row in x.numpy()])
+    assert np.array_equal(hadamard(x, order).numpy().view(np.int32), want.view(np.int32))
+    for dtype in (torch.float16, torch.bfloat16):
+        narrow = x.to(dtype)
+        assert torch.equal(hadamard(narrow, order), hadamard(narrow.float(), order).to(dtype))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_matrices_are_hadamard_and_kronecker_products(order) -> None:
+    matrix = sums(torch.eye(order, dtype=torch.float64), order)
+    assert torch.equal(matrix.abs(), torch.ones(order, order).double())
+    assert torch.equal(matrix @ matrix.mT, order * torch.eye(order).double())
+    base = base_of(order)
+    bits = torch.tensor([[(i & j).bit_count() for j in range(order // base)] for i in range(order // base)])
+    assert torch.equal(matrix, torch.kron(torch.tensor(base_matrix(base)).double(), (-1.0) ** bits.double()))
+
+
+def test_orders_that_there_are() -> None:
+    known = {2**k * m for k in range(9) for m in (1, 12, 20, 28)}
+    assert {n for n in range(1, 200) if base_of(n) is not None} == {n for n in known if n < 200}
+    assert base_of(0) is None
+    for columns in range(1, 400):
+        assert largest_block(columns) == max(n for n in known if columns % n == 0)
+    with pytest.raises(ValueError, match="order 6"):
+        sums(torch.zeros(6), 6)
+
+
+def test_gradients_are_those_of_an_orthogonal_map() -> None:
+    x = torch.randn(2, 24, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: hadamard(t, 12), x)

@@ -1,0 +1,191 @@
+"""rotate_: the float function stays, outliers are spread, what a spec gets wrong is found out and undone."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from float_models import randomise, tiny
+from torch import Tensor, nn
+
+import pyquant
+from pyquant import ArgumentError, RotatedHeads, RotationSpec, W8A8Dynamic, rotate_
+
+has_transformers = importlib.util.find_spec("transformers") is not None
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm1, self.qkv, self.out = norm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2, self.fc1 = norm(width), nn.Linear(width, 2 * width, bias=False)
+        self.fc2 = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """A stream that embeddings, a convolution and a parameter write."""
+
+    def __init__(self, width: int = 24, norm: type[nn.Module] = nn.LayerNorm, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.patch = nn.Embedding(20, width), nn.Conv2d(3, width, 2, 2)
+        self.place = nn.Parameter(torch.randn(1, 1, width))
+        self.blocks = nn.Sequential(Block(width, norm), Block(width, norm))
+        self.norm, self.head = norm(width), nn.Linear(width, 20, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor, image: Tensor) -> Tensor:
+        x = torch.cat([self.embed(ids), self.patch(image).flatten(2).mT], 1) + self.place
+        return self.head(self.norm(self.blocks(x)))
+
+
+def spec(width: int = 24, **changes: object) -> RotationSpec:
+    first = {"blocks.*.norm1": ["blocks.*.qkv"], "blocks.*.norm2": ["blocks.*.fc1"], "norm": ["head"]}
+    writers = ["embed", "patch", "place", "blocks.*.out", "blocks.*.fc2"]
+    heads = [RotatedHeads("blocks.*.qkv", "blocks.*.out", width // 2, (2 * width, 3 * width))]
+    return RotationSpec(**{"writers": writers, "readers": first, "heads": heads} | changes)  # type: ignore[arg-type]
+
+
+INPUTS = torch.arange(10).reshape(2, 5), torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def moved(got: Tensor, want: Tensor) -> float:
+    return float(((got - want).norm() / want.norm()).detach())
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("width", [16, 24, 28, 36])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_float64_function_stays(norm, width, tied) -> None:
+    model = randomise(Transformer(width, norm, tied)).double()
+    inputs = INPUTS[0], INPUTS[1].double()
+    want, before = model(*inputs), copy.deepcopy(model)
+    found = rotate_(model, inputs, spec(width))
+    turned = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("qkv", "fc1")]
+    heads = [f"blocks.{i}.out" for i in (0, 1)]
+    assert found == {**dict.fromkeys([*turned, "head"], width), **dict.fromkeys(heads, width // 2)}
+    assert moved(model(*inputs), want) < 1e-12
+    for name in ("embed.weight", "place", "patch.bias", "blocks.0.out.weight", "blocks.1.qkv.weight"):
+        assert moved(model.get_parameter(name), before.get_parameter(name)) > 0.1, name
+    assert torch.equal(model.norm.weight, torch.ones(width).double())
+    assert (model.head.weight is model.embed.weight) is False
+
+
+def test_an_outlier_is_spread() -> None:
+    model = Transformer(64, nn.RMSNorm).eval()
+    with torch.no_grad():
+        model.blocks[0].norm1.weight[7] = 100
+        model.place[..., 3] = 100
+    seen: list[Tensor] = []
+    model.blocks[0].norm2.register_forward_hook(lambda _, x, y: seen.append(y.detach()))
+    model(*INPUTS)
+    rotate_(model, INPUTS, spec(64))
+    crest = [float(y.abs().amax() / y.square().mean().sqrt()) for y in (seen[0], seen[-1])]
+    assert crest[0] > 7
+    assert crest[1] < 4
+
+
+def test_seeds_are_other_rotations_and_the_same_seed_the_same_bits() -> None:
+    models = [Transformer().eval() for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        rotate_(model, INPUTS, spec(), seed=seed)
+    weights = [model.blocks[1].fc1.weight for model in models]
+    assert torch.equal(weights[0], weights[1])
+    assert moved(weights[2], weights[0]) > 0.1
+
+
+def test_modes_and_state_keys_stay_so_that_files_load() -> None:
+    model = Transformer()
+    model.blocks[0].eval()
+    keys = set(model.state_dict())
+    rotate_(model, INPUTS, spec())
+    assert [model.training, model.blocks[0].training, model.blocks[1].training] == [True, False, True]
+    assert set(model.state_dict()) == keys  # norms had no bias here: no Linear got one
+    pyquant.quantize_(rotate_again := copy.deepcopy(model).eval(), W8A8Dynamic(), check_speed=False)
+    assert moved(rotate_again(*INPUTS), model.eval()(*INPUTS)) < 0.05
+
+
+@pytest.mark.parametrize("forgotten", ["embed", "place", "blocks.*.fc2"])
+def test_a_forgotten_writer_is_found_out_and_undone(forgotten) -> None:
+    model = randomise(Transformer(tied=True))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    writers = [name for name in spec().writers if name != forgotten]
+    with pytest.raises(ArgumentError, match=r"moved by .* undone"):
+        rotate_(model, INPUTS, spec(writers=writers))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert model.state_dict().keys() == before.keys()
+    assert model.head.weight is model.embed.weight
+
+
+def test_a_rotation_after_smoothing_and_before_it_keeps_the_function() -> None:
+    model = randomise(Transformer(norm=nn.RMSNorm))
+    want = model(*INPUTS)
+    pairs = [(f"blocks.{i}.norm{j}", [f"blocks.{i}.{name}"]) for i in (0, 1) for j, name in ((1, "qkv"), (2, "fc1"))]
+    batches = [{"ids": INPUTS[0], "image": INPUTS[1]}]
+    for step in (0, 1):
+        pyquant.smooth_(model, batches, 1, pairs=pairs)
+        rotate_(model, INPUTS, spec(), seed=step)
+    assert moved(model(*INPUTS), want) < 1e-4
+
+
+def classifier(family: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    import transformers as t
+
+    config = tiny(family).config
+    config.tie_word_embeddings = family == "qwen2"
+    config.pad_token_id = 0
+    torch.manual_seed(0)
+    kind = "SequenceClassification" if family == "mistral" else "CausalLM"
+    model = getattr(t, f"{type(tiny(family)).__name__.removesuffix('Model')}For{kind}")(config)
+    return randomise(model.double()), {"input_ids": torch.randint(1, 50, (2, 9))}
+
+
+@pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")
+@pytest.mark.parametrize("family", ["llama", "llama_gqa", "mistral", "qwen2", "qwen3"])
+def test_models_of_transformers(family, tmp_path) -> None:
+    model, inputs = classifier(family)
+    want = model(**inputs).logits
+    found = rotate_(model, inputs)
+    assert (len(found), set(found.values())) == (2 * 6 + 1, {32, 8})
+    assert 0 < moved(model(**inputs).logits, want) < 1e-6
+    assert model.config.tie_word_embeddings is False
+    model.save_pretrained(tmp_path)  # theirs: tied weights would be written once
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert moved(again(**inputs).logits, model(**inputs).logits) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: spec(writers=["embed"], readers={}), "both or neither"),
+        (lambda: spec(writers=["nothing"]), "'nothing'.*names of modules"),
+        (lambda: spec(writers=["norm"]), "'norm', a LayerNorm.*writers"),
+        (lambda: spec(writers="embed"), "writers"),
+        (lambda: spec(readers={"norm": ["blocks.*.fc1"]}), r"at most 0 '\*'"),
+        (lambda: spec(readers={"norm": ["blocks"]}), "'blocks', a Sequential.*expose_linears_"),
+        (lambda: spec(readers={"norm": ["head"], "blocks.0.norm1": ["head"]}), "one norm"),
+        (lambda: spec(readers={"norm": ["blocks.0.fc2"]}), "48 channels|24 channels"),
+        (lambda: spec(heads=[RotatedHeads("blocks.*.qkv", "blocks.*.out", 5)]), "heads of 5"),
+        (lambda: spec(heads=[RotatedHeads("blocks.*.qkv", "blocks.*.out", 9)]), "multiple of 9"),
+        (lambda: spec(heads=["v"]), "RotatedHeads"),
+        (lambda: "embed", "a RotationSpec"),
+        (lambda: None, "no rule knows"),
+    ],
+)
+def test_wrong_specs_are_named(make, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        rotate_(Transformer(), INPUTS, make())
+
+
+def test_a_quantised_model_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="rotate before quantising"):
+        rotate_(pyquant.quantize_(Transformer(), W8A8Dynamic(), check_speed=False), INPUTS, spec())
