@@ -112,7 +112,7 @@ class Search:
         limits = self._constraints(latency)
         for limit in limits:  # before any loss is measured
             least = tuple(np.where(allowed, limit.table, np.inf).argmin(-1).tolist())
-            if limit.cost_of(least) > limit.limit:
+            if not limit.allows(least):
                 raise beyond_reach(self.switchable, limit, least)
         tables = first_tables(ledger, self.switchable, self.loss, self.task, self.options)
         return SearchProblem(
@@ -160,6 +160,7 @@ class Search:
             known=measured,
             evaluate_many=many,
             max_loss=self.options.max_loss,
+            least_loss=self.max_drop is None,
             rng_seed=self.options.seed,
             never_slower_margin=self.options.never_slower_margin,
         )

@@ -127,6 +127,16 @@ def test_slower_formats_are_dropped_with_the_reason_and_never_chosen() -> None:
     assert "int4" not in plan.configuration.values()
 
 
+@pytest.mark.parametrize("options", [{}, {"never_slower_margin": 0.0}, {"max_loss": 1.0}, {"max_drop": 1.0}])
+def test_a_limit_is_kept_where_that_is_slower(options: dict[str, Any]) -> None:
+    """All of int8 keeps it, and int8 is 2 % slower than float everywhere."""
+    table = fixed_latency(net(), {"fp32": 1.0, "int8": 1.02, "int4": 1.05})
+    options = {"max_drop": None, "max_effective_bits": 8.0, "objective": "latency", **options}
+    plan = search(net(), latency=table, candidates=1, latency_seconds=0.1, **options)
+    assert plan.record.plan.effective_bits <= 8.0
+    assert not any("int8" in group.dropped for group in plan.record.groups)
+
+
 def test_where_nothing_is_faster_the_plan_is_the_float_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(ledger: Any, switchable: Any, configs: list[Any], *others: Any) -> dict[Any, Any]:
         return {config: (10.0 - 0.01 * (i > 0), 9.9, 10.1) for i, config in enumerate(configs)}

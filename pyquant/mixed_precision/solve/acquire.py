@@ -47,12 +47,39 @@ class Stairs:
         return float(((self.edges[2:] - self.edges[1:-1]) * (self.levels[0] - self.levels[1:])).sum())
 
 
+class Outlook:
+    """The same points below several corners: what a point adds counts as a share of the hypervolume below each."""
+
+    def __init__(self, points: Sequence[Point], corners: Sequence[Point]) -> None:
+        self.stairs = tuple(Stairs(points, corner) for corner in corners)
+
+    def gains(self, cost: Table, loss: Table) -> Table:
+        """The sum of the shares that each point would add. cost [n], loss [n, k] -> [n, k]."""
+        return sum(s.gains(cost, loss) / max(s.volume, 1e-300) for s in self.stairs)  # type: ignore[return-value]
+
+    def adding(self, points: Sequence[Point]) -> Outlook:
+        """The outlook with more points."""
+        return Outlook([*{p: None for s in self.stairs for p in s.points}, *points], [s.corner for s in self.stairs])
+
+    def share_of(self, points: Sequence[Point]) -> float:
+        """The largest share of the hypervolume below a corner that all these points add together."""
+        pairs = zip(self.adding(points).stairs, self.stairs, strict=True)
+        return max((after.volume - before.volume) / max(before.volume, 1e-300) for after, before in pairs)
+
+    def has(self, point: Point) -> bool:
+        """Whether a point is on the front below one of the corners."""
+        return any(point in s.points for s in self.stairs)
+
+
 def candidates(model: Model, rng: np.random.Generator, epsilon: float) -> list[Config]:
     """Configurations on the front that the model thinks likeliest and on some that are possible, in order."""
     candidates: set[Config] = set()
     for problem in (model.refitted(), *(model.sampled(rng) for _ in range(SAMPLES))):
         for pull in PULL if problem.constraints else (0.0,):
             candidates.update(c.config for c in exact_front(_pulled(problem, pull), epsilon))
+        for constraint in problem.constraints:  # the least loss for every total of what is limited
+            limited = problem.with_(cost=constraint.table, cost_base=constraint.base, cost_pairs=None)
+            candidates.update(c.config for c in exact_front(limited, epsilon))
     feasible = sorted(c for c in candidates if not model.problem.violations(c))
     if len(feasible) > MAX_POOL:  # of many groups: an even choice along the costs
         order = np.lexsort((np.arange(len(feasible)), model.problem.costs_of(feasible)))
@@ -71,8 +98,9 @@ def neighbours(problem: SearchProblem, configs: Sequence[Config]) -> list[Config
     return sorted(c for c in neighbours if not problem.violations(c))
 
 
-def expected_gains(model: Model, stairs: Stairs, pool: Sequence[Config]) -> tuple[Table, Table, Table]:
-    """-> (expected hypervolume gain, cost, predicted loss) of each configuration of the pool, float64 [pool]."""
+def expected_gains(model: Model, stairs: Stairs | Outlook, pool: Sequence[Config]) -> tuple[Table, Table, Table]:
+    """-> (expected gain, cost, predicted loss) of each configuration of the pool, float64 [pool]. The gain is that of
+    the hypervolume below the stairs' corner, or of its shares in an outlook."""
     costs = model.problem.costs_of(pool)
     mean, deviation = model.predict(pool)
     return stairs.gains(costs, mean[:, None] + deviation[:, None] * NODES) @ WEIGHTS, costs, mean
@@ -85,6 +113,12 @@ def likely_savings(model: Model, pool: Sequence[Config], best: float, max_loss: 
     depth = (max_loss - mean) / np.maximum(deviation, 1e-300)
     chance = np.array([0.5 * math.erfc(-d / math.sqrt(2.0)) for d in depth])
     return np.maximum(best - costs, 0.0) * chance
+
+
+def likely_improvements(model: Model, pool: Sequence[Config], best: float) -> Table:
+    """By how much each configuration is expected to lose less than `best`. float64 [pool]."""
+    mean, deviation = model.predict(pool)
+    return np.maximum(best - (mean[:, None] + deviation[:, None] * NODES), 0.0) @ WEIGHTS
 
 
 def _pulled(problem: SearchProblem, pull: float) -> SearchProblem:

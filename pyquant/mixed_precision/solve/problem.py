@@ -49,6 +49,10 @@ class Constraint:
         """The total of a configuration."""
         return math.fsum([self.base, *(float(self.table[g, f]) for g, f in enumerate(config))])
 
+    def allows(self, config: Config) -> bool:
+        """Whether a configuration keeps the limit; what its total has from rounding alone is no violation."""
+        return self.cost_of(config) <= self.limit * (1 + 1e-12)
+
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
@@ -154,8 +158,7 @@ class SearchProblem:
 
     def violations(self, config: Config) -> list[str]:
         """The constraints that a configuration violates, with both numbers; empty: none."""
-        totals = [(c, c.cost_of(config)) for c in self.constraints]
-        return [f"{c.name} {total:g} exceeds {c.limit:g}" for c, total in totals if total > c.limit]
+        return [f"{c.name} {c.cost_of(config):g} exceeds {c.limit:g}" for c in self.constraints if not c.allows(config)]
 
     def with_(self, **changes: Any) -> SearchProblem:
         """A copy with other fields."""

@@ -24,7 +24,8 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
 
     Dropped is what, whatever formats the neighbours have (conversions count),
     1. costs more than (1 - margin) x the first format's cost in that group, or
-    2. costs and loses no less than another format that is kept.
+    2. costs and loses no less than another format that is kept,
+    and has no less of anything that a constraint limits: limits come before this preference.
     The second rule never removes a point of the front, only copies of equal points; the first one gives up what is
     within the margin of a measurement. The first format is dropped by the second rule only where it is kept: never.
 
@@ -52,17 +53,15 @@ def drop_slower(problem: SearchProblem, margin: float = 0.01) -> tuple[SearchPro
 
 def _reason(problem: SearchProblem, mask: Mask, g: int, f: int, margin: float) -> str | None:
     names, first = problem.formats, float(problem.cost[g, 0])
-    if mask[g, 0] and _difference(problem, mask, "cost", g, f, 0).min() > -margin * first:
-        ours = float(problem.cost[g, f])
-        return f"costs {ours:g} and more where {names[0]} costs {first:g}: not faster by {margin * 100:g} %"
     for other in np.flatnonzero(mask[g]):
-        if other == f:
+        if other == f or any(c.table[g, f] < c.table[g, other] for c in problem.constraints):
             continue
         cost = _difference(problem, mask, "cost", g, f, int(other)).min()
+        if other == 0 and cost > -margin * first:
+            ours = float(problem.cost[g, f])
+            return f"costs {ours:g} and more where {names[0]} costs {first:g}: not faster by {margin * 100:g} %"
         loss = _difference(problem, mask, "loss", g, f, int(other)).min()
-        # constraints are costs too: what is needed to keep them stays
-        tables = [c.table[g, f] - c.table[g, other] for c in problem.constraints]
-        if cost >= 0 and loss >= 0 and all(t >= 0 for t in tables) and (cost > 0 or loss > 0 or other < f):
+        if cost >= 0 and loss >= 0 and (cost > 0 or loss > 0 or other < f):
             return f"costs and loses no less than {names[other]}"
     return None
 

@@ -113,3 +113,12 @@ def test_the_fingerprint_sees_every_field() -> None:
     found = [SearchProblem(**{**GOOD, **change}).fingerprint() for change in changes]
     assert len(set(found)) == len(changes)
     assert SearchProblem(**GOOD).fingerprint() == found[0]
+
+
+def test_rounding_of_a_sum_violates_no_limit() -> None:
+    """Ten layers of 8 bits, a tenth of the weights each, are 8 bits; in floats some sums are a little more."""
+    table = np.array([[0.8, 0.4]] * 10) * (1 + 2e-16)
+    constraint = Constraint("effective_bits", table, 8.0)
+    assert constraint.cost_of((0,) * 10) > 8.0
+    assert constraint.allows((0,) * 10)
+    assert not Constraint("effective_bits", table, 7.9999).allows((0,) * 10)

@@ -59,6 +59,18 @@ def test_what_keeps_a_constraint_stays() -> None:
     assert drop_slower(problem.with_(constraints=(size,)))[0].mask.all()
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.01, 0.5])
+def test_what_is_slower_and_keeps_a_constraint_stays(margin: float) -> None:
+    """Limits come before "never slower": int8 costs 2 % more than float here, and is the way to few bits."""
+    loss, cost = [[0, 1, 2], [0, 1, 2]], [[8, 8.16, 9], [80, 40, 20]]
+    problem = SearchProblem(("a", "b"), FORMATS, loss, cost)
+    assert drop_slower(problem, margin)[0].mask[0].tolist() == [True, False, False]
+    bits = Constraint("effective_bits", np.tile([16.0, 8.0, 4.0], (2, 1)) / 2, 8.0)
+    assert drop_slower(problem.with_(constraints=(bits,)), margin)[0].mask[0].all()
+    time = Constraint("latency_us", cost, 100.0)  # what is slower keeps no limit on time
+    assert drop_slower(problem.with_(constraints=(time,)), margin)[0].mask[0].tolist() == [True, False, False]
+
+
 def test_refuses_margins_that_are_none() -> None:
     for margin in (-0.1, 1.0, float("nan")):
         with pytest.raises(ArgumentError, match="never_slower_margin"):

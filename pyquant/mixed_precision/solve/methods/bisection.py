@@ -26,7 +26,7 @@ def bisection(search: Search) -> None:
     if search.max_loss is not None:
         _bisect(search, search.max_loss)
         return
-    base, worst = search.problem.loss_base, search.corner[1]
+    base, worst = search.problem.loss_base, search.corners[-1][1]
     for i in range(LIMITS, 0, -1):
         _bisect(search, base + (worst - base) * i / LIMITS)
 

@@ -48,6 +48,17 @@ def test_worst_hypervolume_of_all_tables(model: str) -> None:
     assert (found <= 1 + 1e-12).all()
 
 
+def test_worst_hypervolume_of_the_whole_front() -> None:
+    """The corner at all that int4 loses, where the cheap end counts; the search is told of no corner."""
+    found = []
+    for case in CASES[1::5]:
+        corner = (case.corner[0], case.evaluate((2,) * 6))
+        every = [tuple(c) for c in np.ndindex(*(3,) * 6)]
+        best = hypervolume([(case.problem.cost_of(c), case.evaluate(c)) for c in every], corner)
+        found.append(_ratios(Case(case.name, case.problem, case.evaluate, corner, best)))
+    assert (np.min(found, axis=0) >= ENOUGH).all(), np.min(found, axis=0)
+
+
 @pytest.mark.parametrize("model", ["bytemlp", "gpt3x"])
 def test_worst_hypervolume_with_tables_that_are_far_off(model: str) -> None:
     """Scores of another data set or of a gradient are not the losses themselves: off by a factor of 2, up or down."""
@@ -121,6 +132,24 @@ def test_constraints_hold_for_everything_that_is_measured() -> None:
     corner = (problem.cost_of((0,) * 6), case.evaluate((2,) * 6))
     best = hypervolume([(problem.cost_of(c), case.evaluate(c)) for c in every], corner)
     assert hypervolume([(p.cost, p.loss) for p in points], corner) >= 0.98 * best
+
+
+@pytest.mark.parametrize("limit", [6.0, 8.0, 10.0])
+def test_the_least_loss_within_a_limit_where_a_small_layer_is_slower_in_integers(limit: float) -> None:
+    """Never slower is a preference; a limit is none. The truth is every one of the 729 configurations."""
+    found = []
+    for case in CASES[5::12]:
+        cost = np.array(case.problem.cost)
+        small = int(cost[:, 0].argmin())
+        cost[small, 1:] = cost[small, 0] * np.array([1.02, 1.03])
+        bits = np.tile([16.0, 8.0, 4.0], (6, 1)) / 6
+        problem = case.problem.with_(cost=cost, constraints=(Constraint("effective_bits", bits, limit),))
+        points = search_front(problem, case.evaluate, 40, least_loss=True)
+        every = [tuple(c) for c in np.ndindex(*(3,) * 6)]
+        best = min(case.evaluate(c) for c in every if not problem.violations(c))
+        found.append(min(p.loss for p in points) / best)
+    assert np.mean(found) <= 1.01
+    assert max(found) <= 1.05
 
 
 def test_a_model_that_breaks_is_survived() -> None:
