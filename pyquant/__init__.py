@@ -51,6 +51,7 @@ from pyquant.nn.fold import fold_batch_norm_
 from pyquant.nn.forms import expose_linears_, register_linear_form
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.fuse_rules import register_batch_norm, register_fusion
+from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.kernel_info import KernelInfo
 from pyquant.nn.link import ChainRecord, chain_report, link_, register_link
 from pyquant.nn.match import FqnConfig
@@ -114,6 +115,7 @@ __all__ = [
     "ExpertsRule",
     "FloatMatrix",
     "FqnConfig",
+    "HadamardLinear",
     "HistogramCollector",
     "KernelInfo",
     "LatencyTable",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Final
 
 import torch
@@ -28,9 +27,7 @@ def largest_block(columns: int) -> int:
     return max(odds) * twos
 
 
-@cache
-def base_matrix(order: int) -> tuple[tuple[int, ...], ...]:
-    """Rows of +1 and -1, orthogonal to each other, of order 1, 12, 20 or 28 (docs/numerics.md 15)."""
+def _paley(order: int) -> tuple[tuple[int, ...], ...]:
     if order == 1:
         return ((1,),)
     q = {12: 11, 20: 19, 28: 13}[order]
@@ -39,7 +36,7 @@ def base_matrix(order: int) -> tuple[tuple[int, ...], ...]:
     def chi(i: int) -> int:
         return 0 if i % q == 0 else 1 if i % q in squares else -1
 
-    if order == q + 1:  # Paley's first construction: q = 3 (mod 4)
+    if order == q + 1:  # his first construction: q = 3 (mod 4)
         core = [[1, *[1] * q], *([-1, *(chi(i - j) + (i == j) for j in range(q))] for i in range(q))]
         return tuple(map(tuple, core))
     conference = [[0, *[1] * q], *([1, *(chi(i - j) for j in range(q))] for i in range(q))]
@@ -50,6 +47,10 @@ def base_matrix(order: int) -> tuple[tuple[int, ...], ...]:
     return tuple(rows)
 
 
+# rows of +1 and -1, orthogonal to each other: docs/numerics.md 15
+BASE_MATRICES: Final = {order: _paley(order) for order in _BASES.values()}
+
+
 def sums(x: Tensor, order: int) -> Tensor:
     """Every block of `order` neighbours in the last dimension times the matrix of +1 and -1, in x's own type.
 
@@ -58,28 +59,40 @@ def sums(x: Tensor, order: int) -> Tensor:
     base = base_of(order)
     if base is None:
         raise ValueError(f"no Hadamard matrix of order {order}")
-    shape, twos = x.shape, order // base
-    x = x.reshape(*shape[:-1], shape[-1] // order, base, twos)
+    twos = order // base
+    t = x.reshape(-1, base, twos).permute(1, 2, 0).contiguous()  # a row of neighbours for each operand: whole vectors
     step = 1
     while step < twos:
-        pairs = x.unflatten(-1, (twos // (2 * step), 2, step))
-        first, second = pairs.unbind(-2)
-        x = torch.stack((first + second, first - second), -2).flatten(-3)
+        first, second = t.unflatten(1, (twos // (2 * step), 2, step)).unbind(2)
+        t = torch.stack((first + second, first - second), 2).flatten(1, 3)
         step *= 2
     if base > 1:
-        rows, columns = x.unbind(-2), zip(*base_matrix(base), strict=True)
-        x = torch.stack([_signed_sum(rows, signs) for signs in columns], -2)
-    return x.reshape(shape)
+        rows, columns = t.unbind(0), zip(*BASE_MATRICES[base], strict=True)
+        t = torch.stack([_signed_sum(rows, signs) for signs in columns])
+    return t.permute(2, 0, 1).reshape(x.shape)
 
 
 def hadamard(x: Tensor, order: int) -> Tensor:
-    """x [..., c * order] float, every block of `order` neighbours multiplied by the orthonormal Hadamard matrix.
+    """x [..., c * order] float, every block of `order` neighbours times diag(signs) and the orthogonal Hadamard matrix.
 
     -> the shape and type of x: computed in float32 (float64 for float64), rounded once to the type of x.
     Source: docs/numerics.md 15.
     """
     wide = x if x.dtype == torch.float64 else x.to(torch.float32)
-    return (sums(wide, order) * (1.0 / math.sqrt(order))).to(x.dtype)
+    given = wide.unflatten(-1, (-1, order)) * signs(order, x.device).to(wide.dtype)
+    return (sums(given.flatten(-2), order) * (1.0 / math.sqrt(order))).to(x.dtype)
+
+
+def signs(order: int, device: torch.device) -> Tensor:
+    """float32 [order] of +1 and -1: the Rudin-Shapiro sequence, whose own transform is flat. Without it the mean of the
+    channels, which activations behind a ReLU or GELU have, would all go to the first of them: an outlier of sqrt(order)
+    times its size. Source: Rudin, "Some theorems on Fourier coefficients", Proceedings of the AMS 10, 1959.
+    """
+    pairs = torch.arange(order, device=device)
+    pairs = pairs & (pairs >> 1)
+    for shift in (32, 16, 8, 4, 2, 1):  # the parity of the ones among the bits
+        pairs = pairs ^ (pairs >> shift)
+    return 1.0 - 2.0 * (pairs & 1)
 
 
 def _signed_sum(rows: tuple[Tensor, ...], signs: tuple[int, ...]) -> Tensor:

@@ -105,6 +105,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FqnConfig.check_used": {"layers": lambda: [("a", nn.Linear(2, 2))], "others": []},
     "FqnConfig.decide": {"name": "a", "module": nn.Linear(2, 2)},
     "FqnConfig.matches": {"key": "a", "name": "a", "module": nn.Linear(2, 2)},
+    "HadamardLinear.forward": {"x": torch.ones(2, 8)},
+    "HadamardLinear.from_linear": {"linear": lambda: nn.Linear(8, 4)},
     "LatencyTable.check": {"config": (0, 0)},
     "LatencyTable.load": {"path": lambda: latency_table(Path())},
     "LatencyTable.require": {"fingerprint": lambda: dict(OBJECTS["LatencyTable"](Path()).fingerprint)},

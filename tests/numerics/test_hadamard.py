@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyquant.numerics.hadamard import base_matrix, base_of, hadamard, largest_block, sums
+from pyquant.numerics.hadamard import BASE_MATRICES, base_of, hadamard, largest_block, sums
 
 ORDERS = [1, 2, 8, 64, 12, 24, 96, 20, 40, 28, 56]
 
@@ -16,7 +16,7 @@ def stated(row: np.ndarray, order: int) -> np.ndarray:
     base = base_of(order)
     twos, result = order // base, []
     for block in row.reshape(-1, order):
-        t = [np.float32(v) for v in block]
+        t = [np.float32(-v if (i & i >> 1).bit_count() % 2 else v) for i, v in enumerate(block)]
         step = 1
         while step < twos:
             for i in range(order):
@@ -24,7 +24,7 @@ def stated(row: np.ndarray, order: int) -> np.ndarray:
                     t[i], t[i + step] = t[i] + t[i + step], t[i] - t[i + step]
             step *= 2
         if base > 1:
-            signs, runs = base_matrix(base), np.array(t, np.float32).reshape(base, twos)
+            signs, runs = BASE_MATRICES[base], np.array(t, np.float32).reshape(base, twos)
             out = []
             for b in range(base):
                 total = np.float32(signs[0][b]) * runs[0]
@@ -53,7 +53,13 @@ def test_matrices_are_hadamard_and_kronecker_products(order) -> None:
     assert torch.equal(matrix @ matrix.mT, order * torch.eye(order).double())
     base = base_of(order)
     bits = torch.tensor([[(i & j).bit_count() for j in range(order // base)] for i in range(order // base)])
-    assert torch.equal(matrix, torch.kron(torch.tensor(base_matrix(base)).double(), (-1.0) ** bits.double()))
+    assert torch.equal(matrix, torch.kron(torch.tensor(BASE_MATRICES[base]).double(), (-1.0) ** bits.double()))
+
+
+@pytest.mark.parametrize("order", [16, 256, 512, 4096, 48, 96, 160, 224, 14336])
+def test_a_mean_that_all_channels_share_is_spread(order) -> None:
+    """Behind a GELU every channel has one; without the signs it is sqrt(order) times as large in the first channel."""
+    assert float(hadamard(torch.ones(1, order), order).abs().max()) < 3.5
 
 
 def test_orders_that_there_are() -> None:

@@ -137,6 +137,26 @@ def test_a_rotation_after_smoothing_and_before_it_keeps_the_function() -> None:
     assert moved(model(*INPUTS), want) < 1e-4
 
 
+def test_online_names_are_turned_at_run_time() -> None:
+    model = randomise(Transformer(24))
+    shared = model.blocks[1].fc2 = model.blocks[0].fc2  # one module in two places
+    want = model(*INPUTS)
+    found = rotate_(model, INPUTS, spec(online=["blocks.*.fc2", "blocks.*.out"]))
+    assert {name: found.get(name) for name in ("blocks.0.fc2", "blocks.1.fc2", "blocks.1.out")} == {
+        "blocks.0.fc2": 48,
+        "blocks.1.fc2": None,
+        "blocks.1.out": 24,
+    }
+    assert model.blocks[0].fc2 is model.blocks[1].fc2
+    assert model.blocks[0].fc2.linear is shared
+    assert moved(model(*INPUTS), want) < 1e-5
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(ArgumentError, match=r"moved by .* undone"):
+        rotate_(model, INPUTS, RotationSpec(["embed"], {"norm": ["head"]}, online=["blocks.*.qkv"]))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert type(model.blocks[0].qkv) is nn.Linear
+
+
 def classifier(family: str) -> tuple[nn.Module, dict[str, Tensor]]:
     import transformers as t
 
@@ -157,6 +177,9 @@ def test_models_of_transformers(family, tmp_path) -> None:
     found = rotate_(model, inputs)
     assert (len(found), set(found.values())) == (2 * 6 + 1, {32, 8})
     assert 0 < moved(model(**inputs).logits, want) < 1e-6
+    names = [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)]
+    again = rotate_(copy.deepcopy(model), inputs, online=True)
+    assert again == found | dict.fromkeys(names, 48)
     assert model.config.tie_word_embeddings is False
     model.save_pretrained(tmp_path)  # theirs: tied weights would be written once
     again = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -177,6 +200,8 @@ def test_models_of_transformers(family, tmp_path) -> None:
         (lambda: spec(heads=[RotatedHeads("blocks.*.qkv", "blocks.*.out", 5)]), "heads of 5"),
         (lambda: spec(heads=[RotatedHeads("blocks.*.qkv", "blocks.*.out", 9)]), "multiple of 9"),
         (lambda: spec(heads=["v"]), "RotatedHeads"),
+        (lambda: spec(online=["norm"]), "'norm', a LayerNorm"),
+        (lambda: spec(online="norm"), "online"),
         (lambda: "embed", "a RotationSpec"),
         (lambda: None, "no rule knows"),
     ],
@@ -186,6 +211,8 @@ def test_wrong_specs_are_named(make, message) -> None:
         rotate_(Transformer(), INPUTS, make())
 
 
-def test_a_quantised_model_is_refused() -> None:
+def test_what_is_refused_beside_specs() -> None:
+    with pytest.raises(ArgumentError, match=r"'online'.*RotationSpec\(online="):
+        rotate_(Transformer(), INPUTS, spec(), online=True)
     with pytest.raises(ArgumentError, match="rotate before quantising"):
         rotate_(pyquant.quantize_(Transformer(), W8A8Dynamic(), check_speed=False), INPUTS, spec())

@@ -14,6 +14,7 @@ from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import load_checkpoint
 from pyquant.io.checkpoint import Checkpoint
+from pyquant.io.pretrained.before import bad_extra, put_before
 from pyquant.io.pretrained.place import assign, check_keys, check_no_meta, module_of, refill
 from pyquant.io.pretrained.save import OWN_EXTRA, modules_by_name
 from pyquant.nn.chain import QResidual, Residual
@@ -22,11 +23,10 @@ from pyquant.nn.fuse import fused_activations, held, put_identity
 from pyquant.nn.fuse_rules import activation_of
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
-from pyquant.nn.reordered import Reordered, check_order
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 
-_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes", "reordered"}
+_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes", "reordered", "hadamard"}
 _LONGEST_NOTE: Final = 500
 
 
@@ -67,7 +67,7 @@ def load_pretrained(
         )
     with undone_on_error() as undo:
         _expose(skeleton, checkpoint, undo)
-        _reorder(skeleton, checkpoint, undo)
+        put_before(skeleton, checkpoint, undo)
         names = modules_by_name(skeleton)
         new: list[tuple[list[str], nn.Module]] = []
         for layer in checkpoint.layers:
@@ -81,7 +81,7 @@ def load_pretrained(
             for name in places:  # a name beside the layer's own is another name of such a layer, and of nothing else
                 if type(names[name]) is not type(old):
                     difference = f"{type(names[name]).__name__}; allowed: {type(old).__name__}, as '{layer.name}' is"
-                    raise _bad(f"alias '{name}' is a {difference}")
+                    raise bad_extra(f"alias '{name}' is a {difference}")
             replacement = module_of(layer, old, dtypes.get(layer.name, torch.float32))
             if layer.name in notes and isinstance(replacement, (QLinear, QConv2d)):
                 replacement.note = notes[layer.name]
@@ -107,7 +107,7 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
     """Rewrite the classes that multiply by matrices of their own, where the saved model had them rewritten."""
     rewritten = checkpoint.extra.get(OWN_EXTRA, {}).get("exposed", {})
     if not isinstance(rewritten, Mapping):
-        raise _bad("exposed is not {name: class}")
+        raise bad_extra("exposed is not {name: class}")
     layers = {layer.name for layer in checkpoint.layers if layer.kind == "linear"}
     expose_reversibly(skeleton, lambda module, name: name in rewritten or name in layers, undo, True)
     lost = [name for name in rewritten if name not in exposed(skeleton)]
@@ -117,44 +117,20 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
         raise CheckpointError(message)
 
 
-def _reorder(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:
-    """Put the step that sorts a layer's inputs where the saved model had one."""
-    reordered = checkpoint.extra.get(OWN_EXTRA, {}).get("reordered", [])
-    if not isinstance(reordered, list) or not all(isinstance(name, str) and name for name in reordered):
-        raise _bad("reordered is not a list of names")
-    names = modules_by_name(skeleton)
-    new: dict[int, tuple[list[str], nn.Module]] = {}
-    for name in reordered:
-        old, order = names.get(name), checkpoint.tensors.get(f"{name}.order")
-        if not isinstance(old, (nn.Linear, Reordered)):
-            raise CheckpointError(f"'{name}' was saved as a Linear; the model has a {type(old).__name__} there")
-        try:
-            check_order(order, old.in_features)
-        except ArgumentError as error:
-            raise _bad(f"reordered '{name}': {error}") from None
-        if isinstance(old, nn.Linear) and order is not None:
-            new.setdefault(id(old), ([], Reordered(old, order)))[0].append(name)
-    swap_modules(skeleton, list(new.values()), undo=undo)
-
-
-def _bad(what: str) -> CheckpointError:
-    return CheckpointError(f"extra['{OWN_EXTRA}']: {what}")
-
-
 def _own_extra(
     extra: Mapping[str, Any], layers: set[str]
 ) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
     if not isinstance(own, Mapping) or not own.keys() <= _OWN_KEYS:
-        raise _bad(f"not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
+        raise bad_extra(f"not a mapping with the keys {', '.join(sorted(_OWN_KEYS))}")
     aliases, dtypes, fused = (own.get(key, {}) for key in ("aliases", "dtypes", "fused"))
     if not _is_text(aliases) or any(target not in layers for target in aliases.values()):
-        raise _bad("aliases are not names of saved layers")
+        raise bad_extra("aliases are not names of saved layers")
     if not _is_text(dtypes) or any(k not in layers or v not in FLOATS_BY_NAME for k, v in dtypes.items()):
-        raise _bad(f"dtypes are not {{layer: {' or '.join(FLOATS_BY_NAME)}}}")
+        raise bad_extra(f"dtypes are not {{layer: {' or '.join(FLOATS_BY_NAME)}}}")
     known = layers | aliases.keys()
     if not _is_text(fused) or any(k not in known or not _are_siblings(k, v) for k, v in fused.items()):
-        raise _bad("fused is not {layer: activation in the same module}")
+        raise bad_extra("fused is not {layer: activation in the same module}")
     return dict(aliases), {name: FLOATS_BY_NAME[dtype] for name, dtype in dtypes.items()}, dict(fused)
 
 
@@ -162,7 +138,7 @@ def _notes(extra: Mapping[str, Any]) -> Mapping[str, str]:
     """{layer: why it has another scheme than it was given}; absent in older files."""
     notes = extra.get(OWN_EXTRA, {}).get("notes", {})
     if not _is_text(notes) or any(len(note) > _LONGEST_NOTE or not note.isprintable() for note in notes.values()):
-        raise _bad("notes are not {layer: one line of text}")
+        raise bad_extra("notes are not {layer: one line of text}")
     return notes  # type: ignore[no-any-return]
 
 
@@ -176,13 +152,13 @@ def _residuals(extra: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[di
     residuals: dict[str, QResidual] = {}
     saved = extra.get(OWN_EXTRA, {}).get("residuals", {})
     if not isinstance(saved, Mapping):
-        raise _bad("residuals is not {name: scheme}")
+        raise bad_extra("residuals is not {name: scheme}")
     for name, words in saved.items():
         own = {key: tensors.pop(f"{name}.{key}", None) for key in ("scale", "zero_point")}
         try:
             residuals[name] = QResidual(own["scale"], own["zero_point"], TensorScheme.from_dict(words))  # type: ignore[arg-type]
         except ArgumentError as error:
-            raise _bad(f"residual '{name}': {error}") from None
+            raise bad_extra(f"residual '{name}': {error}") from None
     return residuals, tensors
 
 

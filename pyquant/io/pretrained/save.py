@@ -24,6 +24,7 @@ from pyquant.io.atomic import put_beside
 from pyquant.nn.chain import QResidual
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
+from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -101,9 +102,12 @@ def save_pretrained(
     residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     reordered = [name for name, module in modules_by_name(model).items() if isinstance(module, Reordered)]
-    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes, "reordered": reordered}
+    blocks = {name: m.block for name, m in modules_by_name(model).items() if isinstance(m, HadamardLinear)}
+    optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
+    optional |= {"reordered": reordered, "hadamard": blocks}
     strange = transformers.unreadable_layers(model, kinds) if theirs else {}
     strange |= dict.fromkeys(reordered, "Linear that takes its inputs in another order")
+    strange |= dict.fromkeys(blocks, "Linear that transforms its inputs (HadamardLinear)")
     refusal = _refusal(strange)
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(

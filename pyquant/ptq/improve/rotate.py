@@ -13,8 +13,10 @@ from pyquant.calibrate.run import evaluating
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn.flow import call
+from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.swap import Undo, put, undone_on_error
+from pyquant.numerics.hadamard import hadamard, largest_block
 from pyquant.ptq.improve.orthogonal import Rotation
 from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.ptq.improve.rotate_rules import RotationSpec, filled, matching, specs_of
@@ -24,7 +26,12 @@ from pyquant.simulate.kinds import is_simulated
 
 @torch.no_grad()
 def rotate_(
-    model: nn.Module, example_inputs: object, spec: RotationSpec | None = None, *, seed: int = 0
+    model: nn.Module,
+    example_inputs: object,
+    spec: RotationSpec | None = None,
+    *,
+    seed: int = 0,
+    online: bool = False,
 ) -> dict[str, int]:
     """Turn the residual stream, and the values of attention head by head, by random Hadamard matrices, in place.
 
@@ -34,13 +41,15 @@ def rotate_(
     spec      who writes and reads the stream; None: what the rules know of the model's class (Llama, Mistral, Qwen2 and
               Qwen3 of transformers, for causal language modelling or classification).
     seed      of the random signs, at least 0.
+    online    of the known classes, whether the inputs of down projections are turned too, at run time: each becomes a
+              HadamardLinear. A spec says it by its own `online`.
     ->        {Linear whose inputs are spread now: channels over which}.
     Weights of norms move into the Linears that read them (and norms' biases into their biases); a head that is tied to
     the embedding gets a weight of its own. Computed in float64 and rounded once. The function is the same but for that
     rounding: the output for example_inputs is compared, and where it moves everything is undone.
     Raises ArgumentError for a spec that does not fit, a model that moves or is quantised already.
     Source: Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", arXiv 2404.00456, section 4; Liu et
-    al., "SpinQuant: LLM quantization with learned rotations", arXiv 2405.16406, figure 1 (R1, R2).
+    al., "SpinQuant: LLM quantization with learned rotations", arXiv 2405.16406, figure 1 (R1, R2; online: R4).
 
     Example:
         >>> class Block(nn.Module):
@@ -58,9 +67,11 @@ def rotate_(
     arguments.whole("seed", seed, 0, 2**63 - 1)
     if spec is not None and not isinstance(spec, RotationSpec):
         raise ArgumentError("spec", arguments.shown(spec), "a RotationSpec, or None")
+    if arguments.flag("online", online) and spec is not None:
+        raise ArgumentError("online", "True beside a spec", "the names in RotationSpec(online=[...])")
     if any(is_simulated(m) or isinstance(m, LinearState) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: rotate before quantising")
-    found = [("", model, spec)] if spec is not None else list(specs_of(model))
+    found = [("", model, spec)] if spec is not None else list(specs_of(model, online))
     if not found:
         got = f"a {type(model).__name__} of which no rule knows the residual stream"
         raise ArgumentError("model", got, "spec=RotationSpec(...)")
@@ -70,7 +81,7 @@ def rotate_(
         spread: dict[str, int] = {}
         for prefix, root, known in found:
             turning = _Turning(root, undo, generator)
-            spread |= {prefix + name: size for name, size in (*turning.stream(known), *turning.heads(known))}
+            spread |= {prefix + name: size for name, size in turning.of(known)}
             turning.finish()
         allowed = "a spec that names every writer and reader of the stream; everything is undone"
         check_unmoved("spec", before, call(model, example_inputs), allowed)
@@ -84,6 +95,12 @@ class _Turning:
         self.model, self.undo, self.generator = model, undo, generator
         self._steps: dict[int, tuple[Tensor, list[Callable[[Tensor], Tensor]]]] = {}
         self.modules, self.parameters = dict(model.named_modules()), dict(model.named_parameters())
+
+    def of(self, spec: RotationSpec) -> Iterator[tuple[str, int]]:
+        """All that a spec names. -> (Linear whose inputs are spread, channels over which)."""
+        yield from self.stream(spec)
+        yield from self.heads(spec)
+        yield from self.online(spec)
 
     def stream(self, spec: RotationSpec) -> Iterator[tuple[str, int]]:
         """Turn what writes and reads the residual stream. -> (reader, channels)."""
@@ -137,6 +154,22 @@ class _Turning:
                     self._turn(parameter, rotation, 0, slice(first, end))
                 self._turn(output.weight, rotation, 1)
                 yield output_name, pair.size
+
+    def online(self, spec: RotationSpec) -> Iterator[tuple[str, int]]:
+        """Wrap what turns its inputs at run time, and turn its weight. -> (Linear, channels of a block)."""
+        for pattern in spec.online:
+            for name, _ in self._find(pattern):
+                _, linear = self._linear(name)
+                block = largest_block(linear.in_features)
+                if type(linear) is not nn.Linear or block == 1:
+                    got = f"'{name}', a {type(linear).__name__} of {linear.in_features} inputs"
+                    raise ArgumentError("online", got, "nn.Linears of an even number of inputs")
+                self._later(linear.weight, partial(hadamard, order=block))
+                wrapped = HadamardLinear(linear, block).train(linear.training)
+                for parent in self.modules.values():
+                    for child in [child for child, module in parent._modules.items() if module is linear]:
+                        put(parent._modules, child, wrapped, self.undo)
+                yield name, block
 
     def finish(self) -> None:
         """Do to each parameter all that is to be done to it, in float64, and round once."""

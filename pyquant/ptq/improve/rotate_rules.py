@@ -1,4 +1,5 @@
-"""What rotate_ knows: who writes and reads the residual stream of a model, and which Linears lie around attention."""
+"""What rotate_ knows: who writes and reads the residual stream of a model, what lies around attention, which
+inputs nothing but a transform at run time can turn."""
 
 from __future__ import annotations
 
@@ -39,6 +40,8 @@ class RotationSpec:
     readers  {norm that reads the stream: the Linears that read its result, which nothing else does}. A '*' in the name
              of a Linear is what the '*' of the norm stands for, in their order.
     heads    RotatedHeads; a '*' in the name of `output` is that of `values`.
+    online   Linears whose inputs are turned at run time, as no weight before them could take the matrix: each becomes
+             a HadamardLinear.
     Together they must name all that touches the stream: rotate_ compares the model's outputs and undoes what was wrong.
     Raises ArgumentError for anything but names and such pairs.
 
@@ -50,9 +53,11 @@ class RotationSpec:
     writers: Sequence[str] = ()
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     heads: Sequence[RotatedHeads] = ()
+    online: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "writers", _names("writers", self.writers))
+        for argument in ("writers", "online"):
+            object.__setattr__(self, argument, _names(argument, getattr(self, argument)))
         readers = arguments.mapping("readers", self.readers, "{norm: [Linears]}")
         object.__setattr__(self, "readers", {_name("readers", n): _names("readers", r) for n, r in readers.items()})
         heads = tuple(arguments.iterable("heads", self.heads, "RotatedHeads"))
@@ -66,13 +71,13 @@ class RotationSpec:
             raise ArgumentError("spec", got, "both or neither: who writes the stream, and who reads it")
 
 
-def specs_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, RotationSpec]]:
+def specs_of(model: nn.Module, online: bool) -> Iterator[tuple[str, nn.Module, RotationSpec]]:
     """(prefix of its names, module, spec) of every part of a model whose class the rules know."""
     for name, module in model.named_modules():
         kind = type(module)
         is_theirs = kind.__module__.startswith("transformers.models.") and "forward" not in module.__dict__
         if is_theirs and kind.__name__ in _LLAMA_CLASSES:
-            yield f"{name}." if name else "", module, _llama(module)
+            yield f"{name}." if name else "", module, _llama(module, online)
 
 
 def matching(names: Iterable[str], pattern: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -95,7 +100,7 @@ _FAMILIES: Final = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _LLAMA_CLASSES: Final = {f"{f}For{task}" for f in _FAMILIES for task in ("CausalLM", "SequenceClassification")}
 
 
-def _llama(model: Any) -> RotationSpec:
+def _llama(model: Any, online: bool) -> RotationSpec:
     layer = "model.layers.*"
     pairs = {f"{layer}.{producer}": [f"{layer}.{c}" for c in consumers] for producer, consumers in LLAMA}
     readers = {name: consumers for name, consumers in pairs.items() if name.endswith("norm")}
@@ -105,6 +110,7 @@ def _llama(model: Any) -> RotationSpec:
         ["model.embed_tokens", f"{layer}.self_attn.o_proj", f"{layer}.mlp.down_proj"],
         readers | {"model.norm": [head]},
         [RotatedHeads(values, pairs[values][0], model.model.layers[0].self_attn.head_dim)],
+        [f"{layer}.mlp.down_proj"] if online else [],
     )
 
 

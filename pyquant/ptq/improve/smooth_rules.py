@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn.hadamard_linear import HadamardLinear
 
 Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
 
@@ -130,6 +131,6 @@ def _neighbours(parent: nn.Module) -> Iterator[Rule]:
 def _fits(parent: nn.Module, rule: Rule) -> bool:
     """Whether all are there; a Linear that feeds others of another width does so through grouped-query attention."""
     producer, *consumers = (find(parent, path) for path in (rule[0], *rule[1]))
-    if producer is None or None in consumers:
-        return False
+    if producer is None or None in consumers or any(isinstance(c, HadamardLinear) for c in consumers):
+        return False  # the transform mixes channels: a factor of one cannot pass it
     return not isinstance(producer, nn.Linear) or all(c.in_features == producer.out_features for c in consumers)

@@ -1,0 +1,68 @@
+"""Steps before a layer that a file names and the model's code does not build: sorted and transformed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io.checkpoint import Checkpoint
+from pyquant.io.pretrained.save import OWN_EXTRA, modules_by_name
+from pyquant.nn.hadamard_linear import HadamardLinear, check_block
+from pyquant.nn.reordered import Reordered, check_order
+from pyquant.nn.swap import Undo, swap_modules
+
+
+def put_before(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> None:
+    """Wrap the Linears that the saved model had wrapped. Raises CheckpointError."""
+    own = checkpoint.extra.get(OWN_EXTRA, {})
+    reordered, blocks = own.get("reordered", []), own.get("hadamard", {})
+    if not isinstance(reordered, list) or not all(isinstance(name, str) and name for name in reordered):
+        raise bad_extra("reordered is not a list of names")
+    if not isinstance(blocks, Mapping) or not all(blocks):
+        raise bad_extra("hadamard is not {name: block}")
+
+    def sorted_inputs(name: str, columns: int) -> Callable[[nn.Linear], nn.Module]:
+        order = checkpoint.tensors.get(f"{name}.order")
+        check_order(order, columns)
+        return lambda linear: Reordered(linear, cast(Tensor, order))
+
+    def transformed(name: str, columns: int) -> Callable[[nn.Linear], nn.Module]:
+        check_block(blocks[name], columns)
+        return lambda linear: HadamardLinear(linear, blocks[name])
+
+    _wrap(skeleton, "reordered", reordered, Reordered, sorted_inputs, undo)
+    _wrap(skeleton, "hadamard", blocks, HadamardLinear, transformed, undo)
+
+
+def _wrap(
+    skeleton: nn.Module,
+    key: str,
+    listed: Any,
+    kind: type[nn.Module],
+    checked: Callable[[str, int], Callable[[nn.Linear], nn.Module]],
+    undo: list[Undo],
+) -> None:
+    """Put a wrapper around each Linear that is listed; one that stands there already is left, if it is the same."""
+    names = modules_by_name(skeleton)
+    new: dict[int, tuple[list[str], nn.Module]] = {}
+    for name in listed:
+        old: Any = names.get(name)
+        if not isinstance(old, nn.Linear) and not isinstance(old, kind):
+            raise CheckpointError(f"'{name}' was saved as a Linear; the model has a {type(old).__name__} there")
+        try:
+            wrap = checked(name, cast(int, old.in_features))
+        except ArgumentError as error:
+            raise bad_extra(f"{key} '{name}': {error}") from None
+        if isinstance(old, nn.Linear):
+            new.setdefault(id(old), ([], wrap(old)))[0].append(name)
+        elif isinstance(old, HadamardLinear) and old.block != listed[name]:
+            raise CheckpointError(f"'{name}' was saved with blocks of {listed[name]}; the model has {old.block}")
+    swap_modules(skeleton, list(new.values()), undo=undo)
+
+
+def bad_extra(what: str) -> CheckpointError:
+    """The error for words of a file that save_pretrained does not write."""
+    return CheckpointError(f"extra['{OWN_EXTRA}']: {what}")
