@@ -496,13 +496,17 @@ BUDGETS = {
     "per_token": 10,
     "packed": 11,
     "affine": 14,
-    "rms_norm": 18,
-    "layer_norm": 24,
-    "groups": 13,
-    "groups_of_32": 13,
-    "groups_given": 13,
+    "rms_norm": 17,
+    "layer_norm": 23,
+    "rms_norm_residual": 23,
+    "layer_norm_residual": 28,
+    "groups": 9.5,
+    "groups_of_32": 9,
+    "affine_groups": 14,
+    "affine_groups_of_32": 14,
+    "groups_given": 11,
     "given": 14,
-    "dequantize": 15,
+    "dequantize": 14.5,
 }
 
 
@@ -522,9 +526,15 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
     q, scales = out["q"], plain_device.put(torch.ones(rows, k // 128))
     many = out | {"scale": scales, "zero_point": plain_device.put(torch.zeros(rows, k // 128))}
     few = out | {"scale": plain_device.put(torch.ones(rows, k // 32)), "zero_point": 0}
+    affine_few = few | affine | {"zero_point": plain_device.put(torch.zeros(rows, k // 32, dtype=torch.int32))}
     given = out | {"scale": scales, "zero_point": 0}
+    added = {"residual": x, "ldr": k, "sum": x}
     launches: dict[str, Callable[[], None]] = {
         "per_token": lambda: native.quantize_dynamic(matrix, "rows", 0, out),
+        "rms_norm_residual": lambda: native.norm_quantize(matrix, rms | added, out),
+        "layer_norm_residual": lambda: native.norm_quantize(matrix, layer | added, out),
+        "affine_groups_of_32": lambda: native.quantize_dynamic(matrix, "groups", 32, affine_few),
+        "affine_groups": lambda: native.quantize_dynamic(matrix, "groups", 128, many | affine),
         "packed": lambda: native.quantize_dynamic(matrix, "rows", 0, out | {"packed": True, "qmin": -7, "qmax": 7}),
         "affine": lambda: native.quantize_dynamic(matrix, "rows", 0, out | affine),
         "rms_norm": lambda: native.norm_quantize(matrix, rms, out),

@@ -11,6 +11,7 @@
 
 #include "core/epilogue_math.h"
 #include "cuda/gemm/call.h"
+#include "cuda/pairs.cuh"
 
 namespace pyquant::cuda {
 
@@ -195,26 +196,6 @@ __device__ __forceinline__ void activate_all(float (&t)[Count], const EpiloguePa
 
 __device__ __forceinline__ float half_bits_to_float(uint16_t h, DType type) {
   return type == DType::f16 ? __half2float(__ushort_as_half(h)) : __uint_as_float(static_cast<uint32_t>(h) << 16);
-}
-
-// The half words of a word as floats.
-template <bool kF16>
-__device__ __forceinline__ float2 floats_of_pair(uint32_t word) {
-  if constexpr (!kF16) return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
-  __half2 pair;
-  memcpy(&pair, &word, sizeof pair);
-  return __half22float2(pair);
-}
-
-// Two floats as the half words of a word.
-template <bool kF16>
-__device__ __forceinline__ uint32_t pair_of_floats(float low, float high) {
-  uint32_t word;
-  if constexpr (kF16)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
 }
 
 // Adds residual[m, n .. n + Count) to t. Any type, any stride; whole 16-byte loads where the rows allow it.

@@ -57,15 +57,15 @@ struct Coder {
         zero_points(static_cast<uint32_t>(step.zero_point & 255) * 0x01010101u),
         is_signed(to.qmin < 0) {}
 
-  // Codes of a row that made its step itself, all 0 where the row is poisoned: its values may be NaN.
+  // Codes of a row that made its step itself, all 0 where the row is poisoned: its scale is NaN, its values may be.
   static __device__ __forceinline__ Coder own(const Step& step, const Codes& to) {
     Coder coder(step, to);
-    if (step.scale != step.scale) coder.low = coder.high = 0.f;
+    if (step.recip != step.recip) coder.low = coder.high = 0.f;
     return coder;
   }
   // Whether those of `own` are Values::within.
   static __device__ __forceinline__ bool is_within(const Step& step, bool symmetric, const Codes& to) {
-    return symmetric && step.scale == step.scale && to.qmin <= -to.qmax;
+    return symmetric && step.recip == step.recip && to.qmin <= -to.qmax;
   }
 
   template <Values kValues>

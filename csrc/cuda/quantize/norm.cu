@@ -95,24 +95,24 @@ struct NormInput {
           is_whole(span.chunks == 1),
           weight(in.weight),
           bias(in.bias) {
-      float s[kSets][kWidth] = {};
+      float s[kSets][kWidth];
       for (int c = 0; c < span.chunks; ++c) {
         const Chunk chunk = span.chunk<NormInput>(c);
         if (in.residual)
           add(in, row, span.cols, chunk, kept);
         else
           read(in.x + row * in.ld, chunk, kept);
-        accumulate(kept, s, [](float v) { return kSubtractMean ? v : fmul(v, v); });
+        accumulate(kept, s, c == 0, [](float v) { return kSubtractMean ? v : fmul(v, v); });
       }
       float mean_of_lanes = mean_of(sum_in_lanes(s, shared.sums[0]), span.cols);
       if constexpr (kSubtractMean) {
         mean = mean_of_lanes;
-        float d[kSets][kWidth] = {};
+        float d[kSets][kWidth];
         for (int c = 0; c < span.chunks; ++c) {
           const Chunk chunk = span.chunk<NormInput>(c);
           if (!is_whole) read(x, chunk, kept);
           center(chunk, kept);
-          accumulate(kept, d, [](float v) { return fmul(v, v); });
+          accumulate(kept, d, c == 0, [](float v) { return fmul(v, v); });
         }
         mean_of_lanes = mean_of(sum_in_lanes(d, shared.sums[1]), span.cols);
       }
@@ -148,12 +148,25 @@ struct NormInput {
       }
     }
 
+    // s += term(value), or s = the first ones. A lane begins with +0, whose sum with its first element is that element
+    // but for -0, which changes at most the sign of a mean that is 0: no scale and no code.
     template <class Term>
-    static __device__ __forceinline__ void accumulate(const Kept& kept, float (&s)[kSets][kWidth], Term term) {
+    static __device__ __forceinline__ void accumulate(const Kept& kept, float (&s)[kSets][kWidth], bool begins,
+                                                      Term term) {
+      if (begins)
+        accumulate_from<kSets>(kept, s, term);
+      else
+        accumulate_from<0>(kept, s, term);
+    }
+    template <int kFirst, class Term>
+    static __device__ __forceinline__ void accumulate_from(const Kept& kept, float (&s)[kSets][kWidth], Term term) {
 #pragma unroll
       for (int i = 0; i < Units; ++i)
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) s[i % kSets][j] = fadd(s[i % kSets][j], term(kept.value[i][j]));
+        for (int j = 0; j < kWidth; ++j) {
+          const float v = term(kept.value[i][j]);
+          s[i % kSets][j] = i < kFirst ? v : fadd(s[i % kSets][j], v);
+        }
     }
 
     // use(unit, i) for every unit of which all columns exist: those that begin `whole` columns on or before.

@@ -64,6 +64,15 @@ class RangeOf {
     if (!symmetric) low_ = Extremes<T>::least(low_, word);
     high_ = Extremes<T>::most(high_, symmetric ? magnitudes(word) : word);
   }
+  // This or the other range, over this lane and the one `step` away, which keeps the other of the two: `upper` says
+  // which lane this is.
+  __device__ __forceinline__ void exchange(const RangeOf& other, bool upper, int step, bool symmetric) {
+    const uint32_t from_high = __shfl_xor_sync(0xffffffffu, upper ? high_ : other.high_, step);
+    high_ = Extremes<T>::most(upper ? other.high_ : high_, from_high);
+    if (symmetric) return;
+    const uint32_t from_low = __shfl_xor_sync(0xffffffffu, upper ? low_ : other.low_, step);
+    low_ = Extremes<T>::least(upper ? other.low_ : low_, from_low);
+  }
   __device__ __forceinline__ Range ends() const { return {magnitude(low_), magnitude(high_)}; }
 
  private:
@@ -138,7 +147,7 @@ __device__ __forceinline__ Step step_of(const Range& range, bool symmetric, int3
     return s;
   }
   const float low = -float_from_bits(range.below), high = float_from_bits(range.above);
-  s.scale = low > -kInfinity && high < kInfinity ? scale_from_range(low, high, qmin, qmax) : kNaN;
+  s.scale = scale_from_range(low, high, qmin, qmax);
   s.recip = scale_recip(s.scale);
   s.zero_point = zero_point_from_range(low, s.recip, qmin, qmax);
   return s;

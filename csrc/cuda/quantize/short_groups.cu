@@ -10,7 +10,7 @@ namespace pyquant::cuda {
 
 namespace {
 
-constexpr int kUnits = 4;
+constexpr int kUnits = 8;
 
 struct ShortGroups {
   int64_t per_row;
@@ -18,32 +18,63 @@ struct ShortGroups {
   int step, columns;           // between the units of a thread; of a chunk
 };
 
-enum class Steps { given, symmetric, affine };
+enum class Steps { given, given_symmetric, symmetric, affine };
 
-// The largest over each group's lanes, of several groups at a time.
-__device__ __forceinline__ void reduce_groups(Range (&range)[kUnits], int lanes, bool symmetric) {
-  for (int step = lanes / 2; step > 0; step /= 2) {
+// Neighbouring lanes of a group, kSharing of them, hold units of the same kUnits groups. Each finds the coders of
+// kUnits / kSharing: lane l those of the units from l * kUnits / kSharing on.
+template <class T, int kSharing>
+struct Lanes {
+  static constexpr int kOwn = kUnits / kSharing;
+  using Ranges = RangeOf<T>;
+
+  // Ranges of units -> ranges of this lane's groups, over all lanes of each. Lanes halve the units between them.
+  static __device__ __forceinline__ void reduce(Ranges (&range)[kUnits], int lanes, bool symmetric) {
+    const int lane = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (Range& r : range) {
-      r.above = max(r.above, __shfl_xor_sync(0xffffffffu, r.above, step));
-      if (!symmetric) r.below = max(r.below, __shfl_xor_sync(0xffffffffu, r.below, step));
+    for (int step = kSharing / 2, half = kUnits / 2; step > 0; step /= 2, half /= 2) {
+      const bool upper = lane & step;
+#pragma unroll
+      for (int j = 0; j < half; ++j) range[j].exchange(range[j + half], upper, step, symmetric);
+    }
+    for (int step = kSharing; step < lanes; step *= 2) {
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) range[j].exchange(range[j], false, step, symmetric);
     }
   }
-}
 
-// blockIdx.x walks rows, blockIdx.y chunks of a row. Whole warps stay together, as lanes exchange ranges.
-template <class T, Steps kSteps>
+  static __device__ __forceinline__ int first_unit() { return (static_cast<int>(threadIdx.x) & (kSharing - 1)) * kOwn; }
+
+  // The coder of a unit, from the lane that has found it. kKnown: its limits and zero point are every coder's.
+  template <bool kKnown>
+  static __device__ __forceinline__ Coder of_unit(const Coder (&own)[kOwn], int unit) {
+    Coder coder = own[unit % kOwn];
+    if constexpr (kSharing == 1) return coder;
+    const auto from_lane = [unit](auto v) { return __shfl_sync(0xffffffffu, v, unit / kOwn, kSharing); };
+    coder.recip = from_lane(coder.recip);
+    if constexpr (kKnown) return coder;
+    coder.low = from_lane(coder.low);
+    coder.high = from_lane(coder.high);
+    coder.zero_points = from_lane(coder.zero_points);
+    return coder;
+  }
+};
+
+// blockIdx.x walks rows, blockIdx.y chunks of a row. Whole warps stay together, as lanes exchange ranges and coders.
+template <class T, Steps kSteps, int kSharing>
 __global__ void __launch_bounds__(kBlock)
     quantize_short_groups_kernel(Matrix<T> m, ShortGroups g, const float* scale, const int32_t* zero_point,
                                  QuantizeParams params, Codes to) {
+  using Shared = Lanes<T, kSharing>;
   constexpr int kWidth = kVector<T>;
-  constexpr bool kGiven = kSteps == Steps::given, kSymmetric = kSteps == Steps::symmetric;
-  constexpr Values kValues = kGiven ? Values::any : kSymmetric ? Values::within : Values::finite;
+  constexpr bool kDynamic = kSteps == Steps::symmetric || kSteps == Steps::affine;
+  constexpr bool kSymmetric = kSteps == Steps::symmetric || kSteps == Steps::given_symmetric;
+  constexpr Values kValues = !kDynamic ? Values::any : kSymmetric ? Values::within : Values::finite;
   wait_for_predecessor();
   release_successor();
   write_zeros(to.zeros);
   const int first = static_cast<int>(threadIdx.x) * kWidth, lanes = 1 << g.lane_shift, apart = g.step >> g.size_shift;
-  const bool leads = (static_cast<int>(threadIdx.x) & (lanes - 1)) == 0;
+  const int64_t step = g.step, code_step = to.packed ? step / 2 : step;  // added, as products of 64 bits cost more
+  const bool leads = (static_cast<int>(threadIdx.x) & (lanes - 1)) < kSharing;
   for (int64_t row = blockIdx.x; row < m.rows; row += gridDim.x) {
     for (int64_t begin = int64_t{blockIdx.y} * g.columns; begin < m.cols; begin += int64_t{gridDim.y} * g.columns) {
       const int64_t column = begin + first, group = row * g.per_row + (column >> g.size_shift);
@@ -51,41 +82,44 @@ __global__ void __launch_bounds__(kBlock)
       const T* from = m.x + row * m.ld + column;
       Unit<T> unit[kUnits];
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) unit[i] = i * g.step < left ? load_whole(from + i * g.step) : Unit<T>{};
-      Range range[kUnits];
-      if constexpr (!kGiven) {
+      for (int i = 0; i < kUnits; ++i, from += step) unit[i] = i * g.step < left ? load_whole(from) : Unit<T>{};
+      RangeOf<T> range[kUnits];
+      if constexpr (kDynamic) {
 #pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-          RangeOf<T> of;
-          of.widen(unit[i], kSymmetric);
-          range[i] = of.ends();
+        for (int i = 0; i < kUnits; ++i) range[i].widen(unit[i], kSymmetric);
+        Shared::reduce(range, lanes, kSymmetric);
+      }
+      Coder own[Shared::kOwn];
+#pragma unroll
+      for (int j = 0; j < Shared::kOwn; ++j) {
+        const int i = Shared::first_unit() + j;
+        const int64_t index = group + i * apart;
+        const bool exists = i * g.step < left;
+        if constexpr (kDynamic) {
+          const Step found = step_of(range[j].ends(), kSymmetric, to.qmin, to.qmax);
+          own[j] = Coder::own(found, to);
+          if (leads && exists) {
+            params.scale[index] = found.scale;
+            if (params.zero_point) params.zero_point[index] = found.zero_point;
+          }
+        } else {
+          own[j] = Coder(exists ? step_at(scale, kSymmetric ? nullptr : zero_point, index) : Step{}, to);
         }
-        reduce_groups(range, lanes, kSymmetric);
       }
       uint8_t* codes = to.row(row) + (to.packed ? column / 2 : column);
-      const int between = to.packed ? g.step / 2 : g.step;
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (i * g.step >= left) break;
-        Step step;
-        if constexpr (kGiven) {
-          step = step_at(scale, zero_point, group + i * apart);
-        } else {
-          step = step_of(range[i], kSymmetric, to.qmin, to.qmax);
-          if (leads) {
-            params.scale[group + i * apart] = step.scale;
-            if (params.zero_point) params.zero_point[group + i * apart] = step.zero_point;
-          }
-        }
+      for (int i = 0; i < kUnits; ++i, codes += code_step) {
+        const Coder coder = Shared::template of_unit<kSymmetric>(own, i);
+        if (i * g.step >= left) continue;
         float v[kWidth];
         uint32_t words[kWidth / 4];
         widen_unit(unit[i], v);
-        (kGiven ? Coder(step, to) : Coder::own(step, to)).template code<kValues>(v, words);
-        if constexpr (kSymmetric) {  // no clamp has made the codes of a poisoned group 0
+        coder.template code<kValues>(v, words);
+        if constexpr (kValues == Values::within) {  // no clamp has made the codes of a poisoned group 0
 #pragma unroll
-          for (uint32_t& word : words) word = step.scale == step.scale ? word : 0;
+          for (uint32_t& word : words) word = coder.recip == coder.recip ? word : 0;
         }
-        store_whole(codes + i * between, to.packed, words);
+        store_whole(codes, to.packed, words);
       }
     }
   }
@@ -97,12 +131,11 @@ constexpr int logarithm(int64_t power) {
   return result;
 }
 
-// Whether groups are better here than where a thread has several units of one (groups.cu). Int8 codes of longer groups
-// are not if the step is to be found: it would be found for fewer elements at a time.
+// Whether a group is no more units than a warp has lanes, and all of it whole.
 template <class T>
-bool are_short(const FloatMatrix& x, int64_t group_size, bool given, const Codes& to) {
-  const int64_t units = group_size / kVector<T>, most = given || to.packed ? 32 : 8;
-  return group_size % kVector<T> == 0 && units <= most && (units & (units - 1)) == 0 && x.cols == to.ldq && to.vector &&
+bool are_short(const FloatMatrix& x, int64_t group_size, const Codes& to) {
+  const int64_t units = group_size / kVector<T>;
+  return group_size % kVector<T> == 0 && units <= 32 && (units & (units - 1)) == 0 && x.cols == to.ldq && to.vector &&
          !to.row_sum && matrix_of<T>(x).vector;
 }
 
@@ -115,7 +148,7 @@ bool quantize_short_groups(FloatMatrix x, int64_t group_size, const float* scale
   with_float_type(x.type, "quantize", [&](auto element) {
     using T = decltype(element);
     constexpr int kWidth = kVector<T>;
-    if (!are_short<T>(x, group_size, !params.scale, codes_of<T>(out, range, x.rows, x.cols))) return;
+    if (!are_short<T>(x, group_size, codes_of<T>(out, range, x.rows, x.cols))) return;
     if (is_dense(x)) {  // groups and codes are as dense
       x = flattened(x);
       out.ldq = x.cols;
@@ -133,12 +166,23 @@ bool quantize_short_groups(FloatMatrix x, int64_t group_size, const float* scale
       kernel("quantize", shape, context, matrix_of<T>(x), g, scale, zero_point, params,
              codes_of<T>(out, range, x.rows, x.cols));
     };
-    if (!params.scale)
-      run([](auto&&... all) { launch<quantize_short_groups_kernel<T, Steps::given>>(all...); });
+    const auto run_shared = [&](auto steps) {
+      constexpr Steps kSteps = decltype(steps)::value;
+      if (group_size / kWidth < 4)
+        run([](auto&&... all) { launch<quantize_short_groups_kernel<T, kSteps, 1>>(all...); });
+      else if (group_size / kWidth < kUnits)
+        run([](auto&&... all) { launch<quantize_short_groups_kernel<T, kSteps, 4>>(all...); });
+      else
+        run([](auto&&... all) { launch<quantize_short_groups_kernel<T, kSteps, kUnits>>(all...); });
+    };
+    if (!params.scale && !zero_point)
+      run_shared(std::integral_constant<Steps, Steps::given_symmetric>{});
+    else if (!params.scale)
+      run_shared(std::integral_constant<Steps, Steps::given>{});
     else if (range.symmetric && range.qmin <= -range.qmax)
-      run([](auto&&... all) { launch<quantize_short_groups_kernel<T, Steps::symmetric>>(all...); });
+      run_shared(std::integral_constant<Steps, Steps::symmetric>{});
     else
-      run([](auto&&... all) { launch<quantize_short_groups_kernel<T, Steps::affine>>(all...); });
+      run_shared(std::integral_constant<Steps, Steps::affine>{});
     done = true;
   });
   return done;

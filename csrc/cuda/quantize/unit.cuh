@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "cuda/elements.cuh"
+#include "cuda/pairs.cuh"
 
 namespace pyquant::cuda {
 
@@ -11,19 +12,15 @@ struct Unit {
   uint32_t word[4];
 };
 
-// The elements of a word, widened. bf16 is the upper half of a float: no conversion instruction is needed.
+// The elements of a word, widened.
 template <class T>
 __device__ __forceinline__ void widen_word(uint32_t word, float* v) {
   if constexpr (sizeof(T) == 4) {
     v[0] = __uint_as_float(word);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    v[0] = __uint_as_float(word << 16);
-    v[1] = __uint_as_float(word & 0xffff0000u);
   } else {
-    __half2 pair;
-    memcpy(&pair, &word, sizeof(pair));
-    v[0] = __low2float(pair);
-    v[1] = __high2float(pair);
+    const float2 pair = floats_of_pair<std::is_same_v<T, __half>>(word);
+    v[0] = pair.x;
+    v[1] = pair.y;
   }
 }
 
@@ -47,7 +44,7 @@ __device__ __forceinline__ Unit<T> narrow_unit(const float (&v)[kVector<T>]) {
     if constexpr (sizeof(T) == 4)
       unit.word[i] = bits_of(v[i]);
     else
-      unit.word[i] = bits_of(narrow<T>(v[2 * i])) | bits_of(narrow<T>(v[2 * i + 1])) << 16;
+      unit.word[i] = pair_of_floats<std::is_same_v<T, __half>>(v[2 * i], v[2 * i + 1]);
   }
   return unit;
 }
