@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from pyquant.mixed_precision.solve import Config, Measured, SearchProblem
+from pyquant.mixed_precision.explore import Drops, explore
+from pyquant.mixed_precision.solve import Config, Measured, SearchProblem, search_front
 from pyquant.report.records.pareto import Point, hypervolume
 
 TABLES: Final = (
@@ -56,6 +57,37 @@ def table_cases(path: Path = TABLES) -> Iterator[Case]:
             every = itertools.product(range(table.shape[0]), repeat=table.ndim)
             best = hypervolume([(problem.cost_of(c), float(table[c])) for c in every], corner)
             yield Case(f"{name}.{cost}", problem, lambda c, t=table: float(t[c]), corner, best)
+
+
+def with_whole_front(case: Case) -> Case:
+    """The same with the corner at all that the lowest uniform configuration loses, where the cheap end counts."""
+    problem = case.problem
+    groups, formats = problem.loss.shape
+    corner = (case.corner[0], case.evaluate((formats - 1,) * groups))
+    every = itertools.product(range(formats), repeat=groups)
+    best = hypervolume([(problem.cost_of(c), case.evaluate(c)) for c in every], corner)
+    return Case(f"{case.name}.whole", problem, case.evaluate, corner, best)
+
+
+def excess_within(case: Case, share: float, budget: int, evaluations: int) -> float:
+    """By which factor the cheapest configuration that a search with a tolerance finds is dearer than that of all.
+
+    share  of what the lowest uniform configuration loses: the tolerance, of a task whose drop is the loss.
+    """
+    problem = case.problem
+    groups, formats = problem.loss.shape
+    start, limit = (0,) * groups, share * case.evaluate((formats - 1,) * groups)
+    single = [(g, f) for g in range(groups) for f in range(1, formats)]
+    known = {tuple(f if i == g else 0 for i in range(groups)): float(problem.loss[g, f]) for g, f in single}
+
+    def front(budget: int, known: Mapping[Config, float], max_loss: float | None) -> list[Measured]:
+        return search_front(problem, case.evaluate, budget, known=known, max_loss=max_loss)
+
+    drops = Drops(case.evaluate, limit, evaluations, start)
+    _, within = explore(problem, front, {start: 0.0, **known}, budget, None, drops)
+    every = itertools.product(range(formats), repeat=groups)
+    least = min(problem.cost_of(c) for c in every if case.evaluate(c) <= limit)
+    return min(problem.cost_of(c) for c in within) / least
 
 
 def interacting(case: Case, adjacent: float, far: float, seed: int) -> Case:

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sensitivity", help="first tables by fisher, hessian ...; default: the metric")
     add("--algorithm", help="dp, exhaustive, greedy, bisection, nsga2; default: dp")
     add("--budget", type=int, default=40, help="configurations measured at most; default: 40")
+    add("--corner-share", type=float, metavar="X", help="how far the front is looked at; default: to the limits")
     add("--batches", type=int, metavar="N", help="batches that calibrate; default: 16, or all of fewer")
     add("--grouping", default="auto", help="auto (q/k/v together) or none; default: %(default)s")
     add("--latency", metavar="FILE", help="a table that `pyquant latency` wrote; default: measured")
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             algorithm=args.algorithm or asked.algorithm,
             never_slower_margin=asked.never_slower_margin,
             budget=args.budget,
+            corner_share=args.corner_share,
             num_batches=args.batches,
             grouping=args.grouping,
             score_data=None if score is None else score(),

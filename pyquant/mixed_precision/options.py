@@ -35,6 +35,7 @@ class SearchOptions:
     max_size_bytes: float | None = None
     max_effective_bits: float | None = None
     higher_is_better: bool = True
+    corner_share: float | None = None
     evaluations: int = 12
     candidates: int = 5
     never_slower_margin: float = 0.01
@@ -74,6 +75,8 @@ class SearchOptions:
                 arguments.number(name, getattr(self, name), 0, infinite=True)
         if not 0 <= self.never_slower_margin < 1:
             raise ArgumentError("never_slower_margin", repr(self.never_slower_margin), "a number in [0, 1)")
+        if self.corner_share is not None:
+            arguments.number("corner_share", self.corner_share, 0, above=True)
         arguments.number("latency_seconds", self.latency_seconds, 0, above=True, infinite=True)
 
     def limits(self) -> dict[str, float]:
@@ -88,6 +91,7 @@ class SearchOptions:
             "algorithm",
             "budget",
             "batch",
+            "corner_share",
             "higher_is_better",
             "evaluations",
             "candidates",

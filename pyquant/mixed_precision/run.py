@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,17 @@ from torch import nn
 from pyquant.core import arguments
 from pyquant.core.registry import OBJECTIVES
 from pyquant.errors import ArgumentError
-from pyquant.mixed_precision.accuracy_limit import within_limit
 from pyquant.mixed_precision.choices.fingerprint import fingerprint
 from pyquant.mixed_precision.choices.switchable import USUAL_BATCHES, Config, SwitchableModel
 from pyquant.mixed_precision.costs import CostTable, cost_table
-from pyquant.mixed_precision.decide import Findings, beyond_reach, front_of, order_of
+from pyquant.mixed_precision.decide import Findings, beyond_reach, order_of
+from pyquant.mixed_precision.explore import Drops, Front, explore
 from pyquant.mixed_precision.ledger import Ledger
 from pyquant.mixed_precision.loss.evaluate import DISAGREEMENT, LossOfOutputs, TaskMetric
 from pyquant.mixed_precision.options import LIMITS, SearchOptions
 from pyquant.mixed_precision.plan import Plan
 from pyquant.mixed_precision.record import plan_of
+from pyquant.mixed_precision.solve.measurements import Measured
 from pyquant.mixed_precision.solve.problem import Constraint, SearchProblem
 from pyquant.mixed_precision.solve.prune import drop_slower
 from pyquant.mixed_precision.solve.solver import search_front
@@ -85,8 +86,16 @@ class Search:
                 latency = latency_table(ledger, self.switchable, self.example, self.options)
             costs = cost_table(self.objective, self.switchable, latency)
             problem = self._problem(ledger, costs, latency)
-            losses = self._front(ledger, problem)
-            drops, quality, feasible = self._within(ledger, problem, losses)
+            drops, quality = self._drops(ledger, problem)
+            losses, feasible = explore(
+                problem,
+                self._front(ledger, problem),
+                self._singles(problem),
+                self.options.budget,
+                self.options.max_loss,
+                drops,
+                in_rounds=self.options.corner_share is None,
+            )
             findings = Findings(
                 switchable=self.switchable,
                 objective=self.objective,
@@ -96,7 +105,7 @@ class Search:
                 costs=costs,
                 latency=latency,
                 losses=losses,
-                drops=drops,
+                drops={} if drops is None else drops.known,
                 quality=quality,
                 times=self._times(ledger, problem, feasible, losses),
                 feasible=feasible,
@@ -135,70 +144,68 @@ class Search:
                 limits.append(Constraint(name, np.array(table.table), limit, table.base))
         return tuple(limits)
 
-    def _front(self, ledger: Ledger, problem: SearchProblem) -> dict[Config, float]:
-        """Losses of the configurations that matter, the float one first."""
-        budget = self.options.budget
-
-        def many(configs: Sequence[Config]) -> list[float]:
-            return ledger.numbers("configurations", configs, self.loss, budget, key="loss")
-
-        # Single groups were measured already, on the same data, where the first tables come from them.
-        is_measured = self.options.sensitivity in ("", self.options.metric)
+    def _singles(self, problem: SearchProblem) -> dict[Config, float]:
+        """Losses that are known before the front is looked for: the float model's, and those of single groups, where
+        the first tables are of the same loss on the same data."""
         start = problem.uniform(0)
         measured = {
             single(start, g, f): float(problem.loss[g, f])
             for g in range(len(problem.groups))
             for f in range(1, len(problem.formats))
-            if is_measured and problem.mask[g, f]
+            if self.options.sensitivity in ("", self.options.metric) and problem.mask[g, f]
         }
-        points = search_front(
-            problem,
-            self.loss,
-            budget,
-            batch=self.options.batch,
-            algorithm=self.options.algorithm,
-            known=measured,
-            evaluate_many=many,
-            max_loss=self.options.max_loss,
-            least_loss=self.max_drop is None,
-            rng_seed=self.options.seed,
-            never_slower_margin=self.options.never_slower_margin,
-        )
-        return {start: 0.0, **measured, **{p.config: p.loss for p in points}}
+        return {start: 0.0, **measured}
 
-    def _within(
-        self, ledger: Ledger, problem: SearchProblem, losses: dict[Config, float]
-    ) -> tuple[dict[Config, float], dict[Config, float], list[Config]]:
-        """Drops and quality of what was evaluated, and the configurations that keep every limit."""
+    def _front(self, ledger: Ledger, problem: SearchProblem) -> Front:
+        """search_front for this problem, whose losses go through the ledger."""
         options = self.options
-        most = float("inf") if options.max_loss is None else options.max_loss
-        open_ = [c for c, loss in losses.items() if loss <= most and not problem.violations(c)]
-        front = front_of(problem, {c: losses[c] for c in open_})
-        start = problem.uniform(0)
-        if self.max_drop is None or (self.task is None and self.agreement is None):
-            return {}, {}, front
-        drops, quality = {start: 0.0}, {}
-        if self.task is not None:
-            task = self.task
-            task.baseline = ledger.plain("evaluations", "float", lambda: task.baseline, options.evaluations + 1)
+
+        def many(configs: Sequence[Config]) -> list[float]:
+            return ledger.numbers("configurations", configs, self.loss, options.budget, key="loss")
+
+        def front(budget: int, known: Mapping[Config, float], max_loss: float | None) -> list[Measured]:
+            return search_front(
+                problem,
+                self.loss,
+                budget,
+                batch=options.batch,
+                algorithm=options.algorithm,
+                known=known,
+                evaluate_many=many,
+                max_loss=max_loss,
+                least_loss=self.max_drop is None,
+                corner_share=options.corner_share,
+                rng_seed=options.seed,
+                never_slower_margin=options.never_slower_margin,
+            )
+
+        return front
+
+    def _drops(self, ledger: Ledger, problem: SearchProblem) -> tuple[Drops | None, dict[Config, float]]:
+        """How drops are evaluated, None where they have no limit; and the quality of what was, which fills."""
+        options, start, task, agreement = self.options, problem.uniform(0), self.task, self.agreement
+        quality: dict[Config, float] = {}
+        if self.max_drop is None:
+            return None, quality
+        if task is not None:
+            calls = options.evaluations + 1
+            task.baseline = ledger.plain("evaluations", "float", lambda: task.baseline, calls)
             quality[start] = task.baseline
 
-        def drop_of(index: int) -> float:
-            config = rest[index]
-            if self.task is not None:
-                task, calls = self.task, options.evaluations + 1
+            def by_task(config: Config) -> float:
                 quality[config] = ledger.plain("evaluations", str(config), lambda: task.value(config), calls)
-                drops[config] = task.loss_of(quality[config])
-            elif self.agreement is not None:
-                (drops[config],) = ledger.numbers(
-                    "evaluations", [config], self.agreement, options.evaluations, "changed"
-                )
-                quality[config] = 1 - drops[config]
-            return drops[config]
+                return task.loss_of(quality[config])
 
-        rest = [c for c in front if c != start]
-        within, _ = within_limit([losses[c] for c in rest], drop_of, self.max_drop, options.evaluations)
-        return drops, quality, [*([start] if start in open_ else []), *(rest[i] for i in within)]
+            return Drops(by_task, self.max_drop, options.evaluations, start), quality
+        if agreement is not None:
+
+            def by_agreement(config: Config) -> float:
+                (drop,) = ledger.numbers("evaluations", [config], agreement, options.evaluations, "changed")
+                quality[config] = 1 - drop
+                return drop
+
+            return Drops(by_agreement, self.max_drop, options.evaluations, start), quality
+        return None, quality
 
     def _times(
         self, ledger: Ledger, problem: SearchProblem, feasible: list[Config], losses: dict[Config, float]

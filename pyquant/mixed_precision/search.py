@@ -46,6 +46,8 @@ def search(
         max_loss, max_latency_us, max_size_bytes, max_effective_bits   limits, None: no limit.
         higher_is_better  whether more of eval_fn is better.
         evaluations    calls of eval_fn, at most, the float model's aside.
+        corner_share   how far the front is looked at: to this share of what the lowest uniform configuration loses.
+                       None: as far as max_loss and max_drop allow, and where they allow everything to the end.
         candidates     configurations that are timed end to end before one is chosen.
         never_slower_margin  a format or a plan that is not faster by this share is not taken.
         score_data     batches for losses; None: those that calibrated. Held-out data is better.
@@ -60,8 +62,9 @@ def search(
         progress       called with (what, done, total) after every piece.
     ->                 Plan; plan.record has everything that was measured.
     How: losses of one group lowered at a time, a measured latency table, the exact Pareto front of their sums, refitted
-    to every configuration that is measured; candidates within the limits are timed end to end, and where none is faster
-    than the float model by never_slower_margin the plan is the float model.
+    to every configuration that is measured, in rounds that come nearer to where max_drop lies; candidates within the
+    limits are timed end to end, and where none is faster than the float model by never_slower_margin the plan is the
+    float model.
     With torch.distributed initialised every process calls this alike, evaluations are spread, all get the same plan.
     Raises ArgumentError; InfeasibleError where no configuration is within the limits, naming the nearest.
     Source: docs/search.md.

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from pyquant.errors import ArgumentError
 from pyquant.qat.kept import Kept, can_keep
 from pyquant.qat.weight import Rounded, copied, rounded_into
-from pyquant.simulate.fake_quantize import FakeQuantize, How
+from pyquant.simulate.fake_quantize import FLOOR_KEY, FakeQuantize, How
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ops = torch.ops.pyquant
 
-# A learned scale is at least this share of the one that it started with (calibrated, or loaded): one step that was too
+# A learned scale is at least this share of the one that it started with (calibrated): one step that was too
 # large would otherwise take it to zero or below, where every number is clipped and the layer gives its bias.
 FLOOR: Final = 1 / 16
 
@@ -30,9 +30,10 @@ class LearnedFakeQuantize(FakeQuantize):
     The gradient of the scale is that of Learned Step Size Quantization, times 1 / sqrt(n * qmax), n the number of
     elements that share the scale (of inputs: in one sample, that is without the first dimension), so that scales and
     weights move at like rates. Zero points of affine schemes stay where they are. A scale is positive: it does not fall
-    below 1/16 of the one that it started with (calibrated or loaded), forward puts it back there.
+    below 1/16 of the one that it started with, its `floor`; forward puts it back there.
 
-    Made by prepare_qat_(..., learn_amax=...). State dict: `scale` and `zero_point`, as FakeQuantize has them.
+    Made by prepare_qat_(..., learn_amax=...). State dict: `scale` and `zero_point`, as FakeQuantize has them, and `floor`,
+    which a FakeQuantize leaves out when it loads. From a state without it learning starts anew at the scale there.
     Raises ArgumentError in forward where no range was ever calibrated, or the scale is not float32.
     Source: Esser et al. 2020, arXiv:1902.08153; docs/numerics.md 10.4.
     """
@@ -58,7 +59,7 @@ class LearnedFakeQuantize(FakeQuantize):
         twin.register_parameter("scale", nn.Parameter(scale))
         twin.register_buffer("zero_point", zero_point)
         twin._non_persistent_buffers_set = set(twin._non_persistent_buffers_set)
-        twin.register_buffer("floor", scale * FLOOR, persistent=False)
+        twin.register_buffer("floor", scale * FLOOR)
         twin._is_known = bool(scale.isfinite().all())
         twin._kept = None if weight is None else Kept()
         return twin
@@ -95,10 +96,10 @@ class LearnedFakeQuantize(FakeQuantize):
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        key = prefix + FLOOR_KEY
+        if prefix + "scale" in state_dict and key not in state_dict:
+            state_dict[key] = state_dict[prefix + "scale"] * FLOOR
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        scale = self.scale.detach()
-        if prefix + "scale" in state_dict and type(scale) is Tensor and not scale.is_meta:
-            self.floor = torch.where(scale > 0, scale * FLOOR, self.floor.to(scale.device))
 
     def qparams(self, x: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scale and zero point (None: symmetric) that forward uses."""

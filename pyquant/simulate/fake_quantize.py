@@ -160,6 +160,8 @@ class FakeQuantize(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
         if not self.follows:
             self._is_known = bool(self.scale.isfinite().all())
+        if FLOOR_KEY not in self._buffers and prefix + FLOOR_KEY in (unexpected := rest[3]):
+            unexpected.remove(prefix + FLOOR_KEY)
 
     def extra_repr(self) -> str:
         """The scheme in one line, as print(model) shows it."""

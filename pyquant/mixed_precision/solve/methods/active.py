@@ -19,6 +19,7 @@ from pyquant.mixed_precision.solve.problem import Config, Table
 from pyquant.mixed_precision.solve.solver import Search, search_algorithm
 
 PATIENCE: Final = 4  # choices in a row that promised too little, before the search believes it
+SMALL_SAVING: Final = 0.1  # of stop_gain: one small chance of a large saving is what is left at the end
 SMALL_LOSS: Final = 0.01  # of the least loss: improvements below are beyond what data tell
 
 
@@ -91,7 +92,7 @@ def _nearer_the_goal(search: Search, model: Model, pool: list[Config]) -> Table:
     if limit is not None:
         costs = [problem.cost_of(c) for c, loss in kept.items() if loss <= limit]
         best = min(costs, default=search.corners[0][0])
-        nearer, enough = likely_savings(model, pool, best, limit), search.stop_gain * best
+        nearer, enough = likely_savings(model, pool, best, limit), SMALL_SAVING * search.stop_gain * best
     elif search.least_loss:
         best = min(kept.values(), default=search.corners[-1][1])
         nearer, enough = likely_improvements(model, pool, best), SMALL_LOSS * (best - problem.loss_base)
