@@ -51,6 +51,9 @@ def _paley(order: int) -> tuple[tuple[int, ...], ...]:
 BASE_MATRICES: Final = {order: _paley(order) for order in _BASES.values()}
 
 
+_IN_CACHE: Final = 1 << 17  # numbers that all passes go over before the next ones
+
+
 def sums(x: Tensor, order: int) -> Tensor:
     """Every block of `order` neighbours in the last dimension times the matrix of +1 and -1, in x's own type.
 
@@ -59,6 +62,14 @@ def sums(x: Tensor, order: int) -> Tensor:
     base = base_of(order)
     if base is None:
         raise ValueError(f"no Hadamard matrix of order {order}")
+    rows = max(1, _IN_CACHE // order)
+    if x.is_cpu and x.numel() > rows * order and not torch.compiler.is_compiling():
+        parts = x.reshape(-1, order).split(rows)
+        return torch.cat([_sums(part, order, base) for part in parts]).reshape(x.shape)
+    return _sums(x, order, base)
+
+
+def _sums(x: Tensor, order: int, base: int) -> Tensor:
     twos = order // base
     t = x.reshape(-1, base, twos).permute(1, 2, 0).contiguous()  # a row of neighbours for each operand: whole vectors
     step = 1

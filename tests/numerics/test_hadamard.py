@@ -62,6 +62,14 @@ def test_a_mean_that_all_channels_share_is_spread(order) -> None:
     assert float(hadamard(torch.ones(1, order), order).abs().max()) < 3.5
 
 
+def test_many_rows_are_their_rows() -> None:
+    """Beyond what a cache holds the rows are taken in parts."""
+    x = torch.randn(3, 100, 2 * 448, generator=torch.Generator().manual_seed(2))
+    assert x.numel() > 1 << 17
+    assert torch.equal(hadamard(x, 448)[2, 99], hadamard(x[2, 99], 448))
+    assert hadamard(x[:0], 448).shape == (0, 100, 896)
+
+
 def test_orders_that_there_are() -> None:
     known = {2**k * m for k in range(9) for m in (1, 12, 20, 28)}
     assert {n for n in range(1, 200) if base_of(n) is not None} == {n for n in known if n < 200}

@@ -186,6 +186,26 @@ def test_models_of_transformers(family, tmp_path) -> None:
     assert moved(again(**inputs).logits, model(**inputs).logits) < 1e-6
 
 
+@pytest.mark.skipif(not has_transformers, reason="transformers is a demo extra and not installed")
+def test_smoothed_quantised_saved_and_loaded_after_it(tmp_path) -> None:
+    model, inputs = classifier("qwen2")
+    model = model.float()
+    want = model(**inputs).logits
+    rotate_(model, inputs, online=True)
+    smoothed = pyquant.smooth_(model, [inputs], 1)
+    assert all(name.endswith(("norm", "v_proj")) for name in smoothed)  # no factor passes the transform in down_proj
+    assert moved(model(**inputs).logits, want) < 1e-4
+    improve = ("gptq", "bias_correction")
+    pyquant.quantize_(model, pyquant.W8A8(), data=[inputs] * 2, improve=improve, check_speed=False)
+    got = model(**inputs).logits
+    assert moved(got, want) < 0.1
+    with pytest.warns(pyquant.QuantizationWarning, match="transforms its inputs"):
+        pyquant.save_pretrained(model, tmp_path)
+    again = pyquant.load_pretrained(tmp_path, lambda: type(model)(copy.deepcopy(model.config)))
+    assert torch.equal(again.eval()(**inputs).logits, got)
+    assert moved(pyquant.dequantize_(model)(**inputs).logits, want) < 0.1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
