@@ -32,8 +32,8 @@ class LearnedFakeQuantize(FakeQuantize):
     weights move at like rates. Zero points of affine schemes stay where they are. A scale is positive: it does not fall
     below 1/16 of the one that it started with, its `floor`; forward puts it back there.
 
-    Made by prepare_qat_(..., learn_amax=...). State dict: `scale` and `zero_point`, as FakeQuantize has them, and `floor`,
-    which a FakeQuantize leaves out when it loads. From a state without it learning starts anew at the scale there.
+    Made by prepare_qat_(..., learn_amax=...). State dict: `scale` and `zero_point`, as FakeQuantize has them, and
+    `floor`, which a FakeQuantize leaves out when it loads. From a state without it learning starts anew at its scale.
     Raises ArgumentError in forward where no range was ever calibrated, or the scale is not float32.
     Source: Esser et al. 2020, arXiv:1902.08153; docs/numerics.md 10.4.
     """
@@ -96,9 +96,11 @@ class LearnedFakeQuantize(FakeQuantize):
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        key = prefix + FLOOR_KEY
-        if prefix + "scale" in state_dict and key not in state_dict:
-            state_dict[key] = state_dict[prefix + "scale"] * FLOOR
+        key, scale = prefix + FLOOR_KEY, state_dict.get(prefix + "scale")
+        if key not in state_dict and isinstance(scale, Tensor):
+            floor = scale.detach() * FLOOR
+            is_like = floor.shape == self.floor.shape and not self.floor.is_meta
+            state_dict[key] = torch.where(floor > 0, floor, self.floor.to(floor)) if is_like else floor
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def qparams(self, x: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

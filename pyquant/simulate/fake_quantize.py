@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from pyquant.nn.state import same_type
 from pyquant.simulate import torch_operators
 
 How = tuple[str, int, int, int]
+FLOOR_KEY: Final = "floor"  # what a learned scale has in its state beyond these
 
 
 class FakeQuantize(nn.Module):

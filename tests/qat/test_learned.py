@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from pyquant import ArgumentError, convert_
 from pyquant.core.presets import W4A4, W4A8, W8A8, W8A8Dynamic
-from pyquant.core.scheme import TensorScheme
+from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.qat.learned import FLOOR, LearnedFakeQuantize
 from pyquant.qat.prepare import range_parameters
 from pyquant.simulate.fake_quantize import FakeQuantize
@@ -122,7 +124,7 @@ def test_scales_stay_positive() -> None:
     assert set(state) == set(twin.state_dict())
     twin.load_state_dict(state)
     assert torch.equal(twin(x), model(x))
-    assert torch.equal(twin[0].weight_fake_quant.floor, model[0].weight_fake_quant.scale.detach() * FLOOR)
+    assert torch.equal(twin[0].weight_fake_quant.floor, start * FLOOR)  # where learning started, not where it is now
     convert_(model)
     assert (model[0].weight_scale > 0).all()
     assert torch.isfinite(model(x)).all()
@@ -175,3 +177,51 @@ def test_preparing_twice_keeps_what_was_learned() -> None:
     assert torch.equal(model(x).detach(), y)
     assert torch.equal(model[0].weight_fake_quant.scale, scale)
     assert isinstance(model[0].input_fake_quant, LearnedFakeQuantize)
+
+
+@pytest.mark.parametrize("scheme", [W8A8(), W4A4(symmetric_inputs=False), W4A8(16)])
+def test_training_resumes_bit_for_bit_from_any_checkpoint(scheme: QScheme) -> None:
+    """Scales that run down to their floor included; three reloads in a row move nothing."""
+    x, t = draw("resume").normal(8, 32), draw("resume target").normal(8, 4)
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(linear(32, 16), nn.ReLU(), linear(16, 4, "out"))
+        model = prepared(model, scheme, x, learn_amax=True)
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            # pulls the scales down, to their floors and below
+            pull = sum(f.scale.sum() for f in model.modules() if isinstance(f, LearnedFakeQuantize))
+            ((model(x) - t).square().mean() + 10 * pull).backward()
+            optimizer.step()
+
+    straight = fresh()
+    steps(*straight, 12)
+    model, optimizer = fresh()
+    for count in (3, 1, 4, 4):
+        steps(model, optimizer, count)
+        states = [copy.deepcopy(part.state_dict()) for part in (model, optimizer)]
+        model, optimizer = fresh()
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+    expected = straight[0].state_dict()
+    fakes = [f for f in model.modules() if isinstance(f, LearnedFakeQuantize)]
+    assert any(bool((f.positive_scale == f.floor).any()) for f in fakes)  # else the floor had no part in it
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_states_without_a_floor_and_quantisers_without_one() -> None:
+    """Checkpoints of versions that did not save it, and models that simulate without learning."""
+    x = draw("floors").normal(4, 32)
+    model, other = (prepared(nn.Sequential(linear(32, 8, name)), W8A8(), x, learn_amax=True) for name in "ab")
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith(".floor")}
+    other.load_state_dict(state)
+    assert torch.equal(other[0].weight_fake_quant.floor, model[0].weight_fake_quant.scale.detach() * FLOOR)
+    by_mse = replace(W8A8(), weights=replace(W8A8().weights, calibrator="mse"))
+    plain = prepared(nn.Sequential(linear(32, 8, "c")), by_mse, x)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(plain[0].weight_fake_quant.scale, model[0].weight_fake_quant.scale)
+    with pytest.raises(RuntimeError, match="ceiling"):
+        plain.load_state_dict({**model.state_dict(), "0.weight_fake_quant.ceiling": x})
