@@ -1,8 +1,9 @@
 """What is computed from a weight once and used until the weight changes.
 
 Whoever changes a tensor in place raises its version, so one comparison shows whether the result is still good. Two ways
-round that exist, `.data` and FSDP's shards, hence a second check: on a CPU some elements of the weight are compared,
-elsewhere (where looking at values would wait for the device) nothing outlives a backward pass.
+round that exist, `.data` and FSDP's shards, hence a second check: on a CPU sums of the bits of the weight are compared,
+which every change of one element changes; elsewhere (where looking would wait for the device) nothing outlives a
+backward pass.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ class Kept(Generic[T]):
         self.value: T | None = None
         self.made = 0  # how often the value was computed; read by tests
         self._key: Any = None
-        self._samples: list[Tensor] = []
+        self._marks: list[Tensor] = []
 
     def get(self, make: Callable[[T | None], T], *of: Tensor) -> T:
         """The value for the tensors `of`; make(old value) gives a new one where they have changed."""
         key = [(t._version, t.data_ptr(), t.dtype, t.device, t.shape) for t in of]
-        samples = [_samples(t) for t in of if t.device.type == "cpu"]
-        if self.value is None or key != self._key or not all(map(torch.equal, samples, self._samples)):
+        marks = [mark for t in of if t.device.type == "cpu" for mark in _marks(t)]
+        if self.value is None or key != self._key or not all(map(torch.equal, marks, self._marks)):
             self._key = None  # an exception in between must not leave half a value behind
             self.value = make(self.value)
-            self._key, self._samples = key, samples
+            self._key, self._marks = key, marks
             self.made += 1
-        elif len(samples) < len(of) and not torch.is_grad_enabled():  # no backward will tell when it is stale
+        elif (
+            any(t.device.type != "cpu" for t in of) and not torch.is_grad_enabled()
+        ):  # no backward will tell when it is stale
             self.value = make(self.value)
             self.made += 1
         return self.value
@@ -65,6 +68,13 @@ def can_keep(weight: Tensor) -> bool:
     )
 
 
-def _samples(tensor: Tensor) -> Tensor:
+def _marks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """What tells whether a contiguous tensor has changed: the sum of each row's bits, modulo 2^32, which any change of
+    one element changes, and some elements, for what leaves the sums as they are (columns that change places)."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: (flat.numel() // SAMPLES) | 1].clone()
+    if not flat.numel():
+        return (flat,)
+    rows = tensor.shape[0] if tensor.dim() > 1 else 1
+    word = torch.int32 if flat.numel() // rows * flat.element_size() % 4 == 0 else torch.int16
+    sums = flat.view(word).reshape(rows, -1).sum(1, dtype=torch.int32)
+    return sums, flat[:: (flat.numel() // SAMPLES) | 1].clone()

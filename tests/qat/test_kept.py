@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pyquant.core.presets import W4A8, W8A8Dynamic
-from pyquant.qat.kept import Kept
+from pyquant.qat.kept import Kept, _marks
 from pyquant.qat.weight import WeightFakeQuantize
 from pyquant.simulate.fake_quantize import FakeQuantize
 
@@ -50,6 +50,33 @@ def test_once_per_change(scheme: object, learn: bool) -> None:
     assert fake._kept.made == made + 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(24, 32), (7, 9), (1, 33)])
+@pytest.mark.parametrize("learn", [False, True])
+def test_one_element_that_changes_through_data_is_seen(dtype: torch.dtype, shape: tuple[int, int], learn: bool) -> None:
+    """By the next forward, whichever element it is, by however little."""
+    n, k = shape
+    layer = prepared(nn.Sequential(linear(k, n)), W8A8Dynamic(), learn_amax=learn)[0].to(dtype)
+    fake, at = layer.weight_fake_quant, draw("one element", n * k)
+    for i in torch.randperm(n * k, generator=at.generator)[:16].tolist():
+        fake(layer.weight)
+        layer.weight.data.view(-1)[i] += 10
+        assert torch.equal(fake(layer.weight).detach(), plain(layer)), i
+        made = fake._kept.made
+        layer.weight.data.view(torch.int16 if dtype == torch.bfloat16 else torch.int32).view(-1)[i] ^= 1  # the last bit
+        fake(layer.weight)
+        assert fake._kept.made == made + 1
+
+
+def test_rows_and_columns_that_change_places_through_data_are_seen() -> None:
+    layer = one_layer()
+    fake = layer.weight_fake_quant
+    for dim in (0, 1):
+        fake(layer.weight)
+        layer.weight.data.copy_(layer.weight.data.flip(dim))
+        assert torch.equal(fake(layer.weight).detach(), plain(layer))
+
+
 def test_changes_that_versions_do_not_tell() -> None:
     layer = one_layer()
     fake = layer.weight_fake_quant
@@ -67,14 +94,14 @@ def test_changes_that_versions_do_not_tell() -> None:
 
 
 def test_the_staleness_check_can_fail() -> None:
-    """Without the samples a change through .data is missed: the check above is not true by accident."""
+    """Without the marks a change through .data is missed: the check above is not true by accident."""
     kept: Kept[float] = Kept()
     w = torch.ones(100)
     make = lambda old: w.sum().item()  # noqa: E731
     kept.get(make, w)
-    kept._samples = [torch.full_like(kept._samples[0], 2.0)]
+    kept._marks = list(_marks(w * 2))
     w.data.mul_(2)
-    assert kept.get(make, w) == 100.0  # stale: the forged samples say that nothing has changed
+    assert kept.get(make, w) == 100.0  # stale: the forged marks say that nothing has changed
 
 
 @pytest.mark.parametrize("learn", [False, True])
