@@ -71,15 +71,21 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def trained(x: Tensor, y: Tensor, epochs: int) -> Net:
+    """Trained in float64, so that every processor ends with the same float32 weights; in float32 they differ."""
     torch.manual_seed(0)
-    model = Net(x.shape[1])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what is drawn at the start, too
+    try:
+        model, x = Net(x.shape[1]), x.double()
+    finally:
+        torch.set_default_dtype(before)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(epochs):
         for i in range(0, len(x), 128):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[i : i + 128]), y[i : i + 128]).backward()
             optimizer.step()
-    return model.eval()
+    return model.float().eval()
 
 
 def naive(scheme: pyquant.QScheme) -> SelectiveQuantizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import sys
@@ -134,13 +135,16 @@ def test_every_row_of_what_they_get_wrong_names_a_test_that_exists() -> None:
     assert not [name for name in defects if f"`{name}`" not in table], "a test that no row names"
 
 
-def test_the_example_of_the_three_modes_runs(
+def test_the_example_of_the_three_modes_prints_the_table_of_its_page(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """To the last digit, on the Python whose library is the data of the page; elsewhere what does not depend on it."""
     monkeypatch.syspath_prepend(str(ROOT))
     from examples import selective
 
-    rows = {name: rest for name, *rest in selective.main(epochs=1)}
+    page = (ROOT / "docs" / "selective.md").read_text(encoding="utf-8")
+    is_that_python = f"Python {platform.python_version()} " in page
+    rows = {name: rest for name, *rest in selective.main(*(() if is_that_python else (1,)))}
     assert {name: tuple(rest[2:]) for name, rest in rows.items()} == {
         "float32": (0, 3),
         "naive": (8, 3),
@@ -148,8 +152,8 @@ def test_the_example_of_the_three_modes_runs(
         "selective": (8, 0),
     }
     assert rows["selective"][1] > rows["naive"][1]
-    header = capsys.readouterr().out.splitlines()[0]
-    assert header in (ROOT / "docs" / "selective.md").read_text(encoding="utf-8")
+    table = capsys.readouterr().out
+    assert (table if is_that_python else table.splitlines()[0]) in page
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
