@@ -90,8 +90,26 @@ def test_a_rounding_error_asks_for_no_more_bits(bits: int, nudge: float) -> None
             layer.weight_bits.log_limit += nudge
     wanted = learned.bits()
     learned.freeze()
-    # 16 bits everywhere are more than the target: one layer has 8.
-    assert sorted(w for w, _ in learned.bits().values()) == ([8, 16, 16] if bits == 16 else [bits] * 3), wanted
+    # 16 bits everywhere are more than the target: one layer has 8. Where 4 are wanted, what is left makes 8 of them.
+    expected = {4: [8, 8, 8], 8: [8, 8, 8], 16: [8, 16, 16]}[bits]
+    assert sorted(w for w, _ in learned.bits().values()) == expected, wanted
+
+
+@pytest.mark.parametrize("learn_inputs", [False, True])
+def test_what_the_layers_do_not_want_of_the_target_is_given_out(learn_inputs: bool) -> None:
+    """No layer could have 8 bits instead of 4 within what is left; the first in order of what they want got them."""
+    for target in (0.26, 0.3, 0.34, 0.4, 0.45, 0.5, 0.9):
+        model = nn.Sequential(*(linear(k, n, "fill", i) for i, (k, n) in enumerate([(32, 64), (64, 16), (16, 8)])))
+        options = {"target": target, "start_bits": 4, "steps": 2, "phases": (0.0, 1.0)}
+        learned = LearnedPrecision(model, learn_inputs=learn_inputs, **options)
+        costs = {name: table.copy() for name, table in learned._costs.items()}
+        learned.freeze()
+        bits = {name: max(pair) if learn_inputs else pair[0] for name, pair in learned.bits().items()}
+        left = target * sum(table[16] for table in costs.values()) - sum(costs[n][b] for n, b in bits.items())
+        assert left >= -1e-6
+        assert all(costs[name][8] - costs[name][4] > left for name, b in bits.items() if b == 4)
+        assert set(bits.values()) <= {4, 8}
+    assert set(bits.values()) == {8}
 
 
 def test_more_than_16_bits_are_16() -> None:
