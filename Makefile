@@ -27,7 +27,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel clean install
+.PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -212,6 +212,10 @@ wheel: $(STAMPS)/tools
 	@PATH="$(VENV)/bin:$$PATH" PYQUANT_CUDA_ARCHS=$${PYQUANT_CUDA_ARCHS:-all} \
 	    SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)} \
 	    $(PIP) wheel --no-build-isolation --no-deps -w dist .
+
+# Of a release: for every Python from 3.10 to 3.13 that is here, with CUDA and for CPUs alone.
+wheels: $(STAMPS)/tools
+	$(PY) tools/wheels.py
 
 clean:
 	rm -rf build dist .venv demo-out *.egg-info pyquant/lib pyquant/_native*.so

@@ -17,7 +17,6 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -27,17 +26,8 @@ TOOLS = ("cmake", "ninja")
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="cmake and ninja are not installed")
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_matrix", ROOT / "tools/install_matrix.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["install_matrix"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-matrix = load()
+sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there
+distributions, matrix = map(importlib.import_module, ("distributions", "install_matrix"))
 
 
 # Stands for cmake: what is installed is what the package at hand was built into; everything else succeeds at once.
@@ -99,7 +89,7 @@ def make_wheel(source: Path, out: Path, **environment: str) -> Path:
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip("not a git repository")
-    return Path(matrix.make_sdist(tmp_path_factory.mktemp("sdist")))
+    return Path(distributions.make_sdist(tmp_path_factory.mktemp("sdist")))
 
 
 @pytest.fixture(scope="module", params=["packed", pytest.param("compiled", marks=pytest.mark.nightly)])
@@ -112,7 +102,7 @@ def wheel(request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.
 
 def test_the_sources_of_the_distribution_are_complete_for_cmake_and_the_compiler(sdist: Path, tmp_path: Path) -> None:
     """Configured for real, where cmake refuses a source that is not there; the compiler then looks for every header."""
-    source = matrix.unpack(sdist, tmp_path)
+    source = distributions.unpack(sdist, tmp_path)
     pybind11 = pytest.importorskip("pybind11", reason="pybind11 is not installed")
     build = tmp_path / "build"
     matrix.run(
@@ -126,7 +116,7 @@ def test_the_sources_of_the_distribution_are_complete_for_cmake_and_the_compiler
         "-DPYQUANT_CUDA=OFF",
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-        f"-DPYQUANT_TORCH_INCLUDE={matrix.torch_headers()}",
+        f"-DPYQUANT_TORCH_INCLUDE={distributions.torch_headers()}",
         f"-DPython_EXECUTABLE={sys.executable}",
     )
     planned = json.loads((build / "compile_commands.json").read_text())
@@ -197,7 +187,8 @@ def test_one_torch_of_the_matrix_that_fails_hides_no_other(monkeypatch: pytest.M
     monkeypatch.setattr(matrix, "run", lambda python, *words, **more: Path(python).parents[1].name)
     monkeypatch.setattr(matrix, "offered", lambda python: {"2.11.0", "2.12.0", "2.13.0+cpu"})
     wanted = ["2.10.0", "2.11.0", "2.12.0", "2.13.0"]
-    told = list(matrix.cells(matrix.Python("python", "3.11"), wanted, tmp_path / "sdist", tmp_path / "wheel", tmp_path))
+    archives = {"wheel": tmp_path / "wheel", "sdist, isolated": tmp_path / "sdist"}
+    told = list(matrix.cells(matrix.Python("python", "3.11"), wanted, archives, tmp_path))
     assert told == [
         ("torch 2.10.0", "no such build is offered"),
         ("torch 2.11.0", "FAILED: no space left"),
@@ -223,7 +214,7 @@ def test_two_builds_in_different_folders_give_the_same_bytes(sdist: Path, tmp_pa
     wheels = []
     for name in ("one", "a/longer/way/to/two"):
         (tmp_path / name).mkdir(parents=True)
-        source = matrix.unpack(sdist, tmp_path / name)
+        source = distributions.unpack(sdist, tmp_path / name)
         wheels.append(
             make_wheel(
                 source,

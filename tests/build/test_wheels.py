@@ -1,0 +1,128 @@
+"""tools/wheels.py: the wheels of several Pythons become one. By night the wheel for CPUs is built and installed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there
+wheels = importlib.import_module("wheels")
+
+METADATA = """Metadata-Version: 2.4
+Name: pyquant-gemm
+Version: 0.1.0
+Requires-Python: >=3.10
+Requires-Dist: torch>=2.10
+
+Name: of the text
+"""
+
+
+def make(folder: Path, version: str, core: bytes = b"core") -> Path:
+    """A wheel as setuptools makes it, of one Python."""
+    tag, info = "cp" + version.replace(".", ""), "pyquant_gemm-0.1.0.dist-info"
+    files = {
+        "pyquant/__init__.py": b"",
+        "pyquant/lib/libpyquant_core.so": core,
+        f"pyquant/_native.cpython-{tag[2:]}-x86_64-linux-gnu.so": version.encode(),
+        f"{info}/METADATA": METADATA.encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n\n".encode(),
+    }
+    record = "".join(f"{name},{digest(data)},{len(data)}\n" for name, data in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    wheel = folder / f"pyquant_gemm-0.1.0-{tag}-{tag}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+@pytest.fixture(autouse=True)
+def _needs_wheel() -> None:
+    pytest.importorskip("wheel", reason="wheel is not installed")
+
+
+def test_one_wheel_holds_the_native_module_of_every_python(tmp_path: Path) -> None:
+    made = {version: make(tmp_path, version) for version in ("3.10", "3.11", "3.12")}
+    found = wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable)
+    assert found.name == "pyquant_gemm_cpu-0.1.0-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(found) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+    info = "pyquant_gemm_cpu-0.1.0.dist-info"
+    for version in made:
+        tag = version.replace(".", "")
+        assert files[f"pyquant/_native.cpython-{tag}-x86_64-linux-gnu.so"] == version.encode()
+    told = files[f"{info}/METADATA"].decode()
+    assert told == METADATA.replace("Name: pyquant-gemm\n", "Name: pyquant-gemm-cpu\n").replace(
+        ">=3.10\n", ">=3.10,<3.13\n"
+    )
+    assert re.findall(r"(?m)^Tag: (.*)$", files[f"{info}/WHEEL"].decode()) == ["py3-none-linux_x86_64"]
+    record = dict(line.split(",", 1) for line in files[f"{info}/RECORD"].decode().splitlines())
+    assert set(record) == set(files)
+    for name, data in files.items():
+        assert name.endswith("/RECORD") or record[name] == f"{digest(data)},{len(data)}"
+    assert json.loads(files[f"{info}/sboms/pyquant-gemm-cpu.cdx.json"])["bomFormat"] == "CycloneDX"
+
+
+def test_wheels_that_differ_are_not_joined(tmp_path: Path) -> None:
+    made = {"3.10": make(tmp_path, "3.10"), "3.11": make(tmp_path, "3.11", core=b"another")}
+    with pytest.raises(wheels.Failed, match=r"libpyquant_core\.so is not the same in the wheels of 3\.10 and 3\.11"):
+        wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable)
+
+
+def test_a_wheel_without_one_of_its_pythons_is_refused() -> None:
+    assert wheels.requires_python(["3.11", "3.10"]) == ">=3.10,<3.12"
+    with pytest.raises(wheels.Failed, match=r"3\.10, 3\.12: one between them"):
+        wheels.requires_python(["3.12", "3.10"])
+
+
+@pytest.mark.parametrize("name", [wheels.CUDA, wheels.CPU])
+def test_the_list_of_contents_names_what_the_notice_names(name: str) -> None:
+    told = wheels.contents(name, "0.1.0")
+    parts = {part["name"] for part in told["components"]}
+    notice = (ROOT / "licenses/NOTICE.md").read_text().lower()
+    rows = [row for row in notice.splitlines() if row.startswith("|")][2:]
+    assert all(any(part.split("-")[0] in row for row in rows) for part in parts)
+    expected = [row for row in rows if name == wheels.CUDA or "when built with cuda" not in row]
+    assert len(parts) == len(expected)
+    assert told["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in told["components"]]
+
+
+def test_the_release_publishes_what_was_installed_and_only_when_switched_on() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["publish"]["needs"] == "install"
+    assert jobs["install"]["needs"] == "wheels"
+    assert "vars.PYQUANT_PUBLISH == 'true'" in jobs["publish"]["if"]
+    assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == {"publish"}
+    commands = [
+        step["run"].split()[1] for job in jobs.values() for step in job["steps"] if "tools/" in step.get("run", "")
+    ]
+    assert all((ROOT / command).is_file() for command in commands)
+    assert {Path(command).name for command in commands} == {"wheels.py", "install_matrix.py"}
+
+
+@pytest.mark.nightly
+def test_the_wheel_for_cpus_is_built_once_and_installed_in_every_python(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools/wheels.py"), "--cpu-only", "--out", str(tmp_path / "dist")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    (wheel,) = (tmp_path / "dist").glob("pyquant_gemm_cpu-*-py3-none-manylinux_*.whl")
+    matrix = [sys.executable, str(ROOT / "tools/install_matrix.py"), "--wheel", str(wheel)]
+    done = subprocess.run(matrix, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "FAILED" not in done.stdout
