@@ -143,7 +143,7 @@ class _Turning:
                 _, values = self._linear(name)
                 output_name, output = self._linear(filled(pair.output, parts))
                 first, end = pair.rows or (0, values.out_features)
-                if not 0 <= first < end <= values.out_features or (end - first) % pair.size:
+                if end > values.out_features or (end - first) % pair.size:
                     got = f"rows {first} to {end} of '{name}', [{values.out_features}, {values.in_features}]"
                     raise ArgumentError("heads", got, f"rows that are heads of {pair.size} channels")
                 if output.in_features % pair.size:
@@ -236,7 +236,7 @@ class _Turning:
                     put(cast("dict[str, Any]", linear._parameters), "bias", zeros, self.undo)
                 self._later(linear.bias, partial(torch.add, linear.weight.double() @ bias.double()))
             if weight is not None:
-                self._later(linear.weight, partial(torch.mul, weight.double()))
+                self._later(linear.weight, partial(torch.mul, weight.detach().to(torch.float64, copy=True)))
         for parameter, make in ((weight, torch.ones_like), (bias, torch.zeros_like)):
             if parameter is not None:
                 self._later(parameter, make)

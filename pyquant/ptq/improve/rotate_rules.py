@@ -23,12 +23,27 @@ class RotatedHeads:
     output  name of the second: its columns are heads of `size` channels each.
     size    channels of one head, at least 1.
     rows    (first, end) of the values among the rows of a Linear that makes queries and keys too; None: all.
+    Raises ArgumentError for anything else.
+
+    Example:
+        >>> RotatedHeads("blocks.*.qkv", "blocks.*.out", size=16, rows=(128, 192)).size
+        16
     """
 
     values: str
     output: str
     size: int
     rows: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("values", "output"):
+            _name(argument, getattr(self, argument))
+        arguments.whole("size", self.size, 1)
+        if self.rows is not None:
+            if not isinstance(self.rows, (tuple, list)) or len(self.rows) != 2:
+                raise ArgumentError("rows", arguments.shown(self.rows), "(first, end), or None")
+            first = arguments.whole("rows", self.rows[0], 0)
+            object.__setattr__(self, "rows", (first, arguments.whole("rows", self.rows[1], first + 1)))
 
 
 @dataclass(frozen=True)
@@ -60,11 +75,13 @@ class RotationSpec:
             object.__setattr__(self, argument, _names(argument, getattr(self, argument)))
         readers = arguments.mapping("readers", self.readers, "{norm: [Linears]}")
         object.__setattr__(self, "readers", {_name("readers", n): _names("readers", r) for n, r in readers.items()})
+        for norm, linears in self.readers.items():
+            if not linears:
+                raise ArgumentError("readers", f"no Linear behind '{norm}'", "at least one")
         heads = tuple(arguments.iterable("heads", self.heads, "RotatedHeads"))
         for pair in heads:
             if not isinstance(pair, RotatedHeads):
                 raise ArgumentError("heads", arguments.shown(pair), "RotatedHeads")
-            arguments.whole("size", pair.size, 1)
         object.__setattr__(self, "heads", heads)
         if bool(self.writers) != bool(self.readers):
             got = f"{len(self.writers)} writers and {len(self.readers)} norms with readers"
