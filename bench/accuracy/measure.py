@@ -206,15 +206,15 @@ class Rig:
 
 
 @torch.no_grad()
-def inject_outliers(model: nn.Module) -> nn.Module:
-    """Three channels of every norm fifty times as large, the columns that read them as much smaller: the same function,
+def inject_outliers(model: nn.Module, gain: float = GAIN) -> nn.Module:
+    """Three channels of every norm `gain` times as large, columns that read them as much smaller: the same function,
     in the form that large language models grow by themselves."""
     for block in model.blocks:  # type: ignore[union-attr]
         for norm, linear in ((block.norm1, block.qkv), (block.norm2, block.fc1)):
             for channel in OUTLIERS:
-                norm.weight[channel] *= GAIN
-                norm.bias[channel] *= GAIN
-                linear.weight[:, channel] /= GAIN
+                norm.weight[channel] *= gain
+                norm.bias[channel] *= gain
+                linear.weight[:, channel] /= gain
     return model
 
 

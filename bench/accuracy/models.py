@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bench.accuracy.text import VOCABULARY, corpus, windows
 
-CONTEXT, WIDTH, BLOCKS = 64, 64, 3  # of the transformer
+CONTEXT, WIDTH, BLOCKS, HEADS = 64, 64, 3, 4  # of the transformer
 HISTORY, EMBEDDED = 16, 32  # of the MLP on bytes: its first layer reads 16 x 32 = 512 numbers
 
 Batch = tuple[Tensor, Tensor]  # inputs, and the class of every output row
@@ -21,7 +21,7 @@ Batch = tuple[Tensor, Tensor]  # inputs, and the class of every output row
 class Block(nn.Module):
     """A pre-norm transformer block with causal attention."""
 
-    def __init__(self, width: int, heads: int = 4) -> None:
+    def __init__(self, width: int, heads: int = HEADS) -> None:
         super().__init__()
         self.heads = heads
         self.norm1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import goals, text, tried  # noqa: E402
-from bench.accuracy.measure import BEST, Figures, SeedResult, Size, inject_outliers, measure  # noqa: E402
+from bench.accuracy import goals, rotated, text, tried  # noqa: E402
+from bench.accuracy.measure import BEST, Figures, Rig, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
 from bench.accuracy.train import Schedule  # noqa: E402
@@ -145,6 +145,27 @@ def test_what_was_tried_is_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     last = [cell.strip() for cell in shown.strip().splitlines()[-3].strip("|").split("|")]
     assert all(math.isfinite(float(cell)) for cell in last[1:])
     assert abs(float(last[3])) < 1e-2  # a float model that learns from itself nearly stays what it is
+
+
+def test_the_ways_of_rotation_keep_the_function_and_their_goals_are_judged(tmp_path: Path, monkeypatch) -> None:
+    rig = Rig.__new__(Rig)  # an untrained model: rotate_ itself compares the outputs before and after
+    rig.seed, rig.model, rig.calibration = 0, ByteTransformer().eval(), list(TASKS["gpt3"].batches("train", 8, 2, 0))
+    online = [len(rotated._changed(rig, way, rig.model).state_dict()) for way in rotated.WAYS]
+    assert len(set(online)) == 1
+    kinds = {way: str(rotated._changed(rig, way, rig.model)).count("HadamardLinear") for way in rotated.WAYS}
+    assert [kinds[way] for way in rotated.WAYS] == [0, 0, 0, 3, 6, 6]
+
+    rises = {(way, scheme): (0.09, 0.08) for way in rotated.WAYS for scheme in rotated.SCHEMES}
+    rises[f"outliers, {rotated.BEST}", rotated.AFFINE] = (0.5, 0.5)
+    monkeypatch.setattr(rotated, "measure", lambda seed, size: rises)
+    path = tmp_path / "a.md"
+    path.write_text("<!-- rotated -->\n<!-- end of rotated -->\n")
+    assert rotated.main(["--jobs", "1", "--docs", str(path)]) == 1
+    shown = path.read_text()
+    assert "| rotated" in shown
+    assert "0.0900 / 0.0800" in shown
+    assert shown.count("PASS") == 2  # signed and affine below their limits; W4A16, W4A8 and the outliers above
+    assert shown.count("MISS") == 3
 
 
 @pytest.mark.skipif(not has_sklearn, reason="scikit-learn is an extra and not installed")
