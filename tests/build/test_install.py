@@ -26,8 +26,9 @@ TOOLS = ("cmake", "ninja")
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="cmake and ninja are not installed")
 
 
-sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there
+sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there; left again: it holds a fuzz.py
 distributions, matrix = map(importlib.import_module, ("distributions", "install_matrix"))
+sys.path.remove(str(ROOT / "tools"))
 
 
 # Stands for cmake: what is installed is what the package at hand was built into; everything else succeeds at once.

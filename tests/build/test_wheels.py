@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there
+sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there; left again: it holds a fuzz.py
 wheels = importlib.import_module("wheels")
+sys.path.remove(str(ROOT / "tools"))
 
 METADATA = """Metadata-Version: 2.4
 Name: pyquant-gemm

@@ -48,6 +48,7 @@ OTHER_WRITERS = {
     "bench/gpu/resume.py": "itself; which steps are done",
     "bench/minilm/reload.py": "bench/minilm/__main__.py, its parent process",
     "tools/sanitize.py": "itself, of a run that goes on",
+    "tools/wheels.py": "the SBOM beside a wheel, for other tools: CycloneDX",
 }
 
 
