@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "search": "find a format for every layer",
     "quantize": "quantise a model and save it",
     "convert": "read a quantised checkpoint of another tool and save it as one of pyquant",
+    "export": "write a saved model as an ONNX file, and show what onnxruntime makes of it",
     "inspect": "layers, schemes, sizes and kernels of a saved model",
     "verify": "check a saved model: bytes, bits, and error against the float model",
     "error": "errors of every layer of a saved model on data",

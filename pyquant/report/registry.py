@@ -21,6 +21,7 @@ MODULES: Final[dict[str, str]] = {
     "figures": "pyquant.report.figures",
     "gemm": "pyquant.report.gemm",
     "latency-table": "pyquant.report.latency",
+    "onnx-export": "pyquant.report.onnx_export",
     "qat": "pyquant.report.qat",
     "search": "pyquant.report.search",
     "sensitivity": "pyquant.report.sensitivity",

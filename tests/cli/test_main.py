@@ -23,6 +23,7 @@ COMMANDS = (
     ["inspect"],
     ["verify"],
     ["convert"],
+    ["export"],
     ["error"],
     ["latency"],
     ["bench"],

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "integrations": {"errors", "core", "nn", "io"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
+    "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "report.records", "_native"},
     "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "report.records", "measure", "_native"},

@@ -1,0 +1,200 @@
+"""export: a quantised model becomes an ONNX file, and onnxruntime's own view of it a report."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pyquant.core import arguments
+from pyquant.core.qtensor import QTensor
+from pyquant.errors import ArgumentError, QuantizationWarning, UnsupportedError
+from pyquant.integrations.onnx import look
+from pyquant.integrations.onnx.exchange import ONNXRUNTIME, TARGETS, exchanged, plain
+from pyquant.integrations.onnx.operators import OPSET
+from pyquant.nn.qembedding import QEmbedding
+from pyquant.report.records.onnx_export import OnnxExport, OnnxLayer, OnnxOutput
+
+# The oldest that the forms were tried with. Newer ones may do other things with them: the report shows what they do.
+FLOORS: Final = {"onnx": (1, 23), "onnxruntime": (1, 31), "onnxscript": (0, 7)}
+LAST_OPSET: Final = 23
+_FLOAT_LAYERS: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+
+
+def export(
+    model: nn.Module,
+    args: Any,
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    target: str = ONNXRUNTIME,
+    dynamic_shapes: Any = None,
+    opset: int = OPSET,
+) -> OnnxExport:
+    """Write a quantised model as an ONNX file, and tell what onnxruntime makes of every layer.
+
+    model   nn.Module in eval mode on a CPU with QLinear, QConv2d or QEmbedding layers, or after prepare_qat_; it is
+            left as it is.
+    args, kwargs   of a call, as torch.onnx.export takes them: a tensor or a tuple; the results are compared on them.
+    path    of the file; weights of more than 2 GB lie beside it in FILE.data.
+    target  'onnxruntime': dynamic int8 layers give the bits of QLinear; static ones are Q/DQ in the form that becomes
+            QGemm; W4A16 and W8A16 are MatMulNBits. 'tensorrt': symmetric Q/DQ alone, INT4 by blocks.
+    dynamic_shapes   as in torch.onnx.export; None: the shapes of args.
+    opset   21 to 23.
+    ->      OnnxExport: what each layer became and why, and how far the results are from the model's. A
+            QuantizationWarning names integer layers that onnxruntime would multiply in floating point.
+    Raises ArgumentError; UnsupportedError naming every layer that has no form, or a package that is missing or older
+    than tried. Source: docs/onnx.md.
+    """
+    _check(model, target, opset)
+    versions = check_packages()
+    args = args if isinstance(args, tuple) else (args,)
+    named = dict(kwargs or {})
+    copied, layers = exchanged(model, target)
+    with torch.inference_mode():
+        wanted = plain(_results(model, args, named))
+    with tempfile.TemporaryDirectory(prefix=".pyquant-onnx-", dir=_folder(path)) as folder:
+        made = Path(folder) / Path(path).name
+        constants = _write(copied, args, named, made, dynamic_shapes, opset)
+        session = look.Session(made)
+        given = [x for x in pytree.tree_leaves((args, named)) if isinstance(x, Tensor)]
+        outputs = tuple(_compared(a, b) for a, b in zip(wanted, session.run(given), strict=True))
+        for file in Path(folder).iterdir():
+            os.replace(file, Path(path).parent / file.name)
+    rows = [_layer(names, layer, copied, session, constants) for names, layer in layers]
+    rows += _float_rows(copied)
+    report = OnnxExport(str(path), target, opset, versions, tuple(rows), outputs)
+    if target == ONNXRUNTIME and report.not_integer:
+        lines = "".join(f"\n  {row.name}: {row.why}" for row in report.not_integer)
+        warnings.warn(
+            f"onnxruntime multiplies these layers in floating point:{lines}", QuantizationWarning, stacklevel=2
+        )
+    return report
+
+
+def _check(model: object, target: object, opset: object) -> None:
+    whole = arguments.module("model", model)
+    if target not in TARGETS:
+        raise ArgumentError("target", repr(target), " or ".join(map(repr, TARGETS)))
+    if isinstance(opset, bool) or not isinstance(opset, int) or not OPSET <= opset <= LAST_OPSET:
+        raise ArgumentError("opset", repr(opset), f"{OPSET} to {LAST_OPSET}")
+    if any(part.training for part in whole.modules()):
+        raise ArgumentError("model", "a model in training mode", "model.eval()")
+    where = {t.device.type for t in (*whole.parameters(), *whole.buffers())} - {"cpu"}
+    if where:
+        raise ArgumentError("model", f"a model on {', '.join(sorted(where))}", "a model on a CPU: model.cpu()")
+
+
+def check_packages() -> dict[str, str]:
+    """{package: version} of what an export needs. Raises UnsupportedError for one that is missing or too old."""
+    found: dict[str, str] = {"torch": str(torch.__version__)}
+    wrong: list[str] = []
+    for name, floor in FLOORS.items():
+        oldest = ".".join(map(str, floor))
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{name} is not installed")
+            continue
+        if tuple(int(part) for part in found[name].split(".")[:2]) < floor:
+            wrong.append(f"{name} is {found[name]}, older than {oldest}")
+    if wrong:
+        raise UnsupportedError("an ONNX export needs more: pip install 'pyquant-gemm[onnx]'", wrong)
+    return found
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path).parent
+    if Path(path).suffix != ".onnx" or not folder.is_dir():
+        raise ArgumentError("path", str(path), "a name that ends in .onnx, in a folder that exists")
+    return folder
+
+
+def _results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What the model gives for copies of the arguments: one that writes to them must not change what is exported."""
+    args, kwargs = copy.deepcopy((args, kwargs))
+    return pytree.tree_leaves(model(*args, **kwargs), is_leaf=lambda one: isinstance(one, QTensor))
+
+
+def _write(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, dynamic_shapes: Any, opset: int
+) -> dict[str, Any]:
+    """The file, checked by onnx; -> its constants by name."""
+    import onnx
+
+    with torch.no_grad():
+        program = torch.onnx.export(
+            model, args, kwargs=kwargs, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=opset, verbose=False
+        )
+    if program is None:
+        raise UnsupportedError("torch.onnx.export gave no program")
+    constants = program.model.graph.initializers
+    _store_four_bits(model, constants)
+    program.save(str(path))
+    onnx.checker.check_model(str(path))
+    return dict(constants)
+
+
+def _store_four_bits(model: nn.Module, constants: Any) -> None:
+    """Constants of 4-bit codes as INT4, which torch has no type for."""
+    import ml_dtypes
+    import onnx_ir
+
+    for name, module in model.named_modules():
+        constant = constants.get(f"{name}.codes" if name else "codes")
+        if getattr(module, "bits", 8) != 4 or constant is None or module.codes.dtype != torch.int8:
+            continue
+        for one in (constant, constants[constant.name.removesuffix("codes") + "zero_points"]):
+            one.const_value = onnx_ir.tensor(one.const_value.numpy().astype(ml_dtypes.int4), name=one.name)
+            one.type = onnx_ir.TensorType(onnx_ir.DataType.INT4)
+
+
+def _compared(wanted: Tensor, got: Tensor) -> OnnxOutput:
+    a, b = wanted.double().flatten(), got.double().flatten()
+    if wanted.shape != got.shape:
+        raise UnsupportedError(f"onnxruntime gave {list(got.shape)} where the model gives {list(wanted.shape)}")
+    error, power = float((a - b).square().sum()), float(a.square().sum())
+    largest = float((a - b).abs().max()) if len(a) else 0.0
+    relative = (error / power) ** 0.5 if power else float(error > 0)
+    return OnnxOutput(torch.equal(wanted, got.to(wanted.dtype)), largest, relative)
+
+
+def _layer(
+    names: list[str], layer: Any, copied: nn.Module, session: look.Session, constants: dict[str, Any]
+) -> OnnxLayer:
+    form, constant = copied.get_submodule(names[0]), look.constant_of(constants, names)
+    operators = () if constant is None else tuple(session.operators_of(constant))
+    runs_as, why = _verdict(layer, operators, constant is None)
+    return OnnxLayer(names[0], str(layer.scheme), str(form.operator), operators, runs_as, why)
+
+
+def _verdict(layer: Any, operators: tuple[str, ...], is_unused: bool) -> tuple[str, str]:
+    if layer.scheme.is_float:
+        return "float", f"its weights are {layer.scheme.float_dtype}"
+    if is_unused:
+        return "unused", "forward does not reach it, or it shares its codes with another layer"
+    if isinstance(layer, QEmbedding):
+        return "codes", "rows are looked up as codes"
+    if operators and all(one in look.INTEGER for one in operators):
+        return "integer", "codes times codes"
+    if operators and all(one in look.PACKED for one in operators):
+        return "codes", "weights are read as codes, activations are floating point"
+    how = f"{', '.join(operators)} reads" if operators else "a floating-point product reads"
+    return "float", f"{how} its weights after they are dequantised"
+
+
+def _float_rows(model: nn.Module) -> list[OnnxLayer]:
+    return [
+        OnnxLayer(name, "float", type(module).__name__, (), "float", "it is not quantised")
+        for name, module in model.named_modules()
+        if isinstance(module, _FLOAT_LAYERS)
+    ]
