@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,6 +22,7 @@ from pyquant.io.strict_json import lines
 
 SCHEMA: Final = 1
 REFUSAL: Final = "for_pyquant_alone"
+NARROW: Final = "narrow_inputs"  # names of layers whose static inputs are codes from -127 or -7
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
 _STRATEGIES: Final = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
@@ -205,6 +206,12 @@ def _group(entry: LayerEntry, format_name: str) -> dict[str, Any]:
     named = {"weights": scheme.weights, "input_activations": scheme.inputs, "output_activations": scheme.outputs}
     described = {name: _arguments(one) for name, one in named.items() if one is not None}
     return {"targets": [], "format": format_name, **described}
+
+
+def narrow_inputs(entries: Iterable[LayerEntry]) -> list[str]:
+    """Names of the layers whose static inputs leave the lowest code out, for which the format has no word."""
+    all_inputs = ((entry.name, entry.scheme.inputs) for entry in entries)
+    return sorted(n for n, x in all_inputs if x is not None and x.symmetric and x.narrow_range and not x.dynamic)
 
 
 def _targets(names: Sequence[str], head_prefix: str) -> list[str]:

@@ -22,8 +22,7 @@ from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
 from pyquant.ptq.run import quantize_recipe_
-from pyquant.recipe import Recipe
-from pyquant.recipe.documents import FORMATS
+from pyquant.recipe import Recipe, is_recipe
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import simulated
 from pyquant.simulate.kinds import SIMULATED, is_simulated
@@ -133,13 +132,6 @@ def quantize_(
         improve_before(model, names, data, count, undo, batch_to_inputs)
         prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
         return quantize_layers_(model, config, prepare=prepare, **layers)  # type: ignore[arg-type]
-
-
-def is_recipe(config: object) -> bool:
-    """Whether a config is a Recipe or the path of one."""
-    return isinstance(config, (Recipe, os.PathLike)) or (
-        isinstance(config, str) and config.lower().endswith(tuple(FORMATS))
-    )
 
 
 def count_of(data: Iterable[Any], num_batches: int | None) -> int:

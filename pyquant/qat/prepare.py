@@ -22,7 +22,7 @@ from pyquant.qat.guards import check_trainable, warn_of_bad_starts
 from pyquant.qat.integer import IntegerForwardLinear, why_not_integer
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import WeightFakeQuantize, copied
-from pyquant.recipe import Recipe
+from pyquant.recipe import Recipe, is_recipe
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.insert import put_in, simulated, simulated_fates, simulating_fates
 from pyquant.simulate.kinds import SIMULATED, is_simulated
@@ -49,8 +49,8 @@ def prepare_qat_(
 
     model      a float model, or one that simulates already, calibrated by SelectiveQuantizer and
                QuantizationCalibrator: the better start. Its schemes and calibrated ranges stay as they are.
-    config     QScheme, FqnConfig or mapping {key: QScheme or None}, as in quantize_; a Recipe or the path of its file;
-               None for a simulating model.
+    config     as in quantize_: a QScheme, its name or its preset; an FqnConfig or mapping {key: scheme or None}; a
+               Recipe or the path of its file; None for a simulating model.
     filter_fn  fn(module, name) -> bool; of a float model: which layers the config is meant for.
     learn_amax  which ranges are learned (LSQ), of weights and of static inputs and outputs: True for all of them, False
                for none, patterns of layer names ('blocks.*.fc1') or of tensors ('*.weight', 'fc1.input'), or
@@ -78,8 +78,8 @@ def prepare_qat_(
     """
     if not isinstance(model, nn.Module) or is_simulated(model) or isinstance(model, tuple(SIMULATED)):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module that contains layers")
-    if isinstance(config, (str, os.PathLike)):
-        config = Recipe.load(config)
+    if is_recipe(config) and not isinstance(config, Recipe):
+        config = Recipe.load(cast(str, config))
     simulating = list(find_sites(model, tuple(SIMULATED.values())))
     ptq_only = any(getattr(site.module, "ptq_only", False) for site in simulating)
     if isinstance(config, Recipe):

@@ -1,7 +1,7 @@
 """Recipes: a model's quantisation as a file. Strict reading, identical writing; what runs it is pyquant.ptq and qat."""
 
 from pyquant.recipe.layer_rule import LayerRule
-from pyquant.recipe.recipe import Recipe
+from pyquant.recipe.recipe import Recipe, is_recipe
 from pyquant.recipe.sections import (
     CalibrationParams,
     Provenance,
@@ -22,4 +22,5 @@ __all__ = [
     "RecipeNotice",
     "SearchParams",
     "SelectiveParams",
+    "is_recipe",
 ]

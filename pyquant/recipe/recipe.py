@@ -289,3 +289,10 @@ class Recipe:
         """
         default = self.default_scheme()
         return FqnConfig({**self.rules(), **({} if default is None else {DEFAULT: default})} or {DEFAULT: None})
+
+
+def is_recipe(config: object) -> bool:
+    """Whether a config is a Recipe or the path of one."""
+    return isinstance(config, (Recipe, os.PathLike)) or (
+        isinstance(config, str) and config.lower().endswith(tuple(documents.FORMATS))
+    )

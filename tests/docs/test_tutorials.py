@@ -36,9 +36,14 @@ PAGES = (
     "calibration",
     "qat",
     "onnx",
+    "transformers",
 )
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
+PACKAGES = {
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "transformers": ("transformers", "compressed_tensors", "accelerate"),
+}
 
 
 class Reader:
@@ -84,9 +89,8 @@ CASES = [
 @pytest.mark.parametrize(("path", "block"), CASES)
 def test_the_block_runs(path: Path, block: Fence, readers: dict[Path, Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("yaml", reason="PyYAML is not installed")
-    if path.stem == "onnx":
-        for package in ("onnx", "onnxruntime", "onnxscript"):
-            pytest.importorskip(package)
+    for package in PACKAGES.get(path.stem, ()):
+        pytest.importorskip(package)
     reader = readers[path]
     if reader.failed:
         pytest.skip(f"the block at line {reader.failed} failed")

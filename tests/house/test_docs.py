@@ -30,6 +30,9 @@ def test_docstring_examples_run(name: str) -> None:
     asking = {"pyquant.ops.plan", "pyquant.ops.layer_time", "pyquant.ops.linear", "pyquant.measure.tune"}
     if name in asking and importlib.util.find_spec("pyquant._native") is None:
         pytest.skip("its examples ask the compiled kernel table, and nothing is compiled here")
+    theirs = {f"pyquant.integrations.transformers.{part}" for part in ("on_the_fly", "quantizer", "switch")}
+    if name in theirs:
+        pytest.importorskip("transformers")
     module: ModuleType = importlib.import_module(name)
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert result.failed == 0

@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "ptq": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe", "io"},
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
-    "io.pretrained": {"errors", "core", "nn", "io", "integrations"},  # the last inside functions alone
-    "integrations": {"errors", "core", "nn", "io"},
+    "io.pretrained": {"errors", "core", "nn", "io", "integrations.transformers"},  # the last inside functions alone
+    "integrations": {"errors", "core", "nn", "io", "integrations.transformers"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
+    "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "ptq"},  # two inside enable()
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "report.records", "_native"},
     "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "report.records", "measure", "_native"},

@@ -26,6 +26,7 @@ from pyquant import (
     prepare_qat_,
 )
 from pyquant.core.presets import FP16, W4A4, W4A8, W8A8, W4A8Dynamic, W8A8Dynamic
+from pyquant.errors import SchemeError
 from pyquant.qat.guards import looks_untrained
 from pyquant.qat.learned import LearnedFakeQuantize
 from pyquant.qat.weight import WeightFakeQuantize
@@ -52,6 +53,13 @@ def test_layers_left_alone() -> None:
     model = mlp()
     prepared(model, W8A8Dynamic(), filter_fn=lambda m, name: name != "2")
     assert [type(m) for m in model] == [FakeQuantLinear, nn.ReLU, nn.Linear]
+
+
+@pytest.mark.parametrize("scheme", ["W8A8Dynamic", W8A8Dynamic, {"2": "W8A8Dynamic"}])
+def test_a_scheme_by_its_name_as_in_quantize(scheme: object) -> None:
+    assert str(prepared(mlp(), scheme)[2].scheme) == "W8A8Dynamic"
+    with pytest.raises(SchemeError, match="W8A8Dynamic"):
+        prepared(mlp(), "W8A8Dynamik")
 
 
 @pytest.mark.parametrize("learn", [False, True])
@@ -108,7 +116,7 @@ def test_wrong_models_and_configs() -> None:
         ("model", W8A8Dynamic(), "model"),
         (mlp(), None, "config"),
         (mlp(), 8, "config"),
-        (mlp(), "W8A8", "recipe"),
+        (mlp(), "W8A9", "scheme"),
         (mlp(), {"nothing": W8A8Dynamic()}, "config"),
         (mlp(), {"0": None}, "config"),
     ):

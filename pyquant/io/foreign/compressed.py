@@ -16,7 +16,7 @@ from pyquant.core.names import words
 from pyquant.core.patterns import Expression
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.io.compressed_tensors import unpack_from_int32
+from pyquant.io.compressed_tensors import NARROW, unpack_from_int32
 from pyquant.io.foreign.record import ForeignLayer, Options, flag, foreign_layer, owned_by, refused, whole
 from pyquant.io.foreign.source import Source
 
@@ -54,6 +54,9 @@ class Reader:
         if not isinstance(groups, dict) or not groups:
             raise refused("config_groups", groups, "an object of groups")
         self._groups = [_group(name, body, overall) for name, body in groups.items()]
+        own = source.method.get("pyquant")
+        narrow = own.get(NARROW, []) if isinstance(own, dict) else []
+        self._narrow = frozenset(str(one) for one in narrow) if isinstance(narrow, list) else frozenset()
 
     def layers(self) -> dict[str, frozenset[str]]:
         return owned_by(self.source, "weight_scale", _SUFFIXES)
@@ -80,7 +83,7 @@ class Reader:
             if zero_point.any():
                 raise CheckpointError(f"layer '{name}': zero points other than 0, and the config says symmetric")
             zero_point = None
-        inputs = _inputs(name, group.inputs)
+        inputs = _inputs(name, group.inputs, name in self._narrow)
         is_static = inputs is not None and not inputs.dynamic
         group_of = self._optional(f"{name}.weight_g_idx", torch.int32, torch.int64)
         if group_of is not None and strategy == "group" and bool((group_of == -1).all()):
@@ -208,7 +211,7 @@ def _group(name: str, body: object, overall: object) -> _Group:
     return _Group(name, tuple(targets), patterns, weights, inputs)
 
 
-def _inputs(name: str, said: Mapping[str, Any] | None) -> TensorScheme | None:
+def _inputs(name: str, said: Mapping[str, Any] | None, is_narrow: bool) -> TensorScheme | None:
     if said is None:
         return None
     dynamic, strategy = said.get("dynamic", False), said.get("strategy")
@@ -220,6 +223,6 @@ def _inputs(name: str, said: Mapping[str, Any] | None) -> TensorScheme | None:
     granularity = "per_token" if dynamic else "per_tensor"
     symmetric, bits = flag(said, "symmetric", True), whole(said, "num_bits") or 0
     try:
-        return TensorScheme(bits, symmetric, granularity, dynamic=dynamic, narrow_range=dynamic)
+        return TensorScheme(bits, symmetric, granularity, dynamic=dynamic, narrow_range=dynamic or is_narrow)
     except ArgumentError as error:
         raise CheckpointError(f"layer '{name}': activations: {error}") from None

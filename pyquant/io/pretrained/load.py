@@ -57,7 +57,7 @@ def load_pretrained(
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module, or a function that returns one")
     target = None if device is None else device_of(device)
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
-    aliases, dtypes, fused = _own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
+    aliases, dtypes, fused = own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
     notes = _notes(checkpoint.extra)
     residuals, tensors = _residuals(checkpoint.extra, dict(checkpoint.tensors))
     skeleton = model if isinstance(model, nn.Module) else model()
@@ -91,10 +91,10 @@ def load_pretrained(
         new += _residual_places(skeleton, names, residuals)
         check_keys(skeleton, [name for places, _ in new for name in places], tensors)
         modules = {name: module for places, module in new for name in places}
-        fused_places = _fused_places(skeleton, names, fused, modules)
+        places_fused = fused_places(skeleton, names, fused, modules)
         assign(skeleton, tensors, undo)
         swap_modules(skeleton, new, undo=undo)
-        for parent, name in fused_places:
+        for parent, name in places_fused:
             put_identity(parent, name, undo)
         refill(skeleton, undo)
         check_no_meta(skeleton)
@@ -117,7 +117,7 @@ def _expose(skeleton: nn.Module, checkpoint: Checkpoint, undo: list[Undo]) -> No
         raise CheckpointError(message)
 
 
-def _own_extra(
+def own_extra(
     extra: Mapping[str, Any], layers: set[str]
 ) -> tuple[dict[str, str], dict[str, torch.dtype], dict[str, str]]:
     own = extra.get(OWN_EXTRA, {})
@@ -185,7 +185,7 @@ def _are_siblings(layer: str, activation: object) -> bool:
     return bool(name) and parent == layer.rpartition(".")[0]
 
 
-def _fused_places(
+def fused_places(
     skeleton: nn.Module, names: Mapping[str, nn.Module], fused: Mapping[str, str], new: Mapping[str, nn.Module]
 ) -> list[tuple[nn.Module, str]]:
     """Where the model computes an activation that its saved QLinear computes too; the layers learn its name."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.names import listed
+from pyquant.core.presets import W8A16
+from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io import LayerRecord
 from pyquant.io.foreign import ForeignCheckpoint, ForeignLayer, open_foreign
 from pyquant.io.foreign.join import joined
 from pyquant.io.pretrained.expert_names import ExpertNames, Place
@@ -91,15 +96,14 @@ def place(
         names = modules_by_name(model)
         new: list[tuple[list[str], nn.Module]] = []
         tensors: dict[str, Tensor] = {}
-        for place, layer in _whole_layers(checkpoint, homes, experts):
+        for place, layer in whole_layers(checkpoint, homes, experts):
             old = names.get(place)
             if old is None:
                 raise CheckpointError(f"layer '{place}' is in the file; the model has no module of that name")
             if experts.is_router(place) and not isinstance(old, nn.Linear):
                 tensors[f"{place}.weight"] = real_weight(layer)  # a parameter of the model, not a layer
                 continue
-            if not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward:
-                raise CheckpointError(f"layer '{place}': the model has a {type(old).__name__} there; allowed: Linear")
+            check_place(place, old)
             new.append(([name for name, module in names.items() if module is old], built(layer, old)))
         others = ((experts.renamed(renamed(name)), tensor) for name, tensor in checkpoint.read_tensors())
         tensors |= experts.floats({name: tensor for name, tensor in others if not ignores(name)}, banks)
@@ -116,7 +120,7 @@ def place(
     return model
 
 
-def _whole_layers(
+def whole_layers(
     checkpoint: ForeignCheckpoint, homes: Mapping[str, Place], experts: ExpertNames
 ) -> Iterator[tuple[str, ForeignLayer]]:
     """(module of the model, its layer), each once it is whole: of two halves the first waits for the second."""
@@ -143,12 +147,36 @@ def real_weight(layer: ForeignLayer) -> Tensor:
     return found if layer.order is None else found[:, torch.argsort(layer.order)]
 
 
-def built(layer: ForeignLayer, old: nn.Linear) -> nn.Module:
-    """The layer that takes the place of a Linear."""
-    new = module_of(layer.record, old, old.weight.dtype)
+def check_place(name: str, old: nn.Module) -> None:
+    """Raise CheckpointError where a layer of a file cannot take the place of what the model has."""
+    if not isinstance(old, nn.Embedding) and (
+        not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward
+    ):
+        allowed = "Linear, or Embedding"
+        raise CheckpointError(f"layer '{name}': the model has a {type(old).__name__} there; allowed: {allowed}")
+
+
+def built(layer: ForeignLayer, old: nn.Module) -> nn.Module:
+    """The layer that takes the place of a Linear or Embedding. Raises CheckpointError for what no table can hold."""
+    if isinstance(old, nn.Embedding):
+        return module_of(_table(layer.record), old, old.weight.dtype)
+    new = module_of(layer.record, old, cast(nn.Linear, old).weight.dtype)
     if layer.order is None or not isinstance(new, QLinear):
         return new
     return Reordered(new, layer.order.to(new.storage.device)).train(old.training)
+
+
+def _table(record: LayerRecord) -> LayerRecord:
+    """A weight-only layer as an embedding's table: int8 in [-127, 127], one scale a row."""
+    scheme = QScheme.from_dict(record.scheme)
+    wide = QScheme(replace(W8A16().weights, narrow_range=False))
+    if scheme not in (wide, W8A16()) or record.bias is not None or bool((record.codes == -128).any()):
+        got = (
+            f"an embedding of {scheme.weights.bits} bits {scheme.weights.granularity}, codes from {record.codes.min()}"
+        )
+        allowed = "int8 codes from -127 to 127 with one scale a row, and nothing else"
+        raise CheckpointError(f"layer '{record.name}': {got}; allowed: {allowed}")
+    return replace(record, scheme=W8A16().to_dict(), kind="embedding")
 
 
 def _new_name(name: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -18,9 +19,11 @@ from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.presets import W8A16
 from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, QuantizationWarning
+from pyquant.errors import ArgumentError, QuantizationWarning, UnsupportedError
 from pyquant.io import LayerRecord, save_checkpoint
 from pyquant.io.atomic import put_beside
+from pyquant.io.compressed_tensors import NARROW, narrow_inputs
+from pyquant.io.prepare import check_layers, check_tensors, config_of, parts_of
 from pyquant.nn.chain import QResidual
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
@@ -76,10 +79,10 @@ def save_pretrained(
         raise ArgumentError(
             "extra", f"{type(extra).__name__} {extra!r}"[:120], f"a mapping without the key '{OWN_EXTRA}'"
         )
-    first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     layers: dict[str, Callable[[], LayerRecord]] = {}
     kinds: dict[str, str] = {}
+    first_names: dict[int, str] = {}
     dtypes: dict[str, str] = {}
     notes: dict[str, str] = {}
     if recipe is not None:
@@ -101,14 +104,10 @@ def save_pretrained(
     others = _other_tensors(model, [*layers, *aliases])
     residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
-    reordered = [name for name, module in modules_by_name(model).items() if isinstance(module, Reordered)]
-    blocks = {name: m.block for name, m in modules_by_name(model).items() if isinstance(m, HadamardLinear)}
+    reordered, blocks = _transforming(model)
     optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
     optional |= {"reordered": reordered, "hadamard": blocks}
-    strange = transformers.unreadable_layers(model, kinds) if theirs else {}
-    strange |= dict.fromkeys(reordered, "Linear that takes its inputs in another order")
-    strange |= dict.fromkeys(blocks, "Linear that transforms its inputs (HadamardLinear)")
-    refusal = _refusal(strange)
+    refusal = _refusal(_strange(model, kinds, theirs))
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
         directory,
@@ -124,6 +123,58 @@ def save_pretrained(
     if theirs:
         put_beside(directory, transformers.generation_files(model))
     return digest
+
+
+def has_codes(model: nn.Module) -> bool:
+    """Whether some layer of a model holds codes, so that its state_dict is none of floats."""
+    layers = (module for _, module in _quantised(model))
+    return any(isinstance(layer, QEmbedding) or not layer.scheme.is_float for layer in layers)
+
+
+def as_compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """A quantised model of transformers as a compressed-tensors file names, packs and describes it.
+
+    model  of transformers, with quantised layers.
+    ->     {name: tensor} on the CPU; the words of `quantization_config`; the other keys of config.json.
+    Activations that were fused into layers are not told: a reader's model computes them itself.
+    Raises UnsupportedError where a layer is none that such files can hold, ArgumentError where one lacks its scales.
+    """
+    from pyquant.integrations import transformers
+
+    layers = dict(_quantised(model))
+    refusal = _refusal(_strange(model, {name: _kind(layer) for name, layer in layers.items()}, True))
+    if refusal:
+        raise UnsupportedError(f"{refusal}; pyquant.save_pretrained(model, directory) writes it")
+    given = {name: partial(_record, name, layer) for name, layer in layers.items()}
+    entries = check_layers(given)
+    others = _other_tensors(model, list(layers))
+    check_tensors(others, entries)
+    keys = transformers.config_of(model)
+    keys.pop("quantization_config", None)
+    described = config_of(list(entries.values()), others, {}, keys, transformers.head_prefix(model), "")
+    quantization = described.pop("quantization_config")
+    narrow = narrow_inputs(entries.values())
+    if narrow:  # where save_pretrained writes, its manifest says so
+        quantization["pyquant"][NARROW] = narrow
+    tensors = {name: t for part in parts_of(given, entries, others, sys.maxsize) for name, t in part.items()}
+    return tensors, quantization, described
+
+
+def _transforming(model: nn.Module) -> tuple[list[str], dict[str, int]]:
+    """Layers that do something to their inputs first: those that reorder them, and {name: block} of HadamardLinears."""
+    modules = modules_by_name(model)
+    reordered = [name for name, module in modules.items() if isinstance(module, Reordered)]
+    return reordered, {name: m.block for name, m in modules.items() if isinstance(m, HadamardLinear)}
+
+
+def _strange(model: nn.Module, kinds: Mapping[str, str], theirs: bool) -> dict[str, str]:
+    """{name: what it is} of the layers that a reader other than pyquant would take for plain Linears."""
+    from pyquant.integrations import transformers
+
+    reordered, blocks = _transforming(model)
+    strange = transformers.unreadable_layers(model, kinds) if theirs else {}
+    strange |= dict.fromkeys(reordered, "Linear that takes its inputs in another order")
+    return strange | dict.fromkeys(blocks, "Linear that transforms its inputs (HadamardLinear)")
 
 
 def _refusal(strange: Mapping[str, str]) -> str:

@@ -51,7 +51,10 @@ def config_of(model: Any, given: Mapping[str, Any] | None = None) -> dict[str, A
     Three keys follow from the model whatever is given: its class (where none is named), its type, and that weights
     which were tied and of which one is quantised now are tied no more.
     """
-    config: dict[str, Any] = {**json.loads(model.config.to_json_string()), **(given or {})}
+    own = json.loads(model.config.to_json_string())
+    if getattr(getattr(model, "hf_quantizer", None), "took_over", False):
+        own.pop("quantization_config", None)  # of what was loaded: the layers themselves say how they are quantised
+    config: dict[str, Any] = {**own, **(given or {})}
     config["architectures"] = config.get("architectures") or [type(model).__name__]
     dtype = next((m.dtype for m in model.modules() if isinstance(m, (QLinear, QConv2d, QEmbedding))), None)
     if dtype is not None:

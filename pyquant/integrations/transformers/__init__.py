@@ -1,0 +1,74 @@
+"""pyquant in transformers: checkpoints that run in integers, models quantised while they load, files that go with them.
+
+Nothing here imports transformers before enable() or PyquantConfig is asked for. docs/transformers.md is the guide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyquant.integrations.transformers.model import (
+    config_of,
+    copy_companions,
+    example_of,
+    forget_quantization,
+    generation_files,
+    head_prefix,
+    ignored_names,
+    is_model,
+    refill_buffers,
+    unreadable_layers,
+)
+
+if TYPE_CHECKING:
+    from pyquant.integrations.transformers.on_the_fly import PyquantConfig
+
+__all__ = [
+    "PyquantConfig",
+    "config_of",
+    "copy_companions",
+    "disable",
+    "enable",
+    "example_of",
+    "forget_quantization",
+    "generation_files",
+    "head_prefix",
+    "ignored_names",
+    "is_model",
+    "refill_buffers",
+    "unreadable_layers",
+]
+
+
+def enable() -> None:
+    """Let transformers run compressed-tensors checkpoints in integers, and save models that pyquant quantised.
+
+    Afterwards, until disable():
+    - `from_pretrained` of a directory with int8 or int4 codes (`quant_method` compressed-tensors, of pyquant or of
+      other tools) gives a model of QLinears, equal to the bit to load_pretrained or load_quantized_. Floating-point
+      codes (FP8), uncompressed files and `dequantize=True` are left to transformers.
+    - `save_pretrained` of a model with QLinears writes such a directory instead of refusing.
+    A second call changes nothing. Raises ImportError where transformers (5.x) is not installed.
+
+    Example:
+        >>> from pyquant.integrations import transformers as pyquant_transformers
+        >>> pyquant_transformers.enable()  # doctest: +SKIP
+    """
+    from pyquant.integrations.transformers import switch
+
+    switch.enable()
+
+
+def disable() -> None:
+    """Take enable() back; models that were loaded in between stay as they are, and can still be saved."""
+    from pyquant.integrations.transformers import switch
+
+    switch.disable()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PyquantConfig":
+        from pyquant.integrations.transformers.on_the_fly import PyquantConfig
+
+        return PyquantConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

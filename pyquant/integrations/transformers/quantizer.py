@@ -1,0 +1,102 @@
+"""The quantizer that transformers asks while it loads a compressed-tensors checkpoint, in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
+from transformers.utils import logging
+
+from pyquant.errors import CheckpointError, UnsupportedError
+from pyquant.integrations.transformers.saving import Saves
+from pyquant.integrations.transformers.takeover import Takeover
+
+_LOGGER = logging.get_logger(__name__)
+
+
+class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer):  # type: ignore[misc]
+    """Loads int8 and int4 codes into QLinears; leaves everything else to the class that it replaces."""
+
+    _takeover: Takeover | None = None
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        super().validate_environment(*args, **kwargs)
+        refuse_offload(kwargs.get("device_map"))
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        reason = self._left_alone()
+        files = kwargs.get("checkpoint_files")
+        if reason or not files:
+            _LOGGER.warning(f"pyquant leaves this checkpoint to transformers: {reason or 'it has no files'}")
+            super()._process_model_before_weight_loading(model, **kwargs)
+            return
+        self._takeover = Takeover(model, Path(files[0]).parent, _renamer(model))
+        if self._takeover.not_here:
+            _LOGGER.info(f"{type(model).__name__} has no place for the layers {', '.join(self._takeover.not_here)}")
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        kind = str(param.get_dtype() if hasattr(param, "get_dtype") else param.dtype)
+        if self._takeover is not None and dtype is not None and dtype.is_floating_point and "F" not in kind.upper():
+            names = ", ".join(getattr(converter, "source_patterns", ()) or ())
+            raise CheckpointError(
+                f"tensor '{names}': codes of type {kind} for a parameter in floating point; allowed: weights of layers "
+                "whose names in file and model agree, without key_mapping"
+            )
+        return super().get_new_dtype(converter, param, dtype)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if self._takeover is None:
+            return super()._process_model_after_weight_loading(model, **kwargs)
+        devices = getattr(model, "hf_device_map", None) or {}
+        refuse_offload(devices)
+        count = self._takeover.finish(model, _home(model, devices))
+        self._takeover = None
+        self.took_over = True
+        _LOGGER.info(f"pyquant runs {count} layers in integers")
+        return model
+
+    def _left_alone(self) -> str:
+        """Why the class that this one replaces is to load the checkpoint, or ''."""
+        config = self.quantization_config
+        if config.dequantize:
+            return "dequantize=True asks for a model in floating point"
+        if not config.is_quantization_compressed:
+            return "its weights are not stored as codes"
+        inner: Any = config.quantization_config
+        kinds = {str(getattr(group.weights, "type", "")) for group in inner.config_groups.values() if group.weights}
+        other = sorted(kind for kind in kinds if not kind.lower().endswith("int"))
+        return f"its codes are of type {', '.join(other)}, and pyquant computes with integers" if other else ""
+
+
+def refuse_offload(devices: object) -> None:
+    """Raise UnsupportedError for a device map that keeps weights where they are not used: accelerate moves parameters
+    by their names, and a quantised layer has none."""
+    used = {str(device) for device in (devices if isinstance(devices, dict) else {}).values()}
+    if "disk" in used or ("cpu" in used and len(used) > 1):
+        raise UnsupportedError(
+            f"device_map places layers on {', '.join(sorted(used))}: quantised layers cannot be offloaded; allowed: "
+            "the CPU alone, or GPUs alone"
+        )
+
+
+def _renamer(model: Any) -> Callable[[str], str]:
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    state, prefix = model.state_dict(), model.base_model_prefix
+    return lambda key: str(rename_source_key(key, renamings, [], prefix, state)[0])
+
+
+def _home(model: nn.Module, devices: dict[str, Any]) -> Callable[[str], torch.device]:
+    """The device of a module: of the longest entry of the map that names it, else where the model is."""
+    whole = next((t.device for t in (*model.parameters(), *model.buffers()) if not t.is_meta), torch.device("cpu"))
+
+    def home(name: str) -> torch.device:
+        found = [entry for entry in devices if not entry or name == entry or name.startswith(f"{entry}.")]
+        return torch.device(devices[max(found, key=len)]) if found else whole
+
+    return home

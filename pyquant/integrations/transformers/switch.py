@@ -1,0 +1,52 @@
+"""enable() and disable(): entries of transformers' own tables, and the one method that is wrapped."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from transformers import PreTrainedModel
+from transformers.quantizers import auto
+
+from pyquant.integrations.transformers.on_the_fly import PyquantConfig, PyquantHfQuantizer
+from pyquant.integrations.transformers.quantizer import PyquantCompressedTensorsHfQuantizer
+from pyquant.io.pretrained.save import has_codes
+
+METHOD: Final = "compressed-tensors"
+_BEFORE: dict[str, Any] = {}
+
+
+def enable() -> None:
+    if _BEFORE:
+        return
+    _BEFORE["quantizer"] = auto.AUTO_QUANTIZER_MAPPING[METHOD]
+    _BEFORE["save"] = PreTrainedModel.save_pretrained
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = PyquantCompressedTensorsHfQuantizer
+    PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+
+
+def disable() -> None:
+    if not _BEFORE:
+        return
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = _BEFORE.pop("quantizer")
+    PreTrainedModel.save_pretrained = _BEFORE.pop("save")  # type: ignore[method-assign]
+
+
+def _saving(original: Any) -> Any:
+    @functools.wraps(original)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lends a quantizer, which knows the tensors, to a model that was quantised without transformers."""
+        if getattr(self, "hf_quantizer", None) is not None or not has_codes(self):
+            return original(self, *args, **kwargs)
+        words, tied = self.config.__dict__, self.config.tie_word_embeddings
+        had = {key: words[key] for key in ("quantization_config",) if key in words}
+        self.hf_quantizer = PyquantHfQuantizer(PyquantConfig(), pre_quantized=False)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            del self.hf_quantizer
+            words.pop("quantization_config", None)
+            words |= had
+            self.config.tie_word_embeddings = tied
+
+    return save_pretrained
