@@ -55,6 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         tasks.remove("digits")
         notes.append("digits: not measured, scikit-learn is not installed")
         print(notes[-1], file=sys.stderr)
+        if not tasks:
+            return 2
     started = time.perf_counter()
     seeds = {task: args.seeds or (1 if args.quick else _SEEDS[task]) for task in tasks}
     # The longest first, so that the processes end together.

@@ -210,11 +210,12 @@ class HistogramStatistics(RangeStatistics):
 
     def distribution(self) -> Distribution:
         """What the search methods ask of whole-tensor statistics. Raises CalibrationError before the first batch."""
-        low, high = self.range()
-        low, high = low.to(torch.float64).clamp_max(0), high.to(torch.float64).clamp_min(0)
+        low, high = (end.to(torch.float64) for end in self.range())
+        smallest = torch.maximum(low, -high).clamp_min(0)  # where all numbers have one sign
+        low, high = low.clamp_max(0), high.clamp_min(0)
         counts, exponent = self._bins[0], int(self.exponent[0])
         parts = ((counts[0], -low), (counts[1], high), (counts.sum(0), torch.maximum(-low, high)))
-        tails = (HistogramTails(part, exponent, largest) for part, largest in parts)
+        tails = (HistogramTails(part, exponent, largest, smallest) for part, largest in parts)
         return Distribution(low.reshape(1, 1), high.reshape(1, 1), *tails)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -58,16 +58,18 @@ class Distribution:
 
 class HistogramTails(Tails):
     """The magnitudes of one histogram row: counts int64 [BINS], as numerics.magnitude_histogram makes them, the
-    exponent of the window, and the largest magnitude (float64 []), where the last bin in use ends."""
+    exponent of the window, the largest magnitude (float64 []), where the last bin in use ends, and one that none is
+    below, where the first begins: numbers that are all the same are no spread."""
 
-    def __init__(self, counts: Tensor, exponent: int, largest: Tensor) -> None:
+    def __init__(self, counts: Tensor, exponent: int, largest: Tensor, smallest: Tensor) -> None:
         n = counts.to(torch.float64)
         edges = magnitude_edges(exponent).to(counts.device)
         self._first_key = first_key(exponent)
         # The last bin in use ends at the largest number, so that none exceeds it, even where the bin begins there.
         self._end = torch.minimum(edges[1:], torch.where(largest > 0, largest, torch.inf))
         self._end[0] = 0.0
-        self._begin = torch.minimum(edges[:-1], self._end / divisor(_NARROWEST, self._end))
+        begins = torch.maximum(edges[:-1], smallest)
+        self._begin = torch.minimum(begins, self._end / divisor(_NARROWEST, self._end))
         self._in_bin = n
         begin, end = self._begin, self._end
         self._count = _from_here_on(n)

@@ -110,7 +110,8 @@ def gemm(
     """y = epilogue(sum_k x_q * w_q), bit for bit as every kernel gives it.
 
     Operands and result of ops.gemm_s8s8, but is_per_token says whether x_scale and x_zero_point are one number, and
-    out_dtype int32 applies nothing but the zero-point term. w_scale None: 1. Source: docs/numerics.md 3, 4, 5.
+    out_dtype int32 applies nothing but the zero-point term. w_scale None: 1 (the ops take None for int32 results only).
+    Source: docs/numerics.md 3, 4, 5.
 
     Example:
         >>> x, w = torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([[3, 4]], dtype=torch.int8)

@@ -112,6 +112,14 @@ def test_the_schedule_rises_and_falls() -> None:
     assert factors[-1] == pytest.approx(0.0103, abs=1e-3)
 
 
+def test_nothing_to_measure_is_an_error_and_no_empty_table(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
+    assert driver.main(["--quick", "--tasks", "digits"]) == 2
+    shown = capsys.readouterr()
+    assert "scikit-learn is not installed" in shown.err
+    assert not shown.out
+
+
 def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(driver, "QUICK", TINY)
     threads = torch.get_num_threads()

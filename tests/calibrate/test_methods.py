@@ -230,7 +230,7 @@ def test_percentile_100_is_max_and_a_percentile_of_zeros_is_refused() -> None:
 def test_histogram_and_sorted_tails_agree() -> None:
     x = torch.randn(40000, generator=torch.Generator().manual_seed(7)).abs()
     exact = SortedTails(x[None])
-    binned = HistogramTails(numerics.magnitude_histogram(x, 3)[1], 3, x.max().double())
+    binned = HistogramTails(numerics.magnitude_histogram(x, 3)[1], 3, x.max().double(), torch.zeros(()).double())
     thresholds = torch.linspace(0, float(x.max()) * 1.01, 500, dtype=torch.float64)[None]
     scale = float(exact.square)
     for got, want in zip(
@@ -301,3 +301,14 @@ def test_fixed_ignores_the_data() -> None:
     ):
         with pytest.raises(ArgumentError):
             calibrate.GivenRange.of(**bad)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.3, -0.3, 1e-3, 7.0])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("method", ["max", "percentile", "mse"])
+def test_the_range_of_a_constant_is_the_constant(method: str, bits: int, value: float) -> None:
+    """Its bin is no spread of numbers."""
+    scheme = TensorScheme(bits=bits, calibrator=method)
+    statistics = HistogramStatistics()
+    statistics.observe(torch.full((8, 8), value))
+    assert compute_range(statistics, scheme).amax.item() == pytest.approx(abs(value), rel=1e-6)
