@@ -16,7 +16,7 @@ VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := $(VENV)/.pyquant
-NATIVE := setup.py CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f 2>/dev/null)
+NATIVE := setup.py CMakeLists.txt pyproject.toml pyquant/ops/schema.py $(shell find csrc cmake -type f 2>/dev/null)
 PYTEST := $(PY) -m pytest
 # The suite runs file by file in as many processes as there are cores; each still has the machine's threads, which then must
 # not wait for each other in busy loops. A process that dies ends the run: started again, xdist can wait for ever.

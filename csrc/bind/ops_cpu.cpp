@@ -6,6 +6,7 @@
 #include "bind/backend_cpu.h"
 #include "bind/conv_cpu.h"
 #include "bind/fake_quantise_ops.h"
+#include "bind/first_copy.h"
 #include "bind/linear_cpu.h"
 #include "bind/linear_ops.h"
 #include "bind/product_ops.h"
@@ -65,6 +66,7 @@ std::string tuned_remarks_op() { return lines_of(tuned_remarks()); }
 
 STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
   namespace b = pyquant::bind;
+  if (!b::is_first_copy("pyquant")) return;
   b::QuantiseOps<b::Cpu>::add_to(m);
   b::FakeQuantiseOps<b::Cpu>::add_to(m);
   b::ProductOps<b::Cpu>::add_gemms_to(m);
@@ -80,6 +82,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyquant, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyquant, CompositeExplicitAutograd, m) {
+  if (!pyquant::bind::is_first_copy("pyquant")) return;
   m.impl("_packed_bytes", TORCH_BOX(&pyquant::bind::packed_bytes_op));
   m.impl("_cpu_multiply", TORCH_BOX(&pyquant::bind::cpu_multiply_op));
   m.impl("_cpu_info", TORCH_BOX(&pyquant::bind::cpu_info));

@@ -5,6 +5,7 @@
 
 #include "bind/backend_cuda.h"
 #include "bind/fake_quantise_ops.h"
+#include "bind/first_copy.h"
 #include "bind/float_cuda.h"
 #include "bind/gemm_cuda.h"
 #include "bind/linear_ops.h"
@@ -55,6 +56,7 @@ Tensor gemm_any(const Tensor& x, const Tensor& w, MaybeTensor w_scale, MaybeTens
 
 STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   namespace b = pyquant::bind;
+  if (!b::is_first_copy(PYQUANT_TEXT(PYQUANT_BIND_LIBRARY))) return;
   b::QuantiseOps<b::Cuda>::add_to(m);
   b::FakeQuantiseOps<b::Cuda>::add_to(m);
   b::ProductOps<b::Cuda>::add_gemms_to(m);

@@ -1,4 +1,4 @@
-"""Defines torch.ops.pyquant, loads the compiled implementations, or registers the Python ones and says why."""
+"""Loads the compiled library, which defines torch.ops.pyquant, or defines and implements the ops here and says why."""
 
 from __future__ import annotations
 
@@ -14,21 +14,11 @@ import torch
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.ops import autograd, fallback, plan, shapes, strict, transforms, tuned, versions
-from pyquant.ops.schema import SCHEMAS
+from pyquant.ops.schema import NATIVE, SCHEMAS, TAGS
 from pyquant.ops.spec import LinearSpec
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libpyquant_torch.so"
-NATIVE_SCHEMAS = {
-    "_packed_bytes": "(int[] spec) -> int",
-    "_cpu_info": "() -> str",
-    "_cpu_multiply": "(int rows, int quads, int calls) -> int",
-    "_cpu_read": "(Tensor x, int times=1) -> float",
-    # rows sorted by layer, rows[i] of them for packed[i]: qlinear of each, in one call
-    "_grouped_linear": "(Tensor x, Tensor[] packed, int[] rows, int[] spec, Tensor? x_scale=None, "
-    "Tensor? x_zero_point=None, ScalarType? out_dtype=None) -> Tensor",
-    "_set_tuned": "(str table) -> str",
-    "_tuned_remarks": "() -> str",
-}
+_CPU_KEYS = ("CPU", "CompositeExplicitAutograd")
 
 _definitions = torch.library.Library("pyquant", "DEF")
 _python_kernels: torch.library.Library | None = None
@@ -84,12 +74,37 @@ def packs_int4(device: torch.device, columns: int) -> bool:
 
 
 def _define() -> None:
-    for name, schema in SCHEMAS.items():
-        _definitions.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    """Every op of the table, by Python where no library has defined it; then what only Python registers."""
+    tags = [getattr(torch.Tag, name) for name in TAGS]
+    for name, schema in {**SCHEMAS, **NATIVE}.items():
+        packet = getattr(torch.ops.pyquant, name, None)
+        if packet is None:
+            _definitions.define(name + schema, tags=tags if name in SCHEMAS else ())
+        elif packet.default._schema != torch._C.parse_schema(f"pyquant::{name}{schema}"):
+            raise ImportError(_of_another_version(f"its op {packet.default._schema} is pyquant::{name}{schema} here"))
+        elif name in SCHEMAS and any(tag not in packet.default.tags for tag in tags):
+            packet.default._tags = tags  # torch before 2.12 takes none from a library of the stable ABI
+    for name in SCHEMAS:
         torch.library.register_fake(f"pyquant::{name}", shapes.rule_of(name), lib=_definitions)
     autograd.register(_definitions)
     versions.register(_definitions)
     transforms.register(_definitions)
+
+
+def _check_kernels() -> None:
+    """A library that was built before an op was added has none for it."""
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in (*SCHEMAS, *NATIVE):
+        served = name in fallback.EVERYWHERE or any(kernel(f"pyquant::{name}", key) for key in _CPU_KEYS)
+        if not served:
+            raise ImportError(_of_another_version(f"it has no kernel for {name}"))
+
+
+def _of_another_version(difference: str) -> str:
+    return (
+        f"{LIBRARY} was built from another version of pyquant than the Python files around it: {difference}. Build "
+        "it again (docs/install.md), or run without it: PYQUANT_DISABLE_NATIVE=1"
+    )
 
 
 def _load() -> str | None:
@@ -128,11 +143,10 @@ def _announced(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _initialise() -> None:
     global _why_not_native, _python_kernels
-    _define()
-    for name, schema in NATIVE_SCHEMAS.items():
-        _definitions.define(name + schema)
     _why_not_native = _load()
+    _define()
     if _why_not_native is None:
+        _check_kernels()
         tuned.activate_found()
     # Byte plumbing and 16-bit products are torch code on every device; the integer kernels are compiled.
     _python_kernels = torch.library.Library("pyquant", "IMPL")

@@ -1,7 +1,8 @@
 """Every op of the torch.ops.pyquant namespace: one table of schemas.
 
-Why in Python: a source checkout without a compiler and a wheel then share one definition; the compiled library only
-adds implementations. tests/ops/test_contract.py pins the strings and checks that every implementation names an op.
+Two read it. The build (cmake/schemas.py) writes it into libpyquant_torch.so, which defines the ops wherever it is
+loaded, so that a C++ program needs no Python; load.py compares the two, and defines what no library did: a source
+checkout without a compiler has the same ops. tests/ops/test_contract.py pins the strings.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Final
 
 from pyquant.core.dtypes import PRODUCTS
 
-_GEMM = (
+# Of a product of codes, gemm_<x><w>; which there are say core/dtypes.py and csrc/core/dtype.h.
+PRODUCT: Final = (
     "(Tensor x, Tensor w, Tensor? w_scale=None, Tensor? x_scale=None, Tensor? x_zero_point=None, Tensor? bias=None, "
     "Tensor? residual=None, Tensor? out_scale=None, Tensor? out_zero_point=None, int group_size=0, "
     "str activation='none', float clamp_min=0.0, float clamp_max=0.0, int out_qmin=-127, int out_qmax=127, "
@@ -25,7 +27,7 @@ _LAYER = f"Tensor? weight=None, Tensor? bias=None, float eps=1e-05, {_LIMITS}"
 
 _GIVEN = "Tensor scale, Tensor? zero_point=None, str granularity='per_tensor', int group_size=0"
 
-SCHEMAS: Final[dict[str, str]] = {
+OTHERS: Final[dict[str, str]] = {
     "quantize": f"(Tensor x, {_GIVEN}, int qmin=-127, int qmax=127) -> Tensor",
     "quantize_dynamic": f"(Tensor x, str granularity='per_token', int group_size=0, {_LIMITS}) -> {_CODES}",
     "dequantize": f"(Tensor q, {_GIVEN}, ScalarType out_dtype=float) -> Tensor",
@@ -48,8 +50,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "magnitude_histogram": "(Tensor x, int exponent) -> Tensor",
     "pack_int4": "(Tensor q) -> Tensor",
     "unpack_int4": "(Tensor packed, int k) -> Tensor",
-    **dict.fromkeys(PRODUCTS, _GEMM),
-    "gemm": _GEMM.replace(") -> Tensor", ", str kernel='') -> Tensor"),
+    "gemm": PRODUCT.replace(") -> Tensor", ", str kernel='') -> Tensor"),
     "pack_linear": "(Tensor w, Tensor w_scale, Tensor? bias, Tensor? x_scale, Tensor? x_zero_point, Tensor? out_scale, "
     "Tensor? out_zero_point, int[] spec) -> Tensor",
     "unpack_linear": "(Tensor packed, int[] spec) -> Tensor",
@@ -62,4 +63,21 @@ SCHEMAS: Final[dict[str, str]] = {
     "float clamp_max=0.0, ScalarType? out_dtype=None) -> Tensor",
     "float_linear": "(Tensor x, Tensor w, Tensor? bias=None, Tensor? residual=None, str activation='none', "
     "float clamp_min=0.0, float clamp_max=0.0, ScalarType? out_dtype=None) -> Tensor",
+}
+SCHEMAS: Final[dict[str, str]] = {**OTHERS, **dict.fromkeys(PRODUCTS, PRODUCT)}
+
+# Tags of SCHEMAS: compilers may trace the ops, and choose the strides of their operands, as the ops take any.
+TAGS: Final = ("pt2_compliant_tag", "flexible_layout")
+
+# What only the compiled library has.
+NATIVE: Final[dict[str, str]] = {
+    "_packed_bytes": "(int[] spec) -> int",
+    "_cpu_info": "() -> str",
+    "_cpu_multiply": "(int rows, int quads, int calls) -> int",
+    "_cpu_read": "(Tensor x, int times=1) -> float",
+    # rows sorted by layer, rows[i] of them for packed[i]: qlinear of each, in one call
+    "_grouped_linear": "(Tensor x, Tensor[] packed, int[] rows, int[] spec, Tensor? x_scale=None, "
+    "Tensor? x_zero_point=None, ScalarType? out_dtype=None) -> Tensor",
+    "_set_tuned": "(str table) -> str",
+    "_tuned_remarks": "() -> str",
 }
