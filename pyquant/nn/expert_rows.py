@@ -47,8 +47,9 @@ class Sorted:
 
 
 def must_not_wait(x: Tensor) -> bool:
-    """Whether nobody may ask the device for numbers now: its calls are captured into a graph."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether nobody may ask the device for numbers now: its calls are captured into a graph, or the model is exported,
+    for routings that nobody knows yet."""
+    return torch.compiler.is_exporting() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def chosen(results: Iterator[Tensor], ids: Tensor, like: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class QExperts(nn.Module):
         x = self._rows(hidden_states)
         _check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
-        if must_not_wait(x):  # every expert takes every token: more work, and no count of rows to wait for
+        if must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(self.num_experts)), ids, x)
             return added(y, torch.arange(ids.numel(), device=x.device), weights).to(x.dtype)
         slots = Sorted.of(ids, self.num_experts)

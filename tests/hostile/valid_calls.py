@@ -13,7 +13,7 @@ from typing import Any
 
 import foreign
 import torch
-from ops.test_contract import samples
+from op_samples import samples
 from torch import nn
 
 import pyquant

@@ -45,7 +45,7 @@ def test_every_goal_is_held_by_a_test_or_has_its_reason() -> None:
 def test_a_test_that_is_gone_is_seen() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     assert missing(text.replace("::test_opcheck`", "::test_gone`")) == [
-        "C09: tests/ops/test_contract.py::test_gone is not there"
+        "C09: tests/ops/test_opcheck.py::test_gone is not there"
     ]
     assert missing(text.replace("| C24 ", "| D24 ")) == ["C24"]
 

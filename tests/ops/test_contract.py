@@ -12,18 +12,12 @@ from typing import Any
 import problems
 import pytest
 import torch
+from op_samples import WRITTEN, samples, spec
 
-from pyquant import numerics, ops
-from pyquant.core.patches import Patches
+from pyquant import ops
 from pyquant.errors import ArgumentError, PyquantError
 from pyquant.ops import fallback, rows_layout, shapes
 from pyquant.ops.schema import SCHEMAS
-
-CPU_LAYOUT = ops.layout_for(torch.device("cpu"))
-
-
-def spec(n: int, k: int, **kwargs: Any) -> list[int]:
-    return list(ops.LinearSpec(n, k, layout=CPU_LAYOUT, **kwargs).to_ints())
 
 
 def coded(x: torch.Tensor, dtype: torch.dtype = torch.int8, **changed: Any) -> torch.Tensor:
@@ -33,87 +27,6 @@ def coded(x: torch.Tensor, dtype: torch.dtype = torch.int8, **changed: Any) -> t
     w, ones = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     packed = ops.pack_linear(w, ones, words, x_scale=ones[:1] if changed.get("input") == "static" else None)
     return ops.qlinear(x.to(dtype), packed, None, words, **({"x_scale": ones} | operands))
-
-
-def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
-    """One legal call of every op, positional."""
-    draw = problems.Draw(problems.BASE_SEED, "samples", m, n, k)
-    x, x_q = draw.normal(m, k), problems.codes(draw, "s8", "uniform", m, k)
-    w = problems.codes(draw, "s8", "uniform", n, k)
-    w4 = problems.codes(draw, "s4", "uniform", n, k)
-    packed4, w_scale, bias = numerics.pack_int4(w4), problems.scales(draw, n), draw.normal(n)
-    residual = draw.normal(m, n)
-    s = spec(n, k, has_bias=True)
-    epilogue = (w_scale, problems.scales(draw, m), None, bias, residual, None, None, 0, "gelu")
-    packed = torch.ops.pyquant.pack_linear(w, w_scale, bias, None, None, None, None, s)
-    fake_mask = draw.codes(0, 255, (m * k + 7) // 8).to(torch.uint8)
-    return {
-        "quantize": (x, problems.scales(draw, m), None, "per_token"),
-        "quantize_dynamic": (x, "per_token", 0, False, -128, 127),
-        "fake_quantize": (x, problems.scales(draw, m), None, "per_token"),
-        "fake_quantize_out": (
-            x,
-            problems.scales(draw, m),
-            None,
-            "per_token",
-            0,
-            -7,
-            7,
-            torch.empty(m, k),
-            torch.empty((m * k + 7) // 8, dtype=torch.uint8),
-        ),
-        "fake_quantize_dynamic": (x, "per_token", 0, False, -128, 127),
-        "fake_quantize_dynamic_out": (
-            x,
-            "per_token",
-            0,
-            False,
-            -128,
-            127,
-            torch.empty(m, k),
-            torch.empty(m),
-            torch.empty(m, dtype=torch.int32),
-        ),
-        "fake_quantize_backward": (x, fake_mask),
-        "fake_quantize_backward_": (draw.normal(m, k), fake_mask),
-        "fake_quantize_lsq_backward": (draw.normal(m, k), x, problems.scales(draw, m), None, "per_channel", 0, -7, 7),
-        "dequantize": (x_q, problems.scales(draw, m), None, "per_token", 0, torch.bfloat16),
-        "magnitude_histogram": (x, 2),
-        "pack_int4": (w4,),
-        "unpack_int4": (packed4, k),
-        "gemm_s8s8": (x_q, w, *epilogue),
-        "gemm_s8s4": (x_q, packed4, *epilogue),
-        "gemm_s4s4": (problems.codes(draw, "s4", "uniform", m, k), packed4, *epilogue),
-        "gemm": (problems.codes(draw, "s4", "uniform", m, k), packed4, *epilogue),
-        "pack_linear": (w, w_scale, bias, None, None, None, None, s),
-        "unpack_linear": (packed, s),
-        "qlinear": (x, packed, residual, s, torch.float16),
-        "qconv2d": (
-            draw.normal(m, k, 4, 5),
-            torch.ops.pyquant.pack_linear(
-                problems.codes(draw, "s8", "uniform", n, 2 * k),
-                w_scale,
-                bias,
-                *(None,) * 4,
-                spec(n, 2 * k, has_bias=True),
-            ),
-            draw.normal(m, n, 2, 6),
-            spec(n, 2 * k, has_bias=True),
-            list(Patches((1, 2), (2, 1), (0, 0, 1, 1)).to_ints()),
-            torch.bfloat16,
-        ),
-        "weight_only_linear": (x, packed4, w_scale, None, bias, residual, 4, 0, "silu"),
-        "float_linear": (x, draw.normal(n, k), bias, residual, "relu"),
-        "rms_norm_quantize": (x, draw.normal(k), 1e-6, False, -128, 127),
-        "layer_norm_quantize": (x, draw.normal(k), draw.normal(k), 1e-5),
-        "add_rms_norm_quantize": (x, draw.normal(m, k), draw.normal(k), 1e-6, True, -7, 7),
-        "add_layer_norm_quantize": (x, draw.normal(m, k), draw.normal(k), draw.normal(k)),
-        "silu_mul_quantize": (draw.normal(m, 2 * k), False, -128, 127),
-    }
-
-
-# The arguments that an op writes: contiguous, and the answer instead of a result.
-WRITTEN = {"fake_quantize_out": (7, 8), "fake_quantize_dynamic_out": (6, 7, 8), "fake_quantize_backward_": (0,)}
 
 
 def test_every_op_has_a_rule_a_sample_and_a_wrapper() -> None:
@@ -178,20 +91,6 @@ def test_spec_travels_and_its_packed_size_is_the_same_in_both_languages() -> Non
     for n, k in itertools.product((0, 1, 133), (0, 64, 192)):
         s = ops.LinearSpec(n, k, 4, 64, layout="rows_blocked128", two_level=True)
         assert torch.ops.pyquant._packed_bytes(list(s.to_ints())) == rows_layout.packed_bytes(s)
-
-
-@pytest.mark.parametrize("name", sorted(SCHEMAS))
-@pytest.mark.parametrize("size", [(3, 5, 8), (1, 16, 64), (0, 4, 7)])
-def test_opcheck(name: str, size: tuple[int, int, int]) -> None:
-    op = getattr(torch.ops.pyquant, name).default
-    args = samples(*size)[name]
-    torch.library.opcheck(op, args)
-    if args[0].dim() == 2 and size[0] > 1:
-        strided = torch.empty(args[0].shape[0], args[0].shape[1] * 2, dtype=args[0].dtype)[:, ::2]
-        strided.copy_(args[0])
-        if 0 in WRITTEN.get(name, ()):
-            return
-        torch.library.opcheck(op, (strided, *args[1:]))
 
 
 FLOAT_SUMS = {"float_linear", "weight_only_linear"}  # outside of the bit contract (docs/numerics.md 8)

@@ -2,8 +2,8 @@
 
 Arguments: number of calls, seed. A report of a sanitizer ends the process; otherwise it prints what was run.
 
-A call starts from a legal one (ops/test_contract.py) of a random size and is changed in up to three places: operands of
-other types, layouts and lengths, extreme integers, packed buffers and specs of random bytes.
+A call starts from a legal one (support/op_samples.py) of a random size and is changed in up to three places: operands
+of other types, layouts and lengths, extreme integers, packed buffers and specs of random bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 import problems
 import torch
-from ops.test_contract import BAD_TENSORS, WRITTEN, samples
+from op_samples import WRITTEN, samples
+from ops.test_contract import BAD_TENSORS
 from torch import Tensor
 
 from pyquant import ops

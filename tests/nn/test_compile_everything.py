@@ -1,0 +1,178 @@
+"""torch.compile of every scheme and layer: one graph, equal bits, and no compilation that no new shape asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import expert_banks
+import pytest
+import torch
+from qlayers import ALL, CODES_OUT, layer
+from torch import Tensor, nn
+
+import pyquant
+from pyquant.core.qtensor import QTensor
+from pyquant.nn import expert_rules
+
+EVERY = [*ALL, *CODES_OUT]
+QUICK = {"W8A8", "W8A8Dynamic(symmetric_inputs=False)", "W4A8Dynamic(group_size=16)", "W4A16(group_size=16)", "FP16"}
+# in this order: rows that are free, then what torch itself compiles again for: another rank, strides, no row, one row
+FORMS: dict[str, Callable[[int], Tensor]] = {
+    "2-D": lambda m: torch.randn(m, 32),
+    "3-D": lambda m: torch.randn(2, m, 32),
+    "strided": lambda m: torch.randn(m, 64)[:, ::2],
+    "transposed": lambda m: torch.randn(32, m).t(),
+}
+ROWS = (3, 2, 17, 64, 129, 5)
+
+
+class Compiled:
+    """A module through torch.compile without graph breaks; counts the graphs."""
+
+    def __init__(self, module: nn.Module, fullgraph: bool = True) -> None:
+        self.graphs, self.module = 0, module
+        self._call = torch.compile(module, fullgraph=fullgraph, dynamic=True, backend=self._backend)
+
+    def _backend(self, graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph.forward
+
+    def check(self, *inputs: Any) -> None:
+        """Equal bits."""
+        with torch.no_grad():
+            got, want = self._call(*inputs), self.module(*inputs)
+        for a, b in [(got, want)] if isinstance(got, Tensor) else zip(_tensors(got), _tensors(want), strict=True):
+            assert torch.equal(a, b)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [value.data, value.scale] if isinstance(value, QTensor) else list(value)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(s, id=str(s), marks=() if str(s) in QUICK else pytest.mark.nightly) for s in EVERY]
+)
+def test_every_scheme_and_form_of_input(scheme: pyquant.QScheme) -> None:
+    compiled, graphs = Compiled(layer(scheme).eval()), 0
+    for name, form in FORMS.items():
+        for rows in ROWS:
+            compiled.check(form(rows))
+        assert compiled.graphs <= graphs + 1, name  # a rank or strides: one more, whatever the rows
+        graphs = compiled.graphs
+    for rows in (0, 1):  # torch takes these two for constants
+        compiled.check(FORMS["2-D"](rows))
+    assert compiled.graphs <= graphs + 2
+
+
+def test_quick_schemes_are_among_them() -> None:
+    assert set(map(str, EVERY)) >= QUICK
+
+
+class Attending(nn.Module):
+    """Self-attention with one argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+def quantised(model: nn.Module) -> nn.Module:
+    return pyquant.quantize_(model.eval(), pyquant.W8A8Dynamic(), check_speed=False)
+
+
+# name -> (the module, what makes an input of a size)
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "embedding": (lambda: pyquant.QEmbedding.from_float(nn.Embedding(50, 32)), lambda m: torch.randint(0, 50, (m, 5))),
+    "convolution": (lambda: quantised(nn.Sequential(nn.Conv2d(4, 8, 3))), lambda m: torch.randn(m, 4, 9, 9)),
+    "convolution of sizes": (
+        lambda: quantised(nn.Sequential(nn.Conv2d(4, 8, 3))),
+        lambda m: torch.randn(2, 4, m + 4, 9),
+    ),
+    "attention": (lambda: quantised(nn.Sequential(Attending())), lambda m: torch.randn(2, m, 32)),
+    "encoder": (
+        lambda: pyquant.fuse_(quantised(nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)))),
+        lambda m: torch.randn(2, m, 32),
+    ),
+    "LSTM": (lambda: quantised(nn.Sequential(nn.LSTM(32, 16, batch_first=True))), lambda m: torch.randn(m, 5, 32)),
+    "GRU": (lambda: quantised(nn.Sequential(nn.GRU(32, 16, batch_first=True))), lambda m: torch.randn(m, 5, 32)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer(name: str) -> None:
+    make, form = LAYERS[name]
+    module = make()
+    if name in ("LSTM", "GRU"):
+        module = FirstResult(module)
+    compiled = Compiled(module)
+    for size in (3, 5, 8, 17, 2):
+        compiled.check(form(size))
+    assert compiled.graphs == 1
+    compiled.check(form(1))
+    assert compiled.graphs <= 2
+
+
+class FirstResult(nn.Module):
+    """The results of a recurrent layer without its state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]  # type: ignore[no-any-return]
+
+
+# ---- experts
+
+
+class Routed(nn.Module):
+    """A layer, experts, a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.experts, self.last = nn.Linear(32, 32), expert_banks.Bank(5, 32, 48), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.last(self.experts(self.first(x), ids, weights))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    expert_banks.register_banks()
+    torch.manual_seed(3)
+    model = quantised(Routed())
+    assert isinstance(model.experts, pyquant.QExperts)
+    return model
+
+
+def test_routings_of_experts_compile_nothing_again(routed: nn.Module) -> None:
+    """How many rows an expert has is known when it runs: the graph ends there, once, and begins again behind it."""
+    compiled, graphs = Compiled(routed, fullgraph=False), []
+    for seed in range(12):
+        compiled.check(torch.randn(3 + seed, 32), *expert_banks.routing(3 + seed, 5, 2, seed=seed))
+        graphs.append(compiled.graphs)
+    assert graphs[0] >= 2
+    assert len(set(graphs[2:])) == 1, graphs
+
+
+def test_exported_experts_take_every_token(routed: nn.Module) -> None:
+    x, (ids, weights) = torch.randn(6, 32), expert_banks.routing(6, 5, 2)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():
+        program = torch.export.export(routed, (x, ids, weights), dynamic_shapes=({0: rows},) * 3).module()
+        for tokens in (2, 6, 33):
+            x, (ids, weights) = torch.randn(tokens, 32), expert_banks.routing(tokens, 5, 2, seed=tokens)
+            assert torch.equal(program(x, ids, weights), routed(x, ids, weights))
