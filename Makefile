@@ -132,7 +132,7 @@ test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser $(SIMULATOR_READY)
 test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_CASES=24 $(PYTEST) -c ../pyproject.toml --rootdir .. gpu $(TESTFLAGS)
 
-CXX_FILES = $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tools/*.h' 'tools/*.cpp' 'tools/*.cu')
+CXX_FILES = $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'examples/*.cpp' 'tests/*.cpp' 'tools/*.h' 'tools/*.cpp' 'tools/*.cu')
 check: $(STAMPS)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
