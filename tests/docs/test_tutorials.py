@@ -37,12 +37,14 @@ PAGES = (
     "qat",
     "onnx",
     "transformers",
+    "peft",
 )
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
 PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "transformers": ("transformers", "compressed_tensors", "accelerate"),
+    "peft": ("peft", "transformers"),
 }
 
 

@@ -21,9 +21,11 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT /
 
 
 # Modules that are part of another package's machinery and import it: without it there is nothing to look at.
-BELONG_TO = dict.fromkeys(
-    (f"pyquant.integrations.transformers.{part}" for part in ("on_the_fly", "quantizer", "switch")), "transformers"
-)
+BELONG_TO = {
+    f"pyquant.integrations.{package}.{part}": package
+    for package, parts in {"transformers": ("on_the_fly", "quantizer", "switch"), "peft": ("layer", "switch")}.items()
+    for part in parts
+}
 
 
 def modules() -> list[str]:

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "integrations.super_gradients": {"*"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
     "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "ptq"},  # two inside enable()
+    "integrations.peft": {"errors", "core", "ops", "nn"},
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "report.records", "_native"},
     "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "report.records", "measure", "_native"},
