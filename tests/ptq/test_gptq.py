@@ -19,7 +19,8 @@ from pyquant import (
     W8A8Dynamic,
 )
 from pyquant.nn.weights import quantise_weight
-from pyquant.ptq.improve.gptq import gptq_, gptq_codes
+from pyquant.ptq.improve.gptq import gptq_
+from pyquant.ptq.improve.gptq_codes import column_codes
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
 
@@ -79,7 +80,7 @@ def test_codes_are_those_of_the_brute_force(n, k, group, symmetric, bits, act_or
     moments = x.t() @ x
     order = moments.double().diagonal().argsort(descending=True, stable=True).tolist() if act_order else list(range(k))
     want = brute_force(weight, moments, scale, zero, qmin, qmax, 0.01, order)
-    got = gptq_codes(weight, moments, scale, zero, qmin=qmin, qmax=qmax, act_order=act_order)
+    got = column_codes(weight, moments, scale, zero, qmin=qmin, qmax=qmax, act_order=act_order)
     assert got.dtype == torch.int8
     assert torch.equal(got, want)
 
@@ -88,8 +89,8 @@ def test_it_is_better_than_rounding_and_the_comparison_can_fail() -> None:
     weight, x = torch.randn(32, 48, generator=torch.Generator().manual_seed(1)), correlated(400, 48, 2)
     codes, scale, _ = quantise_weight(weight, W4A16(group_size=None).weights)
     moments = x.t() @ x
-    found = gptq_codes(weight, moments, scale, qmin=-7, qmax=7)
-    wrong = gptq_codes(weight, moments.flip(0, 1), scale, qmin=-7, qmax=7)  # the moments of other columns
+    found = column_codes(weight, moments, scale, qmin=-7, qmax=7)
+    wrong = column_codes(weight, moments.flip(0, 1), scale, qmin=-7, qmax=7)  # the moments of other columns
 
     def error(q: Tensor) -> float:
         return float(((q * scale[:, None] - weight) @ x.t()).square().sum())
@@ -102,13 +103,13 @@ def test_unseen_and_dependent_inputs() -> None:
     weight = torch.tensor([[0.4, 0.6, 0.4], [0.6, 1.4, -0.6]])
     ones = torch.ones(3, 3)
     ones[1] = ones[:, 1] = 0  # the second input is always zero; the others are always equal
-    codes = gptq_codes(weight, ones, torch.ones(2), qmin=-7, qmax=7, damp=1e-9)
+    codes = column_codes(weight, ones, torch.ones(2), qmin=-7, qmax=7, damp=1e-9)
     assert codes.tolist() == [[0, 1, 1], [1, 1, -1]]
-    assert gptq_codes(weight, torch.zeros(3, 3), torch.ones(2), qmin=-7, qmax=7).tolist() == [[0, 1, 0], [1, 1, -1]]
+    assert column_codes(weight, torch.zeros(3, 3), torch.ones(2), qmin=-7, qmax=7).tolist() == [[0, 1, 0], [1, 1, -1]]
     with pytest.raises(NonFiniteError, match="moments"):
-        gptq_codes(weight, ones * torch.nan, torch.ones(2), qmin=-7, qmax=7)
+        column_codes(weight, ones * torch.nan, torch.ones(2), qmin=-7, qmax=7)
     with pytest.raises(ArgumentError, match=r"\[3, 3\]"):
-        gptq_codes(weight, torch.ones(2, 2), torch.ones(2), qmin=-7, qmax=7)
+        column_codes(weight, torch.ones(2, 2), torch.ones(2), qmin=-7, qmax=7)
 
 
 def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -139,7 +140,7 @@ def test_convert_finds_the_codes_that_were_chosen(scheme, dtype) -> None:
         x = (x if layer.input_fake_quant is None else layer.input_fake_quant(x)).float()
         moments = sum(part.t() @ part for part in x.split(40))  # summed batch by batch, as gptq_ does
         _, scale, _ = quantise_weight(old.weight, scheme.weights)
-        want.append(gptq_codes(old.weight, moments, scale, qmin=qmin, qmax=qmax))
+        want.append(column_codes(old.weight, moments, scale, qmin=qmin, qmax=qmax))
     y = model(batches[0])
     convert_(model)
     same = [float((layer.codes == codes).float().mean()) for layer, codes in zip((model[0], model[2]), want)]

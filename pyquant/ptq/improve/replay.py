@@ -3,48 +3,60 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from pyquant.calibrate.run import evaluating, inputs_of, too_few
+from pyquant.calibrate.run import Inputs, evaluating, inputs_of, too_few
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.simulate.linear import FakeQuantLinear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 BatchToInputs = Callable[[Any], Any]
 # how far an output may move by rounding alone, of its norm
 _TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-class _Enough(Exception):
+class Enough(Exception):
     """Ends a forward pass whose remaining layers are not needed."""
 
 
 class Replay:
     """num_batches batches of `data`, kept, and the passes of improvers over them: in eval mode, without gradients.
 
+    Attributes: module, the model (or block); batches, what `run` takes.
     Raises ArgumentError; CalibrationError where data holds fewer than num_batches batches."""
+
+    batches: Sequence[Any]
 
     def __init__(
         self, model: nn.Module, data: Iterable[Any], num_batches: int, batch_to_inputs: BatchToInputs | None = None
     ) -> None:
-        self.model = arguments.module("model", model)
+        self.module = arguments.module("model", model)
         arguments.whole("num_batches", num_batches, 1)
         self.batches = list(islice(arguments.iterable("data", data), num_batches))
         if len(self.batches) < num_batches:
             raise too_few(num_batches, len(self.batches))
         self._to_inputs = inputs_of(model, batch_to_inputs)
 
+    @classmethod
+    def over(cls, block: nn.Module, inputs: Sequence[Inputs]) -> Self:
+        """The same of one module whose arguments and keyword arguments are known for every batch."""
+        replay = cls.__new__(cls)
+        replay.module, replay.batches, replay._to_inputs = block, inputs, _as_they_are
+        return replay
+
     def run(self, batch: Any) -> Any:
-        """The model's output for one batch, as in inference."""
+        """The module's output for one batch, as in inference."""
         args, kwargs = self._to_inputs(batch)
-        with torch.no_grad(), evaluating(self.model):
-            return self.model(*args, **kwargs)
+        with torch.no_grad(), evaluating(self.module):
+            return self.module(*args, **kwargs)
 
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
         """{layer: calls in the first batch}, in the order of the first calls; layers it never reaches are missing."""
@@ -65,23 +77,17 @@ class Replay:
             see(inputs[0].detach(), output.detach())
             left -= 1
             if left == 0:
-                raise _Enough
+                raise Enough
 
         with _hooked(layer, hook):
-            for batch in self.batches[first:last]:
+            for i in range(first, last):
                 left = calls
-                with suppress(_Enough):
-                    self.run(batch)
+                with suppress(Enough):
+                    self.run(self.batches[i])
 
 
-def simulated_layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
-    """Every FakeQuantLinear by its first name. Raises ArgumentError where there is none."""
-    arguments.module("model", model)
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
-    if not layers:
-        got = f"a {type(model).__name__} without fake quantisation of Linears"
-        raise ArgumentError("model", got, "a model after insert_fake_quantize_")
-    return layers
+def _as_they_are(inputs: Inputs) -> Inputs:
+    return inputs
 
 
 def tensors_of(output: Any) -> list[Tensor]:

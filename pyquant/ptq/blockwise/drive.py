@@ -1,0 +1,203 @@
+"""Runs an improver over a model block by block, each fed by the improved blocks before it; linear in their number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyquant.calibrate.run import Inputs
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError
+from pyquant.nn.swap import undone_on_error
+from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
+from pyquant.ptq.blockwise.find import AUTO, Blocks
+from pyquant.ptq.blockwise.kept import Kept
+from pyquant.ptq.blockwise.offload import each_on_device, on_device, to_device
+from pyquant.ptq.blockwise.plan import Chain, Plan, plan_of, record_first
+from pyquant.ptq.blockwise.saved import Saved
+from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
+from pyquant.ptq.improve.matrix import Layer
+from pyquant.ptq.improve.replay import Replay
+from pyquant.simulate.fake_quantize import floating_point
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is gone through: the arguments `blocks`, `device`, `cache`, `save_to` and `progress` of improvers.
+
+    Raises ArgumentError for values that are none."""
+
+    blocks: Blocks = AUTO
+    device: torch.device | str | None = None
+    cache: str | os.PathLike[str] | None = None
+    save_to: str | os.PathLike[str] | None = None
+    progress: Progress | None = None
+    place: torch.device | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        arguments.function("progress", self.progress, "(done, total, what)")
+        if self.device is not None:
+            try:
+                object.__setattr__(self, "place", torch.device(self.device))
+            except (RuntimeError, TypeError):
+                raise ArgumentError("device", arguments.shown(self.device), "a device, or None") from None
+
+    def refuse_without_blocks(self, why: str) -> None:
+        """Raise ArgumentError where something was asked for that only blocks can give."""
+        for name in ("device", "cache", "save_to"):
+            if getattr(self, name) is not None:
+                raise ArgumentError(name, arguments.shown(getattr(self, name)), f"None: {why}")
+
+
+def improved(replay: Replay, layers: dict[str, Layer], improver: Improver, way: Way) -> dict[str, Any]:
+    """Run the improver over every layer; -> {layer: what became of it}, in the order of their calls.
+
+    replay   the model and its batches.     layers   those of the model that may change, by name.
+    On an exception everything is as before; with save_to, finished blocks are as they were found and saved.
+    Raises ArgumentError for blocks that cannot be called one after the other where they were named, and for arguments
+    that need blocks where there are none.
+    """
+    model = replay.module
+    with Kept(way.cache) as kept:
+        plan = plan_of(replay, layers, way.blocks, kept, way.place)
+        if not plan.chains:
+            way.refuse_without_blocks(plan.why_whole)
+        saved = None if way.save_to is None else Saved(way.save_to, model, kept, plan, improver.settings)
+        drive = _Drive(replay, layers, improver, way, plan, kept, saved)
+        with ExitStack() as last:
+            if saved is not None:
+                last.enter_context(saved)
+            with undone_on_error() as undo, closing(drive.run()) as stages:
+                for done, stage in enumerate(stages, 1):
+                    if saved is None:
+                        undo.extend(state.put_back for state in stage.before)
+                    if way.progress is not None:
+                        way.progress(done, drive.total, stage.name)
+        return drive.results
+
+
+class _Drive:
+    def __init__(
+        self,
+        replay: Replay,
+        layers: dict[str, Layer],
+        improver: Improver,
+        way: Way,
+        plan: Plan,
+        kept: Kept,
+        saved: Saved | None,
+    ) -> None:
+        self.replay, self.layers, self.improver, self.way = replay, layers, improver, way
+        self.plan, self.kept, self.saved = plan, kept, saved
+        self.blocks = [block for chain in plan.chains for block in chain.blocks]
+        self.results: dict[str, Any] = {}
+        self.total = sum(len(step.blocks) if isinstance(step, Chain) else 1 for step in plan.steps)
+
+    def run(self) -> Generator[Stage, None, None]:
+        """Everything; yields every finished stage."""
+        groups = [step for step in self.plan.steps if not isinstance(step, Chain)]
+        seen: list[Any] = []
+        stages = [self._whole(f"layers {i}", calls) for i, calls in enumerate(groups)]
+        for stage in stages:  # of the float model, while there is one
+            with floating_point(self.replay.module), self._passes():
+                skips = self.saved is not None and stage.name in self.saved
+                seen.append(None if skips else self.improver.look(stage))
+        for step in self.plan.steps:
+            if isinstance(step, Chain):
+                yield from self._chain(step)
+            else:
+                stage, looked = stages.pop(0), seen.pop(0)
+                with self._passes():
+                    yield self._improve(stage, partial(_first, looked))
+
+    def _passes(self) -> Any:
+        return each_on_device(self.blocks, self.way.place)
+
+    def _whole(self, name: str, calls: Mapping[str, int]) -> Stage:
+        layers = {layer: self.layers[layer] for layer in calls}
+        before = tuple(LayerState.of(layer) for layer in layers.values())
+        is_whole = len(self.plan.steps) == 1
+        return Stage(name, self.replay.module, layers, calls, self.replay, self.replay, before, is_whole)
+
+    def _improve(self, stage: Stage, look: Callable[[Stage], Any]) -> Stage:
+        with undone_on_error([state.put_back for state in stage.before]):
+            if self.saved is not None and stage.name in self.saved:
+                values = self.saved.restore(stage)
+                self.results |= {name: self.improver.unpacked(value) for name, value in values.items()}
+            else:
+                found = self.improver.improve(stage, look(stage))
+                self.results |= found
+                if self.saved is not None:
+                    values = {name: self.improver.packed(result) for name, result in found.items()}
+                    self.saved.add(stage, values)
+        return stage
+
+    def _chain(self, chain: Chain) -> Iterator[Stage]:
+        with self._passes():
+            record_first(self.replay, chain, self.kept)
+        for i, block in enumerate(chain.blocks):
+            layers = {name: self.layers[name] for name in chain.layers[i]}
+            before = tuple(LayerState.of(layer) for layer in layers.values())
+            floats, rounded = (Replay.over(block, _Inputs(self, chain, i, which)) for which in ("float", "rounded"))
+            with on_device(block, self.way.place):
+                stage = Stage(chain.names[i], block, layers, chain.layers[i], rounded, floats, before, is_block=True)
+                with floating_point(block):
+                    self._give_out(chain, i, floats, "float")
+                yield self._improve(stage, self._looked)
+                self._give_out(chain, i, rounded, "rounded")
+            for ref, last in chain.last_uses.items():
+                if last <= i:
+                    self._forget(ref)
+
+    def _looked(self, stage: Stage) -> Any:
+        with floating_point(stage.module):
+            return self.improver.look(stage)
+
+    def _give_out(self, chain: Chain, i: int, replay: Replay, which: str) -> None:
+        """Keep what the block gives to those that follow."""
+        if not any(ref[0] == "from" and ref[2] == i for ref in chain.last_uses):
+            return
+        for b, batch in enumerate(replay.batches):
+            for ref, tensor in outputs_of(chain.at, i, replay.run(batch)).items():
+                if chain.last_uses.get(ref, -1) > i:
+                    self.kept.put((which, b, ref), tensor.to(chain.home))
+
+    def _forget(self, ref: Ref) -> None:
+        for b in range(len(self.replay.batches)):
+            for which in ("float", "rounded", "both"):
+                self.kept.drop((which, b, ref))
+
+
+def _first(known: Any, _: Stage) -> Any:
+    return known
+
+
+class _Inputs(Sequence[Inputs]):
+    """What goes into one block, batch by batch; made when it is asked for, on the block's device."""
+
+    def __init__(self, drive: _Drive, chain: Chain, block: int, which: str) -> None:
+        self._drive, self._which = drive, which
+        self._calls: list[Call] = [calls[block] for calls in chain.batches]
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i %= len(self)
+        return to_device(self._calls[i].inputs(lambda ref: self._tensor(i, ref)), self._drive.way.place)
+
+    def _tensor(self, batch: int, ref: Ref) -> Tensor:
+        kept = self._drive.kept
+        key = (self._which, batch, ref)
+        return kept.get(key if key in kept else ("both", batch, ref))

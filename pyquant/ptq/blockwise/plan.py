@@ -1,0 +1,209 @@
+"""The order of work on a model: chains of blocks and the layers around them, found in one pass of the float model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from pyquant.errors import ArgumentError
+from pyquant.ptq.blockwise.calls import Call, NotAChain, Recorder, Recording, Ref, compare, last_uses
+from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
+from pyquant.ptq.blockwise.kept import Kept
+from pyquant.ptq.blockwise.offload import each_on_device, home_of
+from pyquant.ptq.improve.matrix import Layer
+from pyquant.ptq.improve.replay import Enough, Replay
+from pyquant.simulate.fake_quantize import floating_point
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A list of blocks that can be called one after the other.
+
+    at         its number.
+    layers     of each block: {name: calls in a pass}, in the order of the calls.
+    batches    how each batch's pass calls each block.     last_uses   {tensor of those: the last block it goes into}.
+    home       where the blocks' inputs are kept.
+    """
+
+    at: int
+    names: Sequence[str]
+    blocks: Sequence[nn.Module]
+    layers: Sequence[Mapping[str, int]]
+    batches: Sequence[Sequence[Call]]
+    last_uses: Mapping[Ref, int]
+    home: torch.device
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chains and layers outside of them ({name: calls in a pass}), in the order of their first calls.
+
+    why_whole   why there is no chain."""
+
+    steps: Sequence[Chain | Mapping[str, int]]
+    why_whole: str = ""
+
+    @property
+    def chains(self) -> list[Chain]:
+        """Those of its steps that are blocks."""
+        return [step for step in self.steps if isinstance(step, Chain)]
+
+
+class _List:
+    """A list of blocks that may prove to be a chain; at: its number."""
+
+    def __init__(self, at: int, names: Sequence[str], model: nn.Module, layers: Mapping[str, Layer]) -> None:
+        self.at, self.names, self.blocks = at, names, [model.get_submodule(name) for name in names]
+        self.owners: dict[str, int] = {}  # {layer: its block}
+        for i, block in enumerate(self.blocks):
+            held = {id(module) for module in block.modules()}
+            for name in (name for name, layer in layers.items() if id(layer) in held):
+                if self.owners.setdefault(name, i) != i:
+                    raise NotAChain(at, f"{name} stands in blocks {self.owners[name]} and {i}")
+        self.batches: list[list[Call]] = []
+
+    def chain(self, calls: Counter[str], home: torch.device) -> Chain:
+        """It is one. calls: of all layers, in their order."""
+        held: list[dict[str, int]] = [{} for _ in self.blocks]
+        for name in calls:
+            if name in self.owners:
+                held[self.owners[name]][name] = calls[name]
+        return Chain(self.at, self.names, self.blocks, held, self.batches, last_uses(self.batches), home)
+
+
+def plan_of(
+    replay: Replay, layers: Mapping[str, Layer], blocks: Blocks, kept: Kept, device: torch.device | None
+) -> Plan:
+    """The plan of a model; what the float model gives to the first block of each chain is in `kept` afterwards.
+
+    Lists of blocks that are no chains are refused where they were named, and left out where they were found ('auto').
+    """
+    names = block_lists(replay.module, blocks, lambda module: isinstance(module, Layer))
+    why = "blocks=None" if blocks is None else "no list of blocks is found in this model; blocks=... names them"
+    while names:
+        try:
+            return _planned(replay, layers, names, kept, device)
+        except NotAChain as error:
+            first, *_, last = names[error.chain] * 2
+            why = f"the blocks {first} to {last} are no chain: {error}"
+            if blocks != AUTO:
+                raise ArgumentError("blocks", why, "blocks of which each is given what those before it give") from None
+            del names[error.chain]
+            kept.clear()
+    with floating_point(replay.module):
+        calls = replay.calls(layers)
+    return Plan([calls] if calls else [], why)
+
+
+def record_first(replay: Replay, chain: Chain, kept: Kept) -> None:
+    """Keep what the model as it is now gives to the first block of a chain, for every batch."""
+    for b, batch in enumerate(replay.batches):
+        recorder = Recorder(chain.blocks[:1], chain.at)
+        with recorder.watching(), _ends(chain.blocks[0], before=True), suppress(Enough):
+            replay.run(batch)
+        for ref, tensor in recorder.recording.first.items():
+            if ref not in chain.last_uses:
+                continue
+            floats = kept.get(("float", b, ref))
+            if floats.dtype == tensor.dtype and torch.equal(floats.to(tensor.device), tensor):
+                kept.put(("both", b, ref), floats)
+                kept.drop(("float", b, ref))
+            else:
+                kept.put(("rounded", b, ref), tensor)
+
+
+def _planned(
+    replay: Replay, layers: Mapping[str, Layer], names: Sequence[Sequence[str]], kept: Kept, device: torch.device | None
+) -> Plan:
+    lists = [_List(at, given, replay.module, layers) for at, given in enumerate(names)]
+    blocks = [block for list_ in lists for block in list_.blocks]
+    home = home_of(replay.module)
+    events: list[str | int] = []  # layers as they are called, and numbers of lists as their first blocks are
+    with each_on_device(blocks, device):
+        with floating_point(replay.module):
+            seen = _record(replay, lists, 0, layers, events)
+        order = [at for at in dict.fromkeys(events) if isinstance(at, int)]
+        for list_, recording, again in zip(lists, seen, _record(replay, lists, 0), strict=True):
+            if len(recording.calls) < len(list_.blocks):
+                raise NotAChain(list_.at, f"block {len(recording.calls)} is never called")
+            compare(list_.at, recording, again)
+        with floating_point(replay.module):
+            for b in range(len(replay.batches)):
+                if b > 0:
+                    with _ends(lists[order[-1]].blocks[-1], before=False):
+                        seen = _record(replay, lists, b)
+                for list_, recording in zip(lists, seen, strict=True):
+                    if len(recording.calls) < len(list_.blocks):
+                        raise NotAChain(list_.at, f"block {len(recording.calls)} is not called for batch {b}")
+                    list_.batches.append(recording.calls)
+                    for ref, tensor in recording.first.items():
+                        kept.put(("float", b, ref), tensor)
+                    for ref, tensor in recording.const.items():
+                        kept.put(("both", b, ref), tensor)
+                seen = []
+    return _in_order(lists, events, home)
+
+
+def _in_order(lists: Sequence[_List], events: Sequence[str | int], home: torch.device) -> Plan:
+    inside = {name for list_ in lists for name in list_.owners}
+    calls = Counter(event for event in events if isinstance(event, str))
+    steps: list[Chain | dict[str, int]] = []
+    for event in dict.fromkeys(events):
+        if isinstance(event, int):
+            steps.append(lists[event].chain(calls, home))
+        elif event not in inside:
+            if not steps or isinstance(steps[-1], Chain):
+                steps.append({})
+            steps[-1][event] = calls[event]  # type: ignore[index]
+    return Plan(steps)
+
+
+def _record(
+    replay: Replay,
+    lists: Sequence[_List],
+    batch: int,
+    layers: Mapping[str, Layer] | None = None,
+    events: list[str | int] | None = None,
+) -> list[Recording]:
+    """One pass of the model. layers, events: calls of these, and of lists, are written down in the order in which they
+    begin."""
+    recorders = [Recorder(list_.blocks, list_.at) for list_ in lists]
+
+    def called(name: str, *_: object) -> None:
+        for list_, recorder in zip(lists, recorders, strict=True):
+            if name in list_.owners and recorder.entered != list_.owners[name]:
+                raise NotAChain(list_.at, f"{name} is called from outside of its block")
+        if events is not None:
+            events.append(name)
+
+    with ExitStack() as hooks, suppress(Enough):
+        for recorder in recorders:
+            hooks.enter_context(recorder.watching())
+        for name, layer in (layers or {}).items():
+            hooks.callback(layer.register_forward_pre_hook(partial(called, name)).remove)
+        if events is not None:
+            for list_ in lists:
+                first = list_.blocks[0].register_forward_pre_hook(lambda *_, at=list_.at: events.append(at))
+                hooks.callback(first.remove)
+        replay.run(replay.batches[batch])
+    return [recorder.recording for recorder in recorders]
+
+
+@contextmanager
+def _ends(block: nn.Module, *, before: bool) -> Iterator[None]:
+    """A pass ends before or after a block, by Enough."""
+
+    def stop(*_: object) -> None:
+        raise Enough
+
+    handle = block.register_forward_pre_hook(stop) if before else block.register_forward_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,112 @@
+"""Finished blocks in a folder: a run that was killed goes on after the last one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from pyquant.calibrate.progress import fingerprint
+from pyquant.core.paths import file_path
+from pyquant.errors import CheckpointError
+from pyquant.io.atomic import write_file
+from pyquant.io.journal import Journal
+from pyquant.io.shards import digest
+from pyquant.ptq.blockwise.kept import Kept
+from pyquant.ptq.blockwise.plan import Plan
+from pyquant.ptq.blockwise.stage import LayerState, Stage
+from pyquant.simulate.fake_quantize import FakeQuantize
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+JOURNAL: Final = "blocks.journal"
+KIND: Final = "blocks"
+
+
+class Saved:
+    """A journal, and a safetensors file for each stage with what its layers became.
+
+    folder    made where it is missing.     settings   what the results depend on besides the model and its data.
+    Raises CheckpointError for a folder of another model, data or settings, and for damage.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], model: nn.Module, kept: Kept, plan: Plan, settings: str) -> None:
+        self._folder = file_path("save_to", folder)
+        hasher = hashlib.sha256()
+        count = 0
+        for chain in plan.chains:
+            count = len(chain.batches)
+            refs = sorted(ref for ref in chain.last_uses if ref[0] in ("first", "const"))
+            for b in range(count):
+                for key in ((which, b, ref) for ref in refs for which in ("float", "both")):
+                    if key in kept:
+                        hasher.update(f"{key} {digest(kept.get(key).cpu().contiguous())}\n".encode())
+        names = " ".join(name for chain in plan.chains for name in chain.names)
+        facts = {
+            "model": fingerprint(model, {}, count),
+            "data": hasher.hexdigest(),
+            "blocks": hashlib.sha256(names.encode()).hexdigest(),
+            "settings": settings,
+        }
+        self._journal = Journal(self._folder / JOURNAL, KIND, facts)
+
+    def __contains__(self, stage: str) -> bool:
+        return stage in self._journal.entries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()
+
+    def add(self, stage: Stage, results: Mapping[str, Any]) -> None:
+        """Keeps what the layers of a finished stage are now, and what became of each, as JSON can hold it."""
+        tensors: dict[str, Tensor] = {}
+        names = {id(layer): name for name, layer in stage.layers.items()}
+        for state in stage.before:
+            now = LayerState.of(state.layer)
+            for what in ("weight", "bias"):
+                if getattr(now, what) is not getattr(state, what):
+                    tensors[f"{names[id(state.layer)]}.{what}"] = getattr(now, what)
+            if now.fake is not state.fake:
+                scale, zero_point = now.fake.qparams()
+                tensors[f"{names[id(state.layer)]}.scale"] = scale
+                if zero_point is not None:
+                    tensors[f"{names[id(state.layer)]}.zero_point"] = zero_point
+        data = safetensors.torch.save({k: t.detach().cpu().clone().contiguous() for k, t in tensors.items()})
+        sha256 = hashlib.sha256(data).hexdigest()
+        write_file(self._folder / _file(sha256), data)
+        self._journal.add(stage.name, {"sha256": sha256, "layers": dict(results)})
+
+    def restore(self, stage: Stage) -> dict[str, Any]:
+        """Gives the layers of a finished stage what was found; -> what became of each."""
+        entry = self._journal.entries[stage.name]
+        path = self._folder / _file(entry["sha256"])
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+                raise CheckpointError(f"{path}: damaged; allowed: the file as it was written")
+            tensors = safetensors.torch.load(data)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: of the finished block {stage.name}: {error}") from error
+        for name, layer in stage.layers.items():
+            device = layer.weight.device
+            for what in ("weight", "bias"):
+                if (tensor := tensors.get(f"{name}.{what}")) is not None:
+                    setattr(layer, what, nn.Parameter(tensor.to(device), requires_grad=layer.weight.requires_grad))
+            if (scale := tensors.get(f"{name}.scale")) is not None:
+                fake = FakeQuantize(layer.scheme.weights, tuple(scale.shape), follows=False, device=device)
+                fake.set_qparams(scale.to(device), tensors.get(f"{name}.zero_point"))
+                layer.weight_fake_quant = fake.train(layer.training)
+        results: dict[str, Any] = entry["layers"]
+        return results
+
+
+def _file(sha256: str) -> str:
+    return f"block-{sha256[:16]}.safetensors"

@@ -1,0 +1,178 @@
+"""The columns of a weight matrix, rounded one after the other so that each makes up for the errors of those before."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pyquant.calibrate import weight_qparams
+from pyquant.core import arguments
+from pyquant.core.dtypes import describe
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.numerics.qparams import scale_recip
+from pyquant.numerics.quantize import code_from_real
+
+_BLOCK: Final = 128  # columns whose updates are gathered before the rest of the matrix sees them (the paper's B)
+
+
+@torch.no_grad()
+def gptq_codes(
+    weight: Tensor,
+    scheme: TensorScheme | QScheme,
+    inputs: Tensor | None = None,
+    *,
+    hessian: Tensor | None = None,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    damp: float = 0.01,
+    act_order: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes of one weight matrix by GPTQ, for what a layer's inputs look like.
+
+    weight      float32, float16 or bfloat16 [N, K], finite.
+    scheme      of the weights: a TensorScheme, or the QScheme that has it.
+    inputs      float [..., K]: examples of what the layer multiplies with the weights, rounded where it will be.
+    hessian     float [K, K] in the place of inputs: the sum of x x^T over such rows x, any positive factor.
+    scale, zero_point   float32 > 0 and int32, [1], [N] or [N, K / group_size], in the place of those that the scheme's
+                calibrator finds. zero_point: of affine schemes.
+    damp        added to the Hessian's diagonal, as a share of its mean, above 0.
+    act_order   columns with the largest diagonal first. Groups stay where they are: no order is needed at run time.
+    ->          int8 [N, K]; scale float32 and zero point int32 (None: symmetric) of the scheme's shape, as
+                QLinear.from_codes takes them.
+    Computed in float64 on the weight's device. Raises ArgumentError for shapes and types, SchemeError for a group size
+    that does not divide K, NonFiniteError.
+    Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+    arXiv 2210.17323, algorithm 1.
+
+    Example:
+        >>> from pyquant import W4A16, gptq_codes
+        >>> weight, inputs = torch.randn(8, 16), torch.randn(100, 16)
+        >>> codes, scale, zero_point = gptq_codes(weight, W4A16(group_size=None), inputs)
+        >>> codes.shape, scale.shape, zero_point
+        (torch.Size([8, 16]), torch.Size([8]), None)
+    """
+    if isinstance(scheme, QScheme):
+        scheme = scheme.weights
+    if not isinstance(scheme, TensorScheme):
+        raise ArgumentError("scheme", arguments.shown(scheme), "a TensorScheme or a QScheme")
+    if scheme.bits > 8:
+        raise ArgumentError("scheme", f"{scheme.bits} bits", "codes of at most 8 bits")
+    if (inputs is None) == (hessian is None):
+        raise ArgumentError("inputs", "both or neither of inputs and hessian", "one of the two")
+    arguments.number("damp", damp, 0, above=True)
+    arguments.flag("act_order", act_order)
+    if scale is None:
+        if zero_point is not None:
+            raise ArgumentError("zero_point", describe(zero_point), "None without scale")
+        scale, zero_point = weight_qparams(weight, scheme)  # names a wrong weight
+    else:
+        _check_scale(weight, scheme, scale, zero_point)
+    k = weight.shape[1]
+    moments = hessian
+    if inputs is not None:
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.shape[-1:] != (k,):
+            raise ArgumentError(
+                "inputs", describe(inputs), f"a float tensor [..., {k}]: weight is {list(weight.shape)}"
+            )
+        rows = inputs.detach().reshape(-1, k).to(weight.device, torch.float32)
+        moments = rows.t() @ rows
+    if not isinstance(moments, Tensor) or not moments.is_floating_point() or moments.shape != (k, k):
+        raise ArgumentError("hessian", describe(moments), f"a float tensor [{k}, {k}]: weight is {list(weight.shape)}")
+    zero = None if scheme.symmetric else zero_point
+    steps, zeros = scale, zero
+    if scale.dim() < 2 and scale.numel() == 1:
+        steps = scale.reshape(1).expand(weight.shape[0])
+        zeros = None if zero is None else zero.reshape(1).expand(weight.shape[0])
+    qmin, qmax = scheme.code_range
+    moments = moments.detach().to(weight.device)
+    codes = column_codes(weight, moments, steps, zeros, qmin=qmin, qmax=qmax, damp=damp, act_order=act_order)
+    return codes, scale, zero
+
+
+def _check_scale(weight: Tensor, scheme: TensorScheme, scale: Tensor, zero_point: Tensor | None) -> None:
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != 2:
+        raise ArgumentError("weight", describe(weight), "a float tensor [N, K]")
+    shape = scheme.scale_shape(weight.shape)
+    allowed = f"float32 {list(shape)}, finite and above 0"
+    if not isinstance(scale, Tensor) or scale.dtype != torch.float32 or scale.numel() != torch.Size(shape).numel():
+        raise ArgumentError("scale", describe(scale), allowed)
+    if not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ArgumentError("scale", "numbers that are not finite or not above 0", allowed)
+    if scheme.symmetric and zero_point is not None:
+        raise ArgumentError("zero_point", describe(zero_point), "None: the scheme is symmetric")
+    is_whole = isinstance(zero_point, Tensor) and zero_point.dtype == torch.int32 and zero_point.shape == scale.shape
+    if not scheme.symmetric and not is_whole:
+        raise ArgumentError("zero_point", describe(zero_point), f"int32 {list(scale.shape)}, like scale")
+
+
+@torch.no_grad()
+def column_codes(
+    weight: Tensor,
+    moments: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    *,
+    qmin: int,
+    qmax: int,
+    damp: float = 0.01,
+    act_order: bool = False,
+) -> Tensor:
+    """Codes of one weight matrix: column by column, each column's error made up for by those that follow.
+
+    weight      float [N, K].     moments   float [K, K]: X^T X of the layer's inputs X [M, K], any factor.
+    scale       float32 [N] or [N, K / group_size], > 0.     zero_point   int32, shape of scale, or None for 0.
+    ->          int8 [N, K] in [qmin, qmax]. Inputs that are always zero leave their column to plain rounding.
+    Computed in float64. Raises ArgumentError for shapes that do not fit, NonFiniteError for moments with NaN.
+    Source: Frantar et al., arXiv 2210.17323, algorithm 1.
+
+    Example:
+        >>> column_codes(torch.tensor([[0.6, 0.6]]), torch.ones(2, 2), torch.ones(1), qmin=-7, qmax=7).tolist()
+        [[1, 0]]
+    """
+    n, k = weight.shape
+    groups = 1 if scale.dim() == 1 else scale.shape[1]
+    if moments.shape != (k, k) or scale.shape[0] != n or k % groups != 0:
+        got = f"moments {list(moments.shape)}, scale {list(scale.shape)}"
+        raise ArgumentError("moments", got, f"[{k}, {k}], and [{n}] or [{n}, groups]: weight is [{n}, {k}]")
+    if not bool(moments.isfinite().all()):
+        raise NonFiniteError("moments", "NaN or infinity", "finite numbers")
+    hessian = moments.double()
+    order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(k)
+    order = order.to(weight.device)
+    upper = _inverse_factor(hessian[order][:, order], damp)
+    left = weight.double()[:, order].clone()
+    codes = torch.empty(n, k, dtype=torch.int8, device=weight.device)
+    recip = scale_recip(scale)
+    group_of = (order // (k // groups)).tolist()
+    for start in range(0, k, _BLOCK):
+        stop = min(start + _BLOCK, k)
+        errors = torch.empty(n, stop - start, dtype=torch.float64, device=weight.device)
+        for j in range(start, stop):
+            at = (slice(None),) if scale.dim() == 1 else (slice(None), group_of[j])
+            zero = None if zero_point is None else zero_point[at]
+            code = code_from_real(left[:, j].float(), recip[at], zero, qmin, qmax)
+            steps = code.to(torch.int32) if zero is None else code.to(torch.int32) - zero
+            error = (left[:, j] - steps.double() * scale[at].double()) / upper[j, j]
+            left[:, j + 1 : stop] -= error[:, None] * upper[j, j + 1 : stop]
+            codes[:, j], errors[:, j - start] = code, error
+        left[:, stop:] -= errors @ upper[start:stop, stop:]
+    return codes[:, order.argsort()].contiguous()
+
+
+def _inverse_factor(hessian: Tensor, damp: float) -> Tensor:
+    """Upper U with U^T U = (H + damping)^-1; its row j holds what column j's error costs the columns after it."""
+    diagonal = hessian.diagonal()
+    unseen = diagonal <= 0
+    hessian = hessian + torch.diag(unseen.double())  # an input that is always zero: nothing to make up for
+    mean = float(diagonal.mean())
+    for factor in (1, 10, 100, 1000):  # inputs that depend on each other need more damping than asked for
+        damped = hessian + torch.eye(len(hessian), dtype=torch.float64, device=hessian.device) * (damp * factor * mean)
+        lower, info = torch.linalg.cholesky_ex(damped)
+        if int(info) == 0:
+            upper, info = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if int(info) == 0:
+                return upper
+    raise ArgumentError("damp", damp, "a larger share: the second moments are singular")

@@ -1,0 +1,59 @@
+"""The layers that improvers change, as matrices: Linears, and convolutions as products of patches."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pyquant.core import arguments
+from pyquant.errors import ArgumentError
+from pyquant.simulate.conv import FakeQuantConv2d
+from pyquant.simulate.linear import FakeQuantLinear
+
+Layer = FakeQuantLinear | FakeQuantConv2d
+
+
+def simulated_layers(model: nn.Module) -> dict[str, Layer]:
+    """Every simulating layer with weights by its first name. Raises ArgumentError where there is none."""
+    arguments.module("model", model)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, Layer)}
+    if not layers:
+        got = f"a {type(model).__name__} without fake quantisation of Linears or convolutions"
+        raise ArgumentError("model", got, "a model after insert_fake_quantize_")
+    return layers
+
+
+def matrix_of(layer: Layer) -> Tensor:
+    """The weights as [N, K]."""
+    weight = layer.weight.detach()
+    return layer.patches.matrix(weight) if isinstance(layer, FakeQuantConv2d) else weight
+
+
+def weight_from(layer: Layer, matrix: Tensor) -> Tensor:
+    """A matrix [N, K] in the shape of the layer's weights."""
+    return layer.patches.image(matrix, layer.in_channels) if isinstance(layer, FakeQuantConv2d) else matrix
+
+
+def rows_of(layer: Layer, x: Tensor) -> Tensor:
+    """What the matrix multiplies for an input: [rows, K]."""
+    if not isinstance(layer, FakeQuantConv2d):
+        return x.reshape(-1, layer.in_features)
+    images = x if x.dim() == 4 else x.unsqueeze(0)
+    return layer.patches.gather(images.permute(0, 2, 3, 1))
+
+
+def rounded_input(layer: Layer, x: Tensor) -> Tensor:
+    """An input as the layer rounds it."""
+    fake = layer.input_fake_quant
+    if fake is None:
+        return x
+    if isinstance(layer, FakeQuantConv2d) and fake.scheme.dynamic:
+        images = x.shape[0] if x.dim() == 4 else 1
+        return fake(x.reshape(images, -1)).reshape(x.shape)
+    return fake(x)
+
+
+def outputs_by_channel(layer: Layer, y: Tensor) -> Tensor:
+    """The layer's result as [rows, N]."""
+    if not isinstance(layer, FakeQuantConv2d):
+        return y.reshape(-1, layer.out_features)
+    return y.movedim(-3, -1).reshape(-1, layer.out_channels)
