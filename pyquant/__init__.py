@@ -78,6 +78,7 @@ from pyquant.ptq import (
 from pyquant.ptq.auto import AutoReport, auto_
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
+from pyquant.ptq.improve.gptq_codes import gptq_codes
 from pyquant.ptq.improve.rotate import rotate_
 from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec
 from pyquant.ptq.improve.smooth import smooth_
@@ -182,6 +183,7 @@ __all__ = [
     "fold_batch_norm_",
     "fuse_",
     "gptq_",
+    "gptq_codes",
     "insert_fake_quantize_",
     "link_",
     "load_latency",

@@ -187,6 +187,9 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "fold_batch_norm_": lambda _: {"model": nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).eval()},
     "fuse_": lambda _: {"model": quantised()},
     "gptq_": lambda _: _public("gptq_", **mixed() | {"model": ready()}),
+    "gptq_codes": lambda _: _public(
+        "gptq_codes", weight=torch.randn(4, 8), scheme=pyquant.W4A16(None), inputs=torch.randn(20, 8)
+    ),
     "insert_fake_quantize_": lambda _: _public("insert_fake_quantize_", model=net(), config=SCHEME),
     **dict.fromkeys(
         ("merge_", "merge_report"), lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)}

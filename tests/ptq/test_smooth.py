@@ -207,3 +207,34 @@ def test_wrong_arguments_are_named(arguments, message) -> None:
         smooth_(model, [torch.randn(3, 8)], **({"num_batches": 1} | arguments))
     with pytest.raises(ArgumentError, match="smooth before quantising"):
         smooth_(insert_fake_quantize_(model, W8A8Dynamic()), [torch.randn(3, 8)], 1)
+
+
+def test_each_block_is_moved_to_the_device_and_back(monkeypatch) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.fc(self.norm(x))
+
+    register_smoothing(Block, "norm", ["fc"])
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    want, x = copy.deepcopy(model), torch.randn(7, 6) * torch.linspace(1, 30, 6)
+    moves: list[tuple[str, str]] = []
+    names = {id(m): name for name, m in model.named_modules()}
+    ordinary = nn.Module.to
+
+    def to(self: nn.Module, device: torch.device) -> nn.Module:
+        moves.append((names[id(self)], device.type))
+        return ordinary(self, "cpu")
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    monkeypatch.setattr("pyquant.ptq.blockwise.offload.to_device", lambda tree, device: tree)
+    assert smooth_(model, [x, 2 * x], 2, device="cuda") == smooth_(want, [x, 2 * x], 2)
+    one_pass = [(name, place) for name in "012" for place in ("cuda", "cpu")]
+    assert moves == one_pass * 4  # before, two batches, after
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), want.parameters()))
+    with pytest.raises(ArgumentError, match=r"'device'.*no blocks"):
+        smooth_(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)), [x], 1, device="cuda")

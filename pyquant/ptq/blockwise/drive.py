@@ -18,6 +18,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
 from pyquant.ptq.blockwise.find import AUTO, Blocks
+from pyquant.ptq.blockwise.generation import without_cache
 from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.offload import each_on_device, on_device, to_device
 from pyquant.ptq.blockwise.plan import Chain, Plan, plan_of, record_first
@@ -67,7 +68,7 @@ def improved(replay: Replay, layers: dict[str, Layer], improver: Improver, way: 
     that need blocks where there are none.
     """
     model = replay.module
-    with Kept(way.cache) as kept:
+    with without_cache(model), Kept(way.cache) as kept:
         plan = plan_of(replay, layers, way.blocks, kept, way.place)
         if not plan.chains:
             way.refuse_without_blocks(plan.why_whole)

@@ -16,6 +16,9 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, undone_on_error
+from pyquant.ptq.blockwise.drive import Way
+from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
+from pyquant.ptq.blockwise.offload import each_on_device
 from pyquant.ptq.improve import smooth_rules as rules
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
 from pyquant.simulate.kinds import is_simulated
@@ -48,6 +51,8 @@ def smooth_(
     pairs: Iterable[tuple[str, Iterable[str]]] | None = None,
     *,
     batch_to_inputs: BatchToInputs | None = None,
+    blocks: Blocks = AUTO,
+    device: torch.device | str | None = None,
 ) -> dict[str, float]:
     """Move the spread between activation channels into the weights, in place, before quantisation.
 
@@ -59,6 +64,8 @@ def smooth_(
     pairs     [(producer, [consumers]), ...] by full name; None: all that the rules know: neighbours in nn.Sequential,
               nn.TransformerEncoderLayer, decoder and encoder layers of transformers, and what register_smoothing named.
     batch_to_inputs   as in pyquant.calibrate.run_calibration.
+    blocks, device   with a device, each block of the model (docs/reconstruction.md) is moved there while it runs, and
+              back. The number of passes does not depend on the depth in any case.
     ->        {producer: largest s / smallest s of its channels}. The parameters are changed in place.
     The function of the model is the same but for rounding. This is checked on the first batch: where the output moves,
     a pair was wrong (the producer also feeds something else), everything is undone and ArgumentError raised.
@@ -72,7 +79,8 @@ def smooth_(
         >>> list(smooth_(model, [torch.randn(16, 8)], num_batches=1))
         ['0']
     """
-    return smooth_reversibly(model, data, num_batches, alpha, pairs, [], batch_to_inputs)
+    way = Way(blocks, device)
+    return smooth_reversibly(model, data, num_batches, alpha, pairs, [], batch_to_inputs, way)
 
 
 @torch.no_grad()
@@ -84,6 +92,7 @@ def smooth_reversibly(
     pairs: Iterable[tuple[str, Iterable[str]]] | None,
     undo: list[Undo],
     batch_to_inputs: BatchToInputs | None = None,
+    way: Way | None = None,
 ) -> dict[str, float]:
     """smooth_ for a caller that may still fail. undo  receives the steps that take it back."""
     arguments.number("alpha", alpha, 0, 1)
@@ -91,8 +100,14 @@ def smooth_reversibly(
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
     groups = _find_pairs(model, pairs)
-    reference = replay.run(replay.batches[0])
+    place = None if way is None else way.place
+    lists = [] if way is None or place is None else block_lists(model, way.blocks, lambda m: isinstance(m, nn.Linear))
+    if place is not None and not lists:
+        raise ArgumentError("device", str(place), "None: no blocks are found in this model; blocks=... names them")
+    modules = [model.get_submodule(name) for names in lists for name in names]
     with ExitStack() as hooks:
+        hooks.enter_context(each_on_device(modules, place))
+        reference = replay.run(replay.batches[0])
         for pair in groups:
             handle = pair.modules[1][0].register_forward_pre_hook(lambda _, x, pair=pair: pair.observe(x[0]))
             hooks.callback(handle.remove)
@@ -103,7 +118,8 @@ def smooth_reversibly(
     with undone_on_error(put_back):
         spreads = {pair.producer: _fold(pair, float(alpha)) for pair in groups if pair.amax is not None}
         allowed = f"pairs whose producer feeds its consumers and nothing else; undone: {', '.join(spreads)}"
-        check_unmoved("pairs", reference, replay.run(replay.batches[0]), allowed)
+        with each_on_device(modules, place):
+            check_unmoved("pairs", reference, replay.run(replay.batches[0]), allowed)
     undo += put_back
     return spreads
 
