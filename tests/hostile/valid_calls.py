@@ -160,7 +160,7 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
         "QuantizedMetadata", float_source=nn.Linear, quantized_target_class=pyquant.QLinear
     ),
     "SkipQuantization": lambda _: {"module": nn.Linear(4, 4)},
-    "bias_correction_": lambda _: mixed() | {"model": ready()},
+    "bias_correction_": lambda _: _public("bias_correction_", **mixed() | {"model": ready()}),
     "calibrate_recipe_": lambda _: {"model": pyquant.prepare_(net(), RECIPE), "recipe": RECIPE, "data": batches()},
     "chain_report": lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)},
     "auto_": lambda _: {

@@ -49,7 +49,7 @@ class Way:
         if self.device is not None:
             try:
                 object.__setattr__(self, "place", torch.device(self.device))
-            except (RuntimeError, TypeError):
+            except (RuntimeError, TypeError, ValueError):
                 raise ArgumentError("device", arguments.shown(self.device), "a device, or None") from None
 
     def refuse_without_blocks(self, why: str) -> None:

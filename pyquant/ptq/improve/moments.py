@@ -65,14 +65,15 @@ def moments_of(stage: Stage, layer: Layer, calls: int, batches: int, *, cross: b
 def targets(matrix: Tensor, moments: Moments, damp: float) -> Tensor:
     """The weights [N, K], float64, whose products with the rounded model's inputs are nearest, in squares, to those of
     `matrix` with the float model's: W + W (sum (x' - x) x^T) (sum x x^T + damping)^-1."""
-    assert moments.cross is not None  # the caller asked for them
-    hessian = moments.hessian
+    hessian, cross = moments.hessian, moments.cross
+    if cross is None:
+        return matrix.double()
     mean = float(hessian.diagonal().mean())
     eye = torch.eye(len(hessian), dtype=torch.float64, device=hessian.device)
     for factor in (1, 10, 100, 1000):
         lower, info = torch.linalg.cholesky_ex(hessian + eye * max(damp * factor * mean, 1e-300))
         if int(info) == 0:
-            shift = torch.cholesky_solve(moments.cross.t(), lower).t()
+            shift = torch.cholesky_solve(cross.t(), lower).t()
             return matrix.double() + matrix.double() @ shift
     return matrix.double()
 
