@@ -23,7 +23,7 @@ PYTEST := $(PY) -m pytest
 SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz
+NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
@@ -207,6 +207,18 @@ FUZZ_SECONDS ?= 600
 nightly-fuzz: $(SAMPLE)
 	@$(PY) -c "import atheris, yaml" 2>/dev/null || $(PIP) install atheris pyyaml
 	$(PY) tools/fuzz.py --seconds $(FUZZ_SECONDS)
+
+# vLLM wants another transformers than the other tests: 1.5 GB in a folder of its own, before the environment's packages.
+VLLM_REQUIREMENTS := tests/integrations/vllm/requirements.txt
+VLLM_SITE := $(CURDIR)/build/vllm-site
+VLLM_PY := PYTHONPATH="$(VLLM_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PY)
+$(VLLM_SITE)/installed: $(VLLM_REQUIREMENTS) | $(STAMPS)/tools
+	@rm -rf "$(VLLM_SITE)"
+	$(PIP) install --no-deps --target "$(VLLM_SITE)" -r $(VLLM_REQUIREMENTS)
+	@touch $@
+
+nightly-vllm: $(SAMPLE) $(STAMPS)/test $(VLLM_SITE)/installed
+	cd tests && PYQUANT_NIGHTLY=1 $(VLLM_PY) -m pytest -c ../pyproject.toml --rootdir .. integrations/vllm $(TESTFLAGS)
 
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools

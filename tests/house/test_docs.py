@@ -21,11 +21,12 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT /
 
 
 # Modules that are part of another package's machinery and import it: without it there is nothing to look at.
-BELONG_TO = {
-    f"pyquant.integrations.{package}.{part}": package
-    for package, parts in {"transformers": ("on_the_fly", "quantizer", "switch"), "peft": ("layer", "switch")}.items()
-    for part in parts
+PARTS = {
+    "transformers": ("on_the_fly", "quantizer", "switch"),
+    "peft": ("layer", "switch"),
+    "vllm": ("config", "kernels", "layer", "scheme", "tables"),
 }
+BELONG_TO = {f"pyquant.integrations.{package}.{part}": package for package, parts in PARTS.items() for part in parts}
 
 
 def modules() -> list[str]:

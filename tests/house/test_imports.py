@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "integrations": {"errors", "core", "nn", "io", "integrations.transformers"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
+    "integrations.vllm": {"errors", "core", "nn", "io"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
     "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "ptq"},  # two inside enable()
     "integrations.peft": {"errors", "core", "ops", "nn"},

@@ -1,0 +1,122 @@
+"""quantization='pyquant': compressed-tensors checkpoints by pyquant's schemes. All else is vLLM's own reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from torch import nn
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+
+from pyquant.core.scheme import QScheme, TensorScheme
+from pyquant.errors import CheckpointError
+from pyquant.integrations.vllm.product import refused
+from pyquant.integrations.vllm.scheme import PyquantScheme
+from pyquant.io.checkpoint import read_manifest
+from pyquant.io.compressed_tensors import NARROW, REFUSAL
+from pyquant.io.manifest import FILE
+
+METHOD: Final = "pyquant"
+_FILES: Final = "compressed-tensors"
+
+
+class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
+    """The quantisation of a compressed-tensors checkpoint, with its integers as the file means them.
+
+    Against vLLM's `compressed-tensors`: scales stay float32; 4-bit weights with quantised inputs run in integers;
+    static and affine inputs and zero points of weights are taken; each of the matrices that vLLM joins keeps its own
+    input scale. Layers with floating-point codes, experts and the key-value cache are left to vLLM.
+
+    Example:
+        >>> from vllm import LLM  # doctest: +SKIP
+        >>> llm = LLM("checkpoint", quantization="pyquant")  # doctest: +SKIP
+    """
+
+    narrow: frozenset[str] = frozenset()
+    manifest: Mapping[str, QScheme] = MappingProxyType({})
+
+    def get_name(self) -> str:
+        return METHOD
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        is_ours = str(hf_quant_cfg.get("quant_method", "")).replace("_", "-") == _FILES
+        return METHOD if user_quant == METHOD and is_ours else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PyquantConfig:
+        if config.get("transform_config"):
+            raise CheckpointError("quantization_config: transform_config: got rotations of inputs; allowed: none")
+        for words, group in config.get("config_groups", {}).items():
+            if isinstance(group, dict) and group.get(REFUSAL):
+                raise CheckpointError(f"quantization_config: {words}")
+        made: PyquantConfig = super().from_config(config)
+        own = config.get("pyquant")
+        names = own.get(NARROW, []) if isinstance(own, dict) else []
+        made.narrow = frozenset(map(str, names)) if isinstance(names, list) else frozenset()
+        return made
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        super().apply_vllm_mapper(hf_to_vllm_mapper)
+        self.narrow = frozenset(hf_to_vllm_mapper.apply_list(sorted(self.narrow)))
+        self.manifest = hf_to_vllm_mapper.apply_dict(dict(self.manifest))
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """Read what pyquant's own manifest says beyond the format: of a directory, not of a name on a hub."""
+        super().maybe_update_config(model_name, hf_config=hf_config, revision=revision)
+        if (Path(model_name) / FILE).is_file():
+            self.manifest = {name: entry.scheme for name, entry in read_manifest(Path(model_name)).layers.items()}
+
+    def _get_scheme_from_parts(
+        self,
+        weight_quant: Any,
+        input_quant: Any,
+        output_quant: Any = None,
+        format: str | None = None,
+        layer_name: str | None = None,
+    ) -> Any:
+        name = layer_name or ""
+        if str(getattr(weight_quant.type, "value", weight_quant.type)) != "int":
+            return super()._get_scheme_from_parts(weight_quant, input_quant, output_quant, format, layer_name)
+        if output_quant is not None:
+            raise refused(name, "outputs", "codes", "real numbers, which vLLM hands on")
+        packed = (self.quant_format if format is None else format) == "pack-quantized"
+        narrow, two_level = self._told(name)
+        return PyquantScheme(weight_quant, input_quant, packed=packed, narrow=narrow, two_level=two_level, name=name)
+
+    def get_scheme_dict(self, layer: nn.Module, layer_name: str | None = None) -> Any:
+        """As vLLM finds it, which asks for the first of the joined matrices alone: here all must be of one scheme."""
+        found = super().get_scheme_dict(layer, layer_name)
+        names = self._joined(layer_name or "")
+        others = [super(PyquantConfig, self).get_scheme_dict(layer, name) for name in names]
+        for name, other in zip(names, others):
+            if other != found and any(others):  # none is named: the file has the joined matrix itself
+                got = f"'{name}' quantised otherwise than its first"
+                raise refused(str(layer_name), "matrices", got, "one scheme for all that vLLM joins")
+        return found
+
+    def _told(self, name: str) -> tuple[bool, TensorScheme | None]:
+        """What the format has no words for: whether static inputs leave the lowest code out, and weights of two levels.
+        All matrices that vLLM joined in a layer must be alike."""
+        is_named = name in self.manifest or name in self.narrow
+        told = {self._told_of(one) for one in (not is_named and self._joined(name)) or [name]}
+        if len(told) > 1:
+            raise refused(name, "matrices", "different ranges of codes", "one scheme for all that vLLM joins")
+        return told.pop()
+
+    def _told_of(self, name: str) -> tuple[bool, TensorScheme | None]:
+        if name not in self.manifest:
+            return name in self.narrow, None
+        scheme = self.manifest[name]
+        two_level = replace(scheme.weights, calibrator="max") if scheme.weights.two_level else None
+        return scheme.inputs is not None and scheme.inputs.narrow_range, two_level
+
+    def _joined(self, name: str) -> list[str]:
+        """Names in the file of the matrices that vLLM joined under a name; [] where it did not."""
+        start, _, last = name.rpartition(".")
+        return [f"{start}.{one}" if start else one for one in self.packed_modules_mapping.get(last, [])]

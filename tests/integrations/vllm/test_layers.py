@@ -1,0 +1,235 @@
+"""pyquant in real layers of vLLM, loaded by vLLM: equal to the bit to the QLinears that the file was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import accept
+import pytest
+import torch
+from qlayers import calibration
+
+import pyquant
+from pyquant import W4A8, W4A16, W8A8, W8A16, W4A4Dynamic, W4A8Dynamic, W4A8TwoLevelDynamic, W8A8Dynamic
+from pyquant.integrations import vllm as plugin
+
+pytestmark = pytest.mark.nightly
+pytest.importorskip("vllm", reason="vLLM is in an environment of its own: make nightly-vllm")
+
+vllm_layers = importlib.import_module("vllm_layers")
+KINDS, Saved, layer_of = vllm_layers.KINDS, vllm_layers.Saved, vllm_layers.layer_of
+
+PER_TENSOR = dataclasses.replace(W8A8(), weights=pyquant.TensorScheme())
+SCHEMES = [
+    W8A8Dynamic(),
+    W8A8Dynamic(symmetric_inputs=False),
+    W8A8(),
+    W8A8(symmetric_inputs=False),
+    PER_TENSOR,
+    W4A8Dynamic(32),
+    W4A8Dynamic(None, symmetric_inputs=False),
+    W4A8(16),
+    W4A8TwoLevelDynamic(16),
+    W4A4Dynamic(16),
+    W8A16(),
+    W8A16(32, symmetric=False),
+    W4A16(32),
+    W4A16(16, symmetric=False),
+    W4A16(None, symmetric=False),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _world() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(plugin.VARIABLE, "prefer")
+        plugin.register()
+    with vllm_layers.world():
+        yield
+
+
+def inputs(dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(6, vllm_layers.K, generator=torch.Generator().manual_seed(3)) * 3
+    x[2] *= 100  # beyond every static range, so that the lowest code is met
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_method_pyquant_gives_the_bits_of_the_saved_layers(
+    scheme: pyquant.QScheme, kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    saved = Saved(kind, scheme, tmp_path, dtype=dtype, spread=True)
+    layer = layer_of(saved, "pyquant", dtype)
+    x = inputs(dtype)
+    y, bias = layer(x)
+    assert bias is None
+    accept.t1(y, saved.side_by_side(x))
+    assert all(p is None or n == "bias" for n, p in layer._parameters.items()), "parameters beside the packed weights"
+
+
+# What vLLM's own reader takes, with the ranges that it takes them for.
+WIDE = dataclasses.replace(W8A8(), inputs=dataclasses.replace(W8A8().inputs, narrow_range=False))
+INT8 = [W8A8Dynamic(), W8A8Dynamic(symmetric_inputs=False), WIDE, W8A8(symmetric_inputs=False), PER_TENSOR]
+MIXED = [
+    W4A8Dynamic(32),
+    W4A8Dynamic(None),
+    W4A16(32),
+    W4A16(16, symmetric=False),
+    W4A16(None),
+    W8A16(32),
+    W4A4Dynamic(16),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", INT8 + MIXED, ids=str)
+def test_kernels_in_first_place_give_those_bits_to_vllms_own_reader(
+    scheme: pyquant.QScheme, kind: str, tmp_path: Path
+) -> None:
+    scheme = scheme if scheme is not PER_TENSOR else dataclasses.replace(WIDE, weights=PER_TENSOR.weights)
+    saved = Saved(kind, scheme, tmp_path)
+    layer = layer_of(saved, "compressed-tensors")
+    assert type(layer.scheme.kernel).__name__.startswith("Pyquant")
+    x = inputs(torch.float32)
+    accept.t1(layer(x)[0], saved.side_by_side(x))
+
+
+@pytest.mark.parametrize("scheme", [W4A8Dynamic(32), W4A16(32)], ids=str)
+def test_vllms_own_reader_rounds_group_scales_and_the_method_pyquant_does_not(
+    scheme: pyquant.QScheme, tmp_path: Path
+) -> None:
+    saved = Saved("merged", scheme, tmp_path, dtype=torch.bfloat16)
+    x = inputs(torch.bfloat16)
+    y = layer_of(saved, "compressed-tensors", torch.bfloat16)(x)[0]
+    rounded = torch.cat([with_scale_of(torch.bfloat16, layer)(x) for layer in saved.layers.values()], -1)
+    accept.t1(y, rounded)
+    assert not torch.equal(y, saved.side_by_side(x))
+    accept.t1(layer_of(saved, "pyquant", torch.bfloat16)(x)[0], saved.side_by_side(x))
+
+
+def test_vllms_own_reader_keeps_one_input_scale_for_joined_matrices_the_last_it_loaded(tmp_path: Path) -> None:
+    saved = Saved("qkv", WIDE, tmp_path, spread=True)
+    x, layers = inputs(torch.float32), list(saved.layers.values())
+    for layer in layers:
+        layer.input_scale = layers[-1].input_scale
+    accept.t1(layer_of(saved, "compressed-tensors")(x)[0], saved.side_by_side(x))
+
+
+def with_scale_of(dtype: torch.dtype, layer: pyquant.QLinear) -> pyquant.QLinear:
+    return pyquant.QLinear.from_codes(
+        layer.codes, layer.weight_scale.to(dtype).float(), scheme=layer.scheme, bias=layer.bias_, dtype=layer.dtype
+    )
+
+
+def test_a_bias_that_vllm_hands_out_is_not_added(tmp_path: Path) -> None:
+    saved = Saved("column", W8A8Dynamic(), tmp_path)
+    x, layer = inputs(torch.float32), layer_of(saved, "pyquant", skip_bias_add=True)
+    y, bias = layer(x)
+    own = saved.layers["fc1"]
+    accept.t1(bias, own.bias)
+    alone = vllm_layers.part(own, slice(None), slice(None), bias=False)
+    accept.t1(y, alone(x))
+    accept.t1(layer.quant_method.apply(layer, x, bias), alone(x) + bias)
+
+
+def test_a_packed_bias_cannot_be_left_out_in_silence(tmp_path: Path) -> None:
+    layer = layer_of(Saved("column", W8A8Dynamic(), tmp_path), "pyquant")
+    with pytest.raises(pyquant.ArgumentError, match="'bias': got None"):
+        layer.quant_method.apply(layer, inputs(torch.float32), None)
+
+
+@pytest.mark.parametrize("method", ["pyquant", "compressed-tensors"])
+@pytest.mark.parametrize("scheme", [W8A8Dynamic(), W4A16(32)], ids=str)
+def test_weights_are_loaded_once(scheme: pyquant.QScheme, method: str, tmp_path: Path) -> None:
+    layer = layer_of(Saved("row", scheme, tmp_path), method)
+    with pytest.raises(pyquant.CheckpointError, match=r"down_proj.*were packed.*start a new engine"):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("missing", ["k_proj.weight_scale", "k_proj.input_scale", "v_proj.input_zero_point"])
+def test_a_tensor_that_no_file_had_is_an_error(missing: str, tmp_path: Path) -> None:
+    saved = Saved("qkv", W8A8(symmetric_inputs=False), tmp_path)
+    del saved.tensors[missing]
+    with pytest.raises(pyquant.CheckpointError, match=rf"qkv_proj.*{missing.partition('.')[2]}"):
+        layer_of(saved, "pyquant")
+
+
+def test_numbers_of_matrices_that_a_file_joins_itself_hold_for_all_of_them(tmp_path: Path) -> None:
+    """A file may have one gate_up_proj: vLLM gives its single numbers to the first matrix, and rows to all."""
+    scheme = dataclasses.replace(W8A8(symmetric_inputs=False), weights=pyquant.TensorScheme())
+    torch.manual_seed(1)
+    joined = pyquant.QLinear.from_float(torch.nn.Linear(vllm_layers.K, 192), scheme, **calibration(scheme))
+    model = torch.nn.Module()
+    model.add_module("gate_up_proj", joined)
+    pyquant.save_pretrained(model, tmp_path / "joined")
+    saved = Saved("merged", scheme, tmp_path / "apart")
+    saved.folder = tmp_path / "joined"
+    saved.config["config_groups"]["group_0"]["targets"] = ["gate_up_proj"]
+    saved.tensors = {f"gate_up_proj.{name}": t for name, t in file_tensors(saved.folder, "gate_up_proj").items()}
+    saved.shards = {"gate_up_proj": (None, 192)}
+    layer = layer_of_joined(saved)
+    x = inputs(torch.float32)
+    accept.t1(layer(x)[0], joined(x))
+
+
+def file_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    tensors = {k: t for file in folder.glob("*.safetensors") for k, t in load_file(file).items()}
+    return {k.removeprefix(f"{name}."): t for k, t in tensors.items()}
+
+
+def layer_of_joined(saved: Saved) -> torch.nn.Module:
+    rows = {"gate_up_proj": (None, 96), "twice": (None, 96)}  # two matrices of 96 rows in vLLM, one in the file
+    whole, saved.shards = saved.shards, rows
+    try:
+        return layer_of(saved, "pyquant")
+    finally:
+        saved.shards = whole
+
+
+INT8_BY = {"num_bits": 8, "type": "int"}
+REFUSED = {
+    "outputs": ({"output_activations": INT8_BY | {"strategy": "tensor", "dynamic": False}}, "outputs"),
+    "inputs by group": (
+        {"input_activations": INT8_BY | {"strategy": "group", "group_size": 32, "dynamic": True}},
+        "strategy group",
+    ),
+    "3 bits": ({"weights": {"num_bits": 3, "type": "int", "strategy": "channel"}}, "3 bits; allowed: 4"),
+    "affine weights": ({"weights": INT8_BY | {"strategy": "channel", "symmetric": False}}, "zero points"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_pyquant_has_no_product_for_is_refused_by_the_name_of_the_layer(words: str, tmp_path: Path) -> None:
+    saved = Saved("merged", W8A8Dynamic(), tmp_path)
+    change, told = REFUSED[words]
+    saved.config["config_groups"]["group_0"] |= change
+    with pytest.raises(pyquant.CheckpointError, match=rf"gate_up_proj'.*{told}"):
+        layer_of(saved, "pyquant")
+
+
+def test_joined_matrices_of_two_schemes_are_refused(tmp_path: Path) -> None:
+    saved = Saved("merged", W8A8Dynamic(), tmp_path)
+    groups = saved.config["config_groups"]
+    groups["group_1"] = {**groups["group_0"], "targets": ["up_proj"]}
+    groups["group_1"]["input_activations"] = {**groups["group_0"]["input_activations"], "symmetric": False}
+    groups["group_0"]["targets"] = ["gate_proj"]
+    with pytest.raises(pyquant.CheckpointError, match=r"gate_up_proj.*up_proj.*one scheme"):
+        layer_of(saved, "pyquant")
+
+
+@pytest.mark.parametrize("key", ["transform_config", "for pyquant alone"])
+def test_models_that_are_not_plain_linears_are_refused(key: str, tmp_path: Path) -> None:
+    saved = Saved("merged", W8A8Dynamic(), tmp_path)
+    if key == "transform_config":
+        saved.config[key] = {"config_groups": {"r": {"type": "hadamard", "apply": []}}}
+    else:
+        saved.config["config_groups"][key] = {"targets": [], "for_pyquant_alone": True}
+    with pytest.raises(pyquant.CheckpointError, match=key):
+        layer_of(saved, "pyquant")
