@@ -27,7 +27,6 @@ _SAVERS: Final[dict[str, frozenset[str]]] = {
     "accelerate": frozenset({"save_model", "get_state_dict"}),
     "safetensors": frozenset(),  # its save_model loads strictly; here only as a step of the others
 }
-_RESIZERS: Final = frozenset({"_get_resized_embeddings", "_get_resized_lm_head"})
 _RESUMERS: Final = frozenset({"save_state"})
 
 
@@ -72,19 +71,6 @@ def as_codes(tensor: Tensor) -> Tensor:
     """The tensor as Codes where it holds codes: integers of 8 bits, and no tensor of a tracer or transform."""
     is_codes = type(tensor) is Tensor and tensor.dtype in (torch.int8, torch.uint8) and not values.is_batch(tensor)
     return tensor.as_subclass(Codes) if is_codes and not torch.compiler.is_compiling() else tensor
-
-
-def refuse_resizing() -> None:
-    """Raise UnsupportedError where transformers is about to resize a table or head that holds codes: called where a
-    weight is looked at, which its resize_token_embeddings does before it finds that the class is not its own."""
-    if torch.compiler.is_compiling():
-        return
-    frame = sys._getframe(2)
-    if frame.f_code.co_name in _RESIZERS and str(frame.f_globals.get("__name__", "")).startswith("transformers."):
-        raise UnsupportedError(
-            "resize_token_embeddings of transformers makes rows of floats, and this table or head holds codes: call "
-            "pyquant.dequantize_(model) first, resize, quantise again; or quantise without embeddings=True, heads=True"
-        )
 
 
 def _saver() -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, PyquantError, UnsupportedError
-from pyquant.nn import foreign_saves, state, weights
+from pyquant.nn import foreign_changes, foreign_saves, state, weights
 from pyquant.nn.weight_view import Form, QWeight, weight_of
 from pyquant.ops import values
 
@@ -190,7 +190,7 @@ class LinearState(nn.Module):
         Assignment takes codes: a tensor as state_dict spells it (`codes`, or `weight_packed`), or the weight of a
         layer with the same scheme, whose scales come along.
         """
-        foreign_saves.refuse_resizing()
+        foreign_changes.refuse_look()
         if (lent := self._lent_by_caller("weight")) is not None:
             return cast(Tensor, lent)
         storage, form = cast(Tensor, self._buffers["storage"]), self._form
@@ -246,6 +246,7 @@ class LinearState(nn.Module):
 
         In a 16-bit layer each access makes a copy. Assignment takes float32, or `dtype`.
         """
+        foreign_changes.refuse_look()
         held = self._buffers[state.held("bias")]
         if (lent := self._lent_by_caller("bias")) is not None:
             return cast(Tensor, lent)
@@ -255,6 +256,12 @@ class LinearState(nn.Module):
         if not torch.compiler.is_compiling():
             shown.held = held
         return cast(Tensor, shown)
+
+    @property
+    def parametrizations(self) -> Any:
+        """None of torch.nn.utils.parametrize: the weight is not computed from parameters."""
+        foreign_changes.refuse_parametrising()
+        raise AttributeError("parametrizations")
 
     def _bias_to_hold(self, value: object) -> object:
         """float32 of a bias in the type that the layer shows. What was shown and comes back (functional_call does so)
@@ -276,6 +283,8 @@ class LinearState(nn.Module):
         elif name in ("weight", "weight_packed"):
             self._assign_weight(name, value)
         else:
+            if name == "_old_forward":
+                foreign_changes.before_hook(self)
             super().__setattr__(name, value)
             return
         lent = self.__dict__.setdefault("_lent", {})

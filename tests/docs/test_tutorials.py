@@ -44,7 +44,7 @@ PAGE = DOCUMENTS[0]
 PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "transformers": ("transformers", "compressed_tensors", "accelerate"),
-    "peft": ("peft", "transformers"),
+    "peft": ("peft", "transformers", "accelerate"),
 }
 
 
