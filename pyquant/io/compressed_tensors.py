@@ -108,7 +108,8 @@ def quantization_config(
     head_prefix  module under which a model with a head holds its body ('bert', 'model'), or ''. Where there is one,
                  targets are patterns that name a layer with and without it: transformers builds either from one file.
     refusal      why readers other than pyquant must not read the layers, or ''. They ignore what they do not know, but
-                 for one thing: a key in a group, which is an error that shows the name of the group: these words.
+                 for a key in a group, which is an error that shows the name of the group (compressed-tensors), and
+                 weights of a target that are no object (vLLM, which takes no notice of such keys): these words both.
     ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
              as that class refuses unknown keys inside a group.
     """
@@ -127,7 +128,7 @@ def quantization_config(
     formats = sorted({g["format"] for g in groups})
     named = {f"group_{i}": g for i, g in enumerate(groups)}
     if refusal:
-        named[refusal] = {"targets": [], REFUSAL: True}
+        named[refusal] = {"targets": ["-"], "weights": refusal, REFUSAL: True}
     return {
         "quant_method": "compressed-tensors",
         "format": formats[0] if len(formats) == 1 else "mixed-precision",

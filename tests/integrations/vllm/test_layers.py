@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import accept
+import foreign
 import pytest
 import torch
 from qlayers import calibration
@@ -15,6 +16,7 @@ from qlayers import calibration
 import pyquant
 from pyquant import W4A8, W4A16, W8A8, W8A16, W4A4Dynamic, W4A8Dynamic, W4A8TwoLevelDynamic, W8A8Dynamic
 from pyquant.integrations import vllm as plugin
+from pyquant.io.compressed_tensors import quantization_config
 
 pytestmark = pytest.mark.nightly
 pytest.importorskip("vllm", reason="vLLM is in an environment of its own: make nightly-vllm")
@@ -224,12 +226,54 @@ def test_joined_matrices_of_two_schemes_are_refused(tmp_path: Path) -> None:
         layer_of(saved, "pyquant")
 
 
-@pytest.mark.parametrize("key", ["transform_config", "for pyquant alone"])
-def test_models_that_are_not_plain_linears_are_refused(key: str, tmp_path: Path) -> None:
+def test_rotated_inputs_are_refused(tmp_path: Path) -> None:
     saved = Saved("merged", W8A8Dynamic(), tmp_path)
-    if key == "transform_config":
-        saved.config[key] = {"config_groups": {"r": {"type": "hadamard", "apply": []}}}
-    else:
-        saved.config["config_groups"][key] = {"targets": [], "for_pyquant_alone": True}
-    with pytest.raises(pyquant.CheckpointError, match=key):
+    saved.config["transform_config"] = {"config_groups": {"r": {"type": "hadamard", "apply": []}}}
+    with pytest.raises(pyquant.CheckpointError, match="transform_config"):
         layer_of(saved, "pyquant")
+
+
+@pytest.mark.parametrize("kind", ["merged", "row"])
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_gptq_and_awq_layers_by_vllms_own_readers(method: str, kind: str) -> None:
+    """Words along the inputs, and along the outputs in an order of their own, which vLLM puts right before kernels."""
+    name, shards = KINDS[kind]
+    generator = torch.Generator().manual_seed(2)
+    tensors, layers = {}, []
+    for one, (_, rows) in shards.items():
+        q, z, scales = foreign.unsigned(4, vllm_layers.K, rows, 2, generator)
+        z = z if method == "awq" else torch.full_like(z, 8)
+        scales = scales.to(torch.float16)
+        made = foreign.awq_layer(q, z, scales) if method == "awq" else foreign.gptq_layer(q, z, scales, 4, 1)
+        tensors |= {f"{one}.{key}": tensor for key, tensor in made.items() if key != "g_idx"}
+        scheme = W4A16(32, symmetric=method == "gptq")
+        wide = dataclasses.replace(scheme, weights=dataclasses.replace(scheme.weights, narrow_range=False))
+        layers.append(
+            pyquant.QLinear.from_codes(
+                (q - 8).T.to(torch.int8).contiguous(),
+                scales.T.float().contiguous(),
+                scheme=wide,
+                weight_zero_point=(z - 8).T.to(torch.int32).contiguous() if method == "awq" else None,
+            )
+        )
+    words = {"quant_method": method, "bits": 4, "group_size": 32, "zero_point": True, "desc_act": False, "sym": True}
+    config = vllm_layers.get_quantization_config(method).from_config(words | {"version": "gemm", "lm_head": False})
+    made = {"bias": False, "quant_config": config, "prefix": name, "params_dtype": torch.float16}
+    rows = [rows for _, rows in shards.values()]
+    if kind == "merged":
+        layer = vllm_layers.MergedColumnParallelLinear(vllm_layers.K, rows, **made)
+    else:
+        layer = vllm_layers.RowParallelLinear(vllm_layers.K, rows[0], **made)
+    vllm_layers.fill(layer, tensors, {one: shard for one, (shard, _) in shards.items()})
+    layer.quant_method.process_weights_after_loading(layer)
+    x = inputs(torch.float16)
+    accept.t1(layer(x)[0], torch.cat([one(x) for one in layers], -1))
+    assert type(layer.quant_method.kernel).__name__ == "PyquantMixedLinearKernel"
+
+
+def test_vllms_own_reader_refuses_what_is_for_pyquant_alone() -> None:
+    config = quantization_config([], [], None, refusal="it sorts its inputs")
+    with pytest.raises(ValueError, match="it sorts its inputs"):
+        vllm_layers.get_quantization_config("compressed-tensors").from_config(config)
+    with pytest.raises(pyquant.CheckpointError, match="it sorts its inputs"):
+        vllm_layers.get_quantization_config("pyquant").from_config(config)
