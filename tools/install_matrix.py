@@ -33,6 +33,8 @@ from pyquant.ops import native_available, why_not_native
 ours = [d for d in importlib.metadata.distributions() if d.name in ("pyquant-gemm", "pyquant-gemm-cpu")]
 assert {d.version for d in ours} == {pyquant.__version__}, ours
 assert native_available(), why_not_native()
+(plugin,) = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "pyquant"]
+assert plugin.load()() is None and "vllm" not in __import__("sys").modules
 model = torch.nn.Sequential(torch.nn.Linear(96, 64), torch.nn.Linear(64, 10))
 pyquant.quantize_(model, pyquant.W8A8Dynamic())
 x = torch.randn(7, 96)

@@ -28,6 +28,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # noqa: F401  (for ranks.py)
 
 import pyquant
 
@@ -59,7 +60,26 @@ def world(rank: int = 0, size: int = 1, meeting: str = "") -> Iterator[None]:
             cleanup_dist_env_and_memory()
 
 
-class Saved:
+class Directory:
+    """What save_pretrained makes of a model, as vLLM reads it."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        pyquant.save_pretrained(model, folder)
+        self.folder = folder
+        self.config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        self.tensors: dict[str, Tensor] = {}
+        for file in folder.glob("*.safetensors"):
+            self.tensors |= load_file(file)
+
+    def quantization(self, method: str) -> Any:
+        """A quantisation method of vLLM's with the words of this directory."""
+        config = get_quantization_config(method).from_config(json.loads(json.dumps(self.config)))
+        config.maybe_update_config(str(self.folder))
+        config.packed_modules_mapping = JOINED
+        return config
+
+
+class Saved(Directory):
     """QLinears under their names, and the directory that save_pretrained makes of them.
 
     spread  static inputs of the matrices have different scales.
@@ -88,12 +108,7 @@ class Saved:
         model = nn.Module()
         for name, layer in self.layers.items():
             model.add_module(name, layer)
-        pyquant.save_pretrained(model, folder)
-        self.folder = folder
-        self.config = json.loads((folder / "config.json").read_text())["quantization_config"]
-        self.tensors: dict[str, Tensor] = {}
-        for file in folder.glob("*.safetensors"):
-            self.tensors |= load_file(file)
+        super().__init__(model, folder)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return torch.cat([layer(x) for layer in self.layers.values()], -1)
@@ -101,9 +116,7 @@ class Saved:
 
 def layer_of(saved: Saved, method: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     """The layer as vLLM makes it, loads it and finishes it, by a quantisation method."""
-    config = get_quantization_config(method).from_config(json.loads(json.dumps(saved.config)))
-    config.maybe_update_config(str(saved.folder))
-    config.packed_modules_mapping = JOINED
+    config = saved.quantization(method)
     bias = any(name.endswith(".bias") for name in saved.tensors)
     words = {"bias": bias, "quant_config": config, "prefix": saved.name, "params_dtype": dtype, **options}
     rows = [rows for _, rows in saved.shards.values()]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from compressed_tensors.quantization import QuantizationArgs
 from torch import nn
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import CheckpointError
+from pyquant.integrations.vllm.embedding import PyquantEmbeddingMethod
 from pyquant.integrations.vllm.product import refused
-from pyquant.integrations.vllm.scheme import PyquantScheme
+from pyquant.integrations.vllm.scheme import PyquantScheme, text
 from pyquant.io.checkpoint import read_manifest
 from pyquant.io.compressed_tensors import NARROW, REFUSAL
 from pyquant.io.manifest import FILE
 
 METHOD: Final = "pyquant"
 _FILES: Final = "compressed-tensors"
+_ONE_A_BYTE: Final = ("int-quantized", "naive-quantized")
 
 
 class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
@@ -37,6 +41,7 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     narrow: frozenset[str] = frozenset()
     manifest: Mapping[str, QScheme] = MappingProxyType({})
+    embeddings: Sequence[str] = ()
 
     def get_name(self) -> str:
         return METHOD
@@ -61,16 +66,45 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
         made.narrow = frozenset(map(str, names)) if isinstance(names, list) else frozenset()
         return made
 
+    @classmethod
+    def _quantization_scheme_map_from_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """With the groups that vLLM's own reader stops at: whole codes one a byte, and nothing said of inputs."""
+        groups = config.get("config_groups") or {}
+        plain = {name: group for name, group in groups.items() if _is_plain(group, config.get("format"))}
+        others = {name: group for name, group in groups.items() if name not in plain}
+        found: dict[str, Any] = super()._quantization_scheme_map_from_config({**config, "config_groups": others})
+        for group in plain.values():
+            weights = QuantizationArgs.model_validate(group["weights"])
+            words = {"weights": weights, "input_activations": None, "format": group.get("format")}
+            found |= {target: dict(words) for target in group["targets"]}
+        return found
+
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         super().apply_vllm_mapper(hf_to_vllm_mapper)
         self.narrow = frozenset(hf_to_vllm_mapper.apply_list(sorted(self.narrow)))
         self.manifest = hf_to_vllm_mapper.apply_dict(dict(self.manifest))
+        self.embeddings = hf_to_vllm_mapper.apply_list(list(self.embeddings))
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Read what pyquant's own manifest says beyond the format: of a directory, not of a name on a hub."""
         super().maybe_update_config(model_name, hf_config=hf_config, revision=revision)
         if (Path(model_name) / FILE).is_file():
-            self.manifest = {name: entry.scheme for name, entry in read_manifest(Path(model_name)).layers.items()}
+            layers = read_manifest(Path(model_name)).layers
+            self.manifest = {name: entry.scheme for name, entry in layers.items()}
+            self.embeddings = [name for name, entry in layers.items() if entry.kind == "embedding"]
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead):
+            # some models of vLLM, Llama among them, give their embedding no name
+            prefix = prefix or (self.embeddings[0] if len(self.embeddings) == 1 else "")
+            said = self.get_scheme_dict(layer, prefix) or {}
+            weights = said.get("weights")
+            if weights is not None and said.get("format") != "pack-quantized":
+                told = (text(weights.type), weights.num_bits, text(weights.strategy), weights.symmetric)
+                if told != ("int", 8, "channel", True):
+                    raise refused(prefix, "embedding", str(told), "int, 8 bits, channel, symmetric; or packed codes")
+                return PyquantEmbeddingMethod(prefix)
+        return super().get_quant_method(layer, prefix)
 
     def _get_scheme_from_parts(
         self,
@@ -81,7 +115,7 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
         layer_name: str | None = None,
     ) -> Any:
         name = layer_name or ""
-        if str(getattr(weight_quant.type, "value", weight_quant.type)) != "int":
+        if text(weight_quant.type) != "int":
             return super()._get_scheme_from_parts(weight_quant, input_quant, output_quant, format, layer_name)
         if output_quant is not None:
             raise refused(name, "outputs", "codes", "real numbers, which vLLM hands on")
@@ -120,3 +154,10 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
         """Names in the file of the matrices that vLLM joined under a name; [] where it did not."""
         start, _, last = name.rpartition(".")
         return [f"{start}.{one}" if start else one for one in self.packed_modules_mapping.get(last, [])]
+
+
+def _is_plain(group: Mapping[str, Any], overall: str | None) -> bool:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping) or group.get("input_activations") is not None:
+        return False
+    return weights.get("type", "int") == "int" and (group.get("format") or overall) in _ONE_A_BYTE

@@ -45,7 +45,7 @@ class PyquantScheme(CompressedTensorsScheme):  # type: ignore[misc]
         self.name, self.packed = name, packed
         self.two_level = two_level
         self.bits, self.symmetric = int(weights.num_bits), bool(weights.symmetric)
-        self.strategy = _text(weights.strategy)
+        self.strategy = text(weights.strategy)
         self.group_size = int(weights.group_size or 0) if self.strategy == "group" else None
         if self.bits not in KERNEL_BITS:
             raise self._refused("weights", f"{self.bits} bits", KERNEL_BITS_TEXT)
@@ -59,13 +59,13 @@ class PyquantScheme(CompressedTensorsScheme):  # type: ignore[misc]
             raise self._refused("weights", got, "symmetric weights, or floating-point inputs")
 
     def _inputs(self, said: Any, narrow: bool) -> TensorScheme:
-        strategy, dynamic = _text(said.strategy), said.dynamic is True
+        strategy, dynamic = text(said.strategy), said.dynamic is True
         if (
-            _text(said.type) != "int"
+            text(said.type) != "int"
             or said.num_bits not in KERNEL_BITS
             or strategy != ("token" if dynamic else "tensor")
         ):
-            got = f"type {_text(said.type)}, {said.num_bits} bits, strategy {strategy}, dynamic {said.dynamic}"
+            got = f"type {text(said.type)}, {said.num_bits} bits, strategy {strategy}, dynamic {said.dynamic}"
             raise self._refused("inputs", got, "integers of 4 or 8 bits, dynamic by token or static by tensor")
         return input_scheme(said.num_bits, bool(said.symmetric), dynamic, narrow)
 
@@ -188,6 +188,6 @@ def _numbers(*shape: int) -> Tensor:
     return torch.full(shape, float("nan"), dtype=torch.float32)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """Names are enumerations in some versions of compressed-tensors and texts in others."""
     return str(getattr(value, "value", value))

@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "mlp_bias": True,
     },
+    "embeddings": {"scheme": "W8A8Dynamic", "method": "pyquant", "embeddings": True, "enforce_eager": False},
     "bfloat16": {"scheme": "W4A8Dynamic(group_size=32)", "method": "pyquant", "dtype": "bfloat16"},
     "two ranks": {"scheme": "W8A16", "method": "pyquant", "tensor_parallel_size": 2},
 }
@@ -58,7 +59,8 @@ def model_of(case: dict[str, Any]) -> Any:
         if name.endswith("bias"):  # vLLM holds biases in the model's type
             torch.nn.init.normal_(parameter, std=0.5)
     data = [torch.randint(320, (1, 16)) for _ in range(4)] if case.get("data") else None
-    return pyquant.quantize_(model, case["scheme"], data=data, heads=case.get("heads", False))
+    options = {name: case.get(name, False) for name in ("heads", "embeddings")}
+    return pyquant.quantize_(model, case["scheme"], data=data, **options)
 
 
 def layers_of(vllm_model: Any) -> dict[str, Any]:
@@ -72,9 +74,13 @@ def layers_of(vllm_model: Any) -> dict[str, Any]:
 
 def equal_bits(model: Any, vllm_model: Any, dtype: torch.dtype) -> tuple[int, int]:
     """(layers of the checkpoint that vLLM runs with the same bits, all of them)."""
-    equal, quantised = 0, [n for n, m in model.named_modules() if isinstance(m, pyquant.QLinear)]
+    equal, quantised = 0, [n for n, m in model.named_modules() if isinstance(m, (pyquant.QLinear, pyquant.QEmbedding))]
     for names, theirs in layers_of(vllm_model).items():
         ours = [model.get_submodule(name) for name in names]
+        if isinstance(ours[0], pyquant.QEmbedding):
+            ids = torch.arange(ours[0].num_embeddings)
+            equal += torch.equal(theirs(ids), ours[0](ids))
+            continue
         x = torch.randn(9, ours[0].in_features, generator=torch.Generator().manual_seed(1)).to(dtype)
         bias = getattr(theirs, "bias", None)
         got = theirs.quant_method.apply(theirs, x, None if names == ("lm_head",) else bias)

@@ -16,7 +16,7 @@ import torch
 import vllm_layers
 from vllm_layers import KINDS, K, Saved, layer_of, part
 
-from pyquant import W4A16, W8A8, QLinear, QScheme, W4A8Dynamic, W8A8Dynamic
+from pyquant import W4A16, W8A8, QEmbedding, QLinear, QScheme, W4A8Dynamic, W8A8Dynamic
 from pyquant.integrations import vllm as plugin
 
 SIZE = 2
@@ -53,6 +53,19 @@ def check(kind: str, scheme: QScheme, method: str, rank: int, folder: Path) -> N
     accept.t1(got, want, what=f"rank {rank}: {kind} {scheme} {method}")
 
 
+def check_embedding(folder: Path) -> None:
+    """150 rows of which each rank holds a share, filled up to 192."""
+    torch.manual_seed(4)
+    model = torch.nn.Module()
+    model.add_module("embed", QEmbedding.from_float(torch.nn.Embedding(150, K)))
+    saved = vllm_layers.Directory(model, folder)
+    layer = vllm_layers.VocabParallelEmbedding(150, K, quant_config=saved.quantization("pyquant"), prefix="embed")
+    vllm_layers.fill(layer, saved.tensors, {"embed": None})
+    layer.quant_method.process_weights_after_loading(layer)
+    ids = torch.arange(150).reshape(3, 50)
+    accept.t1(layer(ids), model.embed(ids), what="embedding")
+
+
 def main(rank: int, meeting: str, folder: Path) -> None:
     os.environ[plugin.VARIABLE] = "prefer"
     plugin.register()
@@ -64,6 +77,7 @@ def main(rank: int, meeting: str, folder: Path) -> None:
                 for method in ("pyquant", "compressed-tensors"):
                     check(kind, scheme, method, rank, folder / str(count))
                     count += 1
+        check_embedding(folder / "embedding")
         with pytest.raises(ValueError, match="not divisible"):
             layer_of(Saved("row", W4A8Dynamic(64), folder / "whole"), "pyquant")
     print(f"{count} layers")

@@ -30,7 +30,14 @@ def started(case: str, folder: Path, **variables: str) -> tuple[dict[str, Any], 
 
 @pytest.mark.parametrize(
     ("case", "layers"),
-    [("own reader", 14), ("compiled", 14), ("static", 14), ("4 bits", 14), ("affine weights, head, biases", 15)],
+    [
+        ("own reader", 14),
+        ("compiled", 14),
+        ("static", 14),
+        ("4 bits", 14),
+        ("affine weights, head, biases", 15),
+        ("embeddings", 15),
+    ],
 )
 def test_an_engine_gives_the_tokens_of_transformers(case: str, layers: int, tmp_path: Path) -> None:
     found, log = started(case, tmp_path, **({"PYQUANT_VLLM": "prefer"} if case == "own reader" else {}))

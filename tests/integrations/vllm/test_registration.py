@@ -63,14 +63,17 @@ def test_it_can_be_left_out(variables: dict[str, str]) -> None:
 
 
 def test_every_method_that_vllm_calls_takes_what_vllms_own_class_takes() -> None:
-    modules = [importlib.import_module(f"pyquant.integrations.vllm.{name}") for name in ("kernels", "scheme", "config")]
+    modules = [
+        importlib.import_module(f"pyquant.integrations.vllm.{name}")
+        for name in ("kernels", "scheme", "config", "embedding")
+    ]
     classes = [
         one
         for module in modules
         for one in vars(module).values()
         if isinstance(one, type) and one.__module__ == module.__name__ and "vllm" in one.__mro__[1].__module__
     ]
-    assert len(classes) == 4
+    assert len(classes) == 5
     compared = 0
     for ours in classes:
         assert not getattr(ours, "__abstractmethods__", None), ours
