@@ -553,6 +553,7 @@ function(pyquant_cuda_kernels result)
                        csrc/cuda/quantize/dequantize.cu
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/gate.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
+                       csrc/cuda/quantize/hadamard.cu
                        csrc/cuda/quantize/norm.cu csrc/cuda/quantize/parts.cu csrc/cuda/quantize/per_token.cu
                        csrc/cuda/quantize/short_groups.cu)
   list(APPEND OBJECTS pyquant_cuda_quantize)

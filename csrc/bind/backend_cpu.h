@@ -50,6 +50,13 @@ struct Cpu {
     cpu::silu_mul_quantize(m.data, m.type, m.rows, m.cols / 2, m.ld, range.symmetric, range.qmin, range.qmax, codes,
                            to.scale, to.zero_point);
   }
+  void hadamard_quantize(const Matrix& m, HadamardOrder order, Range range, int8_t* codes, Params to) const {
+    cpu::hadamard_quantize(m.data, m.type, m.rows, m.cols, m.ld, order, range.symmetric, range.qmin, range.qmax, codes,
+                           to.scale, to.zero_point);
+  }
+  void hadamard_transform(const Matrix& m, HadamardOrder order, void* out) const {
+    cpu::hadamard_transform(m.data, m.type, m.rows, m.cols, m.ld, order, out);
+  }
   void dequantize(const Matrix& m, const Quantisation& q, int64_t group_size, const float* scale,
                   const int32_t* zero_point, void* out, DType type) const {
     cpu::dequantize(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size, scale, zero_point, out, type);

@@ -34,6 +34,13 @@ struct Cuda {
   void silu_mul_quantize(const Matrix& m, const Range& range, int8_t* codes, const Params& to) const {
     cuda::silu_mul_quantize(floats(m), range, to, {codes, m.cols / 2}, on.context);
   }
+  void hadamard_quantize(const Matrix& m, HadamardOrder order, const Range& range, int8_t* codes,
+                         const Params& to) const {
+    cuda::hadamard_quantize(floats(m), order, range, to, {codes, m.cols}, on.context);
+  }
+  void hadamard_transform(const Matrix& m, HadamardOrder order, void* out) const {
+    cuda::hadamard_transform(floats(m), order, out, on.context);
+  }
   void dequantize(const Matrix& m, const Quantisation& q, int64_t group_size, const float* scale,
                   const int32_t* zero_point, void* out, DType type) const {
     cuda::dequantize(m.data, m.type, m.rows, m.cols, m.ld, q.granularity, group_size, scale, zero_point, out, type,

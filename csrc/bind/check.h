@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/hadamard.h"
 #include "core/linear.h"
 #include "core/problem.h"
 
@@ -92,6 +93,7 @@ NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& resid
                    const MaybeTensor& bias, double eps, bool symmetric, int64_t qmin, int64_t qmax);
 void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax);
 // The matrix [.., 2K] and the shape [.., K] of the codes.
+HadamardOrder hadamard_call(const Tensor& x, int64_t block);
 Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape);
 
 // The fake quantisers: every rule of their arguments (fake_quantize_calls.cpp). `keep` owns copies; a tensor without

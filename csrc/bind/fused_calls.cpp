@@ -1,4 +1,5 @@
-// The rules of the ops that norm or gate a row before they quantise it (pyquant/ops/shapes.py holds the same).
+// The rules of the ops that norm, gate or transform a row before they quantise it (pyquant/ops/shapes.py holds the
+// same).
 #include <cmath>
 
 #include "bind/check.h"
@@ -52,6 +53,17 @@ Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax
   out_shape->back() /= 2;
   dynamic_code_range(symmetric, qmin, qmax);
   return matrix(x);
+}
+
+HadamardOrder hadamard_call(const Tensor& x, int64_t block) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  const HadamardOrder order = hadamard_order(block);
+  const int64_t columns = x.size(x.dim() - 1);
+  if (order.base == 0 || columns % block != 0)
+    refuse("block", std::to_string(block),
+           "m * 2^k that divides the " + std::to_string(columns) + " columns of x, with m one of 1, 12, 20, 28");
+  return order;
 }
 
 }  // namespace pyquant::bind

@@ -110,6 +110,23 @@ struct QuantiseOps {
     return {r.codes, r.scale, r.zero_point};
   }
 
+  static Quantised hadamard_quantize(const Tensor& x, int64_t block, bool symmetric, int64_t qmin, int64_t qmax) {
+    const HadamardOrder order = hadamard_call(x, block);
+    dynamic_code_range(symmetric, qmin, qmax);
+    const Backend on(x);
+    Results r(on, shape_of(x), lead_of(x));
+    on.hadamard_quantize(matrix(x), order, range(symmetric, qmin, qmax), r.data(), r.params());
+    return {r.codes, r.scale, r.zero_point};
+  }
+
+  static Tensor hadamard_transform(const Tensor& x, int64_t block) {
+    const HadamardOrder order = hadamard_call(x, block);
+    const Backend on(x);
+    Tensor out = on.empty(shape_of(x), x.scalar_type());
+    if (out.numel() != 0) on.hadamard_transform(matrix(x), order, out.mutable_data_ptr());
+    return out;
+  }
+
   static Tensor magnitude_histogram(const Tensor& x, int64_t exponent) {
     histogram_call(x, exponent);
     const Backend on(x);
@@ -128,6 +145,8 @@ struct QuantiseOps {
     m.impl("add_rms_norm_quantize", TORCH_BOX(&QuantiseOps::add_rms_norm_quantize));
     m.impl("add_layer_norm_quantize", TORCH_BOX(&QuantiseOps::add_layer_norm_quantize));
     m.impl("silu_mul_quantize", TORCH_BOX(&QuantiseOps::silu_mul_quantize));
+    m.impl("hadamard_quantize", TORCH_BOX(&QuantiseOps::hadamard_quantize));
+    m.impl("hadamard_transform", TORCH_BOX(&QuantiseOps::hadamard_transform));
   }
 
  private:

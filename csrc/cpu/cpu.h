@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/hadamard.h"
 #include "core/linear.h"
 #include "core/problem.h"
 #include "core/window.h"
@@ -37,6 +38,11 @@ void norm_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int6
                    bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
 void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
                        int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
+// The Hadamard transform of blocks of columns (numerics.md 15), in the type of x; or its codes per row, from float32.
+void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+                        void* out);
+void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+                       bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
 // q_type: s8 or u8. out_type: f32, f16, bf16.
 void dequantize(const void* q, DType q_type, int64_t rows, int64_t cols, int64_t ld, Granularity granularity,
                 int64_t group_size, const float* scale, const int32_t* zero_point, void* out, DType out_type);

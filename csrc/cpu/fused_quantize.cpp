@@ -1,4 +1,5 @@
-// Norm or gated SiLU, then codes per row (docs/numerics.md 9): a row stays in cache from its first sum to its codes.
+// Norm, gated SiLU or Hadamard transform, then codes per row (docs/numerics.md 9, 15): a row stays in cache from its
+// first sum to its codes.
 #include <algorithm>
 
 #include "core/norm_math.h"
@@ -88,6 +89,39 @@ void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, 
       scale[r] = p.scale;
       zero_point[r] = p.zero_point;
     }
+  });
+}
+
+// each(row, its transform in float32)
+template <class Each>
+static void transformed_rows(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+                             Each each) {
+  const Kernels& in_use = kernels();
+  each_row(rows, cols, [&](int64_t begin, int64_t end) {
+    auto& scratch = Scratch::of_this_thread();
+    scratch.reset(Scratch::rounded(static_cast<size_t>(cols) * sizeof(float)));
+    auto* v = scratch.take<float>(static_cast<size_t>(cols));
+    for (int64_t r = begin; r < end; ++r) {
+      in_use.widen(static_cast<const unsigned char*>(x) + r * ld * bytes_of(x_type), x_type, cols, v);
+      in_use.hadamard(v, cols, order);
+      each(r, v);
+    }
+  });
+}
+
+void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+                        void* out) {
+  transformed_rows(x, x_type, rows, cols, ld, order, [&](int64_t r, const float* v) {
+    kernels().narrow(v, cols, static_cast<unsigned char*>(out) + r * cols * bytes_of(x_type), x_type);
+  });
+}
+
+void hadamard_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
+                       bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point) {
+  transformed_rows(x, x_type, rows, cols, ld, order, [&](int64_t r, const float* v) {
+    const RowParams p = quantize_row(kernels(), v, DType::f32, cols, symmetric, qmin, qmax, q + r * cols);
+    scale[r] = p.scale;
+    zero_point[r] = p.zero_point;
   });
 }
 

@@ -49,6 +49,12 @@ struct V {
     v = _mm256_min_epi8(v, _mm256_set1_epi8(static_cast<char>(qmax)));
     _mm256_storeu_si256(reinterpret_cast<I*>(p), _mm256_xor_si256(v, _mm256_set1_epi8(static_cast<char>(flip))));
   }
+  // Every lane and the one Step away from it, exchanged.
+  template <int Step>
+  static F swapped(F v) {
+    if constexpr (Step == 4) return _mm256_permute2f128_ps(v, v, 1);
+    return _mm256_permute_ps(v, Step == 2 ? 0x4e : 0xb1);
+  }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }

@@ -1,6 +1,7 @@
 // The part of an instruction set's table that its vector type alone decides; products are added by isa_*.cpp.
 #pragma once
 #include "cpu/fake_rows.h"
+#include "cpu/hadamard_rows.h"
 #include "cpu/kernels.h"
 #include "cpu/rows.h"
 #include "cpu/weight_rows.h"
@@ -18,6 +19,7 @@ constexpr Kernels row_table(Isa isa) {
   k.widen = Rows<V>::widen;
   k.narrow = Rows<V>::narrow;
   k.silu_mul = Rows<V>::silu_mul;
+  k.hadamard = HadamardRows<V>::transform;
   k.accumulate = Rows<V>::accumulate;
   k.epilogue = Rows<V>::epilogue;
   k.lanes = V::W;

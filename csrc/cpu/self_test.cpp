@@ -93,6 +93,23 @@ bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
   return true;
 }
 
+// Two blocks of orders of every base, with and without whole vectors.
+bool transforms(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  for (const int32_t base : {1, 12, 20, 28}) {
+    for (const int32_t log2 : {1, 2, 5, 9}) {
+      const HadamardOrder order{base, log2};
+      const int64_t count = 2 * size_of(order);
+      std::vector<float> want(static_cast<size_t>(count));
+      for (float& v : want) v = static_cast<float>(static_cast<int32_t>(random.next()));
+      std::vector<float> got = want;
+      scalar.hadamard(want.data(), count, order);
+      candidate.hadamard(got.data(), count, order);
+      if (!same(want.data(), got.data(), want.size() * sizeof(float))) return false;
+    }
+  }
+  return true;
+}
+
 // One row of two groups, against the two kernels that gemv_s4 replaces. tile: vectors of one block, at least one row.
 bool grouped_row(const Kernels& candidate, const Kernels& scalar, Random& random, Tile tile) {
   constexpr int64_t kOcts = 5;
@@ -307,7 +324,8 @@ bool self_test(const Kernels& candidate) {
   const Kernels& scalar = kernels_scalar();
   Random random;
   return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) &&
-         finishes(candidate, scalar, random) && fake_quantizes(candidate, scalar, random);
+         transforms(candidate, scalar, random) && finishes(candidate, scalar, random) &&
+         fake_quantizes(candidate, scalar, random);
 }
 
 }  // namespace pyquant::cpu

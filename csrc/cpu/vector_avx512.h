@@ -51,6 +51,12 @@ struct V {
     v = _mm512_min_epi8(v, _mm512_set1_epi8(static_cast<char>(qmax)));
     _mm512_storeu_si512(p, _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(flip))));
   }
+  // Every lane and the one Step away from it, exchanged.
+  template <int Step>
+  static F swapped(F v) {
+    if constexpr (Step >= 4) return _mm512_shuffle_f32x4(v, v, Step == 8 ? 0x4e : 0xb1);
+    return _mm512_permute_ps(v, Step == 2 ? 0x4e : 0xb1);
+  }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }

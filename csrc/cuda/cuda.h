@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/hadamard.h"
 #include "core/problem.h"
 
 namespace pyquant {
@@ -87,6 +88,11 @@ void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRan
                    const QuantizeOut& out, const Context& context);
 // x [rows, 2 * cols] holds gates and ups: codes per row of silu(gate) * up [rows, cols], where cols = x.cols / 2.
 void silu_mul_quantize(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
+                       const QuantizeOut& out, const Context& context);
+// Blocks of columns through the Hadamard transform (numerics.md 15), in the type of x, contiguous; or its codes per
+// row, from float32. Rows of more columns than a block's shared memory holds as float32 are refused.
+void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, const Context& context);
+void hadamard_quantize(const FloatMatrix& x, HadamardOrder order, const CodeRange& range, const QuantizeParams& params,
                        const QuantizeOut& out, const Context& context);
 
 // Fake quantisation (docs/numerics.md 10). y, mask [ceil(rows * cols / 8)] and gradients are contiguous.

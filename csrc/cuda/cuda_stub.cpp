@@ -43,6 +43,11 @@ void silu_mul_quantize(const FloatMatrix&, const CodeRange&, const QuantizeParam
                        const Context&) {
   refuse();
 }
+void hadamard_transform(const FloatMatrix&, HadamardOrder, void*, const Context&) { refuse(); }
+void hadamard_quantize(const FloatMatrix&, HadamardOrder, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
+                       const Context&) {
+  refuse();
+}
 void fake_quantize(const FloatMatrix&, Granularity, int64_t, const float*, const int32_t*, const CodeRange&, void*,
                    uint8_t*, const Context&) {
   refuse();

@@ -13,7 +13,7 @@ from torch.nn.modules import module as _module
 
 from pyquant import ops
 from pyquant.nn.linear_call import needs_derivative
-from pyquant.nn.obstacles import has_hooks
+from pyquant.nn.obstacles import is_watched
 from pyquant.nn.qlinear import QLinear
 
 
@@ -90,12 +90,7 @@ def is_one_call(layers: Sequence[nn.Module], x: Tensor) -> bool:
     first = layers[0]
     if not isinstance(first, QLinear):
         return False
-    return all(type(m) is QLinear and m._is_direct and m._spec == first._spec and not _is_watched(m) for m in layers)
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Hooks, or a `forward` of the module's own, which is how clocks and other libraries lead calls round."""
-    return has_hooks(module) or "forward" in module.__dict__
+    return all(type(m) is QLinear and m._is_direct and m._spec == first._spec and not is_watched(m) for m in layers)
 
 
 def _in_one_call(work: Sequence[tuple[Any, int]], x: Tensor, rows: Tensor | None) -> Tensor:

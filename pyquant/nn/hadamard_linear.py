@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from pyquant import ops
 from pyquant.core import arguments
+from pyquant.core.dtypes import FLOATS
+from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.linear_state import traced
 from pyquant.nn.qlinear import QLinear
-from pyquant.numerics.hadamard import base_of, hadamard, largest_block
+from pyquant.numerics.hadamard import base_of, hadamard_transform, largest_block
 
 
 class HadamardLinear(nn.Module):
@@ -23,7 +27,8 @@ class HadamardLinear(nn.Module):
 
     rotate_ makes it of a Linear with weight W around one with weight W T, which is the same function; quantize_, gptq_,
     training, search and dequantize_ see that inner layer, `name.linear`. T costs some log2(block) sums an element, in
-    float32, as PyTorch's own operations on every device.
+    float32. In front of a QLinear with dynamic inputs one kernel transforms and quantises, and the sums are not rounded
+    to the type of x in between; elsewhere T gives the type of x.
     Raises ArgumentError for another layer, or a block that is no such number.
 
     Example:
@@ -57,7 +62,7 @@ class HadamardLinear(nn.Module):
         block = largest_block(linear.in_features) if block is None else block
         check_block(block, linear.in_features)
         inner = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        turned = hadamard(linear.weight.double(), block).to(linear.weight.dtype)
+        turned = hadamard_transform(linear.weight.double(), block).to(linear.weight.dtype)
         inner.weight, inner.bias = nn.Parameter(turned, linear.weight.requires_grad), linear.bias
         return cls(inner, block).train(linear.training)
 
@@ -68,14 +73,24 @@ class HadamardLinear(nn.Module):
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or x.shape[-1] != self.in_features:
             got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else arguments.shown(x)
             raise ArgumentError("x", got, f"a float tensor [..., {self.in_features}]")
-        turned = hadamard(x, self.block)
-        return self.linear(turned) if residual is None else self.linear(turned, residual)
+        if residual is not None and not isinstance(residual, Tensor):
+            raise ArgumentError("residual", arguments.shown(residual), "a Tensor or None")
+        inner, has_kernel = self.linear, runs_kernel(x, residual)
+        transform = ops.hadamard_transform if has_kernel else hadamard_transform
+        inputs = quantised_here(inner, x)
+        if inputs is None or not isinstance(inner, QLinear):
+            turned = transform(x, self.block)
+            return inner(turned) if residual is None else inner(turned, residual)
+        if not has_kernel or not inner.takes_tokens or x.dim() == 1:
+            return inner(transform(x.float(), self.block), residual).to(x.dtype)
+        codes = ops.hadamard_quantize(x, self.block, inputs.symmetric, *inputs.code_range)
+        return inner._multiply_tokens(*codes, residual, x.dtype)
 
     @property
     def weight(self) -> Tensor:
         """The weight [out_features, in_features] that multiplies x itself, computed at each use: W = (W T) T^-1."""
         real = self.linear.to_float() if isinstance(self.linear, QLinear) else self.linear
-        columns = hadamard(torch.eye(self.block, dtype=torch.float64, device=real.weight.device), self.block)
+        columns = hadamard_transform(torch.eye(self.block, dtype=torch.float64, device=real.weight.device), self.block)
         blocks = real.weight.detach().double().unflatten(-1, (-1, self.block))
         return (blocks @ columns.mT).flatten(-2).to(real.weight.dtype)
 
@@ -87,6 +102,24 @@ class HadamardLinear(nn.Module):
     def extra_repr(self) -> str:
         """The block in one line, as print(model) shows it."""
         return f"block={self.block}"
+
+
+def quantised_here(layer: nn.Module, x: Tensor) -> TensorScheme | None:
+    """The scheme by which a layer quantises such tokens itself, to give numbers: then it may have them in float32.
+    Within autocast it would narrow them first."""
+    if not isinstance(layer, QLinear) or layer.scheme.outputs is not None or x.dtype not in FLOATS:
+        return None
+    narrowed = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+    inputs = layer.scheme.inputs
+    return inputs if inputs is not None and inputs.dynamic and not narrowed else None
+
+
+def runs_kernel(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the compiled transform takes such rows: not float64, not where someone asks for derivatives, of whatever
+    order, nor rows that a GPU's shared memory cannot hold. There the same sums are PyTorch's operations."""
+    if x.dtype not in FLOATS or needs_derivative(x, residual):
+        return False
+    return ops.holds_row(x.device, x.shape[-1])
 
 
 def check_block(block: object, columns: int) -> None:

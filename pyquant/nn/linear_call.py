@@ -20,6 +20,7 @@ from pyquant.nn import kernel_info as info
 from pyquant.nn import reference, straight_through, weights
 from pyquant.nn.linear_codes import LinearCodes
 from pyquant.nn.linear_state import traced
+from pyquant.nn.obstacles import is_watched
 from pyquant.ops.transforms import autocast
 from pyquant.ops.translate import reraise
 
@@ -183,6 +184,25 @@ class LinearCall(LinearCodes):
             torch.int8 if self._gives_codes else dtype,
         )
         return ops.pack_int4(y) if out_dtype == torch.uint8 else y
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether _multiply_tokens is a call of this layer that nobody would miss: dynamic inputs, float results, and
+        nothing is registered to run with its calls."""
+        inputs = self.scheme.inputs
+        return self._is_direct and inputs is not None and inputs.dynamic and not is_watched(self)
+
+    def _multiply_tokens(
+        self, codes: Tensor, scale: Tensor, zero_point: Tensor, residual: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """The layer behind a kernel that has quantised its tokens as its own quantiser would.
+
+        codes  int8 [..., in_features], two dimensions at least; scale, zero_point  float32 and int32, one a token;
+        residual  as in forward; dtype  of the result. -> [..., out_features]. Without derivatives.
+        """
+        inputs = self.scheme.inputs
+        zeros = None if inputs is None or inputs.symmetric else zero_point
+        return self._product(codes, scale, zeros, residual, dtype, self.storage)
 
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
         columns = self.in_features if columns is None else columns

@@ -78,6 +78,12 @@ def has_hooks(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in _HOOKS)
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether its calls cannot be left out: hooks, or a `forward` of the module's own, which is how clocks and other
+    libraries lead calls round."""
+    return has_hooks(module) or "forward" in module.__dict__
+
+
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
     """The new module runs the old one's hooks; removing them works through the handles that exist."""
     for name in _HOOKS:

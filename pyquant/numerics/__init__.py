@@ -26,6 +26,7 @@ from pyquant.numerics.gemm import (
     is_per_token,
     product,
 )
+from pyquant.numerics.hadamard import hadamard_backward, hadamard_quantize, hadamard_transform
 from pyquant.numerics.histogram import magnitude_edges, magnitude_exponent, magnitude_histogram, widen_histogram
 from pyquant.numerics.linear import float_linear, qlinear_reference, weight_only_linear
 from pyquant.numerics.norm import (
@@ -62,6 +63,9 @@ __all__ = [
     "gemm_s4s4",
     "gemm_s8s4",
     "gemm_s8s8",
+    "hadamard_backward",
+    "hadamard_quantize",
+    "hadamard_transform",
     "integer_matmul",
     "is_per_token",
     "largest_step",

@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.numerics.quantize import quantize_dynamic
+
 # The odd part of an order -> the order of the matrix that is not made of butterflies. Source: Paley, "On orthogonal
 # matrices", Journal of Mathematics and Physics 12, 1933.
 _BASES: Final = {1: 1, 3: 12, 5: 20, 7: 28}
@@ -54,10 +56,11 @@ BASE_MATRICES: Final = {order: _paley(order) for order in _BASES.values()}
 _IN_CACHE: Final = 1 << 17  # numbers that all passes go over before the next ones
 
 
-def sums(x: Tensor, order: int) -> Tensor:
+def sums(x: Tensor, order: int, transposed: bool = False) -> Tensor:
     """Every block of `order` neighbours in the last dimension times the matrix of +1 and -1, in x's own type.
 
-    x [..., c * order]. Each sum of two is rounded by itself, in the order that docs/numerics.md 15 states.
+    x [..., c * order]. Each sum of two is rounded by itself, in the order that docs/numerics.md 15 states. transposed:
+    times the transpose of the matrix.
     """
     base = base_of(order)
     if base is None:
@@ -65,33 +68,48 @@ def sums(x: Tensor, order: int) -> Tensor:
     rows = max(1, _IN_CACHE // order)
     if x.is_cpu and x.numel() > rows * order and not torch.compiler.is_compiling():
         parts = x.reshape(-1, order).split(rows)
-        return torch.cat([_sums(part, order, base) for part in parts]).reshape(x.shape)
-    return _sums(x, order, base)
+        return torch.cat([_sums(part, order, base, transposed) for part in parts]).reshape(x.shape)
+    return _sums(x, order, base, transposed)
 
 
-def _sums(x: Tensor, order: int, base: int) -> Tensor:
+def _sums(x: Tensor, order: int, base: int, transposed: bool) -> Tensor:
     twos = order // base
     t = x.reshape(-1, base, twos).permute(1, 2, 0).contiguous()  # a row of neighbours for each operand: whole vectors
-    step = 1
-    while step < twos:
+    if base > 1:
+        rows, matrix = t.unbind(0), BASE_MATRICES[base]
+        t = torch.stack([_signed_sum(rows, signs) for signs in (matrix if transposed else zip(*matrix, strict=True))])
+    step = twos // 2
+    while step > 0:
         first, second = t.unflatten(1, (twos // (2 * step), 2, step)).unbind(2)
         t = torch.stack((first + second, first - second), 2).flatten(1, 3)
-        step *= 2
-    if base > 1:
-        rows, columns = t.unbind(0), zip(*BASE_MATRICES[base], strict=True)
-        t = torch.stack([_signed_sum(rows, signs) for signs in columns])
+        step //= 2
     return t.permute(2, 0, 1).reshape(x.shape)
 
 
-def hadamard(x: Tensor, order: int) -> Tensor:
-    """x [..., c * order] float, every block of `order` neighbours times diag(signs) and the orthogonal Hadamard matrix.
+def hadamard_transform(x: Tensor, block: int) -> Tensor:
+    """x [..., c * block] float, every `block` neighbours times diag(signs) and the orthogonal Hadamard matrix.
 
     -> the shape and type of x: computed in float32 (float64 for float64), rounded once to the type of x.
     Source: docs/numerics.md 15.
     """
     wide = x if x.dtype == torch.float64 else x.to(torch.float32)
-    given = wide.unflatten(-1, (-1, order)) * signs(order, x.device).to(wide.dtype)
-    return (sums(given.flatten(-2), order) * (1.0 / math.sqrt(order))).to(x.dtype)
+    given = wide.unflatten(-1, (-1, block)) * signs(block, x.device).to(wide.dtype)
+    return (sums(given.flatten(-2), block) * (1.0 / math.sqrt(block))).to(x.dtype)
+
+
+def hadamard_backward(grad: Tensor, block: int) -> Tensor:
+    """The gradient of hadamard_transform: the transpose of its matrix, which is its inverse. Shape and type of grad."""
+    wide = grad if grad.dtype == torch.float64 else grad.to(torch.float32)
+    turned = sums(wide, block, transposed=True) * (1.0 / math.sqrt(block))
+    return (turned.unflatten(-1, (-1, block)) * signs(block, grad.device).to(wide.dtype)).flatten(-2).to(grad.dtype)
+
+
+def hadamard_quantize(
+    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    """quantize_dynamic, per token, of hadamard_transform, which is not rounded to 16 bits in between."""
+    turned = hadamard_transform(x.to(torch.float32), block)
+    return quantize_dynamic(turned, "per_token", 0, symmetric, qmin, qmax)
 
 
 def signs(order: int, device: torch.device) -> Tensor:

@@ -15,6 +15,8 @@ from pyquant.ops.functional import (
     add_layer_norm_quantize,
     add_rms_norm_quantize,
     dequantize,
+    hadamard_quantize,
+    hadamard_transform,
     layer_norm_quantize,
     magnitude_histogram,
     pack_int4,
@@ -35,7 +37,7 @@ from pyquant.ops.linear import (
     unpack_linear,
     weight_only_linear,
 )
-from pyquant.ops.load import layout_for, native_available, packs_int4, why_not_native
+from pyquant.ops.load import holds_row, layout_for, native_available, packs_int4, why_not_native
 from pyquant.ops.plan import Kernel, kernels
 from pyquant.ops.spec import LinearSpec
 from pyquant.ops.strict import set_strict
@@ -61,6 +63,9 @@ __all__ = [
     "gemm_s4s4",
     "gemm_s8s4",
     "gemm_s8s8",
+    "hadamard_quantize",
+    "hadamard_transform",
+    "holds_row",
     "kernels",
     "layer_norm_quantize",
     "layout_for",

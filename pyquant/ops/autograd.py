@@ -103,6 +103,14 @@ def _codes_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     return (*given, *(None,) * (ctx.input_count - len(given)))
 
 
+def _hadamard_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.block = inputs[1]
+
+
+def _hadamard_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return numerics.hadamard_backward(grad, ctx.block), None
+
+
 def _fake_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
@@ -143,5 +151,7 @@ def register(library: torch.library.Library) -> None:
         ("add_rms_norm_quantize", _codes_backward, _codes_setup),
         ("add_layer_norm_quantize", _codes_backward, _codes_setup),
         ("silu_mul_quantize", _codes_backward, _codes_setup),
+        ("hadamard_quantize", _codes_backward, _codes_setup),
+        ("hadamard_transform", _hadamard_backward, _hadamard_setup),
     ):
         torch.library.register_autograd(f"pyquant::{name}", backward, setup_context=setup, lib=library)

@@ -172,6 +172,37 @@ def silu_mul_quantize(
     return call(_ops.silu_mul_quantize.default, x, symmetric, qmin, qmax)
 
 
+def hadamard_transform(x: Tensor, block: int) -> Tensor:
+    """Every `block` neighbours of a row times a Hadamard matrix with random signs, which is orthogonal.
+
+    x            float32, float16 or bfloat16 [..., K].
+    block        m * 2^k that divides K, with m one of 1, 12, 20, 28.
+    ->           shape and dtype of x: sums in float32, rounded once. Differentiable.
+    Raises ArgumentError. Source: docs/numerics.md 15; QuaRot, arXiv 2404.00456.
+
+    Example:
+        >>> hadamard_transform(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 4).tolist()
+        [[1.0, 3.0, 2.0, -4.0]]
+    """
+    return call(_ops.hadamard_transform.default, x, block)
+
+
+def hadamard_quantize(
+    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes per token of hadamard_transform, quantised without rounding to 16 bits before.
+
+    x, block     as in hadamard_transform.
+    ->           codes int8 [..., K]; scale float32 and zero_point int32, x.shape[:-1].
+    Raises ArgumentError. Source: docs/numerics.md 15.
+
+    Example:
+        >>> hadamard_quantize(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 4)[0].tolist()
+        [[32, 95, 64, -127]]
+    """
+    return call(_ops.hadamard_quantize.default, x, block, symmetric, qmin, qmax)
+
+
 def dequantize(
     q: Tensor,
     scale: Tensor,

@@ -73,6 +73,29 @@ def packs_int4(device: torch.device, columns: int) -> bool:
     return multiple > 0 and columns % multiple == 0
 
 
+def holds_row(device: torch.device, columns: int) -> bool:
+    """Whether hadamard_transform and hadamard_quantize take rows of so many columns on a device: any number on a CPU,
+    what shared memory holds in float32 on a GPU.
+
+    Example:
+        >>> holds_row(torch.device("cpu"), 1 << 20)
+        True
+    """
+    arguments.whole("columns", columns, 0)
+    if _checked(device).type != "cuda":
+        return device.type == "cpu"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return native_available() and columns <= _row_floats(index)
+
+
+@functools.lru_cache(maxsize=64)
+def _row_floats(index: int) -> int:
+    return (plan.Device.of(torch.device("cuda", index)).shared_bytes - (4 << 10)) // 4
+
+
+_row_floats._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _define() -> None:
     """Every op of the table, by Python where no library has defined it; then what only Python registers."""
     tags = [getattr(torch.Tag, name) for name in TAGS]

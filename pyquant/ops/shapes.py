@@ -18,6 +18,7 @@ from pyquant.core.granularity import scale_shape
 from pyquant.core.names import GRANULARITIES
 from pyquant.errors import ArgumentError
 from pyquant.numerics import histogram
+from pyquant.numerics.hadamard import base_of
 from pyquant.ops import check, conv_shapes, linear_shapes
 
 
@@ -137,6 +138,22 @@ def silu_mul_quantize(
         raise ArgumentError("x", describe(x), "an even last dimension, gates then ups")
     _dynamic_code_range(symmetric, qmin, qmax)
     return _per_token(x, x.shape[-1] // 2)
+
+
+def hadamard_transform(x: Tensor, block: int) -> Tensor:
+    check.rows_of_floats("x", x)
+    if base_of(block) is None or x.shape[-1] % block != 0:
+        allowed = f"m * 2^k that divides the {x.shape[-1]} columns of x, with m one of 1, 12, 20, 28"
+        raise ArgumentError("block", str(block), allowed)
+    return x.new_empty(x.shape)
+
+
+def hadamard_quantize(
+    x: Tensor, block: int, symmetric: bool = True, qmin: int = -127, qmax: int = 127
+) -> tuple[Tensor, Tensor, Tensor]:
+    hadamard_transform(x, block)
+    _dynamic_code_range(symmetric, qmin, qmax)
+    return _per_token(x, x.shape[-1])
 
 
 def dequantize(

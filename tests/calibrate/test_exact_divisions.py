@@ -80,6 +80,7 @@ def _numerics() -> None:
     numerics.rms_norm_quantize(x, torch.ones(300))
     numerics.layer_norm_quantize(x, torch.ones(300), torch.ones(300))
     numerics.silu_mul_quantize(x)
+    numerics.hadamard_quantize(x, 12)
 
 
 def _cases() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -271,6 +271,8 @@ def _produce(
     total = 0
     if name == "silu_mul":
         native.silu_mul_quantize(matrix, target.fields)
+    elif name == "hadamard":
+        native.hadamard_quantize(matrix, call["block"], target.fields)
     else:
         norm: dict[str, Any] = {"subtract_mean": "layer" in name, "eps": call["eps"]}
         for channel in ("weight", "bias"):
@@ -369,10 +371,45 @@ def test_every_way_to_hold_a_row(native: Any, plain_device: Memory, name: str, s
         native.quantize_dynamic(matrix, "rows", 0, target.fields)
         target.compare(*quantize_dynamic(x, "per_token", 0, *target.limits()), shape)
     else:
+        if name == "hadamard":  # rows that shared memory holds, in blocks of every base
+            k = {70001: 40961, 65792: 57344, 1096: 1120, 5003: 5040, 4072: 4224, 2043: 2046}[k]
         call = laws.producer_call(name, BASE_SEED, rows, k)
         floats = {key: value for key, value in call.items() if isinstance(value, Tensor)}
         call |= {key: value.to(FLOATS[dtype]) for key, value in floats.items()}
         _produce(native, plain_device, name, call, draw, f"{shape} {name}")
+    plain_device.free()
+
+
+BLOCKS = [*(1 << k for k in range(16)), 12, 24, 48, 96, 768, 1536, 20, 40, 80, 160, 5120, 28, 56, 112, 224, 14336]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_of_every_order(native: Any, plain_device: Memory, block: int, dtype: str) -> None:
+    """One, two and five blocks a row, ends within a unit of sixteen, rows off every boundary; the transform itself has
+    its sums rounded once, and the sign of each zero."""
+    for blocks in (1, 2, 5) if block < 12000 else (1,):
+        draw = Draw(BASE_SEED, "blocks", block, dtype, blocks)
+        rows, cols = draw.choice((1, 3, 11)), block * blocks
+        x = _values(draw, rows, cols, FLOATS[dtype])
+        data, ld = _put(draw, plain_device, x)
+        matrix = {"data": data, "type": dtype, "rows": rows, "cols": cols, "ld": ld}
+        out = plain_device.put(torch.full((rows, cols), 7.0, dtype=x.dtype))
+        native.hadamard_transform(matrix, block, out)
+        got = plain_device.get(out, rows * cols * x.element_size()).view(x.dtype).reshape(rows, cols)
+        want, what = numerics.hadamard_transform(x, block), f"{dtype} {rows}x{cols} ld {ld} in blocks of {block}"
+        accept.t1(got, want, what=what, waiver=WAIVER)
+        symmetric = draw.chance(0.5)
+        target = Target.draw(draw, plain_device, rows, cols, 1, symmetric)
+        native.hadamard_quantize(matrix, block, target.fields)
+        target.compare(*numerics.hadamard_quantize(x, block, *target.limits()), what)
+        plain_device.free()
+
+
+def test_a_row_that_shared_memory_cannot_hold_is_refused(native: Any, plain_device: Memory) -> None:
+    x = {"data": plain_device.put(torch.zeros(1 << 17)), "type": "f32", "rows": 1, "cols": 1 << 17, "ld": 1 << 17}
+    with pytest.raises(RuntimeError, match="rows of 131072 columns, 524288 bytes of shared memory; allowed"):
+        native.hadamard_transform(x, 1 << 17, plain_device.put(torch.zeros(1 << 17)))
     plain_device.free()
 
 
@@ -450,6 +487,8 @@ def test_memory_is_touched_once_and_in_whole_sectors(
         "norm": (lambda: native.norm_quantize(matrix, norm, out), 2 * one, codes, lone),
         "add_norm": (lambda: native.norm_quantize(matrix, norm | added, out), 3 * one, codes + one, lone),
         "silu_mul": (lambda: native.silu_mul_quantize(matrix | {"cols": 2 * k}, out), 2 * one, codes, lone),
+        "hadamard": (lambda: native.hadamard_quantize(matrix, k, out), one, codes, lone),
+        "turned": (lambda: native.hadamard_transform(matrix, k, total), one, one, 0),
     }
     for name, (launch, bytes_in, bytes_out, besides) in launches.items():
         path = tmp_path / f"{name}.json"
@@ -500,6 +539,9 @@ BUDGETS = {
     "layer_norm": 23,
     "rms_norm_residual": 23,
     "layer_norm_residual": 28,
+    "hadamard_256": 21.5,
+    "hadamard_2048": 28,
+    "hadamard_4096": 27.2,
     "groups": 9.5,
     "groups_of_32": 9,
     "affine_groups": 14,
@@ -539,6 +581,9 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
         "affine": lambda: native.quantize_dynamic(matrix, "rows", 0, out | affine),
         "rms_norm": lambda: native.norm_quantize(matrix, rms, out),
         "layer_norm": lambda: native.norm_quantize(matrix, layer, out),
+        "hadamard_256": lambda: native.hadamard_quantize(matrix, 256, out),
+        "hadamard_2048": lambda: native.hadamard_quantize(matrix, 2048, out),
+        "hadamard_4096": lambda: native.hadamard_quantize(matrix, 4096, out),
         "groups": lambda: native.quantize_dynamic(matrix, "groups", 128, many),
         "groups_of_32": lambda: native.quantize_dynamic(matrix, "groups", 32, few),
         "groups_given": lambda: native.quantize(matrix, "groups", 128, given),

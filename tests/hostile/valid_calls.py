@@ -263,6 +263,7 @@ OTHERS_OF_OPS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "LinearSpec": lambda _: with_defaults(ops.LinearSpec, n=4, k=4),
     "kernels": lambda _: {"pattern": ""},
     "layout_for": lambda _: {"device": torch.device("cpu"), "spec": None},
+    "holds_row": lambda _: {"device": torch.device("cpu"), "columns": 32},
     "packs_int4": lambda _: {"device": torch.device("cpu"), "columns": 32},
 }
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import pyquant
-from pyquant import HadamardLinear, QLinear, W4A4Dynamic, W8A8Dynamic
+from pyquant import HadamardLinear, QLinear, QTensor, W4A4Dynamic, W8A8Dynamic, numerics
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import load_checkpoint, save_checkpoint
-from pyquant.numerics.hadamard import hadamard
+from pyquant.numerics.hadamard import hadamard_transform
 
 
 def build() -> nn.Sequential:
@@ -44,13 +44,48 @@ def test_it_is_the_function_of_the_linear(block) -> None:
 def test_quantised_it_multiplies_the_codes_of_transformed_inputs() -> None:
     model = pyquant.quantize_(wrapped(), {"2.linear": W4A4Dynamic(group_size=24)})
     layer, hidden = model[2], model[:2](X)
-    accept.t1(layer(hidden), layer.linear.reference(hadamard(hidden, 24)))
+    accept.t1(layer(hidden), layer.linear.reference(hadamard_transform(hidden, 24)))
     residual = torch.randn(6, 5)
-    accept.t1(layer(hidden, residual), layer.linear(hadamard(hidden, 24), residual))
-    half = layer(hidden.half())
-    accept.t1(half, layer.linear(hadamard(hidden.half(), 24)))
-    assert half.dtype == torch.float16
+    accept.t1(layer(hidden, residual), layer.linear(hadamard_transform(hidden, 24), residual))
     accept.t1(copy.deepcopy(layer)(hidden), layer(hidden))
+    half = layer(hidden.half(), residual.half())
+    inputs = layer.linear.scheme.inputs
+    codes, scale, zeros = numerics.hadamard_quantize(hidden.half(), 24, inputs.symmetric, *inputs.code_range)
+    tokens = QTensor(codes, scale, None if inputs.symmetric else zeros)
+    accept.t1(half, layer.linear(tokens, residual.half()).half())
+    with torch.no_grad():
+        accept.t1(layer(hidden.half(), residual.half()), half.detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(hidden).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "scheme", [W8A8Dynamic(), pyquant.W4A8Dynamic(24), pyquant.W8A8(), pyquant.W4A16(24), pyquant.FP16()]
+)
+def test_whichever_kernel_transforms_the_function_is_one(scheme) -> None:
+    """One kernel with the quantiser, one before the layer, or PyTorch's operations where derivatives are asked for."""
+    model = wrapped()
+    if scheme.is_static:
+        pyquant.quantize_(model, {"2.linear": scheme}, data=[X], num_batches=1)
+    else:
+        pyquant.quantize_(model, {"2.linear": scheme})
+    layer, hidden = model[2], model[:2](X).detach()
+    want = layer.linear(numerics.hadamard_transform(hidden, 24))
+    if scheme.is_float:  # torch's product: its order of sums follows the shape
+        torch.testing.assert_close(layer(hidden), want)
+        return
+    accept.t1(layer(hidden), want)
+    leaf = hidden.clone().requires_grad_()
+    accept.t1(layer(leaf).detach(), want)
+    (gradient,) = torch.autograd.grad(layer(leaf).sum(), leaf)
+    torch.testing.assert_close(gradient, layer.weight.sum(0).expand(6, 48), rtol=0.05, atol=0.02)
+    accept.t1(layer(hidden[0]), want[0])
+    accept.t1(torch.vmap(layer)(hidden.reshape(2, 3, 48)).reshape(6, 5), want)
+    accept.t1(layer(hidden.t().contiguous().t()), want)
+    seen = []
+    layer.linear.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    accept.t1(layer(hidden), want)
+    accept.t1(seen[0], numerics.hadamard_transform(hidden, 24))
 
 
 def test_outliers_cost_less() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyquant.numerics.hadamard import BASE_MATRICES, base_of, hadamard, largest_block, sums
+from pyquant import ops
+from pyquant.numerics.hadamard import BASE_MATRICES, base_of, hadamard_transform, largest_block, sums
 
 ORDERS = [1, 2, 8, 64, 12, 24, 96, 20, 40, 28, 56]
 
@@ -17,12 +18,6 @@ def stated(row: np.ndarray, order: int) -> np.ndarray:
     twos, result = order // base, []
     for block in row.reshape(-1, order):
         t = [np.float32(-v if (i & i >> 1).bit_count() % 2 else v) for i, v in enumerate(block)]
-        step = 1
-        while step < twos:
-            for i in range(order):
-                if i // step % 2 == 0:
-                    t[i], t[i + step] = t[i] + t[i + step], t[i] - t[i + step]
-            step *= 2
         if base > 1:
             signs, runs = BASE_MATRICES[base], np.array(t, np.float32).reshape(base, twos)
             out = []
@@ -32,6 +27,12 @@ def stated(row: np.ndarray, order: int) -> np.ndarray:
                     total = total + np.float32(signs[a][b]) * runs[a]
                 out.append(total)
             t = list(np.concatenate(out))
+        step = twos // 2
+        while step > 0:
+            for i in range(order):
+                if i // step % 2 == 0:
+                    t[i], t[i + step] = t[i] + t[i + step], t[i] - t[i + step]
+            step //= 2
         result += [np.float32(v) * np.float32(1 / np.sqrt(float(order))) for v in t]
     return np.array(result, np.float32)
 
@@ -40,10 +41,10 @@ def stated(row: np.ndarray, order: int) -> np.ndarray:
 def test_the_bits_are_those_of_the_stated_order(order) -> None:
     x = torch.randn(3, 3 * order, generator=torch.Generator().manual_seed(order)) * 100
     want = np.stack([stated(row, order) for row in x.numpy()])
-    assert np.array_equal(hadamard(x, order).numpy().view(np.int32), want.view(np.int32))
+    assert np.array_equal(hadamard_transform(x, order).numpy().view(np.int32), want.view(np.int32))
     for dtype in (torch.float16, torch.bfloat16):
         narrow = x.to(dtype)
-        assert torch.equal(hadamard(narrow, order), hadamard(narrow.float(), order).to(dtype))
+        assert torch.equal(hadamard_transform(narrow, order), hadamard_transform(narrow.float(), order).to(dtype))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -59,15 +60,15 @@ def test_matrices_are_hadamard_and_kronecker_products(order) -> None:
 @pytest.mark.parametrize("order", [16, 256, 512, 4096, 48, 96, 160, 224, 14336])
 def test_a_mean_that_all_channels_share_is_spread(order) -> None:
     """Behind a GELU every channel has one; without the signs it is sqrt(order) times as large in the first channel."""
-    assert float(hadamard(torch.ones(1, order), order).abs().max()) < 3.5
+    assert float(hadamard_transform(torch.ones(1, order), order).abs().max()) < 3.5
 
 
 def test_many_rows_are_their_rows() -> None:
     """Beyond what a cache holds the rows are taken in parts."""
     x = torch.randn(3, 100, 2 * 448, generator=torch.Generator().manual_seed(2))
     assert x.numel() > 1 << 17
-    assert torch.equal(hadamard(x, 448)[2, 99], hadamard(x[2, 99], 448))
-    assert hadamard(x[:0], 448).shape == (0, 100, 896)
+    assert torch.equal(hadamard_transform(x, 448)[2, 99], hadamard_transform(x[2, 99], 448))
+    assert hadamard_transform(x[:0], 448).shape == (0, 100, 896)
 
 
 def test_orders_that_there_are() -> None:
@@ -82,4 +83,14 @@ def test_orders_that_there_are() -> None:
 
 def test_gradients_are_those_of_an_orthogonal_map() -> None:
     x = torch.randn(2, 24, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: hadamard(t, 12), x)
+    assert torch.autograd.gradcheck(lambda t: hadamard_transform(t, 12), x)
+
+
+def test_the_op_has_the_gradient_of_the_specification() -> None:
+    x, weights = torch.randn(3, 48), torch.randn(3, 48)
+    for block in (16, 24, 48):
+        gradients = []
+        for function in (hadamard_transform, ops.hadamard_transform):
+            leaf = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad((function(leaf, block) * weights).sum(), leaf)[0])
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)

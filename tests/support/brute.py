@@ -203,6 +203,47 @@ def sum_in_lanes(x: Array) -> Array:
     return lanes
 
 
+def hadamard(x: Tensor, block: int) -> Tensor:
+    """[rows, c * block] -> float32, every sum of two one float64 operation rounded to float32."""
+    base = {1: 1, 3: 12, 5: 20, 7: 28}[block // (block & -block)]
+    twos = block // base
+    signs = np.array([-1.0 if (j & j >> 1).bit_count() % 2 else 1.0 for j in range(block)])
+    t = (wide(x).reshape(-1, block) * signs).reshape(-1, base, twos)
+    with np.errstate(all="ignore"):
+        if base > 1:
+            matrix = paley(base)
+            columns = []
+            for b in range(base):
+                total = matrix[0, b] * t[:, 0]
+                for a in range(1, base):
+                    total = f32(total + matrix[a, b] * t[:, a])
+                columns.append(total)
+            t = np.stack(columns, 1)
+        step = twos // 2
+        while step > 0:
+            pairs = t.reshape(-1, base, twos // (2 * step), 2, step)
+            a, b = pairs[:, :, :, 0], pairs[:, :, :, 1]
+            t = np.stack((f32(a + b), f32(a - b)), 3).reshape(-1, base, twos)
+            step //= 2
+        return back(f32(t.reshape(x.shape) * f32(np.float64(1 / np.sqrt(float(block))))))
+
+
+def paley(order: int) -> Array:
+    """The Hadamard matrices of order 12, 20 and 28 as docs/numerics.md 15 writes them."""
+    q = {12: 11, 20: 19, 28: 13}[order]
+    squares = {i * i % q for i in range(1, q)}
+    chi = np.array([[0 if i == j else 1 if (i - j) % q in squares else -1 for j in range(q)] for i in range(q)])
+    if q % 4 == 3:
+        matrix = np.ones((order, order))
+        matrix[1:, 0] = -1
+        matrix[1:, 1:] = chi + np.eye(q)
+        return matrix
+    conference = np.ones((q + 1, q + 1)) - np.eye(q + 1)
+    conference[1:, 1:] = chi
+    plain, diagonal = np.array([[1, 1], [1, -1]]), np.array([[1, -1], [-1, -1]])
+    return np.kron(conference, plain) + np.kron(np.eye(q + 1), diagonal)
+
+
 def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, subtract_mean: bool) -> Tensor:
     """[rows, K] -> float32, every step one float64 operation rounded to float32."""
     t = wide(x)

@@ -211,7 +211,8 @@ def linear(impl: Any, seed: int) -> None:
 # ---- norm or gated SiLU, then codes
 
 NORM_WIDTHS = (1, 2, 7, 32, 100, 257, 1000, 2047, 2048, 2049, 4103)
-PRODUCERS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "silu_mul")
+PRODUCERS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "silu_mul", "hadamard")
+BLOCKS = tuple(base << twos for base in (1, 12, 20, 28) for twos in range(16))  # orders of a Hadamard matrix
 
 
 def producer_call(name: str, seed: int, rows: int | None = None, k: int | None = None) -> dict[str, Any]:
@@ -227,6 +228,8 @@ def producer_call(name: str, seed: int, rows: int | None = None, k: int | None =
         x[2] = draw.choice((0.0, 1.0, 2.0**-70))
     symmetric, qmin, qmax = draw.choice(RANGES)
     call: dict[str, Any] = {"x": x.to(dtype)}
+    if name == "hadamard":
+        call["block"] = draw.choice([b for b in BLOCKS if k % b == 0] if k else (1, 16))
     if name.startswith("add"):
         call["residual"] = draw.normal(rows, k).to(dtype)
     if "norm" in name:
@@ -247,6 +250,8 @@ def produced(name: str, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tenso
         gate, up = x.to(torch.float32).chunk(2, -1)
         curve = numerics.activation.silu(gate.contiguous())  # tests/numerics/test_activation.py judges the curve
         return brute.back(brute.f32(brute.wide(curve) * brute.wide(up))), total
+    if name == "hadamard":
+        return brute.hadamard(x, call["block"]), total
     return brute.norm(x, call["weight"], call.get("bias"), call["eps"], "layer" in name), total
 
 

@@ -83,6 +83,8 @@ def quantised(generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     yield "rms_norm_quantize", ops.rms_norm_quantize(x)
     yield "layer_norm_quantize", ops.layer_norm_quantize(x)
     yield "silu_mul_quantize", ops.silu_mul_quantize(x)
+    yield "hadamard_quantize", ops.hadamard_quantize(x, x.shape[-1] & -x.shape[-1])
+    yield "hadamard_transform", ops.hadamard_transform(x, x.shape[-1] & -x.shape[-1])
     q4 = torch.randint(-8, 8, (ROWS, COLS), generator=generator, dtype=torch.int8)
     yield "pack_int4", ops.pack_int4(q4)
     yield "unpack_int4", ops.unpack_int4(ops.pack_int4(q4), COLS)

@@ -17,7 +17,7 @@ struct Codes {
   __device__ __forceinline__ uint8_t* row(int64_t index) const { return q + index * row_bytes; }
 };
 
-template <class T>
+template <class T, int Width = kVector<T>>
 Codes codes_of(const QuantizeOut& out, const CodeRange& range, int64_t rows, int64_t cols) {
   if (out.ldq < cols || (out.packed && out.ldq % 2 != 0))
     throw std::runtime_error("quantize: ldq " + std::to_string(out.ldq) + "; allowed: at least " +
@@ -26,7 +26,7 @@ Codes codes_of(const QuantizeOut& out, const CodeRange& range, int64_t rows, int
     throw std::runtime_error("quantize: packed codes from " + std::to_string(range.qmin) + " to " +
                              std::to_string(range.qmax) + "; allowed: within -8 to 7");
   const int64_t row_bytes = out.packed ? out.ldq / 2 : out.ldq;
-  const int64_t unit_bytes = out.packed ? kVector<T> / 2 : kVector<T>;
+  const int64_t unit_bytes = out.packed ? Width / 2 : Width;
   return {static_cast<uint8_t*>(out.q),
           out.ldq,
           row_bytes,
@@ -117,7 +117,13 @@ __device__ __forceinline__ uint32_t nibbles(const uint32_t (&words)[Words]) {
 
 template <int Words>
 __device__ __forceinline__ void store_whole(uint8_t* to, bool packed, const uint32_t (&words)[Words]) {
-  if (packed) {
+  if constexpr (Words == 4) {
+    const uint32_t left[2] = {words[0], words[1]}, right[2] = {words[2], words[3]};
+    if (packed)
+      *reinterpret_cast<uint2*>(to) = make_uint2(nibbles(left), nibbles(right));
+    else
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else if (packed) {
     const uint32_t word = nibbles(words);
     if constexpr (Words == 2)
       *reinterpret_cast<uint32_t*>(to) = word;
@@ -153,6 +159,18 @@ __device__ __forceinline__ void store_codes(uint8_t* row, int64_t first, int roo
   }
 #pragma unroll 1  // rare: kept short
   for (int j = 0; j < count; ++j, bytes >>= 8) out[j] = static_cast<uint8_t>(bytes);
+}
+
+// Of a unit of sixteen codes, in two halves.
+__device__ __forceinline__ void store_codes(uint8_t* row, int64_t first, int room, int valid, const Codes& to,
+                                            uint32_t (&words)[4]) {
+  uint32_t left[2] = {words[0], words[1]}, right[2] = {words[2], words[3]};
+  store_codes(row, first, room, valid, to, left);
+  words[0] = left[0];
+  words[1] = left[1];
+  if (room > 8) store_codes(row, first + 8, room - 8, valid - 8, to, right);
+  words[2] = valid > 8 ? right[0] : 0;
+  words[3] = valid > 8 ? right[1] : 0;
 }
 
 }  // namespace pyquant::cuda

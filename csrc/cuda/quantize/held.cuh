@@ -57,10 +57,10 @@ struct KeptUnits {
 };
 
 // Values that memory does not hold: what a norm or a gate made of a unit.
-template <class T, int Units>
+template <class T, int Units, int Width = kVector<T>>
 struct KeptFloats {
   using Range = RangeOf<float>;
-  static constexpr int kWidth = kVector<T>;
+  static constexpr int kWidth = Width;
   static constexpr int kUnits = Units;
   float value[Units][kWidth];
   __device__ __forceinline__ void put(int i, const float (&v)[kWidth]) {

@@ -83,6 +83,15 @@ struct RowCodes {
   };
 };
 
+// Whether what `load` leaves is not yet what is quantised: then Row has
+//   Range range(const Range&);                // of what is quantised, from that of what load leaves
+//   Step inner_step(Step, const Range&);      // what Output::Row::open is given
+//   void finish(Kept&);                       // before Output::Row::put, for that step
+template <class Input, class = void>
+inline constexpr bool kFinishes = false;
+template <class Input>
+inline constexpr bool kFinishes<Input, decltype(void(&Input::Row::finish))> = true;
+
 template <class Input, class Output>
 __global__ void __launch_bounds__(Input::kThreads, 1)
     quantize_rows_kernel(Input in, Output out, RowSpan span, CodeRange range, QuantizeParams params) {
@@ -104,13 +113,17 @@ __global__ void __launch_bounds__(Input::kThreads, 1)
       continue;
     }
     if (turn == span.chunks) {
-      const Step step = step_of(reduce_block(seen.ends(), shared.ranges), range.symmetric, range.qmin, range.qmax);
+      Range ends = reduce_block(seen.ends(), shared.ranges);
+      if constexpr (kFinishes<Input>) ends = row.range(ends);
+      Step step = step_of(ends, range.symmetric, range.qmin, range.qmax);
       if (threadIdx.x == 0) {
         params.scale[blockIdx.x] = step.scale;
         if (params.zero_point) params.zero_point[blockIdx.x] = step.zero_point;
       }
+      if constexpr (kFinishes<Input>) step = row.inner_step(step, ends);
       to.open(out, blockIdx.x, step, range);
     }
+    if constexpr (kFinishes<Input>) row.finish(kept);
     to.put(out, chunk, kept);
   }
   to.close(out, blockIdx.x, shared);
@@ -136,11 +149,12 @@ inline RowBlock row_block(int64_t rows, int64_t cols, int64_t room, int width, i
 
 template <class Input, class Output>
 void launch_rows(const char* name, const Input& in, const Output& out, const RowBlock& block, int64_t rows,
-                 const CodeRange& range, const QuantizeParams& params, const Context& context) {
+                 const CodeRange& range, const QuantizeParams& params, const Context& context, int shared_bytes = 0) {
   if (rows == 0) return;
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(rows));
   shape.block = dim3(static_cast<unsigned>(block.threads));
+  shape.shared_bytes = shared_bytes;
   shape.overlaps = true;
   launch<quantize_rows_kernel<Input, Output>>(name, shape, context, in, out, block.span, range, params);
 }
@@ -148,9 +162,11 @@ void launch_rows(const char* name, const Input& in, const Output& out, const Row
 // T: the element type of the input.
 template <class T, class Input>
 void quantize_rows(const char* name, const Input& in, int64_t rows, int64_t cols, const CodeRange& range,
-                   const QuantizeParams& params, const QuantizeOut& out, const Context& context) {
-  const auto block = row_block(rows, cols, out.ldq, kVector<T>, Input::Kept::kUnits, Input::kThreads);
-  launch_rows(name, in, RowCodes{codes_of<T>(out, range, rows, cols)}, block, rows, range, params, context);
+                   const QuantizeParams& params, const QuantizeOut& out, const Context& context, int shared_bytes = 0) {
+  constexpr int kWidth = Input::Kept::kWidth;
+  const auto block = row_block(rows, cols, out.ldq, kWidth, Input::Kept::kUnits, Input::kThreads);
+  launch_rows(name, in, RowCodes{codes_of<T, kWidth>(out, range, rows, cols)}, block, rows, range, params, context,
+              shared_bytes);
 }
 
 }  // namespace pyquant::cuda

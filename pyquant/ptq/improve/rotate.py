@@ -16,7 +16,7 @@ from pyquant.nn.flow import call
 from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.swap import Undo, put, undone_on_error
-from pyquant.numerics.hadamard import hadamard, largest_block
+from pyquant.numerics.hadamard import hadamard_transform, largest_block
 from pyquant.ptq.improve.orthogonal import Rotation
 from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.ptq.improve.rotate_rules import RotationSpec, filled, matching, specs_of
@@ -164,7 +164,7 @@ class _Turning:
                 if type(linear) is not nn.Linear or block == 1:
                     got = f"'{name}', a {type(linear).__name__} of {linear.in_features} inputs"
                     raise ArgumentError("online", got, "nn.Linears of an even number of inputs")
-                self._later(linear.weight, partial(hadamard, order=block))
+                self._later(linear.weight, partial(hadamard_transform, block=block))
                 wrapped = HadamardLinear(linear, block).train(linear.training)
                 for parent in self.modules.values():
                     for child in [child for child, module in parent._modules.items() if module is linear]:

@@ -1,0 +1,61 @@
+// The Hadamard transform in blocks (docs/numerics.md 15): which orders there are, the signs of its matrices, its
+// factor.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "core/arith.h"
+
+namespace pyquant {
+
+// base * 2^log2 neighbours; base is 1, 12, 20 or 28, or 0 where a number is no order.
+struct HadamardOrder {
+  int32_t base = 0, log2 = 0;
+};
+
+inline HadamardOrder hadamard_order(int64_t n) {
+  if (n < 1) return {};
+  int32_t twos = 0;
+  for (; n % 2 == 0; n /= 2) ++twos;
+  if (n == 1) return {1, twos};
+  if (twos < 2 || (n != 3 && n != 5 && n != 7)) return {};
+  return {static_cast<int32_t>(4 * n), twos - 2};
+}
+
+inline int64_t size_of(HadamardOrder order) { return static_cast<int64_t>(order.base) << order.log2; }
+
+// The float32 nearest to 1 / sqrt(n).
+inline float hadamard_factor(HadamardOrder order) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(size_of(order))));
+}
+
+// 1 where the sign of column j is -1: Rudin and Shapiro's sequence.
+PYQ_HD constexpr uint32_t hadamard_flips(uint32_t j) {
+  return static_cast<uint32_t>(__builtin_popcount(j & j >> 1)) & 1;
+}
+
+// 1 where i is a square modulo the prime q, 0 where q divides it, else -1.
+PYQ_HD constexpr int quadratic_character(int i, int q) {
+  i = (i % q + q) % q;
+  if (i == 0) return 0;
+  for (int j = 1; j < q; ++j)
+    if (j * j % q == i) return 1;
+  return -1;
+}
+
+// Whether an entry of the matrix of order 12, 20 or 28 is -1. Source: Paley, "On orthogonal matrices", 1933.
+PYQ_HD constexpr bool hadamard_is_negative(int base, int row, int column) {
+  if (base != 28) {
+    const int q = base - 1;
+    if (row == 0 || column == 0) return row > 0;
+    return row != column && quadratic_character(row - column, q) < 0;
+  }
+  const int i = row / 2, j = column / 2;
+  const int conference = i == j ? 0 : i == 0 || j == 0 ? 1 : quadratic_character(i - j, 13);
+  const int diagonal = i == j ? 1 : 0;
+  const int entry = row % 2 == 0 ? (column % 2 == 0 ? conference + diagonal : conference - diagonal)
+                                 : (column % 2 == 0 ? conference - diagonal : -conference - diagonal);
+  return entry < 0;
+}
+
+}  // namespace pyquant
