@@ -87,7 +87,7 @@ browser:
 # The tools of others that read our files, and the demo's model: its drivers are tested too.
 $(STAMPS)/interop: $(STAMPS)/demo $(STAMPS)/examples
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then \
-	 $(PIP) install compressed-tensors==0.20.0 accelerate==1.15.0 peft==0.21.2 onnx==1.23.2 onnxruntime==1.32.0 onnxscript==0.7.2; \
+	 $(PIP) install compressed-tensors==0.20.0 accelerate==1.15.0 peft==0.21.2 diffusers==0.42.1 onnx==1.23.2 onnxruntime==1.32.0 onnxscript==0.7.2; \
 	 else echo "pyquant: transformers and onnxruntime need Python 3.11; the tests against them are skipped"; fi
 	@$(PIP) install pymoo
 	@touch $@

@@ -38,6 +38,7 @@ PAGES = (
     "onnx",
     "transformers",
     "peft",
+    "diffusers",
 )
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
@@ -45,6 +46,7 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "transformers": ("transformers", "compressed_tensors", "accelerate"),
     "peft": ("peft", "transformers", "accelerate"),
+    "diffusers": ("diffusers", "accelerate"),
 }
 
 

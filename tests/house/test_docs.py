@@ -25,6 +25,7 @@ PARTS = {
     "transformers": ("on_the_fly", "quantizer", "switch"),
     "peft": ("layer", "switch"),
     "vllm": ("config", "embedding", "kernels", "layer", "scheme", "tables"),
+    "diffusers": ("config",),
 }
 BELONG_TO = {f"pyquant.integrations.{package}.{part}": package for package, parts in PARTS.items() for part in parts}
 

@@ -27,13 +27,14 @@ MAY_IMPORT = {
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
     "io.pretrained": {"errors", "core", "nn", "io", "integrations.transformers"},  # the last inside functions alone
-    "integrations": {"errors", "core", "nn", "io", "integrations.transformers"},
+    "integrations": {"errors", "core", "nn", "io", "integrations.transformers", "ptq"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
     "integrations.vllm": {"errors", "core", "nn", "io"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
-    "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "ptq"},  # two inside enable()
+    "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "integrations"},
     "integrations.peft": {"errors", "core", "ops", "nn"},
+    "integrations.diffusers": {"errors", "nn", "integrations"},
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths
     "measure": {"errors", "core", "numerics", "ops", "nn", "report.records", "_native"},
     "bench": {"errors", "core", "numerics", "ops", "nn", "io", "calibrate", "report.records", "measure", "_native"},

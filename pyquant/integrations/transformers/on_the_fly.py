@@ -8,17 +8,12 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from pyquant.core import arguments
-from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.integrations.transformers.quantizer import refuse_offload
+from pyquant.errors import UnsupportedError
+from pyquant.integrations.on_the_fly import METHOD, OnTheFly, refuse_offload
 from pyquant.integrations.transformers.saving import Saves
-from pyquant.ptq.quantize import quantize_
-
-METHOD = "pyquant"
 
 
-class PyquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class PyquantConfig(OnTheFly, QuantizationConfigMixin):  # type: ignore[misc]
     """What `from_pretrained(..., quantization_config=PyquantConfig("W8A8Dynamic"))` quantises a model by.
 
     config   as of quantize_: the name of a scheme, a QScheme or its preset, {name, pattern or type: scheme}, a Recipe,
@@ -32,14 +27,6 @@ class PyquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         'pyquant'
     """
 
-    def __init__(self, config: Any = "W8A8Dynamic", **options: Any) -> None:
-        allowed = ("embeddings", "heads", "on_indivisible", "filter_fn", "check_speed")
-        for name in options:
-            if name not in allowed:
-                raise ArgumentError("options", name, ", ".join(allowed))
-        self.quant_method: Any = METHOD
-        self.config, self.options = config, options
-
     @classmethod
     def from_dict(cls, config_dict: Any, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Refuses a config.json that names this method: pyquant writes no such file."""
@@ -47,14 +34,6 @@ class PyquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "config.json with quant_method 'pyquant'; allowed: a model in floating point, or 'compressed-tensors', "
             "which save_pretrained of pyquant and of transformers write"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Words for the model's configuration in memory; files get those of compressed-tensors."""
-        return {
-            "quant_method": METHOD,
-            "config": _shown(self.config),
-            **{k: _shown(v) for k, v in self.options.items()},
-        }
 
 
 class PyquantHfQuantizer(Saves, HfQuantizer):  # type: ignore[misc]
@@ -67,17 +46,9 @@ class PyquantHfQuantizer(Saves, HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         refuse_offload(getattr(model, "hf_device_map", None))
-        quantize_(model, self.quantization_config.config, **self.quantization_config.options)
+        self.quantization_config.quantise(model)
         self.took_over = True
         return model
-
-
-def _shown(value: object) -> object:
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    if isinstance(value, QScheme):
-        return value.to_dict()
-    return arguments.shown(value)
 
 
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(METHOD, PyquantConfig)

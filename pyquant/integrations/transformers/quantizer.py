@@ -13,7 +13,8 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
 from transformers.utils import logging
 
-from pyquant.errors import CheckpointError, UnsupportedError
+from pyquant.errors import CheckpointError
+from pyquant.integrations.on_the_fly import refuse_offload
 from pyquant.integrations.transformers.saving import Saves
 from pyquant.integrations.transformers.takeover import Takeover
 
@@ -72,17 +73,6 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
         kinds = {str(getattr(group.weights, "type", "")) for group in inner.config_groups.values() if group.weights}
         other = sorted(kind for kind in kinds if not kind.lower().endswith("int"))
         return f"its codes are of type {', '.join(other)}, and pyquant computes with integers" if other else ""
-
-
-def refuse_offload(devices: object) -> None:
-    """Raise UnsupportedError for a device map that keeps weights where they are not used: accelerate moves parameters
-    by their names, and a quantised layer has none."""
-    used = {str(device) for device in (devices if isinstance(devices, dict) else {}).values()}
-    if "disk" in used or ("cpu" in used and len(used) > 1):
-        raise UnsupportedError(
-            f"device_map places layers on {', '.join(sorted(used))}: quantised layers cannot be offloaded; allowed: "
-            "the CPU alone, or GPUs alone"
-        )
 
 
 def _renamer(model: Any) -> Callable[[str], str]:

@@ -1,0 +1,57 @@
+"""What the configurations share by which other libraries quantise a model while they load it.
+
+Nothing here imports such a library.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import nn
+
+from pyquant.core import arguments
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.ptq.quantize import quantize_
+
+METHOD: Final = "pyquant"
+_OPTIONS: Final = ("embeddings", "heads", "on_indivisible", "filter_fn", "check_speed")
+
+
+class OnTheFly:
+    """What quantize_ is called with once a model is loaded. Raises ArgumentError for options that need data."""
+
+    def __init__(self, config: Any = "W8A8Dynamic", **options: Any) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise ArgumentError("options", name, ", ".join(_OPTIONS))
+        self.quant_method: Any = METHOD
+        self.config, self.options = config, options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Words for the model's configuration in memory."""
+        options = {name: _shown(value) for name, value in self.options.items()}
+        return {"quant_method": METHOD, "config": _shown(self.config), **options}
+
+    def quantise(self, model: nn.Module) -> None:
+        """Quantise a loaded model in place."""
+        quantize_(model, self.config, **self.options)
+
+
+def refuse_offload(devices: object) -> None:
+    """Raise UnsupportedError for a device map that keeps weights where they are not used: accelerate moves parameters
+    by their names, and a quantised layer has none."""
+    used = {str(device) for device in (devices if isinstance(devices, dict) else {}).values()}
+    if "disk" in used or ("cpu" in used and len(used) > 1):
+        raise UnsupportedError(
+            f"device_map places layers on {', '.join(sorted(used))}: quantised layers cannot be offloaded; allowed: "
+            "the CPU alone, or GPUs alone"
+        )
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, QScheme):
+        return value.to_dict()
+    return arguments.shown(value)
