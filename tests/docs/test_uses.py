@@ -1,0 +1,120 @@
+"""README's table of what people already use: every row's line runs, with a small model and without a download."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pyquant
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+HEADING = "## With what you use"
+
+
+def rows() -> dict[str, str]:
+    """The first words of each row -> the line in its second cell."""
+    section = README.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    found = {}
+    for first, second, _ in cells:
+        line = re.fullmatch(r"`([^`]+)`", second)
+        assert line, f"{first}: {second} is no line of code"
+        found[first] = line[1]
+    return found
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=96)).eval()
+
+
+def codes() -> str:
+    model = pyquant.quantize_(llama(), "W4A16(group_size=32)", check_speed=False)
+    pyquant.save_pretrained(model, "quantised")
+    return "quantised"
+
+
+def codes_of_others() -> str:
+    """The same as another tool leaves it: what says that pyquant wrote it is gone."""
+    (Path(codes()) / "manifest.json").unlink()
+    return "quantised"
+
+
+def weights() -> str:
+    llama().save_pretrained("float")
+    return "float"
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10)).eval()
+
+
+def peft() -> Any:
+    return importlib.import_module("pyquant.integrations.peft")
+
+
+# What a line may name, made when it does.
+NAMES: dict[str, Callable[[], Any]] = {
+    "model": small,
+    "quantised": lambda: pyquant.quantize_(small(), "W8A8Dynamic", check_speed=False),
+    "batch": lambda: torch.randn(8, 64),
+    "path": weights,
+    "quantised_path": codes,
+    "others_path": codes_of_others,
+    "llama": llama,
+    "quantised_llama": lambda: pyquant.quantize_(llama(), "W4A16(group_size=32)", check_speed=False),
+    "pyquant_peft": peft,
+    "AutoModelForCausalLM": lambda: importlib.import_module("transformers").AutoModelForCausalLM,
+    "PyquantConfig": lambda: importlib.import_module("pyquant.integrations.transformers").PyquantConfig,
+    "LoraConfig": lambda: importlib.import_module("peft").LoraConfig,
+    "get_peft_model": lambda: importlib.import_module("peft").get_peft_model,
+    "vllm": lambda: importlib.import_module("vllm"),
+    "torch": lambda: torch,
+    "pyquant": lambda: pyquant,
+}
+PACKAGES = {
+    "transformers": ("transformers", "compressed_tensors"),
+    "GPTQ": ("transformers",),
+    "vLLM": ("vllm",),  # runs in `make nightly-vllm`'s environment
+    "PEFT": ("peft", "transformers"),
+    "onnxruntime": ("onnx", "onnxruntime", "onnxscript"),
+}
+
+
+@pytest.mark.parametrize("use", list(rows()))
+def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in PACKAGES.get(re.split(r"\W", use)[0], ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    line = rows()[use]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = {name: make() for name, make in NAMES.items() if re.search(rf"\b{name}\b", line)}
+        if "pyquant.integrations.onnx" in line:
+            importlib.import_module("pyquant.integrations.onnx")
+        try:
+            exec(line, given)
+        finally:
+            if "pyquant_peft" in given:
+                given["pyquant_peft"].disable()
+
+
+def test_every_use_has_a_row() -> None:
+    """What the package integrates is in the table, and a page is named that exists."""
+    text = README.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
+    assert len(rows()) >= 8
+    for name in ("transformers", "vllm", "peft", "onnx", "checkpoints"):
+        assert f"](docs/{name}.md)" in text
