@@ -57,6 +57,13 @@ def weights() -> str:
     return "float"
 
 
+def dit() -> str:
+    model = importlib.import_module("diffusers").DiTTransformer2DModel
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "num_layers": 1, "sample_size": 8}
+    model(**sizes, patch_size=2, norm_num_groups=2).save_pretrained("dit")
+    return "dit"
+
+
 def small() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10)).eval()
@@ -81,6 +88,9 @@ NAMES: dict[str, Callable[[], Any]] = {
     "PyquantConfig": lambda: importlib.import_module("pyquant.integrations.transformers").PyquantConfig,
     "LoraConfig": lambda: importlib.import_module("peft").LoraConfig,
     "get_peft_model": lambda: importlib.import_module("peft").get_peft_model,
+    "dit_path": dit,
+    "DiTTransformer2DModel": lambda: importlib.import_module("diffusers").DiTTransformer2DModel,
+    "diffusers": lambda: importlib.import_module("pyquant.integrations.diffusers"),
     "vllm": lambda: importlib.import_module("vllm"),
     "torch": lambda: torch,
     "pyquant": lambda: pyquant,
@@ -89,6 +99,7 @@ PACKAGES = {
     "transformers": ("transformers", "compressed_tensors"),
     "GPTQ": ("transformers",),
     "vLLM": ("vllm",),  # runs in `make nightly-vllm`'s environment
+    "diffusers": ("diffusers",),
     "PEFT": ("peft", "transformers"),
     "onnxruntime": ("onnx", "onnxruntime", "onnxscript"),
 }
@@ -116,5 +127,5 @@ def test_every_use_has_a_row() -> None:
     """What the package integrates is in the table, and a page is named that exists."""
     text = README.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
     assert len(rows()) >= 8
-    for name in ("transformers", "vllm", "peft", "onnx", "checkpoints"):
+    for name in ("transformers", "vllm", "peft", "diffusers", "onnx", "checkpoints"):
         assert f"](docs/{name}.md)" in text
