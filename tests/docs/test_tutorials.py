@@ -35,6 +35,7 @@ PAGES = (
     "formats",
     "calibration",
     "qat",
+    "compile",
     "onnx",
     "transformers",
     "peft",

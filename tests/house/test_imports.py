@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
     "integrations.vllm": {"errors", "core", "nn", "io"},
+    "integrations.compile": {"errors", "core", "ops", "nn"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
     "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "integrations"},
     "integrations.peft": {"errors", "core", "ops", "nn"},

@@ -109,7 +109,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+SLOW = {"LSTM", "GRU", "encoder"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly if n in SLOW else ()) for n in LAYERS])
 def test_every_layer(name: str) -> None:
     make, form = LAYERS[name]
     module = make()

@@ -44,7 +44,6 @@ CHANGES = {
         '{_GIVEN}, int qmin=-128, int qmax=127) -> Tensor"',
         "its op pyquant::quantize(Tensor x",
     ),
-    "name": ('"pack_int4": "(Tensor q)', '"pack_int4": "(Tensor codes)', "its op pyquant::pack_int4(Tensor q)"),
     "mutation": ("(Tensor(a!) grad, ", "(Tensor grad, ", "its op pyquant::fake_quantize_backward_"),
     "product": (
         "float clamp_max=0.0, int out_qmin=-127",
