@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.integrations.compile import norms
 from pyquant.integrations.compile.graph import alike, arguments_of, call, is_quiet, kind_of, only_user
 from pyquant.integrations.compile.layers import LayerCall
+from pyquant.nn.fuse_rules import activation_of
 
-_GELU: Final = {"none": "gelu", "tanh": "gelu_tanh"}
+_FUNCTIONS: Final = {"silu": F.silu, "relu": F.relu, "relu6": F.relu6}  # which fuse_ knows by themselves
 
 
 class FusePass(CustomGraphPass):
@@ -29,7 +32,8 @@ class FusePass(CustomGraphPass):
     norms         RMSNorm (also as Llama writes it out) and LayerNorm whose result only layers with dynamic inputs of
                   one kind read: one op gives them its codes.
 
-    `folded` counts what was folded, by those three names, over all graphs so far. Results are those of the same model
+    `folded` counts what was folded, by those three names, over all graphs so far; a graph that inductor finds in its
+    cache was fused when it went in and counts nothing. Results are those of the same model
     with its ops called by hand, to the bit; against the model as it was they differ as fused ones do: activations,
     sums and norms are no longer rounded to 16 bits in between, and are pyquant's (docs/activations.md).
     Layers that are trained are not touched. Source: docs/compile.md.
@@ -146,18 +150,18 @@ def _activation_of(node: fx.Node) -> tuple[str, tuple[float, float], Any] | None
     given = arguments_of(node) if kind in ("gelu", "silu", "relu", "relu6", "hardtanh") else None
     if given is None:
         return None
-    limits = (0.0, 0.0)
     if kind == "gelu":
-        name = _GELU.get(given.get("approximate", "none"))
-    elif kind in ("silu", "relu"):
-        name = kind
+        known = activation_of(partial(F.gelu, approximate=given.get("approximate", "none")))
+    elif kind == "hardtanh":
+        limits = (given.get("min_val", -1.0), given.get("max_val", 1.0))
+        numbers = all(isinstance(limit, (int, float)) for limit in limits)
+        known = activation_of(nn.Hardtanh(*limits)) if numbers and limits[0] < limits[1] else None
     else:
-        name, limits = "clamp", (0.0, 6.0)
-        if kind == "hardtanh":
-            limits = (given.get("min_val", -1.0), given.get("max_val", 1.0))
-            if not all(isinstance(limit, (int, float)) for limit in limits):
-                return None
-    return (name, (float(limits[0]), float(limits[1])), given["input"]) if name is not None else None
+        known = activation_of(_FUNCTIONS[str(kind)])
+    if known is None:
+        return None
+    low, high = known[1] or (0.0, 0.0)
+    return known[0], (float(low), float(high)), given["input"]
 
 
 def _residual(graph: fx.Graph, node: fx.Node) -> bool:
