@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     found = quantised(model, four, seen)
     print(f"{'W4A8, groups of 32':<26} {judge(found)}")
     if not quick:
-        pyquant.gptq_(found, seen, 8)
+        pyquant.gptq_(found, seen, 8, error="mse", act_order=False, correct_targets=False, blocks=None)
         print(f"{'  with GPTQ':<26} {judge(found)}")
         # Training without labels: the float model's embeddings are the targets.
         data = [(batch, model(**batch).detach()) for batch in seen]

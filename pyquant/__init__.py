@@ -81,6 +81,7 @@ from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import gptq_codes
 from pyquant.ptq.improve.rotate import rotate_
 from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec
+from pyquant.ptq.improve.scale_search import ScaleSearch, search_scales_
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
 from pyquant.ptq.quantize import quantize_
@@ -159,6 +160,7 @@ __all__ = [
     "Residual",
     "RotatedHeads",
     "RotationSpec",
+    "ScaleSearch",
     "SchemeError",
     "SelectiveQuantizer",
     "SkipQuantization",
@@ -209,6 +211,7 @@ __all__ = [
     "save_pretrained",
     "scheme_from_name",
     "search",
+    "search_scales_",
     "sensitivity",
     "set_checks",
     "set_strict",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.kinds import is_simulated
 
 CALIBRATION = 8  # batches
+# plain GPTQ: what the other options change is in reconstruction.py
+PLAIN: Final[dict[str, Any]] = {"act_order": False, "correct_targets": False}
 OUTLIERS, GAIN = (3, 17, 40), 50.0
 # The tutorials' rule is 1 % of the initial learning rate, with SGD; the initial one of SGD on these models is 0.2.
 RECIPES: Final[dict[str, Callable[[Task], Schedule]]] = {
@@ -119,7 +121,7 @@ class Rig:
         corrected = copy.deepcopy(by_mse)
         bias_correction_(corrected, self.calibration, CALIBRATION)
         self.note("W4 MSE, bias correction", corrected)
-        gptq_(by_mse, self.calibration, CALIBRATION, error="kl")
+        gptq_(by_mse, self.calibration, CALIBRATION, error="kl", **PLAIN)
         self.note("W4 GPTQ", by_mse)
         bias_correction_(by_mse, self.calibration, CALIBRATION)
         self.note("W4 GPTQ, bias correction", by_mse)
@@ -133,7 +135,7 @@ class Rig:
         self.note("A8 entropy", weights_off(self.simulated(W8A8(), "max", "entropy")))
         self.note("W4A8", self.simulated(W4A8(None)))
         both = self.simulated(W4A4(symmetric_inputs=False))
-        gptq_(both, self.calibration, CALIBRATION, error="kl")
+        gptq_(both, self.calibration, CALIBRATION, error="kl", **PLAIN)
         self.note("W4A4 affine, GPTQ", both)
 
     def groups(self) -> None:
@@ -141,7 +143,7 @@ class Rig:
         for name, scheme in (("W4A8, groups of 32", W4A8(32)), ("W4A8, groups of 32 of two levels", W4A8TwoLevel(32))):
             rounded = self.simulated(scheme)
             self.note(name, rounded)
-            gptq_(rounded, self.calibration, CALIBRATION, error="kl")
+            gptq_(rounded, self.calibration, CALIBRATION, error="kl", **PLAIN)
             self.note(f"{name}, GPTQ", rounded)
 
     def outliers(self) -> None:

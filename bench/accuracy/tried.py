@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bench.accuracy.measure import CALIBRATION, Rig, Size
+from bench.accuracy.measure import CALIBRATION, PLAIN, Rig, Size
 from bench.accuracy.models import TASKS, Batch, loss_of, loss_of_logits
 from bench.accuracy.train import train_float
 from bench.markers import put
@@ -69,7 +69,7 @@ class Bench:
         self.rig = rig = Rig(TASKS[task], seed, size, train_float(TASKS[task], seed, size.share))
         scheme = W4A4(symmetric_inputs=False)
         self.starts: dict[str, nn.Module] = {"MSE": rig.simulated(scheme), "GPTQ": rig.simulated(scheme)}
-        gptq_(self.starts["GPTQ"], rig.calibration, CALIBRATION, error="kl")
+        gptq_(self.starts["GPTQ"], rig.calibration, CALIBRATION, error="kl", **PLAIN)
         smoothed = copy.deepcopy(rig.model)
         smooth_(smoothed, rig.calibration, CALIBRATION)
         self.starts["smoothing"] = rig.simulated(scheme, of=smoothed)

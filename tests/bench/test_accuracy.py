@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import goals, rotated, text, tried  # noqa: E402
+from bench.accuracy import goals, reconstruction, rotated, text, tried  # noqa: E402
 from bench.accuracy.measure import BEST, Figures, Rig, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
@@ -174,6 +174,28 @@ def test_the_ways_of_rotation_keep_the_function_and_their_goals_are_judged(tmp_p
     assert "0.0900 / 0.0800" in shown
     assert shown.count("PASS") == 2  # signed and affine below their limits; W4A16, W4A8 and the outliers above
     assert shown.count("MISS") == 3
+
+
+def test_the_ways_of_reconstruction_and_their_goals(tmp_path: Path, monkeypatch) -> None:
+    rig = Rig.__new__(Rig)
+    rig.seed, rig.model, rig.calibration = 0, ByteTransformer().eval(), list(TASKS["gpt3"].batches("train", 8, 2, 0))
+    x = rig.calibration[0][0]
+    lines = list(reconstruction._lines(rig, "gpt3"))
+    assert len({line for line, _, _ in lines}) == len(lines) == 10
+    assert {line for line, _, _ in reconstruction.GOALS} <= {line for line, _, _ in lines}
+    with torch.no_grad():
+        for line, model, _ in lines:  # the same function, with outliers and rotation or without
+            torch.testing.assert_close(model(x), rig.model(x), rtol=1e-3, atol=1e-3, msg=line)
+
+    rises = {(line, scheme): 0.08 for line, _, _ in lines for scheme in reconstruction.SCHEMES}
+    monkeypatch.setattr(reconstruction, "measure", lambda name, seed, size: rises)
+    path = tmp_path / "a.md"
+    path.write_text("<!-- reconstruction -->\n<!-- end of reconstruction -->\n")
+    assert reconstruction.main(["--jobs", "1", "--docs", str(path)]) == 1
+    shown = path.read_text()
+    assert "| block by block, the default" in shown
+    assert shown.count("PASS") == 5  # W4A16 and W4A8 above their limits
+    assert shown.count("MISS") == 2
 
 
 @pytest.mark.skipif(not has_sklearn, reason="scikit-learn is an extra and not installed")

@@ -225,6 +225,10 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "scheme_from_name": lambda _: {"text": "W8A8"},
     "set_checks": lambda _: {"enabled": False},
     "set_strict": lambda _: {"enabled": False},
+    "search_scales_": lambda _: _public(
+        "search_scales_", **mixed() | {"config": pyquant.W4A8(None), "pairs": [("0", ["2"])]}
+    ),
+    "ScaleSearch": lambda _: {"chosen": "none", "errors": {}, "found": {}},
     "smooth_": lambda _: _public("smooth_", **mixed() | {"pairs": [("0", ["2"])]}),
     "trace_floats": lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)},
     "measure_latency": lambda _: _public(

@@ -30,7 +30,7 @@ class Enough(Exception):
 class Replay:
     """num_batches batches of `data`, kept, and the passes of improvers over them: in eval mode, without gradients.
 
-    Attributes: module, the model (or block); batches, what `run` takes.
+    Attributes: module, the model (or block); batches, what `run` takes; batch_to_inputs.
     Raises ArgumentError; CalibrationError where data holds fewer than num_batches batches."""
 
     batches: Sequence[Any]
@@ -43,13 +43,15 @@ class Replay:
         self.batches = list(islice(arguments.iterable("data", data), num_batches))
         if len(self.batches) < num_batches:
             raise too_few(num_batches, len(self.batches))
+        self.batch_to_inputs = batch_to_inputs
         self._to_inputs = inputs_of(model, batch_to_inputs)
 
     @classmethod
     def over(cls, block: nn.Module, inputs: Sequence[Inputs]) -> Self:
         """The same of one module whose arguments and keyword arguments are known for every batch."""
         replay = cls.__new__(cls)
-        replay.module, replay.batches, replay._to_inputs = block, inputs, _as_they_are
+        replay.module, replay.batches = block, inputs
+        replay.batch_to_inputs, replay._to_inputs = None, _as_they_are
         return replay
 
     def run(self, batch: Any) -> Any:

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.errors import ArgumentError
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.ptq.blockwise.drive import Way
 from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
 from pyquant.ptq.blockwise.offload import each_on_device
-from pyquant.ptq.improve import smooth_rules as rules
+from pyquant.ptq.improve.pairs import factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
 from pyquant.simulate.kinds import is_simulated
-
-_SMALLEST: Final = 1e-5  # a factor; below it a channel counts as unused
-
-
-@dataclass
-class _Pair:
-    """A producer, the Linears that read it, and the largest magnitude of each channel between them."""
-
-    producer: str
-    consumers: tuple[str, ...]
-    modules: tuple[nn.Module, list[nn.Linear]]
-    amax: Tensor | None = None
-
-    def observe(self, x: Tensor) -> None:
-        amax = x.detach().reshape(-1, x.shape[-1]).abs().amax(0).float()
-        if not bool(amax.isfinite().all()):
-            raise NonFiniteError(f"input of {self.consumers[0]}", "NaN or infinity", "finite values")
-        self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
 
 
 @torch.no_grad()
@@ -99,7 +79,7 @@ def smooth_reversibly(
     replay = Replay(model, data, num_batches, batch_to_inputs)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
-    groups = _find_pairs(model, pairs)
+    groups = find_pairs(model, pairs)
     place = None if way is None else way.place
     lists = [] if way is None or place is None else block_lists(model, way.blocks, lambda m: isinstance(m, nn.Linear))
     if place is not None and not lists:
@@ -116,57 +96,11 @@ def smooth_reversibly(
     parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
     put_back: list[Undo] = [partial(p.detach().copy_, p.detach().clone()) for p in parameters.values()]
     with undone_on_error(put_back):
-        spreads = {pair.producer: _fold(pair, float(alpha)) for pair in groups if pair.amax is not None}
+        spreads = {
+            pair.producer: scale_by(pair, factor_of(pair, float(alpha))) for pair in groups if pair.amax is not None
+        }
         allowed = f"pairs whose producer feeds its consumers and nothing else; undone: {', '.join(spreads)}"
         with each_on_device(modules, place):
             check_unmoved("pairs", reference, replay.run(replay.batches[0]), allowed)
     undo += put_back
     return spreads
-
-
-def _find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[_Pair]:
-    modules = dict(model.named_modules())
-    pair_names = []
-    if given is None:
-        for name, parent in modules.items():
-            prefix = f"{name}." if name else ""
-            for producer, consumers in rules.pairs_of(parent):
-                pair_names.append((prefix + producer, tuple(prefix + c for c in consumers)))
-        if not pair_names:
-            got = f"a {type(model).__name__} in which no rule finds a pair"
-            raise ArgumentError("model", got, "pairs=..., or register_smoothing")
-    else:
-        pair_names = list(rules.flatten(given))
-    twice = [name for name, count in Counter(c for _, cs in pair_names for c in cs).items() if count > 1]
-    if twice:
-        raise ArgumentError("pairs", f"several producers for {', '.join(twice)}", "one producer for each Linear")
-    return [_pair(modules, *names) for names in pair_names]
-
-
-def _pair(modules: dict[str, nn.Module], producer: str, consumers: tuple[str, ...]) -> _Pair:
-    for name in (producer, *consumers):
-        if name not in modules:
-            raise ArgumentError("pairs", repr(name), "names of modules of the model")
-    if not rules.is_producer(modules[producer]):
-        got = f"{producer}, a {type(modules[producer]).__name__}"
-        raise ArgumentError("pairs", got, "a LayerNorm or RMSNorm with weights, or a Linear")
-    linears = [m for name in consumers if type(m := modules[name]) is nn.Linear]
-    width = modules[producer].weight.shape[0]  # type: ignore[union-attr,index]
-    if not linears or len(linears) < len(consumers) or any(m.in_features != width for m in linears):
-        raise ArgumentError("pairs", f"({producer}, {list(consumers)})", f"Linears of {width} inputs, its channels")
-    return _Pair(producer, consumers, (modules[producer], linears))
-
-
-def _fold(pair: _Pair, alpha: float) -> float:
-    producer, linears = pair.modules
-    columns = torch.stack([linear.weight.abs().amax(0).float() for linear in linears]).amax(0)
-    seen = pair.amax.to(columns.device)  # type: ignore[union-attr]
-    factor = seen.pow(alpha) / columns.pow(1 - alpha)
-    used = (seen > 0) & (columns > 0) & factor.isfinite()
-    factor = torch.where(used, factor.clamp_min(_SMALLEST), torch.ones_like(factor))
-    for parameter in producer.parameters(recurse=False):  # weight [N] or [N, K], and bias [N]
-        rows = factor if parameter.dim() == 1 else factor[:, None]
-        parameter.copy_(parameter.float() / rows)
-    for linear in linears:
-        linear.weight.copy_(linear.weight.float() * factor)
-    return float(factor.max() / factor.min())

@@ -109,12 +109,13 @@ def test_a_wrong_input_of_a_block_would_be_seen(monkeypatch) -> None:
     assert differing(whole, by_blocks)
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_cost_is_linear_in_the_depth(ends) -> None:
+def test_the_cost_is_linear_in_the_depth() -> None:
+    """In blocks that ran, with layers in front of the blocks and behind them, and everything tried for each layer."""
+
     def cost(depth: int, **options: Any) -> int:
         torch.manual_seed(0)
-        model = insert_fake_quantize_(Decoder(depth, 8, ends=ends).eval(), W4A16(group_size=None))
-        gptq_(model, sequences(2, rows=1, width=6 if ends else 8), 2, **options)
+        model = insert_fake_quantize_(Decoder(depth, 4).eval(), W4A16(group_size=None))
+        gptq_(model, sequences(2, rows=1), 2, **options)
         return forwards(model)
 
     assert cost(64) <= 1.1 * 64 / 8 * cost(8)

@@ -1,0 +1,218 @@
+"""search_scales_: how much of each pair's spread moves into the weights, by what rounding costs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.calibrate.registry import compute_range, new_statistics
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError
+from pyquant.nn.fates import carry_out, twins_of
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.sites import Config, rules_of
+from pyquant.nn.swap import Undo, undone_on_error
+from pyquant.ptq.improve.errors import ErrorFunction, error_function
+from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by, usable
+from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
+from pyquant.simulate.calibrate import calibrate_
+from pyquant.simulate.insert import simulated, simulated_fates
+from pyquant.simulate.kinds import is_simulated
+from pyquant.simulate.linear import FakeQuantLinear
+
+_ROWS: Final = 512  # of each pair's inputs, on which its factors are judged
+_STEPS: Final = 8
+NONE, HALF, SEARCHED = "none", "smoothed", "searched"
+
+
+@dataclass(frozen=True)
+class ScaleSearch:
+    """What became of a model: which factors it has ('none', 'smoothed': smooth_'s, 'searched': each pair's own), the
+    held-out errors of the three, and for each producer what was found for it: ('smooth' or 'mean', alpha), or None."""
+
+    chosen: str
+    errors: Mapping[str, float]
+    found: Mapping[str, tuple[str, float] | None]
+
+
+@torch.no_grad()
+def search_scales_(
+    model: nn.Module,
+    config: Config,
+    data: Iterable[Any],
+    num_batches: int,
+    pairs: Iterable[tuple[str, Iterable[str]]] | None = None,
+    *,
+    error: str | ErrorFunction | None = None,
+    num_held_out: int | None = None,
+    batch_to_inputs: BatchToInputs | None = None,
+) -> ScaleSearch:
+    """Divide the inputs of some Linears by factors of each channel and multiply their columns, in place, before
+    quantisation, with the factors under which rounding costs least; none where that is best.
+
+    For each pair, factors amax_x^alpha / amax_w^(1 - alpha) (SmoothQuant's) and mean_x^alpha (AWQ's) are tried with
+    alpha from 0 to 1 in eighths, beside none: those stay with which the rounded consumers, on 512 held-out rows, are
+    nearest to the float ones. Then three models are quantised in simulation: with these factors, with smooth_'s (alpha
+    0.5) and with none; the one whose held-out outputs are nearest to the float model's stays.
+    model         float nn.Module.
+    config        what quantize_ will be given: a scheme, its name, or a mapping.
+    data          batches; num_batches of them are used, and num_held_out of these (None: a quarter, at least one) only
+                  to judge.
+    pairs, batch_to_inputs   as in smooth_.     error   as in gptq_: None is 'both'.
+    ->            ScaleSearch. The function of the model is the same but for rounding, which is checked as in smooth_.
+    The number of passes does not depend on the depth; rows are kept for all pairs, and their parameters once more.
+    Raises as smooth_ and insert_fake_quantize_ do; on any exception the model is as before.
+    Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", arXiv
+    2306.00978, section 3.2; Xiao et al., arXiv 2211.10438.
+
+    Example:
+        >>> from pyquant import W4A8
+        >>> model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4))
+        >>> found = search_scales_(model, W4A8(group_size=None), [torch.randn(16, 8) for _ in range(4)], num_batches=4)
+        >>> found.chosen in ("none", "smoothed", "searched")
+        True
+    """
+    measure = error_function(error)
+    replay = Replay(model, data, num_batches, batch_to_inputs)
+    held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
+    if type(held_out) is not int or not 1 <= held_out < num_batches:
+        raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
+    if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
+        raise ArgumentError("model", "a model with quantised layers", "a float model: search before quantising")
+    groups = find_pairs(model, pairs)
+    schemes = _schemes(model, config)
+    split = num_batches - held_out
+    targets, rows, means = _watched(replay, groups, split)
+    groups = [pair for pair in groups if pair.amax is not None and rows[pair.producer]]
+    best = {
+        pair.producer: _best(pair, torch.cat(rows[pair.producer]), means[pair.producer], schemes) for pair in groups
+    }
+    ways: dict[str, dict[str, Tensor]] = {
+        NONE: {},
+        HALF: {pair.producer: factor_of(pair, 0.5) for pair in groups},
+        SEARCHED: {name: factor for name, (_, factor) in best.items() if factor is not None},
+    }
+    parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
+    put_back: list[Undo] = [partial(p.detach().copy_, p.detach().clone()) for p in parameters.values()]
+
+    def apply(way: str) -> None:
+        for step in put_back:
+            step()
+        for pair in groups:
+            if pair.producer in ways[way]:
+                scale_by(pair, ways[way][pair.producer])
+        allowed = f"pairs whose producer feeds its consumers and nothing else; undone: {', '.join(ways[way])}"
+        check_unmoved("pairs", targets[0], replay.run(replay.batches[split]), allowed)
+
+    errors: dict[str, float] = {}
+    with undone_on_error(put_back):
+        for way in ways:
+            apply(way)
+            errors[way] = _rounded_error(replay, config, targets, split, measure)
+        chosen = min(errors, key=lambda way: errors[way])  # the first of equals: the simplest
+        apply(chosen)
+    return ScaleSearch(chosen, errors, {name: how for name, (how, _) in best.items()})
+
+
+def _schemes(model: nn.Module, config: Config) -> dict[str, QScheme]:
+    """What a config gives to each layer."""
+    with _simulating(model, config):
+        return {name: m.scheme for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
+
+
+@contextmanager
+def _simulating(model: nn.Module, config: Config) -> Iterator[None]:
+    """Simulating twins stand in the model inside; afterwards the very modules of before."""
+    fates = simulated_fates(model, rules_of(config), None, "per_channel")
+    undo: list[Undo] = []
+    try:
+        carry_out(model, fates, twins_of(fates, simulated), undo)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _watched(
+    replay: Replay, groups: list[Pair], split: int
+) -> tuple[list[Any], dict[str, list[Tensor]], dict[str, Tensor]]:
+    """Float outputs of held-out batches; held-out rows and mean magnitudes of each pair's activations."""
+    rows: dict[str, list[Tensor]] = {pair.producer: [] for pair in groups}
+    totals: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    is_held_out = False
+
+    def see(pair: Pair, _: nn.Module, x: tuple[Tensor, ...]) -> None:
+        flat = x[0].detach().reshape(-1, x[0].shape[-1])
+        if is_held_out:
+            room = _ROWS - sum(len(part) for part in rows[pair.producer])
+            if room > 0 and len(flat):
+                rows[pair.producer].append(flat[:: max(1, len(flat) // room)][:room].clone())
+            return
+        pair.observe(x[0])
+        total = flat.abs().double().sum(0)
+        totals[pair.producer] = totals.get(pair.producer, torch.zeros_like(total)) + total
+        counts[pair.producer] = counts.get(pair.producer, 0) + len(flat)
+
+    targets = []
+    with ExitStack() as hooks:
+        for pair in groups:
+            hooks.callback(pair.modules[1][0].register_forward_pre_hook(partial(see, pair)).remove)
+        for i, batch in enumerate(replay.batches):
+            is_held_out = i >= split
+            output = replay.run(batch)
+            if is_held_out:
+                targets.append(output)
+    means = {name: (total / max(counts[name], 1)).float() for name, total in totals.items()}
+    return targets, rows, means
+
+
+def _best(
+    pair: Pair, rows: Tensor, mean: Tensor, schemes: Mapping[str, QScheme]
+) -> tuple[tuple[str, float] | None, Tensor | None]:
+    """The factors with which a pair's rounded consumers are nearest to the float ones; None: without any."""
+    linears = [(m, schemes[name]) for name, m in zip(pair.consumers, pair.modules[1], strict=True) if name in schemes]
+    if not linears:
+        return None, None
+    mean = mean.to(pair.modules[1][0].weight.device)
+    candidates: list[tuple[tuple[str, float] | None, Tensor | None]] = [(None, None)]
+    for step in range(_STEPS + 1):
+        alpha = step / _STEPS
+        candidates.append((("smooth", alpha), factor_of(pair, alpha)))
+        if step > 0:
+            scaled = mean.pow(alpha)
+            middle = (scaled[mean > 0].max() * scaled[mean > 0].min()).sqrt() if bool((mean > 0).any()) else 1.0
+            candidates.append((("mean", alpha), usable(scaled / middle, mean > 0)))
+    costs = [sum(_cost(m, scheme, rows, factor) for m, scheme in linears) for _, factor in candidates]
+    return candidates[min(range(len(costs)), key=costs.__getitem__)]
+
+
+def _cost(linear: nn.Linear, scheme: QScheme, rows: Tensor, factor: Tensor | None) -> float:
+    """The squared error of one Linear's results on rows, rounded as the scheme says with its inputs divided."""
+    twin = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+    weight = linear.weight.detach()
+    scaled = weight if factor is None else (weight.float() * factor).to(weight.dtype)
+    twin.weight = nn.Parameter(scaled, requires_grad=False)
+    x = rows if factor is None else (rows.float() / factor.to(rows.device)).to(rows.dtype)
+    layer = FakeQuantLinear.from_float(twin, scheme)
+    layer.output_fake_quant = None
+    fake = layer.input_fake_quant
+    if fake is not None and not fake.follows:
+        statistics = new_statistics(fake.scheme)
+        statistics.observe(x)
+        fake.set_range(compute_range(statistics, fake.scheme))
+    return float((layer(x).double() - nn.functional.linear(rows, weight).double()).square().sum())
+
+
+def _rounded_error(replay: Replay, config: Config, targets: list[Any], split: int, measure: ErrorFunction) -> float:
+    model = replay.module
+    with _simulating(model, config):
+        calibrate_(model, replay.batches[:split], split, batch_to_inputs=replay.batch_to_inputs)
+        losses = [measure(floats, replay.run(replay.batches[split + i])) for i, floats in enumerate(targets)]
+    return sum(losses) / len(losses)
