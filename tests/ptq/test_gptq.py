@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from pyquant import (
 from pyquant.nn.weights import quantise_weight
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import column_codes
+from pyquant.ptq.improve.moments import Moments, bias_shift, targets
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 
 
@@ -214,6 +216,57 @@ def test_a_tied_embedding_and_an_unused_layer_are_left_alone() -> None:
     assert list(gptq_(model, batches, 4, error="kl")) == ["head"]
     assert torch.equal(model.embed.weight, embedded)
     assert torch.equal(model.unused.weight, unused)
+
+
+class Routed(nn.Module):
+    """Rows that reach a layer depend on what the layer before gives out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.expert = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        chosen = x[:, 0] > x[:, 1]
+        return torch.zeros(len(x), 8).masked_scatter(chosen[:, None], self.expert(x[chosen]))
+
+
+@pytest.mark.parametrize("corrects", [None, True])
+def test_layers_whose_rows_differ_in_the_float_model_have_no_corrected_targets(corrects) -> None:
+    torch.manual_seed(0)
+    model = insert_fake_quantize_(Routed(), W4A4Dynamic())
+    found = gptq_(model, data(8), 8, correct_targets=corrects, error=lambda a, b: 0.0)
+    assert found["first"].corrected is (corrects is True)  # of equals the simplest
+    assert found["expert"].corrected is False
+
+
+def test_corrected_targets_make_up_for_what_was_rounded_before() -> None:
+    """Against float outputs on other data, both weights by plain GPTQ, and targets corrected."""
+    torch.manual_seed(1)
+    floats = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 8)).eval()
+    want, x, errors = floats, torch.cat(data(40)[20:]), []
+    for corrects in (False, True):
+        model = insert_fake_quantize_(copy.deepcopy(floats), W4A4Dynamic())
+        found = gptq_(model, data(20), 20, correct_targets=corrects, act_order=False, error=lambda a, b: 0.0)
+        assert [layer.corrected for layer in found.values()] == [corrects] * 3
+        with torch.no_grad():
+            errors.append(float((model(x) - want(x)).square().sum()))
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_targets_are_the_least_squares_of_numpy() -> None:
+    g = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(5, 12, generator=g), correlated(300, 12, 3).double()
+    seen = x + 0.3 * torch.randn(300, 12, generator=g)  # what the rounded model gives the layer
+    moved = x - seen
+    moments = Moments(seen.t() @ seen, moved.t() @ seen, seen.sum(0), moved.sum(0), 300)
+    want = np.linalg.lstsq(seen.numpy(), (x @ weight.double().t()).numpy(), rcond=None)[0].T
+    found = targets(weight, moments, 1e-12)
+    np.testing.assert_allclose(found.numpy(), want, rtol=1e-6, atol=1e-6)
+    assert float((found - weight).norm()) > 0.1
+    shift = bias_shift(weight, found, moments)
+    means = (x @ weight.double().t()).mean(0) - (seen @ found.t()).mean(0)
+    torch.testing.assert_close(shift, means)
 
 
 def test_exactly_the_batches_that_were_asked_for() -> None:

@@ -66,7 +66,8 @@ def gptq_(
     act_order     columns with the largest second moment first: True, False, or None: what is better on held-out data.
     correct_targets   codes for what the layer gives out in the float model, although its inputs are those of the
                   rounded one; a bias it has takes the mean error. True, False, or None: where held-out data is better.
-                  Layers outside of blocks, in a model with blocks, have no corrected targets.
+                  Layers outside of blocks, in a model with blocks, have no corrected targets, nor have layers whose
+                  inputs have another number of rows in the float model, as experts may.
     error         of held-out outputs against those of the float model: 'mse' (relative mean square, any output),
                   'kl' (in nats, of logits in the last dimension of the first output), 'both' (their geometric mean),
                   or a function (float output, output) -> float. None: 'both' of the model's outputs, 'mse' of a
@@ -133,7 +134,7 @@ class _Gptq:
             with undone_on_error([old.put_back]):
                 corrects = self.corrects is not False and stage.is_whole
                 moments = moments_of(stage, layer, calls, self.split, cross=corrects)
-                for how in self._ways(stage, found):
+                for how in self._ways(moments, found):
                     _choose_codes(layer, old, moments, self.damp, *how)
                     found.append((self._error(stage, seen), LayerState.of(layer), how))
                     old.put_back()
@@ -144,12 +145,13 @@ class _Gptq:
                 new.put_back()
         return results
 
-    def _ways(self, stage: Stage, found: Sequence[tuple[float, LayerState, tuple[bool, bool]]]) -> Any:
+    def _ways(self, moments: Moments, found: Sequence[tuple[float, LayerState, tuple[bool, bool]]]) -> Any:
         """(act_order, corrected), simplest first; targets are corrected in the better one of two orders."""
-        first = self.corrects is True and stage.is_whole
+        can_correct = moments.cross is not None
+        first = self.corrects is True and can_correct
         for order in (False, True) if self.act_order is None else (self.act_order,):
             yield order, first
-        if self.corrects is None and stage.is_whole:
+        if self.corrects is None and can_correct:
             yield min(found, key=lambda one: one[0])[2][0], True
 
     def _error(self, stage: Stage, seen: list[Any]) -> float:

@@ -29,7 +29,7 @@ class Moments:
 
 def moments_of(stage: Stage, layer: Layer, calls: int, batches: int, *, cross: bool) -> Moments:
     """The moments of a layer over the first `batches` batches. cross: also against the float model, which costs a pass
-    of it for each batch."""
+    of it for each batch; none where the two give the layer other numbers of rows, as routers of experts do."""
     device, k = layer.weight.device, matrix_of(layer).shape[1]
     zeros = {"dtype": torch.float64, "device": device}
     found = Moments(
@@ -46,6 +46,8 @@ def moments_of(stage: Stage, layer: Layer, calls: int, batches: int, *, cross: b
     def see(x: Tensor, _: Tensor) -> None:
         rows = rows_of(layer, rounded_input(layer, x)).float()
         found.hessian.add_(rows.t() @ rows)
+        if found.cross is not None and (not floats or floats[0].shape != x.shape):
+            found.cross = None
         if found.cross is not None:
             moved = rows_of(layer, floats.pop(0)).float() - rows
             found.cross.add_(moved.t() @ rows)
@@ -54,7 +56,7 @@ def moments_of(stage: Stage, layer: Layer, calls: int, batches: int, *, cross: b
             found.rows += rows.shape[0]
 
     for i in range(batches):
-        if cross:
+        if found.cross is not None:
             floats.clear()
             with stage.as_float():
                 stage.floats.watch(layer, calls, see_float, i, i + 1)
