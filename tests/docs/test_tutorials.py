@@ -34,6 +34,7 @@ PAGES = (
     "mixed-precision",
     "formats",
     "calibration",
+    "reconstruction",
     "qat",
     "compile",
     "onnx",
