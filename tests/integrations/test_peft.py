@@ -307,6 +307,17 @@ def test_only_rows_that_changed_get_other_codes() -> None:
     assert layer.base_layer.weight_scale[0] > before[1][0]
 
 
+def test_one_scale_for_a_tensor_stays_one() -> None:
+    scheme = replace(pyquant.W8A16(), weights=replace(pyquant.W8A16().weights, granularity="per_tensor"))
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"a": pyquant.QLinear.from_float(nn.Linear(64, 32), scheme)})
+    model = P.get_peft_model(net, config(target_modules=["a"]))
+    layer = wrappers(shaken(model))[0]
+    layer.lora_B["default"].weight.data[1:] = 0  # of one row alone; the others would be better off with their own scale
+    model.merge_adapter()
+    assert layer.base_layer.weight_scale.unique().numel() == 1
+
+
 def test_adapters_merged_one_after_the_other_are_rounded_once() -> None:
     def two() -> Any:
         model = adapted("W4A8Dynamic(group_size=32)")
@@ -445,6 +456,8 @@ def test_conv1d_attention_experts_and_merged_layers() -> None:
         words = {"fan_in_fan_out": True} if model is gpt2 else {}
         adapter = P.get_peft_model(model, config(target_modules=targets, **words)).eval()
         assert len(wrappers(adapter)) == count
+        for layer in wrappers(adapter):  # [out, in], though the float Conv1D was the other way round
+            assert layer.get_delta_weight("default").shape == (layer.out_features, layer.in_features)
         with torch.no_grad():
             assert torch.equal(getattr(again := adapter(x), "logits", again), out)
             y = getattr(result := shaken(adapter, size=0.05)(x), "logits", result)
