@@ -271,12 +271,12 @@ def test_quantisers_wait_for_their_predecessor_and_release_their_successor(funct
             name: count
             for (arch, name), count in functions.items()
             if arch == architecture
-            and re.search("quantize_(rows|(short_)?groups|given)_kernel|range_parts_kernel", name)
+            and re.search("quantize_(rows|(short_)?groups|given)_kernel|range_parts_kernel|hadamard_rows_kernel", name)
         }
-        # Element types x (rows to codes, rows to values, gates, groups with and without scales, given, parts, short
-        # groups by their four kinds of scales and three ways of sharing them between lanes); two norms, each by how a
-        # block holds a row: five ways of 16-bit elements, three of 32.
-        assert len(kernels) == 3 * (7 + 4 * 3) + 2 * (5 + 5 + 3), architecture
+        # Element types x (rows to codes, rows to values, gates, Hadamard transforms to codes and to values, groups with
+        # and without scales, given, parts, short groups by their four kinds of scales and three ways of sharing them
+        # between lanes); two norms, each by how a block holds a row: five ways of 16-bit elements, three of 32.
+        assert len(kernels) == 3 * (9 + 4 * 3) + 2 * (5 + 5 + 3), architecture
         for name, count in kernels.items():
             assert count["ACQBULK"] == count["PREEXIT"] == count_of_each, f"{architecture} {name}"
 
