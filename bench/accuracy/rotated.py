@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from bench.accuracy.measure import CALIBRATION, PLAIN, Rig, Size, inject_outliers
+from bench.accuracy.measure import CALIBRATION, Rig, Size, inject_outliers
 from bench.accuracy.models import HEADS, TASKS, WIDTH
 from bench.accuracy.records import goals_table, judge
 from bench.accuracy.train import train_float
@@ -86,7 +86,7 @@ def _changed(rig: Rig, way: str, of: nn.Module) -> nn.Module:
 def _rises(rig: Rig, model: nn.Module, scheme: str) -> tuple[float, float]:
     rounded = rig.simulated(SCHEMES[scheme], of=model)
     by_rounding = rig.judge(rounded)[0] - rig.base[0]
-    gptq_(rounded, rig.calibration, CALIBRATION, error="kl", **PLAIN)
+    gptq_(rounded, rig.calibration, CALIBRATION)
     return by_rounding, rig.judge(rounded)[0] - rig.base[0]
 
 

@@ -12,14 +12,14 @@ template <class V>
 struct HadamardRows {
   using F = typename V::F;
   static constexpr int64_t W = V::W;
-  static constexpr int kLaneBits = W == 16 ? 4 : W == 8 ? 3 : 0;
-  static_assert(int64_t{1} << kLaneBits == W, "");
+  static constexpr int kLaneSteps = W == 16 ? 4 : W == 8 ? 3 : 0;
+  static_assert(int64_t{1} << kLaneSteps == W, "");
   // Steps that are done at a time: 2^steps vectors and a spare one fit in the registers.
   static constexpr int kSteps = W == 16 ? 4 : 3;
 
   static void transform(float* x, int64_t n, HadamardOrder order) {
     const int64_t block = size_of(order);
-    const bool whole = order.log2 >= kLaneBits;
+    const bool whole = order.log2 >= kLaneSteps;
     for (int64_t at = 0; at < n; at += block) {
       if (whole)
         of_vectors(x + at, order);
@@ -67,8 +67,8 @@ struct HadamardRows {
       case 28: base_sums<28>(x, run); break;
       default: break;
     }
-    for (int bits = order.log2; bits > kLaneBits;) {
-      const int some = (bits - kLaneBits - 1) % kSteps + 1;
+    for (int bits = order.log2; bits > kLaneSteps;) {
+      const int some = (bits - kLaneSteps - 1) % kSteps + 1;
       bits -= some;
       butterflies(x, block, int64_t{1} << bits, some);
     }
@@ -81,7 +81,7 @@ struct HadamardRows {
     alignas(64) float patterns[4][W];
     for (uint32_t p = 0; p < 4; ++p)
       for (uint32_t lane = 0; lane < W; ++lane) {
-        const uint32_t between = W > 1 ? p & 1 & lane >> (kLaneBits > 0 ? kLaneBits - 1 : 0) : 0;
+        const uint32_t between = W > 1 ? p & 1 & lane >> (kLaneSteps > 0 ? kLaneSteps - 1 : 0) : 0;
         patterns[p][lane] = hadamard_flips(lane) ^ between ^ p >> 1 ? -1.f : 1.f;
       }
     for (int64_t j = 0; j < block; j += W) {
@@ -149,14 +149,14 @@ struct HadamardRows {
   static void within(float* x, int64_t block, float by) {
     const F factor = V::set(by);
     alignas(64) float signs[4][W];
-    for (int bit = 0; bit < kLaneBits; ++bit)
+    for (int bit = 0; bit < kLaneSteps; ++bit)
       for (int64_t lane = 0; lane < W; ++lane) signs[bit][lane] = lane >> bit & 1 ? -1.f : 1.f;
     for (int64_t j = 0; j < block; j += W) {
       F v = V::load_f32(x + j);
-      if constexpr (kLaneBits > 3) v = V::mul_add(v, V::load_f32(signs[3]), V::template swapped<8>(v));
-      if constexpr (kLaneBits > 2) v = V::mul_add(v, V::load_f32(signs[2]), V::template swapped<4>(v));
-      if constexpr (kLaneBits > 1) v = V::mul_add(v, V::load_f32(signs[1]), V::template swapped<2>(v));
-      if constexpr (kLaneBits > 0) v = V::mul_add(v, V::load_f32(signs[0]), V::template swapped<1>(v));
+      if constexpr (kLaneSteps > 3) v = V::mul_add(v, V::load_f32(signs[3]), V::template swapped<8>(v));
+      if constexpr (kLaneSteps > 2) v = V::mul_add(v, V::load_f32(signs[2]), V::template swapped<4>(v));
+      if constexpr (kLaneSteps > 1) v = V::mul_add(v, V::load_f32(signs[1]), V::template swapped<2>(v));
+      if constexpr (kLaneSteps > 0) v = V::mul_add(v, V::load_f32(signs[0]), V::template swapped<1>(v));
       V::store_f32(x + j, V::mul(v, factor));
     }
   }

@@ -23,13 +23,13 @@ __device__ __forceinline__ int turned_next(int at, int more) {
 }
 inline int turned_floats(int64_t columns) { return static_cast<int>((columns + 31) / 32 * 32); }
 
-// Butterflies with steps 2^(Bits - 1) ... 1 between the entries of v, each of Width floats.
-template <int Bits, int Width>
-__device__ __forceinline__ void butterflies(float (&v)[1 << Bits][Width]) {
+// Butterflies with distances 2^(Steps - 1) ... 1 between the entries of v, each of Width floats.
+template <int Steps, int Width>
+__device__ __forceinline__ void butterflies(float (&v)[1 << Steps][Width]) {
 #pragma unroll
-  for (int bit = Bits - 1; bit >= 0; --bit)
+  for (int bit = Steps - 1; bit >= 0; --bit)
 #pragma unroll
-    for (int e = 0; e < 1 << Bits; ++e) {
+    for (int e = 0; e < 1 << Steps; ++e) {
       if (e >> bit & 1) continue;
 #pragma unroll
       for (int c = 0; c < Width; ++c) {
@@ -167,33 +167,33 @@ class TurnedRow {
   }
 
   // The least step is a constant in the code, and so are the addresses of a thread's operands behind their first.
-  template <int Bits>
+  template <int Steps>
   __device__ __forceinline__ void take_at(const T* from, bool vector, int low) {
     if (low == 4) {
-      take_steps<Bits>(from, vector, std::integral_constant<int, 4>());
+      take_steps<Steps>(from, vector, std::integral_constant<int, 4>());
     } else if (low == 8) {
-      take_steps<Bits>(from, vector, std::integral_constant<int, 8>());
-    } else if constexpr (Bits < 4) {  // 2^16 columns are more than shared memory holds
-      take_steps<Bits>(from, vector, std::integral_constant<int, 12>());
+      take_steps<Steps>(from, vector, std::integral_constant<int, 8>());
+    } else if constexpr (Steps < 4) {  // 2^16 columns are more than shared memory holds
+      take_steps<Steps>(from, vector, std::integral_constant<int, 12>());
     }
   }
-  template <int Bits>
+  template <int Steps>
   __device__ __forceinline__ void turn_at(int low) {
     if (low == 4)
-      turn<Bits>(std::integral_constant<int, 4>());
+      turn<Steps>(std::integral_constant<int, 4>());
     else  // 12 * 2^13 columns are too many likewise
-      turn<Bits>(std::integral_constant<int, 8>());
+      turn<Steps>(std::integral_constant<int, 8>());
   }
 
-  // Steps 2^(low + Bits - 1) ... 2^low, where low + Bits are all that a block has (Bits 0: none of them).
-  template <int Bits, class Low>
+  // The steps of distance 2^(low + Steps - 1) ... 2^low, where low + Steps are all that a block has; Steps may be 0.
+  template <int Steps, class Low>
   __device__ __forceinline__ void take_steps(const T* from, bool vector, Low low) {
     using Four = Piece<T, 4>;
     constexpr uint32_t kAll = kSignsOfWord<T>;
-    const bool flips = low + Bits >= 2;  // shorter blocks have no sign
-    const int inner = low < 2 ? 0 : low - 2, pieces = (columns_ + 3) / 4 >> Bits;
+    const bool flips = low + Steps >= 2;  // shorter blocks have no sign
+    const int inner = low < 2 ? 0 : low - 2, pieces = (columns_ + 3) / 4 >> Steps;
     for (int item = static_cast<int>(threadIdx.x); item < pieces; item += static_cast<int>(blockDim.x)) {
-      const int l = item & ((1 << inner) - 1), first = (item >> inner << (inner + Bits) | l) << 2;
+      const int l = item & ((1 << inner) - 1), first = (item >> inner << (inner + Steps) | l) << 2;
       // Column j = e * 2^low + 4 l + c of a block: the pairs of ones within e, within l, within c and between them.
       const uint32_t own = hadamard_flips(static_cast<uint32_t>(l)) ? kAll : 0, odd = l & 1 ? kAll : 0;
       const uint32_t carried = inner > 0 && l >> (inner - 1) & 1 ? kAll : 0;
@@ -208,47 +208,47 @@ class TurnedRow {
       }
 #pragma unroll
       for (int i = 0; i < Four::kWords; ++i) sign[i] = flips ? sign[i] : 0;
-      Four piece[1 << Bits];
-      float v[1 << Bits][4];
+      Four piece[1 << Steps];
+      float v[1 << Steps][4];
       const int count = columns_ - first;  // fewer than four only at the end of rows of blocks of 1 or 2
       const T* at = from + first;
       if (vector && count >= 4) {
 #pragma unroll
-        for (int e = 0; e < 1 << Bits; ++e) piece[e].load(at + (e << low));
+        for (int e = 0; e < 1 << Steps; ++e) piece[e].load(at + (e << low));
       } else {
 #pragma unroll
-        for (int e = 0; e < 1 << Bits; ++e) piece[e].load_some(at + (e << low), count);
+        for (int e = 0; e < 1 << Steps; ++e) piece[e].load_some(at + (e << low), count);
       }
 #pragma unroll
-      for (int e = 0; e < 1 << Bits; ++e)
+      for (int e = 0; e < 1 << Steps; ++e)
         piece[e].widen(sign, (hadamard_flips(static_cast<uint32_t>(e)) ? kAll : 0) ^ (e & 1 ? carried : 0), v[e]);
-      butterflies<Bits>(v);
-      put<Bits>(turned_at(first), low, v);
+      butterflies<Steps>(v);
+      put<Steps>(turned_at(first), low, v);
     }
   }
 
   // The same steps, where they are not the first.
-  template <int Bits, class Low>
+  template <int Steps, class Low>
   __device__ __forceinline__ void turn(Low low) {
-    const int inner = low - 2, pieces = columns_ / 4 >> Bits;
+    const int inner = low - 2, pieces = columns_ / 4 >> Steps;
     for (int item = static_cast<int>(threadIdx.x); item < pieces; item += static_cast<int>(blockDim.x)) {
-      const int first = (item >> inner << (inner + Bits) | (item & ((1 << inner) - 1))) << 2;
+      const int first = (item >> inner << (inner + Steps) | (item & ((1 << inner) - 1))) << 2;
       const int at = turned_at(first);
-      float v[1 << Bits][4];
+      float v[1 << Steps][4];
 #pragma unroll
-      for (int e = 0; e < 1 << Bits; ++e) {
+      for (int e = 0; e < 1 << Steps; ++e) {
         const float4 four = *reinterpret_cast<const float4*>(row_ + turned_next(at, e << low));
         v[e][0] = four.x, v[e][1] = four.y, v[e][2] = four.z, v[e][3] = four.w;
       }
-      butterflies<Bits>(v);
-      put<Bits>(at, low, v);
+      butterflies<Steps>(v);
+      put<Steps>(at, low, v);
     }
   }
 
-  template <int Bits, class Low>
-  __device__ __forceinline__ void put(int at, Low low, const float (&v)[1 << Bits][4]) const {
+  template <int Steps, class Low>
+  __device__ __forceinline__ void put(int at, Low low, const float (&v)[1 << Steps][4]) const {
 #pragma unroll
-    for (int e = 0; e < 1 << Bits; ++e)
+    for (int e = 0; e < 1 << Steps; ++e)
       *reinterpret_cast<float4*>(row_ + turned_next(at, e << low)) = make_float4(v[e][0], v[e][1], v[e][2], v[e][3]);
   }
 
