@@ -22,24 +22,27 @@ class Sorted:
     """The slots (token, j) of a routing, sorted by expert; slots of experts elsewhere come last.
 
     order   int64 [T * k]: of which slot, counted row by row, is each place.
-    counts  how many slots each expert has.
+    counts  how many slots each expert has; int64 [E] as part of a graph, which learns it when it runs.
     """
 
     order: Tensor
-    counts: list[int]
+    counts: list[int] | Tensor
 
     @property
     def present(self) -> int:
-        """Slots whose expert is here."""
-        return sum(self.counts)
+        """Slots whose expert is here; in a graph all have a row."""
+        return self.order.shape[0] if isinstance(self.counts, Tensor) else sum(self.counts)
 
     @staticmethod
-    def of(ids: Tensor, experts: int) -> Sorted:
-        """ids  int [T, k]. Waits for the device of `ids`, which knows how many rows each expert has."""
-        flat = ids.reshape(-1)
+    def of(ids: Tensor, experts: int, in_graph: bool = False) -> Sorted:
+        """ids  int [T, k]. Waits for the device of `ids`, which knows how many rows each expert has, but in a graph."""
+        flat = ids.reshape(-1).long()
         flat = torch.where((flat >= 0) & (flat < experts), flat, experts)
-        counts = torch.bincount(flat, minlength=experts + 1)
-        return Sorted(flat.argsort(stable=True), counts[:experts].tolist())
+        order = flat.argsort(stable=True)
+        if in_graph:
+            counts = flat.new_zeros(experts + 1).scatter_add(0, flat, torch.ones_like(flat))
+            return Sorted(order, counts[:experts])
+        return Sorted(order, torch.bincount(flat, minlength=experts + 1)[:experts].tolist())
 
     def tokens(self, slots: int) -> Tensor:
         """int64 [present]: the token of every slot, of which each token has so many."""
@@ -94,7 +97,6 @@ def is_one_call(layers: Sequence[nn.Module], x: Tensor) -> bool:
 
 
 def _in_one_call(work: Sequence[tuple[Any, int]], x: Tensor, rows: Tensor | None) -> Tensor:
-    inputs = work[0][0].scheme.inputs
     call: Callable[..., Tensor] = partial(
         torch.ops.pyquant._grouped_linear.default,
         packed=[layer._buffers["storage"] for layer, _ in work],
@@ -102,9 +104,15 @@ def _in_one_call(work: Sequence[tuple[Any, int]], x: Tensor, rows: Tensor | None
         spec=work[0][0]._spec,
         out_dtype=x.dtype,
     )
-    if rows is None or not inputs.dynamic:
+    return with_codes_of_tokens(call, work[0][0], x, rows)
+
+
+def with_codes_of_tokens(call: Callable[..., Tensor], layer: QLinear, x: Tensor, rows: Tensor | None) -> Tensor:
+    """call(rows of x, x_scale=, x_zero_point=): dynamic inputs are quantised before their rows are taken, as a token
+    has the same codes for each of its experts."""
+    inputs = layer.scheme.inputs
+    if rows is None or inputs is None or not inputs.dynamic:
         return call(x if rows is None else x[rows])
-    # a token has the same codes for each of its experts
     symmetric, limits = inputs.symmetric, inputs.code_range
     codes, scale, zero_point = ops.quantize_dynamic(x, "per_token", 0, symmetric, *limits)
     return call(codes[rows], x_scale=scale[rows], x_zero_point=None if symmetric else zero_point[rows])

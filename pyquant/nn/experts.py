@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError
+from pyquant.nn import expert_graph, expert_rows
 from pyquant.nn.attention import linear_of
-from pyquant.nn.expert_rows import Sorted, added, chosen, multiply, must_not_wait
+from pyquant.nn.expert_rows import Sorted, added, chosen, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
 
 
@@ -108,13 +109,23 @@ class QExperts(nn.Module):
         if must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(self.num_experts)), ids, x)
             return added(y, torch.arange(ids.numel(), device=x.device), weights).to(x.dtype)
-        slots = Sorted.of(ids, self.num_experts)
+        slots = Sorted.of(ids, self.num_experts, in_graph=self._is_in_graph(x))
         y = self._layers(x, slots.counts, slots.tokens(ids.shape[1]))
         return added(y, slots.order, weights).to(x.dtype)
 
-    def _layers(self, x: Tensor, counts: list[int], rows: Tensor | None = None) -> Tensor:
-        """Rows (None: all) of x, sorted by expert, so many for each, through the two layers of their expert."""
+    def _is_in_graph(self, x: Tensor) -> bool:
+        """Whether this call is part of a compiled graph as a whole: then its numbers of rows stay on the device."""
+        return torch.compiler.is_compiling() and all(expert_graph.is_node(layers, x) for layers in self._pairs())
+
+    def _pairs(self) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+        """The first layers of all experts, and the second ones."""
         ups, downs = zip(*self.experts(), strict=True)
+        return ups, downs
+
+    def _layers(self, x: Tensor, counts: list[int] | Tensor, rows: Tensor | None = None) -> Tensor:
+        """Rows (None: all) of x, sorted by expert, so many for each, through the two layers of their expert."""
+        ups, downs = self._pairs()
+        multiply: Callable[..., Tensor] = expert_graph.multiply if isinstance(counts, Tensor) else expert_rows.multiply
         y = multiply(ups, x, counts, rows)
         y = (self.rule.gate or halves)(self.__dict__["_self_of_gate"], y)
         y = multiply(downs, y, counts)

@@ -13,7 +13,7 @@ import torch
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.ops import autograd, fallback, plan, shapes, strict, transforms, tuned, versions
+from pyquant.ops import autograd, fallback, plan, routed, shapes, strict, transforms, tuned, versions
 from pyquant.ops.schema import NATIVE, SCHEMAS, TAGS
 from pyquant.ops.spec import LinearSpec
 
@@ -109,6 +109,7 @@ def _define() -> None:
             packet.default._tags = tags  # torch before 2.12 takes none from a library of the stable ABI
     for name in SCHEMAS:
         torch.library.register_fake(f"pyquant::{name}", shapes.rule_of(name), lib=_definitions)
+    routed.register(_definitions)
     autograd.register(_definitions)
     versions.register(_definitions)
     transforms.register(_definitions)

@@ -83,3 +83,14 @@ NATIVE: Final[dict[str, str]] = {
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }
+
+# What Python alone defines and serves, for compiled graphs (routed.py): rows sorted by layer, counts[i] of them for the
+# i-th layer; rows beyond these are results of zeros.
+ROUTED: Final[dict[str, str]] = {
+    "_routed_linear": "(Tensor x, Tensor counts, Tensor[] packed, int[] spec, ScalarType out_dtype, "
+    "Tensor? x_scale=None, Tensor? x_zero_point=None) -> Tensor",
+    "_routed_weight_only": "(Tensor x, Tensor counts, Tensor[] w, Tensor[] w_scale, Tensor[] w_zero_point, "
+    "Tensor[] bias, int n, int w_bits, int group_size, str activation, float clamp_min, float clamp_max) -> Tensor",
+    "_routed_float": "(Tensor x, Tensor counts, Tensor[] w, Tensor[] bias, str activation, float clamp_min, "
+    "float clamp_max, ScalarType out_dtype) -> Tensor",
+}

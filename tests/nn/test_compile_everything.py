@@ -143,27 +143,92 @@ class FirstResult(nn.Module):
 class Routed(nn.Module):
     """A layer, experts, a layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = False) -> None:
         super().__init__()
-        self.first, self.experts, self.last = nn.Linear(32, 32), expert_banks.Bank(5, 32, 48), nn.Linear(32, 32)
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.experts: nn.Module = (expert_banks.Biased if bias else expert_banks.Bank)(5, 32, 48)
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self.last(self.experts(self.first(x), ids, weights))  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def routed(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+BANKS = [
+    "W8A8Dynamic",
+    "W4A8Dynamic(group_size=16)",
+    "W8A8",
+    "W4A16(group_size=16)",
+    "W4A16(group_size=16, symmetric=False)",
+    "W8A16",
+    "FP16",
+]
+
+
+def routed_model(scheme: str, monkeypatch: pytest.MonkeyPatch, bias: bool = False) -> Routed:
     monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
     expert_banks.register_banks()
     torch.manual_seed(3)
-    model = quantised(Routed())
+    model = Routed(bias).eval()
+    data = [(torch.randn(40, 32), *expert_banks.routing(40, 5, 2))] if scheme == "W8A8" else None
+    feed = None if data is None else tuple
+    pyquant.quantize_(model, scheme, data=data, batch_to_inputs=feed, check_speed=False)
     assert isinstance(model.experts, pyquant.QExperts)
     return model
 
 
-def test_routings_of_experts_compile_nothing_again(routed: nn.Module) -> None:
-    """How many rows an expert has is known when it runs: the graph ends there, once, and begins again behind it."""
-    compiled, graphs = Compiled(routed, fullgraph=False), []
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> Routed:
+    return routed_model("W8A8Dynamic", monkeypatch)
+
+
+@pytest.mark.parametrize("scheme", BANKS)
+def test_experts_are_part_of_the_graph(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers of rows are read when they run: no break, and no routing or number of tokens compiles again."""
+    compiled = Compiled(routed_model(scheme, monkeypatch, bias=scheme in ("W8A16", "W8A8Dynamic")))
+    for seed in range(8):
+        ids, weights = expert_banks.routing(3 + seed, 5, 2, seed=seed)
+        if seed == 2:
+            ids[:] = 4  # one expert has all
+        if seed == 3:
+            ids[0], ids[1, 1] = torch.tensor([7, 9]), -1  # experts elsewhere
+        compiled.check(torch.randn(3 + seed, 32), ids.int() if seed == 7 else ids, weights)
+        assert compiled.graphs == (2 if seed == 7 else 1)  # int32 is another graph
+    for tokens in (0, 1):  # torch takes these two for constants
+        ids, weights = expert_banks.routing(max(tokens, 1), 5, 2)
+        compiled.check(torch.randn(tokens, 32), ids[:tokens], weights[:tokens])
+    assert compiled.graphs <= 4
+
+
+def test_compiled_experts_by_inductor(routed: Routed) -> None:
+    call = torch.compile(routed, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for tokens in (6, 17):
+            x, (ids, weights) = torch.randn(tokens, 32), expert_banks.routing(tokens, 5, 2, seed=tokens)
+            assert torch.equal(call(x, ids, weights), routed(x, ids, weights))
+
+
+def test_a_node_of_a_graph_is_one_native_call(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in eager mode: two calls of the library a bank, not one an expert."""
+    if not pyquant.ops.native_available():
+        pytest.skip("the grouped product is compiled")
+    x, (ids, weights) = torch.randn(9, 32), expert_banks.routing(9, 5, 2)
+    compiled = Compiled(routed)
+    compiled.check(x, ids, weights)
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled._call(x, ids, weights)
+    calls = {event.key: event.count for event in profile.key_averages() if event.key.startswith("pyquant::")}
+    assert calls["pyquant::_grouped_linear"] == calls["pyquant::_routed_linear"] == 2
+    assert calls["pyquant::qlinear"] == 2  # those before and behind the bank
+
+
+def test_experts_in_different_schemes_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node holds them: torch says so under fullgraph, and without it the bits are the same."""
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    expert_banks.register_banks()
+    torch.manual_seed(3)
+    config = {"experts.2.*": pyquant.W8A16(), "_default": pyquant.W8A8Dynamic()}
+    model = pyquant.quantize_(Routed().eval(), config, check_speed=False)
+    assert isinstance(model.experts, pyquant.QExperts)
+    compiled, graphs = Compiled(model, fullgraph=False), []
     for seed in range(12):
         compiled.check(torch.randn(3 + seed, 32), *expert_banks.routing(3 + seed, 5, 2, seed=seed))
         graphs.append(compiled.graphs)
@@ -171,7 +236,22 @@ def test_routings_of_experts_compile_nothing_again(routed: nn.Module) -> None:
     assert len(set(graphs[2:])) == 1, graphs
 
 
-def test_exported_experts_take_every_token(routed: nn.Module) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", sorted(expert_banks.FAMILIES))
+def test_mixtures_of_transformers_are_one_graph(family: str) -> None:
+    """The mixture block as the family writes it, its router included."""
+    pytest.importorskip("transformers")
+    model = expert_banks.model_of(family)
+    name = next(n for n, _ in expert_banks.experts_of(model).items()).rpartition(".")[0]
+    block = model.get_submodule(name)
+    pyquant.quantize_(block, pyquant.W8A8Dynamic(), check_speed=False)
+    compiled = Compiled(block)
+    for tokens in (3, 8, 21):
+        compiled.check(torch.randn(1, tokens, 64))
+    assert compiled.graphs == 1
+
+
+def test_exported_experts_take_every_token(routed: Routed) -> None:
     x, (ids, weights) = torch.randn(6, 32), expert_banks.routing(6, 5, 2)
     rows = torch.export.Dim("rows", min=2, max=64)
     with torch.no_grad():
