@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyquant.errors import ArgumentError
-from pyquant.ops.schema import ROUTED
+from pyquant.ops.schema import ROUTED, TAGS
 
 _ops = torch.ops.pyquant
 
@@ -111,10 +111,8 @@ def _shape_of_linear(x: Tensor, counts: Tensor, packed: Any, spec: Sequence[int]
     return x.new_empty(x.shape[0], spec[0], dtype=dtype)
 
 
-def _shape_of_weight_only(
-    x: Tensor, counts: Tensor, w: Any, scale: Any, zero: Any, bias: Any, n: int, *_: Any
-) -> Tensor:
-    return x.new_empty(x.shape[0], n)
+def _shape_of_weight_only(x: Tensor, counts: Tensor, *operands: Any) -> Tensor:
+    return x.new_empty(x.shape[0], operands[4])
 
 
 def _shape_of_float(x: Tensor, counts: Tensor, w: Sequence[Tensor], bias: Any, *fused_and_dtype: Any) -> Tensor:
@@ -130,7 +128,7 @@ _SERVED: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 def register(library: torch.library.Library) -> None:
     """Define and implement the ops. Their tag keeps CUDA graphs away: no graph can wait for the counts."""
-    tags = [torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout, torch.Tag.cudagraph_unsafe]
+    tags = [getattr(torch.Tag, name) for name in (*TAGS, "cudagraph_unsafe")]
     for name, (kernel, rule) in _SERVED.items():
         library.define(name + ROUTED[name], tags=tags)
         library.impl(name, kernel, "CompositeExplicitAutograd")

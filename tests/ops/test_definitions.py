@@ -15,7 +15,7 @@ import torch
 
 from pyquant import ops
 from pyquant.ops.load import LIBRARY
-from pyquant.ops.schema import NATIVE, SCHEMAS, TAGS
+from pyquant.ops.schema import NATIVE, ROUTED, SCHEMAS, TAGS
 
 PACKAGE = LIBRARY.parents[1]
 
@@ -136,11 +136,15 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 OF_LIBRARY = TAGS if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else ()
 
 
-def check_is_the_table(result: list[Any], expected: tuple[str, ...] = TAGS) -> None:
+def check_is_the_table(result: list[Any], expected: tuple[str, ...] = TAGS, with_python: bool = True) -> None:
     status, out, err = result
     assert status == 0, err
     found, table = json.loads(out), {**SCHEMAS, **NATIVE}
-    assert set(found) == set(table)
+    assert set(found) == set(table) | set(ROUTED if with_python else ())
+    for name, schema in ROUTED.items() if with_python else ():
+        said, tags = found.pop(name)
+        assert torch._C.parse_schema(said) == torch._C.parse_schema(f"pyquant::{name}{schema}"), name
+        assert tags == sorted(f"Tag.{tag}" for tag in (*TAGS, "cudagraph_unsafe")), name
     for name, (schema, tags) in found.items():
         assert torch._C.parse_schema(schema) == torch._C.parse_schema(f"pyquant::{name}{table[name]}"), name
         assert tags == sorted(f"Tag.{tag}" for tag in expected if name in SCHEMAS), name
@@ -156,7 +160,7 @@ def test_python_adds_no_op_to_those_of_the_library(said: dict[str, Any]) -> None
 
 @native
 def test_the_library_alone_defines_the_table_and_computes(said: dict[str, Any]) -> None:
-    check_is_the_table(said["library lists"], OF_LIBRARY)
+    check_is_the_table(said["library lists"], OF_LIBRARY, with_python=False)
     assert said["library computes"] == [0, ANSWER, ""]
 
 
