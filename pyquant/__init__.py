@@ -80,7 +80,7 @@ from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import gptq_codes
 from pyquant.ptq.improve.rotate import rotate_
-from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec
+from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec, register_rotation
 from pyquant.ptq.improve.scale_search import ScaleSearch, search_scales_
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
@@ -93,6 +93,7 @@ from pyquant.qat.precision import LearnedPrecision
 from pyquant.qat.prepare import prepare_qat_
 from pyquant.qat.recipe import QATRecipe, QATRecipeModification, QATRecipeModificationCallback
 from pyquant.recipe import Recipe, RecipeNotice
+from pyquant.recipe.recommended import recommended
 from pyquant.report.records.latency import LatencyTable
 from pyquant.simulate.insert import convert_, insert_fake_quantize_, remove_fake_quantize_
 from pyquant.simulate.torch_operators import torch_fake_quantize
@@ -199,12 +200,14 @@ __all__ = [
     "quantization_report",
     "quantize_",
     "quantize_recipe_",
+    "recommended",
     "register_batch_norm",
     "register_experts",
     "register_fusion",
     "register_linear_form",
     "register_link",
     "register_quantized_module",
+    "register_rotation",
     "register_smoothing",
     "remove_fake_quantize_",
     "rotate_",

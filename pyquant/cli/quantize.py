@@ -22,6 +22,8 @@ from pyquant.nn.match import DEFAULT
 from pyquant.ptq.improve.steps import NAMES as IMPROVERS
 from pyquant.recipe import LayerRule, Recipe
 from pyquant.recipe.layer_rule import FLOAT
+from pyquant.recipe.recommended import NAMES as RECOMMENDED
+from pyquant.recipe.recommended import recommended
 from pyquant.report.render import table
 
 _EXAMPLES = """\
@@ -33,6 +35,7 @@ examples:
   pyquant quantize mypackage.models:build --scheme W8A8Dynamic --auto --data mypackage.data:batches --out quantised
   pyquant quantize mypackage.models:build --scheme W8A8 --data mypackage.data:batches --improve smooth --out q
   pyquant quantize mypackage.models:build --recipe recipe.yaml --data mypackage.data:calibration --out quantised
+  pyquant quantize ./hugging-face-folder --preset llm-w4a8 --data mypackage.data:calibration --out quantised
   pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
 
 a configuration file:
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--scheme", metavar="SCHEME", help="for every Linear and Conv2d: " + ", ".join(PRESETS))
     how.add_argument("--recipe", metavar="FILE", help="YAML, TOML or JSON: schemes, calibrators, what is skipped")
+    how.add_argument("--preset", metavar="NAME", help="a recommended recipe: " + ", ".join(RECOMMENDED))
     how.add_argument("--config", metavar="FILE", help="the same, where what is not said is as without a recipe")
     ranges = parser.add_mutually_exclusive_group()
     ranges.add_argument("--data", metavar="FN", help=f"to calibrate static inputs with: {DATA_HELP}")
@@ -110,7 +114,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
     if args.auto and data is None:
         raise ArgumentError("--auto", "given without --data", "together with --data, whose first batch is the example")
     improve = check_names(args.improve, data)
-    given_recipe = args.recipe or args.config
+    given_recipe = args.recipe or args.config or args.preset
     if args.calibration and not args.recipe:
         raise ArgumentError("--calibration", args.calibration, "together with --recipe")
     for name in ("skip", "embeddings", "heads", "on_indivisible", "batches") if args.recipe else ():
@@ -122,7 +126,8 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         options = {"embeddings": args.embeddings, "heads": args.heads or None, "num_batches": args.batches}
         options |= {"on_indivisible": args.on_indivisible or CHOICES[0], "improve": improve}
     else:
-        recipe = Recipe.load(args.recipe) if args.recipe else _with_options(Recipe.load_config(args.config), args)
+        recipe = Recipe.load(args.recipe) if args.recipe else _with_options(_options_apply_to(args), args)
+        check_names(improve or recipe.improve, data)
         ranges = _ranges(args, recipe) if args.calibration else None
 
     def quantise(model: nn.Module) -> tuple[nn.Module, Recipe | None]:
@@ -130,7 +135,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         from pyquant.ptq.auto import auto_
         from pyquant.ptq.quantize import quantize_
 
-        batches = _batches(data, args)
+        batches = _batches(data, args, bool(improve or (given_recipe and recipe.improve)))
         try:
             if not given_recipe and args.auto:
                 print(auto_(model, _example(model, batches), config, data=batches, **options))
@@ -146,11 +151,21 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         except ArgumentError as error:
             if args.recipe or error.argument not in ("config", "recipe.layers"):
                 raise
-            named = "--config" if args.config else "--scheme"
+            named = "--config" if args.config else "--preset" if args.preset else "--scheme"
             option = "--skip" if any(f"{pattern!r}" in error.got for pattern in args.skip) else named
             raise ArgumentError(option, error.got, error.allowed) from None
 
     return quantise
+
+
+def _options_apply_to(args: argparse.Namespace) -> Recipe:
+    """What --config or --preset names; --skip and the other options change it."""
+    if not args.preset:
+        return Recipe.load_config(args.config)
+    try:
+        return recommended(args.preset)
+    except ArgumentError as error:
+        raise ArgumentError("--preset", error.got, error.allowed) from None
 
 
 def _with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
@@ -185,10 +200,12 @@ def _ranges(args: argparse.Namespace, recipe: Recipe) -> Any:
     return ranges
 
 
-def _batches(data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace) -> Iterable[Any] | None:
+def _batches(
+    data: Callable[[], Iterable[Any]] | None, args: argparse.Namespace, improves: bool
+) -> Iterable[Any] | None:
     batches = None if data is None else data()
     # improvers, and the comparison of speeds after all else, go through the data more than once
-    again = bool(args.improve or args.auto)
+    again = improves or args.auto
     return list(islice(batches, args.batches)) if isinstance(batches, Iterator) and again else batches
 
 

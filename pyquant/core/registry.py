@@ -78,6 +78,7 @@ def import_modules(package: str) -> None:
 CALIBRATORS: Final[Registry[Any]] = Registry("calibrator", "pyquant.calibrate.methods")
 SCORERS: Final[Registry[Any]] = Registry("metric", "pyquant.mixed_precision.loss.scorers")
 SEARCH_ALGORITHMS: Final[Registry[Any]] = Registry("algorithm", "pyquant.mixed_precision.solve.methods")
+IMPROVERS: Final[Registry[Any]] = Registry("improve", "pyquant.ptq.improve.steps")
 OBJECTIVES: Final[Registry[Any]] = Registry("objective", "pyquant.mixed_precision.costs")
 
 

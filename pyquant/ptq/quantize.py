@@ -20,7 +20,7 @@ from pyquant.nn.match import FqnConfig
 from pyquant.nn.sites import Filter
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
-from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
+from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.run import quantize_recipe_
 from pyquant.recipe import Recipe, is_recipe
 from pyquant.simulate.calibrate import calibrate_
@@ -64,8 +64,10 @@ def quantize_(
                   used) or a mapping of forward's keywords, or whatever batch_to_inputs(batch) makes of it. The model
                   runs in eval mode without gradients.
     num_batches   how many of them; None: all, and `data` has a length then.
-    improve       names of improvers, which need `data` too: 'smooth' (smooth_), 'gptq' (gptq_), 'bias_correction'
-                  (bias_correction_); with their default options. Their functions take more.
+    improve       names of improvers, which need `data` too, with their default options (their functions take more): of
+                  the float model 'smooth' (smooth_), 'search_scales' (search_scales_), 'rotate' and 'rotate_online'
+                  (rotate_, of classes it knows); of the codes 'gptq' (gptq_), 'bias_correction' (bias_correction_).
+                  They act in this order.
     embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
     heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
                   floating point, as other tools do, and the warning says so; False: the same without a word; True:
@@ -129,7 +131,7 @@ def quantize_(
     arguments.module("model", model)
     count = count_of(data, num_batches)
     with undone_on_error() as undo:
-        improve_before(model, names, data, count, undo, batch_to_inputs)
+        improve_before(names, Before(model, config, data, count, undo, batch_to_inputs))  # type: ignore[arg-type]
         prepare = partial(_twins_from_data, data=data, count=count, improve=names, batch_to_inputs=batch_to_inputs)
         return quantize_layers_(model, config, prepare=prepare, **layers)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from pyquant.nn.link import link_
 from pyquant.nn.speed import warn_of_speed
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges, apply_ranges_
-from pyquant.ptq.improve.steps import check_names, improve_after, improve_before
+from pyquant.ptq.improve.steps import Before, check_names, improve_after, improve_before
 from pyquant.ptq.replace import Like
 from pyquant.ptq.selective import SelectiveQuantizer
 from pyquant.recipe import Recipe
@@ -99,7 +99,8 @@ def quantize_recipe_(
 
     data     batches for calibration; None where nothing is static, or with
     ranges   that calibrate_recipe_ found before.
-    improve, check_speed   as in quantize_; improvers use as many batches as the calibration.
+    improve, check_speed   as in quantize_; improvers use as many batches as the calibration. Where the recipe names
+             improvers, `improve` is empty.
     options  as in calibrate_recipe_.
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
              hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
@@ -113,14 +114,18 @@ def quantize_recipe_(
     recipe = recipe_of(recipe)
     if data is not None and ranges is not None:
         raise ArgumentError("ranges", "both data and ranges", "one of the two")
-    names, count = check_names(improve, data), recipe.calib_params.num_calib_batches
+    if improve and recipe.improve:
+        raise ArgumentError(
+            "improve", arguments.shown(improve), f"nothing beside the recipe's {listed(recipe.improve)}"
+        )
+    names, count = check_names(improve or recipe.improve, data), recipe.calib_params.num_calib_batches
     to_inputs = options.get("batch_to_inputs")
     arguments.module("model", model)
     # fuse_ and convert_ are steps of their own, taken back here
     undo: list[Undo] = [partial(module._modules.update, dict(module._modules)) for module in model.modules()]
     with undone_on_error(undo):
         if data is not None:
-            improve_before(model, names, data, count, undo, to_inputs)
+            improve_before(names, Before(model, recipe.config(), data, count, undo, to_inputs))
         quantizer = SelectiveQuantizer.from_recipe(recipe)
         if ranges is not None:
             quantizer.like = Like(recipe.embeddings, recipe.heads, frozenset(ranges))

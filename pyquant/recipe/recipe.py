@@ -14,12 +14,13 @@ from torch import nn
 from pyquant.core.paths import file_path
 from pyquant.core.patterns import MAX_EXPRESSIONS, Expression
 from pyquant.core.presets import scheme_from_name
+from pyquant.core.registry import IMPROVERS
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import DEFAULT, FqnConfig, Key
 from pyquant.recipe import documents
-from pyquant.recipe.fields import check_keys, checked, choice, flag, mapping, read, refuse, shown, text, written
+from pyquant.recipe.fields import check_keys, checked, choice, flag, listed, mapping, read, refuse, shown, text, written
 from pyquant.recipe.layer_rule import FLOAT, LayerRule, with_defaults
 from pyquant.recipe.sections import (
     ADAM,
@@ -156,6 +157,7 @@ class Recipe:
     embeddings  whether nn.Embedding becomes QEmbedding, as in quantize_ (at conversion; simulation leaves them).
     heads     'everything': output heads and adapters are quantised like every other layer (that is what a recipe
               without the key means); True, False or None ('warn' in files): as the argument of quantize_.
+    improve   names of what is done beside rounding, as in quantize_, which needs data then: ('gptq',).
     search, qat, provenance   further sections, or None.
 
     Unknown keys are errors that name the key. load, dump, load is the identity.
@@ -177,6 +179,7 @@ class Recipe:
     on_indivisible: str = checked(CHOICES[0], choice(*CHOICES))
     embeddings: bool = checked(False, flag)
     heads: bool | str | None = checked(EVERYTHING, _heads)
+    improve: tuple[str, ...] = checked((), listed(choice(IMPROVERS.names)))
     search: SearchParams | None = checked(None, partial(read, SearchParams))
     qat: QatParams | None = checked(None, partial(read, QatParams))
     provenance: Provenance | None = checked(None, partial(read, Provenance))
@@ -254,6 +257,7 @@ class Recipe:
         plain["residuals"] = self.residuals
         later = {"on_indivisible": CHOICES[0], "embeddings": False, "heads": EVERYTHING}  # where they say something
         plain |= {key: getattr(self, key) for key, default in later.items() if getattr(self, key) != default}
+        plain |= {"improve": list(self.improve)} if self.improve else {}
         return plain | ({"heads": _WARN} if self.heads is None else {})
 
     def default_scheme(self) -> QScheme | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,30 @@ def test_a_static_scheme_with_data_needs_no_recipe() -> None:
         expected = pyquant.quantize_(toy_models.build(), "W8A8", data=data, num_batches=3, improve=improve)
         x = toy_models.example_inputs()
         assert torch.equal(pyquant.load_pretrained(out, toy_models.build)(x), expected(x))
+
+
+def test_a_preset_is_the_recommended_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quantize", MODEL, "--preset", "encoder-w4a8", "--data", "toy_models:batches"]
+    assert main([*words, "--skip", "3", "--out", "a"]) == 0
+    import toy_models
+
+    recipe = pyquant.recommended("encoder-w4a8", num_batches=5)
+    recipe = replace(recipe, layers={"3": pyquant.recipe.LayerRule("float")})
+    expected = pyquant.quantize_(toy_models.build(), recipe, data=list(toy_models.batches()))
+    x = toy_models.example_inputs()
+    assert type(expected[3]) is torch.nn.Linear
+    assert torch.equal(pyquant.load_pretrained("a", toy_models.build)(x), expected(x))
+    capsys.readouterr()
+    for wrong, told in (
+        (["--preset", "encoder-w4a9", "--data", "toy_models:batches"], "did you mean"),
+        (["--preset", "encoder-w4a8"], "data"),
+        (["--preset", "encoder-w4a8", "--scheme", "W8A8"], "not allowed"),
+        (["--preset", "encoder-w4a8", "--data", "toy_models:batches", "--improve", "gptq"], "nothing beside"),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert main(["quantize", MODEL, *wrong, "--out", "b"]) == 2
+        assert told in capsys.readouterr().err
+    assert not Path("b").exists()
 
 
 def test_pictures_of_the_users_tensors_and_errors_on_the_users_data(

@@ -117,6 +117,64 @@ def test_a_recipe_its_path_and_its_data_are_quantize_recipe_(tmp_path: Path) -> 
     assert not torch.equal(improved[1].state_dict()["bias"], expected[1].state_dict()["bias"])
 
 
+class Turned(nn.Module):
+    """A residual stream that rotate_ is told about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.read, self.norm, self.fc1 = nn.Linear(32, 16), nn.LayerNorm(16), nn.Linear(16, 32)
+        self.fc2, self.last, self.head = nn.Linear(32, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.read(x)
+        return self.head(self.last(x + self.fc2(torch.relu(self.fc1(self.norm(x))))))
+
+
+TURNED = pyquant.RotationSpec(["read", "fc2"], {"norm": ["fc1"], "last": ["head"]}, online=["fc2"])
+
+
+def test_improvers_of_the_float_model_are_their_functions() -> None:
+    pyquant.register_rotation(Turned, TURNED)
+    pyquant.register_smoothing(Turned, "norm", ["fc1"])
+    for name, by_hand in (
+        ("search_scales", lambda m: pyquant.search_scales_(m, "W4A8", BATCHES, 8)),
+        ("rotate", lambda m: pyquant.rotate_(m, BATCHES[0])),
+        ("rotate_online", lambda m: pyquant.rotate_(m, BATCHES[0], online=True)),
+    ):
+        expected = Turned().eval()
+        by_hand(expected)
+        pyquant.quantize_(expected, "W4A8", data=BATCHES)
+        model = pyquant.quantize_(Turned().eval(), "W4A8", data=BATCHES, improve=(name,))
+        assert same(model, expected), name
+        assert (type(model.fc2) is pyquant.HadamardLinear) == (name == "rotate_online")
+
+
+@pytest.mark.parametrize("name", ["search_scales", "rotate", "rotate_online"])
+def test_improvers_of_the_float_model_are_taken_back(name: str) -> None:
+    pyquant.register_rotation(Turned, TURNED)
+    pyquant.register_smoothing(Turned, "norm", ["fc1"])
+    model = Turned().eval()
+    with pytest.raises(ArgumentError, match="'gone'"):
+        pyquant.quantize_(model, {"gone": pyquant.W8A8(), "_default": "W4A8"}, data=BATCHES, improve=(name,))
+    assert type(model.fc2) is nn.Linear
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), Turned().state_dict().values()))
+
+
+def test_a_recipe_names_its_improvers() -> None:
+    recipe = pyquant.Recipe.from_dict(
+        {"default": "W4A8", "calib_params": {"num_calib_batches": 8}, "improve": ["smooth", "gptq"]}
+    )
+    plain = pyquant.Recipe.from_dict({k: v for k, v in recipe.to_dict().items() if k != "improve"})
+    expected = pyquant.quantize_recipe_(build(), plain, BATCHES, improve=("smooth", "gptq"))
+    assert same(pyquant.quantize_(build(), recipe, data=BATCHES), expected)
+    assert pyquant.Recipe.loads(recipe.dumps()) == recipe
+    with pytest.raises(ArgumentError, match=r"'improve'.*nothing beside the recipe's smooth, gptq"):
+        pyquant.quantize_(build(), recipe, data=BATCHES, improve=("gptq",))
+    with pytest.raises(ArgumentError, match=r"'data'.*None"):
+        pyquant.quantize_(build(), recipe)
+
+
 ERRORS: list[tuple[Callable[[nn.Module], object], str]] = [
     (lambda m: pyquant.quantize_(m, "W8A8"), "'data'.*nothing for 1, 3.*W8A8Dynamic"),
     (lambda m: pyquant.quantize_(m, "W8A8", data=iter(BATCHES)), "'num_batches'.*without a length"),
@@ -126,6 +184,8 @@ ERRORS: list[tuple[Callable[[nn.Module], object], str]] = [
     (lambda m: pyquant.quantize_(m, "W8A8", data=BATCHES, improve="gptq"), "'improve'.*sequence"),
     (lambda m: pyquant.quantize_(m, "W8A8", data=BATCHES, improve=("gtpq",)), "'improve'.*'gptq'"),
     (lambda m: pyquant.quantize_(m, "W8A8", improve=("gptq",)), "'data'.*None"),
+    (lambda m: pyquant.quantize_(m, "W8A8", data=BATCHES, improve=("rotate", "rotate_online")), "one of the two"),
+    (lambda m: pyquant.quantize_(m, "W8A8", data=BATCHES, improve=("rotate",)), "no rule knows.*register_rotation"),
     (lambda m: pyquant.quantize_(m, "W8A8", data=iter(BATCHES), improve=("gptq",), num_batches=4), "a list"),
     (lambda m: pyquant.quantize_(m, pyquant.Recipe(), heads=True), "'heads'.*recipe"),
     (lambda m: pyquant.quantize_(m, "gone.yaml"), "no such file"),

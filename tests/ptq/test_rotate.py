@@ -206,6 +206,30 @@ def test_smoothed_quantised_saved_and_loaded_after_it(tmp_path) -> None:
     assert moved(pyquant.dequantize_(model)(**inputs).logits, want) < 0.1
 
 
+class Registered(Transformer):
+    """Of its own, as a registration lasts."""
+
+
+def test_a_registered_class_needs_no_spec() -> None:
+    known = spec(online=["blocks.*.fc2"])
+    assert pyquant.register_rotation(Registered, known) is Registered
+    pyquant.register_rotation(Registered, spec(online=["blocks.*.fc2"]))  # the same again
+    by_spec, by_class = Registered(norm=nn.RMSNorm), nn.ModuleDict({"inside": Registered(norm=nn.RMSNorm)})
+    want = rotate_(by_spec, INPUTS, known)
+    by_class.forward = lambda *inputs: by_class["inside"](*inputs)  # type: ignore[method-assign]
+    assert rotate_(by_class, INPUTS, online=True) == {f"inside.{name}": size for name, size in want.items()}
+    assert all(torch.equal(a, b) for a, b in zip(by_class.state_dict().values(), by_spec.state_dict().values()))
+    folded = Registered()
+    assert "blocks.0.fc2" not in rotate_(folded, INPUTS)
+    assert type(folded.blocks[0].fc2) is nn.Linear
+    with pytest.raises(ArgumentError, match=r"'model_class'.*another spec"):
+        pyquant.register_rotation(Registered, spec())
+    with pytest.raises(ArgumentError, match=r"'model_class'.*subclass"):
+        pyquant.register_rotation(3, known)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"'spec'.*RotationSpec"):
+        pyquant.register_rotation(Registered, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

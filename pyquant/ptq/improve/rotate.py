@@ -38,8 +38,8 @@ def rotate_(
     model     float nn.Module, before quantisation; its parameters are changed in place.
     example_inputs   what the model is called with to see that its output stays: one tensor, a tuple of positional or a
               mapping of named arguments.
-    spec      who writes and reads the stream; None: what the rules know of the model's class (Llama, Mistral, Qwen2 and
-              Qwen3 of transformers, for causal language modelling or classification).
+    spec      who writes and reads the stream; None: what is known of the model's class (register_rotation; Llama,
+              Mistral, Qwen2 and Qwen3 of transformers, for causal language modelling or classification).
     seed      of the random signs, at least 0.
     online    of the known classes, whether the inputs of down projections are turned too, at run time: each becomes a
               HadamardLinear. A spec says it by its own `online`.
@@ -63,6 +63,14 @@ def rotate_(
         >>> rotate_(model, torch.randn(5, 4), spec)
         {'1.fc1': 8, '3': 8}
     """
+    return rotate_reversibly(model, example_inputs, spec, seed, online, [])
+
+
+@torch.no_grad()
+def rotate_reversibly(
+    model: nn.Module, example_inputs: object, spec: RotationSpec | None, seed: int, online: bool, undo: list[Undo]
+) -> dict[str, int]:
+    """rotate_ for a caller that may still fail. undo  receives the steps that take it back."""
     arguments.module("model", model)
     arguments.whole("seed", seed, 0, 2**63 - 1)
     if spec is not None and not isinstance(spec, RotationSpec):
@@ -74,17 +82,18 @@ def rotate_(
     found = [("", model, spec)] if spec is not None else list(specs_of(model, online))
     if not found:
         got = f"a {type(model).__name__} of which no rule knows the residual stream"
-        raise ArgumentError("model", got, "spec=RotationSpec(...)")
+        raise ArgumentError("model", got, "spec=RotationSpec(...), or pyquant.register_rotation for its class")
     generator = torch.Generator().manual_seed(seed)
-    with evaluating(model), undone_on_error() as undo:
+    with evaluating(model), undone_on_error() as steps:
         before = call(model, example_inputs)
         spread: dict[str, int] = {}
         for prefix, root, known in found:
-            turning = _Turning(root, undo, generator)
+            turning = _Turning(root, steps, generator)
             spread |= {prefix + name: size for name, size in turning.of(known)}
             turning.finish()
         allowed = "a spec that names every writer and reader of the stream; everything is undone"
         check_unmoved("spec", before, call(model, example_inputs), allowed)
+    undo += steps
     return spread
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import nn
@@ -88,10 +88,43 @@ class RotationSpec:
             raise ArgumentError("spec", got, "both or neither: who writes the stream, and who reads it")
 
 
+_BY_CLASS: dict[type[nn.Module], RotationSpec] = {}
+
+
+def register_rotation(model_class: type[nn.Module], spec: RotationSpec) -> type[nn.Module]:
+    """Tell rotate_ where a class of models may be turned, so that `rotate_(model, batch)` and improve=['rotate'] do it.
+
+    model_class  subclass of nn.Module; instances of exactly this class, and parts of a model that are such, are meant.
+    spec         as rotate_ takes it, with names below the class; its `online` are turned where online=True is given.
+    ->           model_class. Registering the same again changes nothing.
+    Raises ArgumentError for what is no class of modules or no spec, and for a class that has another spec.
+
+    Example:
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed, self.norm, self.head = nn.Embedding(4, 8), nn.RMSNorm(8), nn.Linear(8, 4)
+        ...     def forward(self, ids):
+        ...         return self.head(self.norm(self.embed(ids)))
+        >>> _ = register_rotation(Net, RotationSpec(writers=["embed"], readers={"norm": ["head"]}))
+    """
+    if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
+        raise ArgumentError("model_class", repr(model_class)[:120], "a subclass of torch.nn.Module")
+    if not isinstance(spec, RotationSpec):
+        raise ArgumentError("spec", arguments.shown(spec), "a RotationSpec")
+    if _BY_CLASS.setdefault(model_class, spec) != spec:
+        raise ArgumentError("model_class", f"{model_class.__name__}, registered with another spec", "one spec a class")
+    return model_class
+
+
 def specs_of(model: nn.Module, online: bool) -> Iterator[tuple[str, nn.Module, RotationSpec]]:
-    """(prefix of its names, module, spec) of every part of a model whose class the rules know."""
+    """(prefix of its names, module, spec) of every part of a model whose class is registered or known by the rules."""
     for name, module in model.named_modules():
         kind = type(module)
+        if kind in _BY_CLASS:
+            spec = _BY_CLASS[kind]
+            yield f"{name}." if name else "", module, spec if online else replace(spec, online=())
+            continue
         is_theirs = kind.__module__.startswith("transformers.models.") and "forward" not in module.__dict__
         if is_theirs and kind.__name__ in _LLAMA_CLASSES:
             yield f"{name}." if name else "", module, _llama(module, online)

@@ -78,6 +78,24 @@ def search_scales_(
         >>> found.chosen in ("none", "smoothed", "searched")
         True
     """
+    how: dict[str, Any] = {"error": error, "num_held_out": num_held_out, "batch_to_inputs": batch_to_inputs}
+    return search_scales_reversibly(model, config, data, num_batches, [], pairs, **how)
+
+
+@torch.no_grad()
+def search_scales_reversibly(
+    model: nn.Module,
+    config: Config,
+    data: Iterable[Any],
+    num_batches: int,
+    undo: list[Undo],
+    pairs: Iterable[tuple[str, Iterable[str]]] | None = None,
+    *,
+    error: str | ErrorFunction | None = None,
+    num_held_out: int | None = None,
+    batch_to_inputs: BatchToInputs | None = None,
+) -> ScaleSearch:
+    """search_scales_ for a caller that may still fail. undo  receives the steps that take it back."""
     measure = error_function(error)
     replay = Replay(model, data, num_batches, batch_to_inputs)
     held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
@@ -117,6 +135,7 @@ def search_scales_(
             errors[way] = _rounded_error(replay, config, targets, split, measure)
         chosen = min(errors, key=lambda way: errors[way])  # the first of equals: the simplest
         apply(chosen)
+    undo += put_back
     return ScaleSearch(chosen, errors, {name: how for name, (how, _) in best.items()})
 
 

@@ -1,23 +1,67 @@
-"""The improvers by name, in the order in which they act: smooth before quantisation, the others after calibration."""
+"""The improvers by name, in the order in which they act: some on the float model, the others after calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import nn
 
+from pyquant.calibrate.run import inputs_of
 from pyquant.core import arguments
+from pyquant.core.registry import IMPROVERS
 from pyquant.errors import ArgumentError
+from pyquant.nn.sites import Config
 from pyquant.nn.swap import Undo
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.replay import BatchToInputs
+from pyquant.ptq.improve.rotate import rotate_reversibly
+from pyquant.ptq.improve.scale_search import search_scales_reversibly
 from pyquant.ptq.improve.smooth import smooth_reversibly
 
-SMOOTH: Final = "smooth"
+
+@dataclass(frozen=True)
+class Before:
+    """What improvers of the float model are given. config: what it is to be quantised by; undo: receives the steps
+    that take a change back."""
+
+    model: nn.Module
+    config: Config
+    data: Iterable[Any]
+    num_batches: int
+    undo: list[Undo]
+    batch_to_inputs: BatchToInputs | None
+
+    def smooth(self) -> None:
+        smooth_reversibly(self.model, self.data, self.num_batches, 0.5, None, self.undo, self.batch_to_inputs)
+
+    def search_scales(self) -> None:
+        how: dict[str, Any] = {"batch_to_inputs": self.batch_to_inputs}
+        search_scales_reversibly(self.model, self.config, self.data, self.num_batches, self.undo, **how)
+
+    def rotate(self, online: bool = False) -> None:
+        first = next(iter(self.data), None)
+        args, keywords = inputs_of(self.model, self.batch_to_inputs)(first)
+        rotate_reversibly(self.model, keywords or tuple(args), None, 0, online, self.undo)
+
+    def rotate_online(self) -> None:
+        self.rotate(online=True)
+
+
+# A new one is a line in one of the two tables; quantize_, recipes, the command line and bench.lm know it then.
+_BEFORE: Final[dict[str, Callable[[Before], None]]] = {
+    "smooth": Before.smooth,
+    "search_scales": Before.search_scales,
+    "rotate": Before.rotate,
+    "rotate_online": Before.rotate_online,
+}
 _AFTER: Final = {"gptq": gptq_, "bias_correction": bias_correction_}
-NAMES: Final = (SMOOTH, *_AFTER)
+NAMES: Final = (*_BEFORE, *_AFTER)
+for _name, _improver in {**_BEFORE, **_AFTER}.items():
+    IMPROVERS.register(_name)(_improver)
+_ONE_OF: Final = (("smooth", "search_scales"), ("rotate", "rotate_online"))  # the second does what the first does
 
 
 def check_names(improve: object, data: object) -> tuple[str, ...]:
@@ -27,6 +71,9 @@ def check_names(improve: object, data: object) -> tuple[str, ...]:
     names = tuple(arguments.one_of("improve", name, NAMES) for name in arguments.iterable("improve", improve, "names"))
     if len(set(names)) < len(names):
         raise ArgumentError("improve", ", ".join(names), "each name once")
+    for pair in _ONE_OF:
+        if set(pair) <= set(names):
+            raise ArgumentError("improve", " and ".join(pair), "one of the two")
     if names and data is None:
         raise ArgumentError("data", f"None, with improve={names!r}", "batches")
     if names and isinstance(data, Iterator):
@@ -35,17 +82,11 @@ def check_names(improve: object, data: object) -> tuple[str, ...]:
     return names
 
 
-def improve_before(
-    model: nn.Module,
-    names: tuple[str, ...],
-    data: Iterable[Any],
-    num_batches: int,
-    undo: list[Undo],
-    batch_to_inputs: BatchToInputs | None,
-) -> None:
-    """What is done to the float model. undo  receives the steps that take it back."""
-    if SMOOTH in names:
-        smooth_reversibly(model, data, num_batches, 0.5, None, undo, batch_to_inputs)
+def improve_before(names: tuple[str, ...], before: Before) -> None:
+    """What is done to the float model."""
+    for name, improver in _BEFORE.items():
+        if name in names:
+            improver(before)
 
 
 def improve_after(
