@@ -57,20 +57,21 @@ def test_samples_repeat_short_calls_and_flush_forbids_it() -> None:
     assert len(flushed) == 2
 
 
-def test_hot_samples_of_few_calls_are_led_by_an_untimed_call() -> None:
-    def run(clock_calls: dict, flush=None) -> int:
+def test_hot_samples_are_led_by_untimed_calls() -> None:
+    def run(sample_s: float, flush=None) -> int:
         called = []
 
         def candidate() -> None:
             called.append(1)
 
         clock = ScriptedClock({candidate: 0.001}, [1.0])
-        time_interleaved({"a": candidate}, clock=clock, rounds=1, warm_calls=0, flush=flush, **clock_calls)
+        time_interleaved({"a": candidate}, clock=clock, rounds=1, warm_calls=0, flush=flush, min_sample_s=sample_s)
         return len(called)  # the scripted clock itself calls the candidate once for each question
 
-    assert run({"min_sample_s": 0.002}) == 1 + 2  # sized, led, timed
-    assert run({"min_sample_s": 0.100}) == 1 + 1
-    assert run({"min_sample_s": 0.002}, flush=lambda: None) == 1  # cold: one question, nothing leads
+    assert run(0.002) == 1 + 1 + 1  # sized, led, timed
+    assert run(0.008) == 1 + 2 + 1  # eight calls a sample, a quarter of them before it
+    assert run(0.100) == 1 + 25 + 1
+    assert run(0.002, flush=lambda: None) == 1  # cold: one question, nothing leads
 
 
 def test_order_differs_between_rounds() -> None:
