@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import cpu_linear, encoders, gemm, latency_additivity, scaling  # noqa: E402
+from bench import call_cost, cpu_linear, encoders, gemm, latency_additivity, scaling  # noqa: E402
 from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm import search as minilm_search  # noqa: E402
@@ -252,3 +252,17 @@ def test_the_additivity_of_latencies_says_its_threads(tmp_path: Path, monkeypatc
         environment = load_record(tmp_path / "latency.json").environment
         assert (environment.threads, environment.clock) == (threads, default_clock(threads))
     assert torch.get_num_threads() == before
+
+
+def test_the_parts_of_a_call_go_where_the_page_says(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- bench.call_cost -->\nold\n<!-- end of bench.call_cost -->\nafter\n")
+    assert call_cost.main(["--rounds", "5", "--docs", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    for part in (call_cost.RELU, call_cost.MODULE, call_cost.RESULT, call_cost.OP, call_cost.LAYER, call_cost.KERNEL):
+        assert f"| {part} " in text
+    figures = (ROOT / "docs" / "figures.md").read_text()
+    assert "| `QLinear` " in figures.partition("<!-- bench.call_cost -->")[2]
