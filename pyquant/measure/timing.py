@@ -23,8 +23,8 @@ from pyquant.measure import gpu_timing
 from pyquant.report.records.environment import FAKED
 
 Candidate = gpu_timing.Candidate
-# Calls of a sample for each untimed one before it. One call is not enough: a layer whose weights a predecessor has pushed
-# out of the near caches takes twice its time at first, and five calls to settle.
+# Calls of a sample for each untimed one before it. One call is not enough: a layer whose weights a predecessor has
+# pushed out of the near caches takes twice its time at first, and five calls to settle.
 _CALLS_A_LEAD = 4
 
 
@@ -145,8 +145,8 @@ def time_interleaved(
                   (gpu_timing.Rotating) is sampled in whole turns.
     min_sample_s  a sample repeats its callable until it lasts about this long (one call with `flush`).
     budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
-    flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: untimed calls,
-                  a quarter of its own, lead a sample, so that no candidate pays for what its predecessor evicted.
+    flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: untimed
+                  calls, a quarter of its own, lead a sample, so that none pays for what its predecessor evicted.
     gradients     the candidates call backward(): no torch.inference_mode().
     ->            Timings with one sample a candidate and round, in seconds a call.
     Raises ArgumentError when there is no candidate or no round.
