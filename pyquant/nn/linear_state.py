@@ -51,6 +51,8 @@ class LinearState(nn.Module):
     missing: str | None  # the tensor without which the layer cannot run
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
     note: str = ""  # why quantize_ gave the layer another scheme than the config says
+    share: str = ""  # which part of a layer this is, where each of several processes holds one
+    packs: bool = True  # whether `storage` is to be what qlinear reads, where the scheme runs in integers
     # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
     _plain_weight: Tensor | None = None
     storage: Tensor
@@ -106,7 +108,7 @@ class LinearState(nn.Module):
                 raise ArgumentError(name, f"device {tensor.device}", f"device {weight.device}, where the codes are")
         missing = next((name for name in self.state_slots if name not in checked), None)
         storage, spec = weight.detach().contiguous(), self._linear_spec(weight.device)
-        is_packed = self.scheme.is_integer and missing is None
+        is_packed = self.packs and self.scheme.is_integer and missing is None
         if is_packed:
             codes = (storage, checked["weight_scale"], self.scheme.weights, self.in_features)
             storage = ops.pack_linear(
@@ -332,7 +334,9 @@ class LinearState(nn.Module):
         if wrong or not taken:
             error_msgs.extend([wrong] if wrong else [])
             return
-        current = {} if self._waits else self._state()
+        # Nothing is asked of the layer's own numbers where all come in: torch.distributed.checkpoint has written into
+        # some of them already, those that its state_dict does not copy.
+        current = {} if self._waits or len(taken) == len(self.state_slots) else self._state()
         try:
             for name, value in taken.items():
                 state.check(name, value, self.state_slots[name])

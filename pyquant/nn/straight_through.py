@@ -87,7 +87,7 @@ def apply(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """layer(x, residual) with gradients for x and residual."""
     weight = layer._real(torch.float32)
     function = _StraightThrough if forward_ad._current_level < 0 else _WithTangents
-    numbers = (layer.storage, weight, layer.bias_, *_limits(layer))
+    numbers = (layer.storage, weight, layer.bias_, *limits(layer))
     y: Tensor = function.apply(x, residual, *numbers, layer)  # type: ignore[no-untyped-call]
     return y
 
@@ -105,7 +105,7 @@ def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
-def _limits(layer: LinearCall) -> tuple[Tensor | None, Tensor | None]:
+def limits(layer: LinearCall) -> tuple[Tensor | None, Tensor | None]:
     """The real numbers at which a static range begins to clip."""
     if layer.scheme.inputs is None or layer.input_scale is None:
         return None, None

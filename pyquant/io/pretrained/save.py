@@ -201,6 +201,11 @@ def _recipe_data(recipe: object, extra: Mapping[str, Any] | None) -> object:
 def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, (QLinear, QConv2d, QEmbedding)):
+            if module.share:
+                raise UnsupportedError(
+                    f"layer '{name}' is {module.share}, and a directory holds whole layers: call gather_quantized_ of "
+                    "pyquant.integrations.distributed on every rank first, and save on one"
+                )
             yield name, module
 
 

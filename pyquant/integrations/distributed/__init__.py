@@ -1,0 +1,11 @@
+"""pyquant on many devices: tensor parallel layers, FSDP2 that shards codes, models that are sharded already.
+
+Nothing here is imported by `import pyquant`. docs/distributed.md is the guide.
+"""
+
+from __future__ import annotations
+
+from pyquant.integrations.distributed.gather import gather_quantized_
+from pyquant.integrations.distributed.styles import PyquantColwise, PyquantRowwise
+
+__all__ = ["PyquantColwise", "PyquantRowwise", "gather_quantized_"]
