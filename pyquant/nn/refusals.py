@@ -11,7 +11,7 @@ from torch import nn
 from pyquant.core.names import listed
 from pyquant.core.presets import PRESETS, preset_name
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.nn.linear_state import LinearState
 
 QUANTISED: Final = LinearState
@@ -56,3 +56,14 @@ def check_not_double(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     if double and all(layer.weight.dtype == torch.float64 for layer in double):
         got = f"a {type(model).__name__} of float64, which no kernel multiplies ({len(double)} layers)"
         raise ArgumentError("model", got, "float32, float16 or bfloat16: call model.float() first")
+
+
+def check_not_sharded(model: nn.Module) -> None:
+    """Raise UnsupportedError for a model whose parameters are cut over several processes."""
+    for name, parameter in model.named_parameters():
+        if any(kind.__name__ == "DTensor" for kind in type(parameter.data).__mro__):
+            raise UnsupportedError(
+                f"parameter '{name}' is a DTensor: quantise first, then parallelize_module or fully_shard; a model that "
+                "parallelize_module has cut already is for quantize_sharded_ of pyquant.integrations.distributed "
+                "(docs/distributed.md)"
+            )

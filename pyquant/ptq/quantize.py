@@ -17,6 +17,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.convert import quantize_layers_
 from pyquant.nn.fates import Fate, forms_of, noted, twins_of
 from pyquant.nn.match import FqnConfig
+from pyquant.nn.refusals import check_not_sharded
 from pyquant.nn.sites import Filter
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.improve.replay import BatchToInputs
@@ -106,6 +107,8 @@ def quantize_(
         True
     """
     names = check_names(improve, data)
+    if isinstance(model, nn.Module):
+        check_not_sharded(model)
     if check_speed is True:
         raise ArgumentError("check_speed", "True", "example inputs; None for a short look, False for none")
     layers: dict[str, Any] = {

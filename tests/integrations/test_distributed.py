@@ -16,7 +16,7 @@ from children import ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
 WORLDS = (2, 4)
-PARTS = ("layers", "checkpoints")
+PARTS = ("models",)
 
 
 def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:

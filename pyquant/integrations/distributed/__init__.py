@@ -5,7 +5,9 @@ Nothing here is imported by `import pyquant`. docs/distributed.md is the guide.
 
 from __future__ import annotations
 
+from pyquant.integrations.distributed.codes import codes_to_parameters_
 from pyquant.integrations.distributed.gather import gather_quantized_
+from pyquant.integrations.distributed.quantize import quantize_sharded_
 from pyquant.integrations.distributed.styles import PyquantColwise, PyquantRowwise
 
-__all__ = ["PyquantColwise", "PyquantRowwise", "gather_quantized_"]
+__all__ = ["PyquantColwise", "PyquantRowwise", "codes_to_parameters_", "gather_quantized_", "quantize_sharded_"]
