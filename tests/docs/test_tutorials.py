@@ -41,6 +41,7 @@ PAGES = (
     "transformers",
     "peft",
     "diffusers",
+    "distributed",
 )
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]

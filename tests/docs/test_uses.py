@@ -73,6 +73,16 @@ def peft() -> Any:
     return importlib.import_module("pyquant.integrations.peft")
 
 
+def mesh() -> Any:
+    dist = importlib.import_module("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return importlib.import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+
+
+def distributed(name: str) -> Any:
+    return getattr(importlib.import_module("pyquant.integrations.distributed"), name)
+
+
 # What a line may name, made when it does.
 NAMES: dict[str, Callable[[], Any]] = {
     "model": small,
@@ -91,6 +101,10 @@ NAMES: dict[str, Callable[[], Any]] = {
     "dit_path": dit,
     "DiTTransformer2DModel": lambda: importlib.import_module("diffusers").DiTTransformer2DModel,
     "diffusers": lambda: importlib.import_module("pyquant.integrations.diffusers"),
+    "mesh": mesh,
+    "parallelize_module": lambda: importlib.import_module("torch.distributed.tensor.parallel").parallelize_module,
+    "PyquantColwise": lambda: distributed("PyquantColwise"),
+    "PyquantRowwise": lambda: distributed("PyquantRowwise"),
     "vllm": lambda: importlib.import_module("vllm"),
     "torch": lambda: torch,
     "pyquant": lambda: pyquant,
@@ -121,11 +135,13 @@ def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.Mo
         finally:
             if "pyquant_peft" in given:
                 given["pyquant_peft"].disable()
+            if "mesh" in given:
+                torch.distributed.destroy_process_group()
 
 
 def test_every_use_has_a_row() -> None:
     """What the package integrates is in the table, and a page is named that exists."""
     text = README.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
     assert len(rows()) >= 8
-    for name in ("transformers", "vllm", "peft", "diffusers", "onnx", "checkpoints"):
+    for name in ("transformers", "vllm", "peft", "diffusers", "onnx", "checkpoints", "distributed"):
         assert f"](docs/{name}.md)" in text

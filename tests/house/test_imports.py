@@ -33,7 +33,16 @@ MAY_IMPORT = {
     "integrations.vllm": {"errors", "core", "nn", "io"},
     "integrations.compile": {"errors", "core", "ops", "nn"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},
-    "integrations.transformers": {"errors", "core", "nn", "io", "io.pretrained", "integrations"},
+    "integrations.transformers": {
+        "errors",
+        "core",
+        "nn",
+        "io",
+        "io.pretrained",
+        "integrations",
+        "integrations.distributed",  # inside functions alone
+    },
+    "integrations.distributed": {"errors", "core", "numerics", "ops", "nn"},
     "integrations.peft": {"errors", "core", "ops", "nn"},
     "integrations.diffusers": {"errors", "nn", "integrations"},
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths

@@ -1,9 +1,12 @@
-"""Layers of which 2 and 4 ranks (gloo) hold shares: the bits of one rank, checkpoints for other numbers of ranks."""
+"""Layers of which 2 and 4 ranks (gloo) hold shares: the bits of one rank, checkpoints for other numbers of ranks.
+
+One start of processes for each number runs the CASES of every module of tests/integrations/distributed.
+"""
 
 from __future__ import annotations
 
 import importlib
-import json, os, time
+import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +18,8 @@ import torch.distributed as dist
 from children import ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
-WORLDS = (2, 4)
-PARTS = ("models",)
+PARTS = {2: ("layers", "planted", "checkpoints", "models", "llama"), 4: ("layers", "planted", "checkpoints", "models")}
+NIGHTLY = {4: ("llama",)}  # four imports of transformers
 
 
 def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:
@@ -24,39 +27,67 @@ def cases(part: str) -> dict[str, Callable[[int, int, Path], None]]:
     return found
 
 
-def worker(rank: int, world: int, folder: Path) -> None:
+def worker(rank: int, world: int, parts: tuple[str, ...], folder: Path) -> None:
     """Every case in turn, on all ranks; what one raised is written down, and the others go on."""
-    torch.set_num_threads(1)
     told = {}
-    for part in PARTS:
+    for part in parts:
         for name, run in cases(part).items():
             dist.barrier()
-            begin = time.perf_counter()
             try:
                 run(rank, world, folder)
                 told[f"{part}: {name}"] = ""
             except Exception:
                 told[f"{part}: {name}"] = traceback.format_exc()
-            if rank == 0 and "TIMES" in os.environ: open(os.environ["TIMES"], "a").write(f"{world} {time.perf_counter() - begin:.2f} {name}\n")
     (folder / f"told.{rank}.json").write_text(json.dumps(told))
 
 
+Told = dict[tuple[int, int], dict[str, str]]  # {(ranks, rank): {case: what went wrong}}
+
+
+def told_by(world: int, parts: tuple[str, ...], folder: Path) -> Told:
+    ranks(worker, world, parts, folder, world=world)
+    return {(world, r): json.loads((folder / f"told.{r}.json").read_text()) for r in range(world)}
+
+
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, str]]:
-    """{(ranks, rank): {case: what went wrong}}; one start of processes for all cases."""
-    found = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp(f"ranks{world}")
-        ranks(worker, world, folder, world=world)
-        found |= {(world, r): json.loads((folder / f"told.{r}.json").read_text()) for r in range(world)}
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    found: Told = {}
+    for world, parts in PARTS.items():
+        found |= told_by(world, parts, tmp_path_factory.mktemp(f"ranks{world}"))
     return found
 
 
-NAMES = [f"{part}: {name}" for part in PARTS for name in cases(part)]
+@pytest.fixture(scope="module")
+def told_at_night(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    found: Told = {}
+    for world, parts in NIGHTLY.items():
+        found |= told_by(world, parts, tmp_path_factory.mktemp(f"night{world}"))
+    return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", NAMES)
-def test_on_ranks(told: dict[tuple[int, int], dict[str, str]], name: str, world: int) -> None:
+def check(told: Told, world: int, name: str) -> None:
     wrong = {rank: told[world, rank][name] for rank in range(world)}
     assert not any(wrong.values()), "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items() if text)
+
+
+def names(table: dict[int, tuple[str, ...]]) -> list[tuple[int, str]]:
+    return [(world, f"{part}: {name}") for world, parts in table.items() for part in parts for name in cases(part)]
+
+
+@pytest.mark.parametrize(("world", "name"), names(PARTS))
+def test_on_ranks(told: Told, world: int, name: str) -> None:
+    check(told, world, name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("world", "name"), names(NIGHTLY))
+def test_on_more_ranks(told_at_night: Told, world: int, name: str) -> None:
+    check(told_at_night, world, name)
+
+
+def test_the_package_is_imported_by_name_alone(tmp_path: Path) -> None:
+    from fresh import python
+
+    code = "import json, sys, pyquant; print(json.dumps([m for m in sys.modules if 'integrations.distributed' in m]))"
+    assert python(code, tmp_path) == []
+    assert torch.distributed.is_available()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import socket
@@ -31,7 +32,8 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def ranks(work: Callable[..., object], *args: object, world: int = 2) -> None:
-    """work(rank, *args) in `world` fresh processes that form a gloo group, one thread each; raises what one raised."""
+    """work(rank, *args) in `world` fresh processes that form a gloo group, one thread each; raises what one raised. A
+    rank that waits for another for more than three minutes fails."""
     import torch.multiprocessing as mp
 
     with socket.socket() as s:
@@ -53,7 +55,10 @@ def _rank(rank: int, work: Callable[..., object], port: int, world: int, args: t
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    meeting = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=datetime.timedelta(minutes=3)
+    )
     try:
         work(rank, *args)
         dist.barrier()

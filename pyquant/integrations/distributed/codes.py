@@ -85,8 +85,8 @@ class CodesInParameter(LinearState):
             return
         if (new.shape, new.dtype, new.device) != (former.shape, former.dtype, former.device):
             raise UnsupportedError(
-                f"{new.numel()} bytes of codes on {new.device} for a layer of which fully_shard cut {former.numel()} on "
-                f"{former.device}: move the model before fully_shard"
+                f"{new.numel()} bytes of codes on {new.device} for a layer of which fully_shard cut {former.numel()} "
+                f"on {former.device}: move the model before fully_shard"
             )
         with torch.no_grad():
             piece = distribute_tensor(new, former.device_mesh, former.placements, src_data_rank=None)

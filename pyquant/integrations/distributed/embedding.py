@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from pyquant.nn.qembedding import QEmbedding
 class SharedQEmbedding(Share, QEmbedding):
     """What both have in common."""
 
-    _cut: dict[str, int]
+    _cut: ClassVar[dict[str, int]]  # tensors of the state of which ranks have parts, and along which dimension
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Embedding:
         """Refused: a share is no table of its own. gather_quantized_ makes whole tables of shares."""
@@ -37,19 +37,20 @@ class SharedQEmbedding(Share, QEmbedding):
     def take(cls, layer: QEmbedding, layouts: Layouts, source: int | None) -> None:
         """Make a whole QEmbedding a share of itself, in place."""
         whole = layer._state()
-        parts, (begin, end), share = cut(whole, layouts, cls._cut, source), *cls._described(layer, layouts)
+        parts, begin, share = cut(whole, layouts, cls._cut, source), *cls._described(layer, layouts)
         layer.__class__ = cls
-        layer._become(layouts, cls._cut, whole, share)  # type: ignore[attr-defined]
+        layer._become(layouts, cls._cut, whole, share)  # type: ignore[attr-defined, operator]
         layer.__dict__["_begin"] = begin
         rows, columns = parts["weight"].shape
         layer._hold(rows, columns, layer.padding_idx, layer.dtype)
         layer._fill(parts)
 
     @classmethod
-    def _described(cls, layer: QEmbedding, layouts: Layouts) -> tuple[tuple[int, int], str]:
+    def _described(cls, layer: QEmbedding, layouts: Layouts) -> tuple[int, str]:
+        """Where the share begins, and the share in words."""
         what, size = ("columns", layer.embedding_dim) if cls._cut == {"weight": 1} else ("rows", layer.num_embeddings)
         begin, end = bounds(size, layouts.world, layouts.rank)
-        return (begin, end), f"{what} {begin} to {end} of {size} over {layouts.world} ranks"
+        return begin, f"{what} {begin} to {end} of {size} over {layouts.world} ranks"
 
     def gather(self) -> None:
         """Make the share the whole table that it is of, in place; every rank must."""
@@ -65,7 +66,7 @@ class SharedQEmbedding(Share, QEmbedding):
 class ColwiseQEmbedding(SharedQEmbedding):
     """A QEmbedding that holds some of the columns, and gives some of every vector: the bits of the whole one."""
 
-    _cut = {"weight": 1}
+    _cut: ClassVar = {"weight": 1}
 
     def forward(self, x: Any) -> Any:
         """Vectors: x int32 or int64 [...], whole on every rank, or a DTensor -> [..., columns], in the layout asked
@@ -80,7 +81,7 @@ class RowwiseQEmbedding(SharedQEmbedding):
     """A QEmbedding that holds some of the rows: of each vector one rank knows the numbers, and the others add zeros,
     which is exact."""
 
-    _cut = {"weight": 0, "weight_scale": 0}
+    _cut: ClassVar = {"weight": 0, "weight_scale": 0}
     _begin: int  # the first of this rank's rows
 
     def forward(self, x: Any) -> Any:

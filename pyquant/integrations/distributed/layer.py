@@ -67,7 +67,7 @@ class SharedQLinear(Share, QLinear):
         parts, share = cut(whole, layouts, placements, source), cls.described(layer, layouts)
         rows, columns = cls.sizes(layer, layouts)
         layer.__class__ = cls
-        layer._become(layouts, placements, whole, share)  # type: ignore[attr-defined]
+        layer._become(layouts, placements, whole, share)  # type: ignore[attr-defined, operator]
         layer.__dict__["_columns"] = layer.in_features
         redescribe(layer, columns, rows)
         layer._fill(parts)
@@ -286,7 +286,9 @@ class RowwiseQLinear(SharedQLinear):
         arguments.whole("M", M, 0)
         device, exact = str(self.storage.device), sums_are_exact(self.scheme)
         kernel = "gemm of plain codes" if self.scheme.is_integer else "the product of floating-point inputs"
-        return KernelInfo(kernel, device, exact, f"rowwise over {self._layouts.world} ranks: {INTEGER if exact else FLOAT}")
+        return KernelInfo(
+            kernel, device, exact, f"rowwise over {self._layouts.world} ranks: {INTEGER if exact else FLOAT}"
+        )
 
 
 class _Summed(torch.autograd.Function):

@@ -89,7 +89,7 @@ def quantize_sharded_(
 
 
 class _Shells:
-    """For each cut layer one of the same class, sizes and hooks without numbers, for the rules of quantize_ to judge."""
+    """For each cut layer one of its class, sizes and hooks without numbers, for the rules of quantize_ to judge."""
 
     def __init__(self) -> None:
         self.cut: dict[int, nn.Module] = {}  # by the shell

@@ -21,18 +21,14 @@ def placement_of(placements: Placements, name: str) -> Placement:
     return Shard(placements[name]) if name in placements else Replicate()
 
 
-def cut(
-    state: Mapping[str, Tensor], layouts: Layouts, placements: Placements, source: int | None
-) -> dict[str, Tensor]:
+def cut(state: Mapping[str, Tensor], layouts: Layouts, placements: Placements, source: int | None) -> dict[str, Tensor]:
     """This rank's share of a whole state.
 
     source  the rank whose numbers all take, as torch's styles do; None: each its own.
     """
     parts = {}
     for name, tensor in state.items():
-        placed = distribute_tensor(
-            tensor, layouts.mesh, [placement_of(placements, name)], src_data_rank=source
-        )
+        placed = distribute_tensor(tensor, layouts.mesh, [placement_of(placements, name)], src_data_rank=source)
         parts[name] = placed.to_local().contiguous().clone()
     return parts
 
@@ -44,9 +40,7 @@ class Share(LinearState):
     _placements: Placements
     _whole_shapes: Mapping[str, tuple[int, ...]]
 
-    def _become(
-        self, layouts: Layouts, placements: Placements, whole: Mapping[str, Tensor], share: str
-    ) -> None:
+    def _become(self, layouts: Layouts, placements: Placements, whole: Mapping[str, Tensor], share: str) -> None:
         self.__dict__["_layouts"], self.__dict__["_placements"] = layouts, dict(placements)
         self.__dict__["_whole_shapes"] = {name: tuple(tensor.shape) for name, tensor in whole.items()}
         self.share = share

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from pyquant.core import arguments
-from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.distributed.embedding import ColwiseQEmbedding, RowwiseQEmbedding
 from pyquant.integrations.distributed.layer import FLOAT, ColwiseQLinear, RowwiseQLinear, sums_are_exact
@@ -53,9 +51,7 @@ class PyquantColwise(ColwiseParallel):
             one_placement("output_layouts", output_layouts, Shard(-1)),
             arguments.flag("use_local_output", use_local_output),
         )
-        super().__init__(
-            input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output
-        )
+        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_ours(module):
@@ -101,9 +97,7 @@ class PyquantRowwise(RowwiseParallel):
         one_placement("input_layouts", input_layouts, Shard(-1))
         self._outputs = one_placement("output_layouts", output_layouts, Replicate())
         arguments.flag("use_local_output", use_local_output)
-        super().__init__(
-            input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output
-        )
+        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_ours(module):
@@ -169,8 +163,7 @@ def check_whole(module: nn.Module) -> None:
 
 def inner_of(module: Any) -> QLinear:
     """The QLinear that a module is, or wraps."""
-    layer: QLinear = module.linear if isinstance(module, HadamardLinear) else module
-    return layer
+    return cast(QLinear, module.linear if isinstance(module, HadamardLinear) else module)
 
 
 def check_layer(layer: QLinear) -> None:

@@ -10,6 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from pyquant.errors import UnsupportedError
 from pyquant.integrations.on_the_fly import METHOD, OnTheFly, refuse_offload
+from pyquant.integrations.transformers.parallel import mesh_of, quantise_cut
 from pyquant.integrations.transformers.saving import Saves
 
 
@@ -46,7 +47,11 @@ class PyquantHfQuantizer(Saves, HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         refuse_offload(getattr(model, "hf_device_map", None))
-        self.quantization_config.quantise(model)
+        config = self.quantization_config
+        if mesh_of(model) is None:
+            config.quantise(model)
+        else:
+            quantise_cut(model, config.config, config.options)
         self.took_over = True
         return model
 

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from pyquant.errors import CheckpointError
 from pyquant.integrations.on_the_fly import refuse_offload
+from pyquant.integrations.transformers.parallel import cutter
 from pyquant.integrations.transformers.saving import Saves
 from pyquant.integrations.transformers.takeover import Takeover
 
@@ -56,7 +57,7 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
             return super()._process_model_after_weight_loading(model, **kwargs)
         devices = getattr(model, "hf_device_map", None) or {}
         refuse_offload(devices)
-        count = self._takeover.finish(model, _home(model, devices))
+        count = self._takeover.finish(model, _home(model, devices), cutter(model))
         self._takeover = None
         self.took_over = True
         _LOGGER.info(f"pyquant runs {count} layers in integers")

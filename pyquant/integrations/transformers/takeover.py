@@ -45,6 +45,9 @@ class Held(nn.Module):
             if empty is not None:
                 empty._is_hf_initialized = True  # type: ignore[attr-defined]
             self.__dict__[name] = empty  # neither parameter nor buffer: nothing is loaded into it
+        for name in ("in_features", "out_features", "embedding_dim"):  # a tensor-parallel plan asks for them
+            if hasattr(old, name):
+                setattr(self, name, getattr(old, name))
 
 
 class Takeover:
@@ -74,10 +77,20 @@ class Takeover:
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | self._patterns()
 
-    def finish(self, model: Any, home: Callable[[str], torch.device]) -> int:
-        """Put the layers in, each on its device, in training mode where the model is. -> how many."""
+    def finish(
+        self,
+        model: Any,
+        home: Callable[[str], torch.device],
+        cut: Callable[[str, nn.Module], nn.Module] = lambda _, layer: layer,
+    ) -> int:
+        """Put the layers in, each on its device, in training mode where the model is. -> how many.
+
+        cut  (name, layer) -> what this process holds of the layer.
+        """
         del model._keys_to_ignore_on_load_unexpected
-        new = [(places, layer.to(home(places[0])).train(model.training)) for places, layer in self._layers]
+        new = [
+            (places, cut(places[0], layer.to(home(places[0])).train(model.training))) for places, layer in self._layers
+        ]
         modules = {name: layer for places, layer in new for name in places}
         with undone_on_error() as undo:
             identities = fused_places(model, modules_by_name(model), self._fused, modules)

@@ -64,7 +64,8 @@ def shared(model: nn.Module, mesh: Any) -> nn.Module:
 def same(got: nn.Module, want: nn.Module) -> None:
     for (name, one), other in zip(got.state_dict().items(), want.state_dict().values(), strict=True):
         one, other = one.as_subclass(Tensor), other.as_subclass(Tensor)
-        assert one.dtype == other.dtype and torch.equal(one, other), name
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one, other), name
 
 
 def meshes(world: int) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def meshes(world: int) -> dict[str, Any]:
 
 
 def reshard(rank: int, world: int, folder: Path) -> None:
-    for scheme in SCHEMES.values():
+    for scheme in list(SCHEMES.values())[: None if world == 2 else 3]:
         want = net(scheme)
         models = {name: shared(net(scheme), mesh) for name, mesh in meshes(world).items()} | {"1": net(scheme)}
         for saved, source in models.items():
@@ -127,7 +128,8 @@ def small_files(rank: int, world: int, folder: Path) -> None:
     dist.barrier()
     sizes = [file.stat().st_size for file in (folder / "sizes").glob("*.distcp")]
     codes = 50 * 64 + 2 * 64 * 128
-    assert len(sizes) == world and max(sizes) > codes / world
+    assert len(sizes) == world
+    assert max(sizes) > codes / world
     assert math.fsum(sizes) < 2 * codes + 12000 * world
 
 

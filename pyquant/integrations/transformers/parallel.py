@@ -1,0 +1,89 @@
+"""The tensor-parallel plan of a model of transformers, for its quantised layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from pyquant.errors import UnsupportedError
+
+# How a plan calls what this package does: its class, and whether inputs come, or results go, whole.
+_COLWISE = {"colwise": False, "colwise_gather_output": True, "colwise_rep": True, "embedding_colwise": True}
+_ROWWISE = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True, "embedding_rowwise": True}
+_WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce"})  # every rank keeps all of it
+
+
+def mesh_of(model: Any) -> Any:
+    """The mesh over which a model is being loaded in parts by a tensor-parallel plan; None: it is not.
+
+    Raises UnsupportedError for other ways to distribute a model, with which no layer of it can be quantised.
+    """
+    manager = getattr(model, "_mesh_manager", None)
+    if manager is None:
+        return None
+    config = model.config.distributed_config
+    for name in ("dp_size", "pp_size", "ep_size"):
+        size = getattr(config, name, 1) or 1
+        if size > 1:
+            raise UnsupportedError(
+                f"DistributedConfig with {name} = {size} for a quantised model; allowed: tp_size alone. For FSDP2 load "
+                "the model on every rank, then codes_to_parameters_ and fully_shard (docs/distributed.md)"
+            )
+    return manager.get_mesh("tp") if config.tp_size > 1 else None
+
+
+def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
+    """{name of a module: PyquantColwise or PyquantRowwise}, as the plan of the model has them.
+
+    names  of the modules that are, or will be, quantised; None: all that the plan names.
+    Raises UnsupportedError naming the layer for a style of the plan that parts codes cannot follow.
+    """
+    from torch.distributed.tensor import Replicate
+    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
+    from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise
+
+    plan: dict[str, str] = dict(model.tp_plan or {})
+    found: dict[str, Any] = {}
+    for name in names if names is not None else [n for n, _ in model.named_modules()]:
+        style = plan.get(replace_layer_number_by_wildcard(name))
+        if style is None or style in _WHOLE:
+            continue
+        if style in _COLWISE:
+            found[name] = PyquantColwise(output_layouts=Replicate() if _COLWISE[style] else None)
+        elif style in _ROWWISE:
+            found[name] = PyquantRowwise(input_layouts=Replicate() if _ROWWISE[style] else None)
+        elif names is not None:
+            allowed = ", ".join((*_COLWISE, *_ROWWISE, *sorted(_WHOLE)))
+            raise UnsupportedError(
+                f"layer '{name}': style '{style}' of the plan, and it is quantised; allowed: {allowed}"
+            )
+    return found
+
+
+def cutter(model: Any) -> Callable[[str, nn.Module], nn.Module]:
+    """(name, whole quantised layer) -> this rank's share of it, where the model is loaded in parts."""
+    mesh = mesh_of(model)
+
+    def cut(name: str, layer: nn.Module) -> nn.Module:
+        style = styles_of(model, [name]).get(name)
+        if style is None:
+            return layer
+        style.src_data_rank = None  # every rank reads the same file
+        try:
+            style._apply(layer, mesh)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"layer '{name}': {error}") from None
+        return layer
+
+    return cut if mesh is not None else (lambda name, layer: layer)
+
+
+def quantise_cut(model: Any, config: Any, options: dict[str, Any]) -> None:
+    """Quantise a model whose float weights transformers has loaded in parts."""
+    from pyquant.integrations.distributed import quantize_sharded_
+
+    given = {name: value for name, value in options.items() if name != "check_speed"}
+    quantize_sharded_(model, config, styles=styles_of(model), **given)

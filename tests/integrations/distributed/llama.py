@@ -1,0 +1,177 @@
+"""A small Llama of transformers, cut by hand and by its own plan: loaded, quantised, run, and put together again."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accept
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import parallelize_module
+
+import pyquant
+from pyquant.errors import UnsupportedError
+from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise, gather_quantized_
+
+IDS = torch.arange(4, 36).view(2, 16)
+TAKEN = ("W8A8Dynamic", "W4A8Dynamic(group_size=16)", "W4A16(group_size=16)", "W8A8")
+EXACT = ("W8A8Dynamic", "W8A8")
+
+
+def config(**words: Any) -> Any:
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8}
+    return LlamaConfig(**{**sizes, "num_key_value_heads": 4, "vocab_size": 96, "tie_word_embeddings": False, **words})
+
+
+def model_of(**words: Any) -> Any:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config(**words)).eval()
+
+
+def quantised(scheme: str, **words: Any) -> Any:
+    model = model_of()
+    data = [{"input_ids": IDS}] if scheme == "W8A8" else None
+    return pyquant.quantize_(model, scheme, data=data, check_speed=False, **words)
+
+
+PLAN: dict[str, Callable[[], Any]] = {
+    **{f"model.layers.*.self_attn.{name}_proj": PyquantColwise for name in "qkv"},
+    "model.layers.*.self_attn.o_proj": PyquantRowwise,
+    "model.layers.*.mlp.gate_proj": PyquantColwise,
+    "model.layers.*.mlp.up_proj": PyquantColwise,
+    "model.layers.*.mlp.down_proj": PyquantRowwise,
+    "model.embed_tokens": PyquantRowwise,
+    "lm_head": lambda: PyquantColwise(output_layouts=Replicate()),
+}
+
+
+def agree(got: Tensor, want: Tensor, exact: bool) -> None:
+    if exact:
+        accept.t1(got, want)
+    else:
+        assert (got - want).abs().max() <= 2e-2 * want.abs().max()  # codes of other ranges after sums in another order
+
+
+def near(got: Tensor, want: Tensor, exact: bool) -> None:
+    """Where the head is in floating point, and cut."""
+    if exact:
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    else:
+        agree(got, want, False)
+
+
+@torch.no_grad()
+def by_hand(rank: int, world: int, folder: Path) -> None:
+    """parallelize_module on the layers of a quantised Llama: equal bits, with head and table in int8 too."""
+    mesh = init_device_mesh("cpu", (world,))
+    for scheme in TAKEN:
+        whole = quantised(scheme, embeddings=True, heads=True)
+        model = quantised(scheme, embeddings=True, heads=True)
+        parallelize_module(model, mesh, {name: make() for name, make in PLAN.items()})
+        agree(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
+        if scheme in EXACT:
+            tokens = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+            assert torch.equal(model.generate(IDS, **tokens), whole.generate(IDS, **tokens))
+        gather_quantized_(model)
+        assert "over" not in repr(model)
+
+
+def loaded(path: Path, world: int, **words: Any) -> Any:
+    """from_pretrained of every rank, by the model's own plan."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return AutoModelForCausalLM.from_pretrained(
+            path, distributed_config=DistributedConfig(tp_size=world), dtype=torch.float32, **words
+        ).eval()
+
+
+def shares(model: Any) -> dict[str, str]:
+    return {name: module.share for name, module in model.named_modules() if getattr(module, "share", "")}
+
+
+@torch.no_grad()
+def plan_of_codes(rank: int, world: int, folder: Path) -> None:
+    """A compressed-tensors directory, taken over in parts."""
+    from pyquant.integrations import transformers as ours
+
+    ours.enable()
+    try:
+        for scheme in TAKEN:
+            whole, path = quantised(scheme), folder / f"codes {scheme}"
+            if rank == 0:
+                pyquant.save_pretrained(whole, path)
+            dist.barrier()
+            model = loaded(path, world)
+            assert len(shares(model)) == 14, shares(model)
+            near(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
+            with pytest.raises(UnsupportedError, match="gather_quantized_"):
+                model.save_pretrained(folder / "no")
+    finally:
+        ours.disable()
+
+
+@torch.no_grad()
+def plan_on_the_fly(rank: int, world: int, folder: Path) -> None:
+    """A model in floating point, quantised from the parts that transformers loaded."""
+    from pyquant.integrations.transformers import PyquantConfig
+
+    path = folder / "float"
+    if rank == 0:
+        model_of().save_pretrained(path)
+    dist.barrier()
+    for scheme, words in (
+        ("W8A8Dynamic", {}),
+        ("W8A8Dynamic", {"embeddings": True, "heads": True}),
+        ("W4A8Dynamic(group_size=16)", {}),
+    ):
+        model = loaded(path, world, quantization_config=PyquantConfig(scheme, **words))
+        whole = quantised(scheme, **words)
+        assert len(shares(model)) == (16 if words else 14)
+        if words:
+            accept.t1(model(IDS).logits, whole(IDS).logits)
+        else:
+            near(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
+        state = gather_quantized_(model).state_dict()
+        for name, tensor in whole.state_dict().items():
+            if "proj" in name:
+                assert torch.equal(state[name].as_subclass(Tensor), tensor.as_subclass(Tensor)), name
+
+
+def plan_refused(rank: int, world: int, folder: Path) -> None:
+    from pyquant.integrations.transformers import PyquantConfig, parallel
+
+    path = folder / "float"
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    with pytest.raises(UnsupportedError, match=r"dp_size = \d"):
+        AutoModelForCausalLM.from_pretrained(
+            path,
+            distributed_config=DistributedConfig(fsdp_size=world),
+            dtype=torch.float32,
+            quantization_config=PyquantConfig("W8A8Dynamic"),
+        )
+    model = model_of()
+    model.tp_plan = {"model.layers.*.mlp.up_proj": "packed_colwise"}
+    with pytest.raises(UnsupportedError, match=r"layer 'model\.layers\.0\.mlp\.up_proj': style 'packed_colwise'"):
+        parallel.styles_of(model, ["model.layers.0.mlp.up_proj"])
+
+
+CASES: dict[str, Callable[[int, int, Path], None]] = {}
+if importlib.util.find_spec("transformers") is not None:
+    CASES = {case.__name__: case for case in (by_hand, plan_of_codes, plan_on_the_fly, plan_refused)}
