@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,7 @@ class CodesInParameter(LinearState):
 
     def _to_parameter(self, former: Tensor | None) -> None:
         """Take the storage out of the buffers, into the pieces where fully_shard has made such."""
-        new = self._buffers.pop("storage")
-        assert new is not None
+        new = cast(Tensor, self._buffers.pop("storage"))
         self._is_direct = False  # the short way to the op looks among the buffers
         if not isinstance(former, DTensor):
             self._parameters["storage"] = self.__dict__["_made"] = nn.Parameter(new, requires_grad=False)
