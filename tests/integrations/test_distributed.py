@@ -44,25 +44,23 @@ def worker(rank: int, world: int, parts: tuple[str, ...], folder: Path) -> None:
 Told = dict[tuple[int, int], dict[str, str]]  # {(ranks, rank): {case: what went wrong}}
 
 
-def told_by(world: int, parts: tuple[str, ...], folder: Path) -> Told:
-    ranks(worker, world, parts, folder, world=world)
-    return {(world, r): json.loads((folder / f"told.{r}.json").read_text()) for r in range(world)}
+def told_by(table: dict[int, tuple[str, ...]], folders: pytest.TempPathFactory) -> Told:
+    found: Told = {}
+    for world, parts in table.items():
+        folder = folders.mktemp(f"ranks{world}")
+        ranks(worker, world, parts, folder, world=world)
+        found |= {(world, r): json.loads((folder / f"told.{r}.json").read_text()) for r in range(world)}
+    return found
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    found: Told = {}
-    for world, parts in PARTS.items():
-        found |= told_by(world, parts, tmp_path_factory.mktemp(f"ranks{world}"))
-    return found
+    return told_by(PARTS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def told_at_night(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    found: Told = {}
-    for world, parts in NIGHTLY.items():
-        found |= told_by(world, parts, tmp_path_factory.mktemp(f"night{world}"))
-    return found
+    return told_by(NIGHTLY, tmp_path_factory)
 
 
 def check(told: Told, world: int, name: str) -> None:
