@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest
 SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm
+NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
@@ -230,6 +230,16 @@ $(VLLM_SITE)/installed: $(VLLM_REQUIREMENTS) | $(STAMPS)/tools
 
 nightly-vllm: $(SAMPLE) $(STAMPS)/test $(VLLM_SITE)/installed
 	cd tests && PYQUANT_NIGHTLY=1 $(VLLM_PY) -m pytest -c ../pyproject.toml --rootdir .. integrations/vllm $(TESTFLAGS)
+
+# SGLang's source files alone: it wants another torch, and kernels that need a GPU. The wheel is one for Python 3.11.
+SGLANG_SITE := $(CURDIR)/build/sglang-site
+$(SGLANG_SITE)/installed: | $(STAMPS)/tools
+	@rm -rf "$(SGLANG_SITE)"
+	$(PIP) install --no-deps --no-compile --target "$(SGLANG_SITE)" sglang==0.5.23
+	@touch $@
+
+nightly-sglang: $(QUICK) $(STAMPS)/test $(SGLANG_SITE)/installed
+	cd tests && PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. integrations/sglang $(TESTFLAGS)
 
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools

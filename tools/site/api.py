@@ -95,6 +95,7 @@ MODULES: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "pyquant.integrations.onnx": ("onnx", "docs/onnx.md", None),
     "pyquant.integrations.compile": ("compile", "docs/compile.md", None),
     "pyquant.integrations.vllm": ("vllm", "docs/vllm.md", None),
+    "pyquant.integrations.sglang": ("sglang", "docs/sglang.md", None),
 }
 
 
