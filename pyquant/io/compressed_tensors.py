@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,6 +23,7 @@ from pyquant.io.strict_json import lines
 SCHEMA: Final = 1
 REFUSAL: Final = "for_pyquant_alone"
 NARROW: Final = "narrow_inputs"  # names of layers whose static inputs are codes from -127 or -7
+_TARGET_LENGTH: Final = 900  # of a pattern of several names: readers, our own too, limit an expression's length
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
 _STRATEGIES: Final = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
@@ -216,10 +217,23 @@ def narrow_inputs(entries: Iterable[LayerEntry]) -> list[str]:
 
 
 def _targets(names: Sequence[str], head_prefix: str) -> list[str]:
-    if head_prefix:  # one pattern, as a reader tries every target on every module
+    if head_prefix:  # few patterns, as a reader tries every target on every module
         bodies = sorted(re.escape(name.removeprefix(f"{head_prefix}.")) for name in names)
-        return [f"re:(?:{re.escape(head_prefix)}\\.)?(?:{'|'.join(bodies)})$"]
+        prefix = rf"(?:{re.escape(head_prefix)}\.)?"
+        return [f"re:{prefix}(?:{'|'.join(some)})$" for some in _in_lengths(bodies, _TARGET_LENGTH - len(prefix))]
     return [f"re:^{re.escape(name)}$" if name == "" or name.startswith("re:") else name for name in names]
+
+
+def _in_lengths(texts: Sequence[str], most: int) -> Iterator[list[str]]:
+    """The texts in order, as many at a time as are so long together, with a character between two."""
+    some: list[str] = []
+    for text in texts:
+        if some and sum(map(len, some)) + len(some) + len(text) > most:
+            yield some
+            some = []
+        some.append(text)
+    if some:
+        yield some
 
 
 def _arguments(scheme: TensorScheme) -> dict[str, Any]:

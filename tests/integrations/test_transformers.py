@@ -205,6 +205,27 @@ def test_experts_of_another_tools_file_run_in_integers(tmp_path: Path) -> None:
     assert torch.equal(out(read), out(want))
 
 
+def test_a_deep_encoder_comes_back(tmp_path: Path) -> None:
+    """Its layers' names are too many for one pattern of a checkpoint's configuration."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 40}
+    model = BertModel(BertConfig(**sizes, num_hidden_layers=12)).eval()
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    ours.enable()
+    try:
+        model.save_pretrained(tmp_path)
+        again = BertModel.from_pretrained(tmp_path).eval()
+    finally:
+        ours.disable()
+    layers = [name for name, module in model.named_modules() if isinstance(module, pyquant.QLinear)]
+    assert len(layers) >= 72
+    assert [name for name, module in again.named_modules() if isinstance(module, pyquant.QLinear)] == layers
+    ids = torch.randint(1, 40, (1, 9))
+    assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
 @pytest.mark.skipif(not HAS_ACCELERATE, reason="a device map needs accelerate")
 @pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}])
 def test_device_maps(floats: Path, codes: Path, device_map: Any) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import pyquant
-from pyquant.io import load_checkpoint, save_checkpoint
+from pyquant.core.patterns import Expression
+from pyquant.io import compressed_tensors, load_checkpoint, save_checkpoint
 
 FIXTURE = Path(__file__).parent / "fixtures" / "version_3"
 FIXTURE_PIN = "75e0a450b3a7d57203c38871d342a2a44b55f599b94217f694697b06bd02f242"
@@ -59,6 +60,24 @@ def test_targets_name_these_layers_and_no_others(tmp_path: Path) -> None:
     (group,) = config["config_groups"].values()
     for name in (*NAMES, "x", "a", "re:", "re:x2", "a b"):
         assert any(match_name(name, target) for target in group["targets"]) == (name in NAMES[:-1]), name
+
+
+def test_a_deep_model_has_targets_that_our_own_reader_takes() -> None:
+    """Where a body may lie under a head's prefix, targets are patterns: those of eighty layers are no single one."""
+    parts = ("attention.self.query", "attention.output.dense", "intermediate.dense")
+    names = [f"bert.encoder.layer.{i}.{part}" for i in range(80) for part in parts]
+    targets = compressed_tensors._targets(names, "bert")
+    assert 2 < len(targets) < 40
+    patterns = [Expression(f"(?:{target.removeprefix('re:')}).*") for target in targets]  # as io.foreign reads them
+    for name in names:
+        for form in (name, name.removeprefix("bert.")):
+            assert sum(pattern.matches(form) for pattern in patterns) == 1, form
+    for other in ("bert.encoder.layer.80.intermediate.dense", "encoder.layer.1.output.dense", "x.bert.pooler.dense"):
+        assert not any(pattern.matches(other) for pattern in patterns), other
+    assert compressed_tensors._targets(names[:2], "bert") == [
+        r"re:(?:bert\.)?(?:encoder\.layer\.0\.attention\.output\.dense|encoder\.layer\.0\.attention\.self\.query)$"
+    ]
+    assert compressed_tensors._targets(["bert." + "x" * 2000], "bert")  # a name is not cut
 
 
 def test_plain_names_need_no_new_version(tmp_path: Path) -> None:
