@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pyquant import numerics, ops
 from pyquant.core import arguments
-from pyquant.core.dtypes import FLOATS, INT8
+from pyquant.core.dtypes import FLOATS, INT8, describe
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, UnsupportedError
@@ -79,6 +79,7 @@ class SharedQLinear(Share, QLinear):
         columns = self.__dict__.pop("_columns")
         for name in ("_layouts", "_placements", "_whole_shapes", "share", "_products"):
             self.__dict__.pop(name, None)
+        self.note = self.__dict__.pop("_note_before", self.note)
         redescribe(self, columns, whole[self._weight_name].shape[0])
         self._fill(whole)
 
@@ -205,6 +206,8 @@ class RowwiseQLinear(SharedQLinear):
             self._check_operand(x, FLOATS)
         dtype = x.dtype if isinstance(x, Tensor) else self.dtype
         t, bias = self._integers(x, outputs) if self.scheme.is_integer else self._floats(x, outputs)
+        if residual is not None and (residual.shape != t.shape or residual.dtype not in FLOATS):
+            raise ArgumentError("residual", describe(residual), f"float {list(t.shape)}, in the layout of the result")
         low, high = self.clamp
         t = finish(t, bias=bias, residual=residual, activation=self.activation, clamp_min=low, clamp_max=high)
         if not self._gives_codes:

@@ -116,6 +116,7 @@ class PyquantRowwise(RowwiseParallel):
             raise UnsupportedError(f"input_layouts={inputs} of a HadamardLinear; allowed: Shard(-1)")
         RowwiseQLinear.take(layer, layouts, self.src_data_rank)
         if layer.scheme.is_integer and not sums_are_exact(layer.scheme):
+            layer.__dict__["_note_before"] = layer.note
             layer.note = f"rowwise over {layouts.world} ranks: {FLOAT}, as group scales forbid integer ones"
         if isinstance(module, HadamardLinear):
             module.in_features = layer.in_features

@@ -65,6 +65,8 @@ def why_not(layer: Any, target: str) -> str:
     """
     if isinstance(layer, QExperts):
         return "experts have no form in ONNX: dequantize_ them, or export the model without"
+    if isinstance(layer, LinearState) and layer.share:
+        return f"it is {layer.share}: gather_quantized_ of pyquant.integrations.distributed makes whole layers"
     if isinstance(layer, (Dequantize, QResidual, QEmbedding)):
         return ""
     if isinstance(layer, Quantize):

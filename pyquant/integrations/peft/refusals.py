@@ -46,6 +46,11 @@ def check_bias(config: Any, layer: QLinear) -> None:
 def check_layer(layer: QLinear, name: str) -> None:
     """Raise UnsupportedError for a layer whose result cannot be added to."""
     place = f"layer '{name}'" if name else "the layer"
+    if layer.share:
+        raise UnsupportedError(
+            f"{place} is {layer.share}, and the factors of an adapter would be summed over no ranks: merge adapters "
+            "before parallelize_module, or train with FSDP2 or data parallel"
+        )
     if layer.scheme.outputs is not None:
         raise UnsupportedError(f"{place} gives codes to the next layer (link_): add adapters before link_")
     if layer.activation != "none":

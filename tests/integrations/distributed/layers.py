@@ -24,6 +24,8 @@ from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise, gather_quantized_
 from pyquant.integrations.distributed.layer import sums_are_exact
 from pyquant.integrations.distributed.layouts import bounds
+from pyquant.integrations.onnx import exchange as onnx_forms
+from pyquant.integrations.peft import refusals as peft_refusals
 from pyquant.nn.experts import QExperts
 from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.reordered import Reordered
@@ -372,15 +374,39 @@ def refused(rank: int, world: int, folder: Path) -> None:
     ):
         with pytest.raises(UnsupportedError, match="gather_quantized_"):
             call()
+    with pytest.raises(ArgumentError, match=rf"residual.*\[2, {N}\]"):
+        share[0](part(rows_of(1, 2, K), world, rank), rows_of(1, 1, N))
     with pytest.raises(ArgumentError, match=r"\[\.\.\., \d+\]"):
         share(rows_of(1, 2, K + 1))
     assert share[0].kernel_info(1).is_exact
+    assert "rowwise" in onnx_forms.why_not(share[0], "onnxruntime")
+    with pytest.raises(UnsupportedError, match=r"'0' is inputs 0 to|'0' is inputs \d+ to"):
+        peft_refusals.check_layer(share[0], "0")
+
+
+def noted(rank: int, world: int, folder: Path) -> None:
+    """What was noted of a layer before it was cut is there again afterwards."""
+    layer = layer_of(W4A8Dynamic(16))
+    layer.note = "as it was"
+    parallelize_module(layer, mesh_of(world), PyquantRowwise())
+    assert "group scales" in layer.note
+    assert gather_quantized_(layer).note == "as it was"
 
 
 def experts(rank: int, world: int, folder: Path) -> None:
     bank = nn.Sequential(QExperts())
     with pytest.raises(UnsupportedError, match="experts"):
         parallelize_module(bank, mesh_of(world), {"0": PyquantColwise()})
+
+
+@torch.no_grad()
+def compiled(rank: int, world: int, folder: Path) -> None:
+    """One graph, collectives included."""
+    model = nn.Sequential(layer_of(W8A8Dynamic(), n=64, activation="gelu"), layer_of(W8A8Dynamic(), k=64)).eval()
+    cut = parallelize_module(copy.deepcopy(model), mesh_of(world), {"0": PyquantColwise(), "1": PyquantRowwise()})
+    x = rows_of(1, 2, 3, K)
+    accept.t1(torch.compile(cut, fullgraph=True, backend="aot_eager")(x), model(x))
+    torch._dynamo.reset()
 
 
 def float_layers(rank: int, world: int, folder: Path) -> None:
@@ -409,6 +435,8 @@ for case in (
     changed_afterwards,
     joined,
     refused,
+    compiled,
+    noted,
     experts,
     float_layers,
 ):
