@@ -92,6 +92,7 @@ MODULES: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     ),
     "pyquant.integrations.peft": ("peft", "docs/peft.md", None),
     "pyquant.integrations.diffusers": ("diffusers", "docs/diffusers.md", None),
+    "pyquant.integrations.distributed": ("distributed", "docs/distributed.md", None),
     "pyquant.integrations.onnx": ("onnx", "docs/onnx.md", None),
     "pyquant.integrations.compile": ("compile", "docs/compile.md", None),
     "pyquant.integrations.vllm": ("vllm", "docs/vllm.md", None),
