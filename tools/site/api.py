@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import pyquant
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ TOPICS = (
         quantization_report LayerReport FqnConfig trace_floats FloatMatrix
         compare_speed LayerSpeed LayerChoice CallTime AutoReport chain_report ChainRecord merge_report MergeRecord
         register_linear_form register_fusion register_batch_norm register_link register_experts ExpertsRule
-        register_quantized_module set_checks set_strict doctor""",
+        register_quantized_module set_checks set_strict recommended doctor""",
     ),
     Topic(
         "Layers and tensors",
@@ -81,33 +86,38 @@ TOPICS = (
         NonFiniteError QuantizationWarning""",
     ),
 )
-# module -> (file, the guide, its names; None: what it lists in __all__). Names that need a package which is not
-# installed where the site is built are left out.
-MODULES: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
-    "pyquant.ops": ("ops", "docs/numerics.md", None),
-    "pyquant.integrations.transformers": (
-        "transformers",
-        "docs/transformers.md",
-        ("PyquantConfig", "enable", "disable"),
-    ),
-    "pyquant.integrations.peft": ("peft", "docs/peft.md", None),
-    "pyquant.integrations.diffusers": ("diffusers", "docs/diffusers.md", None),
-    "pyquant.integrations.distributed": ("distributed", "docs/distributed.md", None),
-    "pyquant.integrations.onnx": ("onnx", "docs/onnx.md", None),
-    "pyquant.integrations.compile": ("compile", "docs/compile.md", None),
-    "pyquant.integrations.vllm": ("vllm", "docs/vllm.md", None),
-    "pyquant.integrations.sglang": ("sglang", "docs/sglang.md", None),
-}
+# Where names stand that nobody has put on a page above yet.
+REST = Topic("Further names", "further", "docs/index.md", "")
+# Packages of integrations are found; of these not all that they list is for users.
+NAMES_OF = {"pyquant.integrations.transformers": ("PyquantConfig", "enable", "disable")}
+
+
+def modules() -> dict[str, tuple[str, str]]:
+    """{module: (file, guide)}: the ops, and every package of integrations that has a guide of its name."""
+    found = {"pyquant.ops": ("ops", "docs/numerics.md")}
+    for init in sorted((ROOT / "pyquant" / "integrations").glob("*/__init__.py")):
+        name = init.parent.name
+        if (ROOT / "docs" / f"{name}.md").exists():
+            found[f"pyquant.integrations.{name}"] = (name, f"docs/{name}.md")
+    return found
+
+
+def topics() -> list[Topic]:
+    """TOPICS, and a page of the names that no one of them has."""
+    listed = {name for topic in TOPICS for name in topic.names.split()}
+    rest = " ".join(name for name in pyquant.__all__ if name not in listed)
+    return [*TOPICS, *([replace(REST, names=rest)] if rest else [])]
 
 
 def pages() -> dict[str, str]:
     """{file under api/: text}, the index first."""
     made = {}
-    for topic in TOPICS:
+    for topic in topics():
         made[topic.file] = _page(topic.title, topic.guide, "pyquant", topic.names.split())
-    for module, (file, guide, names) in MODULES.items():
+    for module, (file, guide) in modules().items():
         found = importlib.import_module(module)
-        made[file] = _page(module, guide, module, [n for n in names or found.__all__ if _is_there(found, n)])
+        names = [name for name in NAMES_OF.get(module, found.__all__) if _is_there(found, name)]
+        made[file] = _page(module, guide, module, names)
     entries = "\n".join(f"   {file}" for file in made)
     index = f"{_heading('API reference')}\nEvery public name, by topic.\n\n.. toctree::\n   :maxdepth: 1\n\n{entries}\n"
     return {"index.rst": index, **{f"{file}.rst": text for file, text in made.items()}}

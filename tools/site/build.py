@@ -13,9 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from stage import ROOT, stage
-
 NEEDED = ("sphinx", "furo", "myst_nb", "sphinx_copybutton")
+ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 # The pages lie under docs/, as in the repository: the site's first address leads there.
 FIRST = '<!doctype html><meta charset="utf-8"><title>pyquant</title><meta http-equiv="refresh" content="0; url={0}">'
@@ -23,7 +22,9 @@ FIRST = '<!doctype html><meta charset="utf-8"><title>pyquant</title><meta http-e
 
 def build(out: Path, source: Path) -> int:
     """Stage the pages and build them into out. -> Sphinx's exit status."""
+    sys.path.insert(0, str(ROOT))  # the names are those of this checkout
     from sphinx.cmd.build import main as sphinx_build
+    from stage import stage
 
     stage(source)
     shutil.rmtree(out, ignore_errors=True)
