@@ -79,6 +79,7 @@ from pyquant.ptq.auto import AutoReport, auto_
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import gptq_codes
+from pyquant.ptq.improve.learned_rounding import learn_rounding_
 from pyquant.ptq.improve.rotate import rotate_
 from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec, register_rotation
 from pyquant.ptq.improve.scale_search import ScaleSearch, search_scales_
@@ -188,6 +189,7 @@ __all__ = [
     "gptq_",
     "gptq_codes",
     "insert_fake_quantize_",
+    "learn_rounding_",
     "link_",
     "load_latency",
     "load_pretrained",

@@ -16,7 +16,8 @@ from pyquant.core import arguments
 from pyquant.core.registry import data_calibrators
 from pyquant.errors import ArgumentError
 from pyquant.simulate.calibrate import set_ranges_from_data, targets_of, unchanged
-from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.float_model import floating_point
 
 log = logging.getLogger("pyquant.ptq")
 

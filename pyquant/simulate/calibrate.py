@@ -13,7 +13,8 @@ from pyquant.calibrate import Range, compute_range, run_calibration
 from pyquant.calibrate.run import refuse_silent
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.float_model import floating_point
 from pyquant.simulate.kinds import is_simulated
 from pyquant.simulate.layer import Simulated
 from pyquant.simulate.unseen_experts import count_tokens, peers_of, widest

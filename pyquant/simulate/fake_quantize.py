@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -167,16 +166,3 @@ class FakeQuantize(nn.Module):
     def extra_repr(self) -> str:
         """The scheme in one line, as print(model) shows it."""
         return str(self.scheme) + ("" if self.is_calibrated else ", not calibrated")
-
-
-@contextmanager
-def floating_point(model: nn.Module) -> Iterator[None]:
-    """Every FakeQuantize of the model passes its tensor on as it is: no range may depend on what else is rounded."""
-    modes = [(fake, fake.mode) for fake in model.modules() if isinstance(fake, FakeQuantize)]
-    try:
-        for fake, _ in modes:
-            fake.mode = "off"
-        yield
-    finally:
-        for fake, mode in modes:
-            fake.mode = mode

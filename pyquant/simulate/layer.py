@@ -48,6 +48,7 @@ class SimulatedLayer(Simulated):
     weight_fake_quant: FakeQuantize
     input_fake_quant: FakeQuantize | None
     output_fake_quant: FakeQuantize | None
+    originals: Any = None  # Originals, where an improver has replaced the parameters (float_model.py)
 
     def _simulate(self, scheme: QScheme, matrix: Tensor) -> None:
         """Fake quantisers for a scheme; `matrix` is the weights as [N, K]."""

@@ -194,6 +194,7 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     **dict.fromkeys(
         ("merge_", "merge_report"), lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)}
     ),
+    "learn_rounding_": lambda _: _public("learn_rounding_", **mixed() | {"model": ready(), "steps": 2}),
     "link_": lambda _: _public("link_", model=quantised().eval(), example_inputs=torch.ones(2, 8)),
     "load_pretrained": lambda folder: _public("load_pretrained", directory=saved(folder), model=net),
     "load_quantized_": lambda folder: _public("load_quantized_", model=foreign.Net(), path=written_by_others(folder)),

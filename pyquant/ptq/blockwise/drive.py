@@ -26,7 +26,7 @@ from pyquant.ptq.blockwise.saved import Saved
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Replay
-from pyquant.simulate.fake_quantize import floating_point
+from pyquant.simulate.float_model import float_parameters, floating_point, keep_originals
 
 Progress = Callable[[int, int, str], None]
 
@@ -130,6 +130,8 @@ class _Drive:
         return Stage(name, self.replay.module, layers, calls, self.replay, self.replay, before, is_whole)
 
     def _improve(self, stage: Stage, look: Callable[[Stage], Any]) -> Stage:
+        # with save_to nothing is kept of finished blocks
+        floats = {} if self.saved is not None else {id(s.layer): float_parameters(s.layer) for s in stage.before}
         with undone_on_error([state.put_back for state in stage.before]):
             if self.saved is not None and stage.name in self.saved:
                 values = self.saved.restore(stage)
@@ -140,6 +142,9 @@ class _Drive:
                 if self.saved is not None:
                     values = {name: self.improver.packed(result) for name, result in found.items()}
                     self.saved.add(stage, values)
+            for state in stage.before:
+                if state.layer.weight is not state.weight or state.layer.bias is not state.bias:
+                    keep_originals(state.layer, floats.get(id(state.layer)))
         return stage
 
     def _chain(self, chain: Chain) -> Iterator[Stage]:

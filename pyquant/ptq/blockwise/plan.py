@@ -18,7 +18,7 @@ from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.offload import each_on_device, home_of
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Enough, Replay
-from pyquant.simulate.fake_quantize import floating_point
+from pyquant.simulate.float_model import floating_point
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import nn
 
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Replay
-from pyquant.simulate.fake_quantize import FakeQuantize, floating_point
+from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.float_model import floating_point
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,17 @@ class LayerState:
     weight: Any
     bias: Any
     fake: FakeQuantize
+    originals: Any = None
 
     @staticmethod
     def of(layer: Layer) -> LayerState:
         """The layer's state now."""
-        return LayerState(layer, layer.weight, layer.bias, layer.weight_fake_quant)
+        return LayerState(layer, layer.weight, layer.bias, layer.weight_fake_quant, layer.originals)
 
     def put_back(self) -> None:
         """The layer has this state again."""
         self.layer.weight, self.layer.bias, self.layer.weight_fake_quant = self.weight, self.bias, self.fake
+        self.layer.originals = self.originals
 
 
 @dataclass(frozen=True)

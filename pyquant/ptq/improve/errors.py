@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.ptq.improve.replay import tensors_of
+from pyquant.ptq.improve.replay import Replay, tensors_of
 
 ErrorFunction = Callable[[Any, Any], float]
 
@@ -48,6 +48,20 @@ def kl(floats: Any, output: Any) -> float:
         raise ArgumentError("error", "'kl'", "a function: the model's output holds no floating-point tensor")
     p, q = (F.log_softmax(tensors_of(o)[0].double(), -1).flatten(0, -2) for o in (floats, output))
     return float(F.kl_div(q, p, log_target=True, reduction="batchmean"))
+
+
+def held_out_of(given: int | None, num_batches: int) -> int:
+    """How many of the batches only judge: those given, or a quarter, at least one. Raises ArgumentError."""
+    held_out = max(1, num_batches // 4) if given is None else given
+    if type(held_out) is not int or not 1 <= held_out < num_batches:
+        raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
+    return held_out
+
+
+def mean_error(replay: Replay, floats: Sequence[Any], first: int, error: ErrorFunction) -> float:
+    """The mean error of the batches from `first` on; floats: the float outputs, of those batches or of all."""
+    wanted = floats[len(floats) - (len(replay.batches) - first) :]
+    return sum(error(out, replay.run(replay.batches[first + i])) for i, out in enumerate(wanted)) / len(wanted)
 
 
 def _both(floats: Any, output: Any) -> float:

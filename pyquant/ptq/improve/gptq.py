@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from pyquant.calibrate import weight_qparams
 from pyquant.core import arguments
-from pyquant.errors import ArgumentError
 from pyquant.nn.swap import undone_on_error
 from pyquant.nn.weights import dequantise_weight
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import LayerState, Stage
-from pyquant.ptq.improve.errors import ErrorFunction, error_function, relative_mse
+from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.gptq_codes import column_codes
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
 from pyquant.ptq.improve.moments import Moments, bias_shift, moments_of, targets
 from pyquant.ptq.improve.replay import BatchToInputs, Replay
 from pyquant.simulate.fake_quantize import FakeQuantize
+from pyquant.simulate.float_model import float_parameters
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ def gptq_(
         blocks = None
     way = Way(blocks, device, cache, save_to, progress)
     replay = Replay(model, data, num_batches, batch_to_inputs)
-    held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
-    if type(held_out) is not int or not 1 <= held_out < num_batches:
-        raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
+    held_out = held_out_of(num_held_out, num_batches)
     settings = f"gptq {damp!r} {act_order} {correct_targets} {error if error is None or type(error) is str else 'own'}"
     work = _Gptq(f"{settings} {held_out}", damp, act_order, correct_targets, measure, num_batches - held_out)
     return improved(replay, layers, work, way)
@@ -135,7 +133,7 @@ class _Gptq:
                 corrects = self.corrects is not False and stage.is_whole
                 moments = moments_of(stage, layer, calls, self.split, cross=corrects)
                 for how in self._ways(moments, found):
-                    _choose_codes(layer, old, moments, self.damp, *how)
+                    _choose_codes(layer, moments, self.damp, *how)
                     found.append((self._error(stage, seen), LayerState.of(layer), how))
                     old.put_back()
             after, new, how = min(found, key=lambda one: one[0])  # the first of equals: the simplest
@@ -155,10 +153,7 @@ class _Gptq:
             yield min(found, key=lambda one: one[0])[2][0], True
 
     def _error(self, stage: Stage, seen: list[Any]) -> float:
-        measure = relative_mse if stage.is_block else self.measure
-        batches = stage.rounded.batches
-        losses = (measure(floats, stage.rounded.run(batches[self.split + i])) for i, floats in enumerate(seen))
-        return sum(losses) / len(seen)
+        return mean_error(stage.rounded, seen, self.split, relative_mse if stage.is_block else self.measure)
 
     def packed(self, result: GptqLayer) -> dict[str, Any]:
         return asdict(result)
@@ -167,10 +162,9 @@ class _Gptq:
         return GptqLayer(**value)
 
 
-def _choose_codes(
-    layer: Layer, old: LayerState, moments: Moments, damp: float, act_order: bool, corrected: bool
-) -> None:
-    scheme, matrix = layer.scheme.weights, matrix_of(layer)
+def _choose_codes(layer: Layer, moments: Moments, damp: float, act_order: bool, corrected: bool) -> None:
+    scheme, (weight, bias) = layer.scheme.weights, float_parameters(layer)
+    matrix = matrix_of(layer, weight)
     scale, zero_point = layer.weight_fake_quant.qparams(matrix)
     wanted: Tensor = matrix
     if corrected:
@@ -191,6 +185,6 @@ def _choose_codes(
     new = weight_from(layer, real.to(layer.weight.dtype))
     layer.weight = nn.Parameter(new, requires_grad=layer.weight.requires_grad)
     layer.weight_fake_quant = fixed.train(layer.training)
-    if corrected and layer.bias is not None:
-        bias = layer.bias.double() + bias_shift(matrix, real, moments)
-        layer.bias = nn.Parameter(bias.to(layer.bias.dtype), requires_grad=layer.bias.requires_grad)
+    if corrected and layer.bias is not None and bias is not None:
+        moved = bias.double() + bias_shift(matrix, real, moments)
+        layer.bias = nn.Parameter(moved.to(layer.bias.dtype), requires_grad=layer.bias.requires_grad)

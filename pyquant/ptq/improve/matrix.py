@@ -7,24 +7,27 @@ from torch import Tensor, nn
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.simulate.conv import FakeQuantConv2d
+from pyquant.simulate.float_model import check_float_model
 from pyquant.simulate.linear import FakeQuantLinear
 
 Layer = FakeQuantLinear | FakeQuantConv2d
 
 
 def simulated_layers(model: nn.Module) -> dict[str, Layer]:
-    """Every simulating layer with weights by its first name. Raises ArgumentError where there is none."""
+    """Every simulating layer with weights by its first name. Raises ArgumentError where there is none,
+    or where the float model is not known any more."""
     arguments.module("model", model)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Layer)}
     if not layers:
         got = f"a {type(model).__name__} without fake quantisation of Linears or convolutions"
         raise ArgumentError("model", got, "a model after insert_fake_quantize_")
+    check_float_model(model)
     return layers
 
 
-def matrix_of(layer: Layer) -> Tensor:
-    """The weights as [N, K]."""
-    weight = layer.weight.detach()
+def matrix_of(layer: Layer, weight: Tensor | None = None) -> Tensor:
+    """The weights, or others of their shape, as [N, K]."""
+    weight = (layer.weight if weight is None else weight).detach()
     return layer.patches.matrix(weight) if isinstance(layer, FakeQuantConv2d) else weight
 
 

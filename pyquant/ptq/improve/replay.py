@@ -56,8 +56,13 @@ class Replay:
 
     def run(self, batch: Any) -> Any:
         """The module's output for one batch, as in inference."""
+        with torch.no_grad():
+            return self.forward(batch)
+
+    def forward(self, batch: Any) -> Any:
+        """The same for gradients, where they are enabled."""
         args, kwargs = self._to_inputs(batch)
-        with torch.no_grad(), evaluating(self.module):
+        with evaluating(self.module):
             return self.module(*args, **kwargs)
 
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from pyquant.nn.fates import carry_out, twins_of
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, rules_of
 from pyquant.nn.swap import Undo, undone_on_error
-from pyquant.ptq.improve.errors import ErrorFunction, error_function
+from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of
 from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by, usable
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
 from pyquant.simulate.calibrate import calibrate_
@@ -98,9 +98,7 @@ def search_scales_reversibly(
     """search_scales_ for a caller that may still fail. undo  receives the steps that take it back."""
     measure = error_function(error)
     replay = Replay(model, data, num_batches, batch_to_inputs)
-    held_out = max(1, num_batches // 4) if num_held_out is None else num_held_out
-    if type(held_out) is not int or not 1 <= held_out < num_batches:
-        raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
+    held_out = held_out_of(num_held_out, num_batches)
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: search before quantising")
     groups = find_pairs(model, pairs)

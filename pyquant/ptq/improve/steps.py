@@ -16,6 +16,7 @@ from pyquant.nn.sites import Config
 from pyquant.nn.swap import Undo
 from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.gptq import gptq_
+from pyquant.ptq.improve.learned_rounding import learn_rounding_
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.rotate import rotate_reversibly
 from pyquant.ptq.improve.scale_search import search_scales_reversibly
@@ -57,7 +58,7 @@ _BEFORE: Final[dict[str, Callable[[Before], None]]] = {
     "rotate": Before.rotate,
     "rotate_online": Before.rotate_online,
 }
-_AFTER: Final = {"gptq": gptq_, "bias_correction": bias_correction_}
+_AFTER: Final = {"gptq": gptq_, "learn_rounding": learn_rounding_, "bias_correction": bias_correction_}
 NAMES: Final = (*_BEFORE, *_AFTER)
 for _name, _improver in {**_BEFORE, **_AFTER}.items():
     IMPROVERS.register(_name)(_improver)
