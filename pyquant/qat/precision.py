@@ -60,6 +60,7 @@ class LearnedPrecision:
     Make the optimiser of the weights before: afterwards model.parameters() holds d and x_max too.
     In the loop: `loss = task + learned.penalty(); loss.backward(); optimizer.step(); learned.step()`. `phase` is
     'warm-up', 'bits' or 'fine-tune'; from then on the model is prepared by prepare_qat_ with the schemes of config().
+    To resume: make it anew, load_state_dict, then the model's state, then that of the weights' optimiser.
     Raises ArgumentError, also where even 4 bits everywhere do not meet the target.
     Source: Schaefer et al. 2024, arXiv:2206.07741; Uhlich et al. 2020, arXiv:1905.11452.
 
@@ -176,12 +177,42 @@ class LearnedPrecision:
         """
         if self.phase == "fine-tune":
             return
-        self._final = self._snapped()
+        self._prepare(self._snapped())
+
+    def _prepare(self, final: dict[str, tuple[int, int]]) -> None:
+        self._final = final
         floats = [(names, twin_of(layer, names[0], methodcaller("to_float"))) for names, layer in self._sites]
         swap_modules(self.model, floats)
         self.phase = "fine-tune"
         if self._dynamic and any(scheme is not None for scheme in self.config().entries.values()):
             prepare_qat_(self.model, self.config())
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, beside what model.state_dict() has: the phase, the final bits, the optimiser of the bits."""
+        final = None if self._final is None else {name: list(bits) for name, bits in self._final.items()}
+        state = {"layers": list(self.layers), "ends": list(self._ends), "done": self._done, "final": final}
+        return {**state, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another LearnedPrecision of the same arguments was, before model.load_state_dict() and the
+        making of anything that holds parameters: after the freeze the model is prepared, with other layers.
+
+        Raises ArgumentError for the state of other layers or phases, and for one from before this one's freeze.
+        """
+        arguments.mapping("state", state, "what state_dict gave")
+        for key, here in (("layers", list(self.layers)), ("ends", list(self._ends))):
+            if state.get(key) != here:
+                raise ArgumentError("state", f"{key} {arguments.shown(state.get(key))}", f"{arguments.shown(here)}")
+        done = arguments.whole("state", state.get("done"), 0)
+        final = state.get("final")
+        if final is None and self._final is not None:
+            raise ArgumentError("state", "bits that are not final yet", "a new LearnedPrecision to load it into")
+        self._optimizer.load_state_dict(dict(arguments.mapping("state", state.get("optimizer"), "an optimizer")))
+        self._done = done
+        if final is None:
+            self._enter("bits" if done >= self._ends[0] else "warm-up")
+        elif self._final is None:
+            self._prepare({name: (int(weight), int(inputs)) for name, (weight, inputs) in final.items()})
 
     def _snapped(self) -> dict[str, tuple[int, int]]:
         bits_by_layer = {name: layer.wanted_bits() for name, layer in self.layers.items()}

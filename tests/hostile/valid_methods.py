@@ -58,7 +58,7 @@ def _seen(name: str) -> Make:
 def _learning(_: Path) -> Any:
     torch.manual_seed(0)
     model = net()
-    learned = pyquant.LearnedPrecision(model, 0.5, 10)
+    learned = pyquant.LearnedPrecision(model, target=0.5, steps=10)
     model(torch.randn(2, 8))
     return learned
 
@@ -112,6 +112,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "LatencyTable.require": {"fingerprint": lambda: dict(OBJECTS["LatencyTable"](Path()).fingerprint)},
     "LatencyTable.predict": {"config": (0, 0)},
     "LatencyTable.us": {"group": "0", "format": "W8A8Dynamic"},
+    "LearnedPrecision.load_state_dict": {"state": lambda: _learning(Path()).state_dict()},
     "Plan.apply_": {"model": net},
     "Plan.report": {"path": "page.html"},
     "Plan.save": {"path": "plan.json"},

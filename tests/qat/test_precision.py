@@ -221,3 +221,50 @@ def test_static_unit_is_one_number() -> None:
     y = LearnedBits(8, False, torch.device("cpu"))(x)
     step = x.abs().max() / 127
     torch.testing.assert_close(torch.round(y / step) * step, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ended", [3, 20, 40, 70])  # warm-up, bits, bits, after the freeze
+def test_a_run_resumes_to_the_same_bits(ended: int) -> None:
+    x = draw("precision").normal(64, 32)
+    target = net(1)(x).detach()
+
+    def begun() -> tuple[nn.Sequential, LearnedPrecision, torch.optim.Optimizer]:
+        model = net(1)
+        weights = list(model.parameters())
+        learned = LearnedPrecision(model, steps=80, bit_lr=0.1, target=0.34)
+        return model, learned, torch.optim.SGD(weights, lr=1e-5, momentum=0.9)
+
+    def go_on(model: nn.Module, learned: LearnedPrecision, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (F.mse_loss(model(x), target) + learned.penalty()).backward()
+            optimizer.step()
+            learned.step()
+
+    whole, first, resumed = begun(), begun(), begun()
+    go_on(*whole, 80)
+    go_on(*first, ended)
+    kept = copy.deepcopy([part.state_dict() for part in first])
+    resumed[1].load_state_dict(kept[1])
+    resumed[0].load_state_dict(kept[0])
+    resumed[2].load_state_dict(kept[2])
+    assert resumed[1].phase == first[1].phase
+    assert resumed[1].bits() == first[1].bits()
+    go_on(*resumed, 80 - ended)
+    assert resumed[1].bits() == whole[1].bits()
+    a, b = whole[0].state_dict(), resumed[0].state_dict()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    model = net()
+    learned = LearnedPrecision(model, steps=80, target=0.5)
+    state = learned.state_dict()
+    with pytest.raises(ArgumentError, match="ends"):
+        LearnedPrecision(net(), steps=40, target=0.5).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="layers"):
+        LearnedPrecision(nn.Sequential(nn.Linear(8, 8)), steps=80, target=0.5).load_state_dict(state)
+    learned.freeze()
+    with pytest.raises(ArgumentError, match="not final yet"):
+        learned.load_state_dict(state)
