@@ -1,0 +1,1 @@
+"""Perplexity and cloze accuracy of quantised language models, beside float and beside other packages."""
