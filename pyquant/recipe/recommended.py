@@ -24,7 +24,7 @@ _RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "encoder-w8a8": {"default": "W8A8Dynamic"},
     "encoder-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32, **_BY_MSE}, "improve": ["gptq"]},
     "vision-w8a8": {"default": "W8A8Dynamic"},
-    "vision-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32, **_BY_MSE}, "improve": ["gptq"]},
+    "vision-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32, **_BY_MSE}},
 }
 NAMES: Final = tuple(_RECIPES)
 
