@@ -175,6 +175,16 @@ def _status(key: str) -> int:
 
 
 def state_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, those that are shared once."""
-    tensors = {t.data_ptr(): t.nbytes for t in model.state_dict().values() if isinstance(t, torch.Tensor) and t.numel()}
-    return sum(tensors.values())
+    """Bytes of all parameters and buffers, those that are shared once; of a tensor made of others, as rivals have them,
+    those of the others."""
+    whole = [tensor for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)]
+    parts = {t.data_ptr(): t.nbytes for tensor in whole for t in _parts(tensor) if t.numel()}
+    return sum(parts.values())
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))

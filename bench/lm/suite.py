@@ -166,13 +166,14 @@ def suite_ways(subject: Subject) -> list[Way]:
     rows: dict[str, tuple[str, ...]] = {
         "W8A8Dynamic": (PLAIN,),
         "W8A16": (PLAIN,),
-        f"W4A16(group_size={group})": (PLAIN, "gptq"),
+        f"W4A16(group_size={group})": (PLAIN, "gptq") if subject.name != MINILM else (PLAIN,),
         f"W4A8Dynamic(group_size={group})": (PLAIN, "smooth", "gptq"),
-        affine: (PLAIN, "gptq", "rotate_online", "rotate_online+gptq"),
     }
+    if subject.name != MINILM:
+        rows[affine] = (PLAIN, "rotate_online", "rotate_online+gptq")
     if subject.name not in SLOW:
         rows[f"W4A8Dynamic(group_size={group})"] += ("search_scales", "rotate_online+gptq")
-        rows[affine] += ("smooth+rotate_online+gptq",)
+        rows[affine] += ("gptq", "smooth+rotate_online+gptq")
         rows[f"W4A4Dynamic(group_size={group})"] = (PLAIN, "rotate_online+gptq")
     return [way for scheme, methods in rows.items() for way in ways_of([scheme], methods, [])]
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 from bench.lm import __main__ as driver  # noqa: E402
 from bench.lm import peers, records, run, suite, train  # noqa: E402
-from bench.lm.measure import PLAIN, Cell, Way, measured, scheme_of, ways_of  # noqa: E402
+from bench.lm.measure import PLAIN, Cell, Way, measured, scheme_of, state_bytes, ways_of  # noqa: E402
 from bench.lm.subject import LmOptions, Subject, language_model  # noqa: E402
 from bench.lm.text import read_cloze, windows_of  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
@@ -179,6 +179,17 @@ def test_goals_are_judged_by_the_best_row_and_its_interval() -> None:
     assert records.judged("", 1.0, []).verdict == "not measured"
 
 
+def test_bytes_of_shared_tensors_count_once_and_those_of_tensors_made_of_others_too() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    assert state_bytes(model) == 128
+    model[1].weight = model[0].weight
+    assert state_bytes(model) == 64
+    model[1].weight = torch.nn.Parameter(TwoTensor(torch.ones(4, 4), torch.ones(4, 4)))
+    assert state_bytes(model) == 64 + 2 * 64
+
+
 def test_ways() -> None:
     ways = ways_of(["W8A8Dynamic", "W4A16"], [PLAIN, "smooth+gptq", "rotate_online"], ["llm-w4a8"])
     assert [way.varies for way in ways] == [False, True, False, False, True, False, True]
@@ -307,6 +318,28 @@ def test_subjects_of_the_suite(name: str, tmp_path: Path, capsys: pytest.Capture
     rows = load_record(tmp_path / "lm.json").rows("rows")
     assert len(rows) == (2 if name == "minilm" else 3)  # a post-norm encoder is not turned
     assert all(row["rise"] != 0 for row in rows[1:])
+
+
+def test_what_recipes_cost_is_the_row_that_they_are() -> None:
+    def row(subject: str, scheme: str, method: str) -> records.LmRow:
+        return records.LmRow(
+            subject, "perplexity", scheme, method, 3, 4.0, 0.01, 0.001, 0.009, 0.011, None, 1.0, 1.0, 2.0
+        )
+
+    rows = [
+        row(suite.LARGE, "W4A8Dynamic(group_size=128)", "gptq"),
+        row(suite.LARGE, "W4A8Dynamic(group_size=128)", "plain"),
+        row(suite.MINILM, "W8A8Dynamic", "plain"),
+        row(suite.LARGE, "W8A8Dynamic", "plain"),
+    ]
+    table = records.recipes_table(rows).splitlines()[2:]
+    told = [[cell.strip() for cell in line.strip("|").split("|")[:2]] for line in table]
+    assert told == [
+        ["`llm-w8a8`", suite.LARGE],
+        ["`llm-w4a8`", suite.LARGE],
+        ["`encoder-w8a8`", suite.MINILM],
+    ]
+    assert "1.01 ± 0.10" in table[1]
 
 
 def test_every_subject_and_goal_is_on_the_page() -> None:
