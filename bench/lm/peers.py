@@ -115,9 +115,18 @@ def _auto_round(iters: int) -> Callable[[nn.Module, list[Any], Path], nn.Module]
 
         rows = [row[None] for row in torch.cat(data)]
         found = AutoRound(
-            model, AutoTokenizer.from_pretrained(folder), scheme="W4A16", group_size=128, sym=True, iters=iters,
-            dataset=rows, nsamples=len(rows), seqlen=rows[0].shape[1], batch_size=4, device_map="cpu",
-        )  # fmt: skip
+            model,
+            AutoTokenizer.from_pretrained(folder),
+            scheme="W4A16",
+            group_size=128,
+            sym=True,
+            iters=iters,
+            dataset=rows,
+            nsamples=len(rows),
+            seqlen=rows[0].shape[1],
+            batch_size=4,
+            device_map="cpu",
+        )
         return found.quantize()[0]
 
     return apply

@@ -89,12 +89,22 @@ def row_of(subject: Subject, scheme: str, method: str, cells: Sequence[Cell], fl
     memory = [cell.peak_bytes for cell in cells if cell.peak_bytes is not None]
     hits = [fmean(cell.hits) for cell in cells if cell.hits]
     return LmRow(
-        subject.name, subject.measure, scheme, method, len(cells),
+        subject.name,
+        subject.measure,
+        scheme,
+        method,
+        len(cells),
         math.exp(value) if subject.measure == PERPLEXITY else value,
-        rise, half, min(means) - base, max(means) - base,
-        fmean(hits) if hits else None, fmean(cell.seconds for cell in cells),
-        fmean(memory) / 1e6 if memory else None, cells[0].state_bytes / 1e6, note,
-    )  # fmt: skip
+        rise,
+        half,
+        min(means) - base,
+        max(means) - base,
+        fmean(hits) if hits else None,
+        fmean(cell.seconds for cell in cells),
+        fmean(memory) / 1e6 if memory else None,
+        cells[0].state_bytes / 1e6,
+        note,
+    )
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -106,10 +106,19 @@ def make_model(size: Size) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=256, hidden_size=size.width, intermediate_size=size.intermediate, num_hidden_layers=size.layers,
-        num_attention_heads=size.heads, num_key_value_heads=size.heads, max_position_embeddings=size.length,
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=False,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=size.width,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.length,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        use_cache=False,
+    )
     return LlamaForCausalLM(config).float()
 
 
@@ -144,9 +153,14 @@ def _step(
 
 
 def _keep(
-    out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], told: dict[str, Any], step: int,
-    schedule: Schedule, seconds: float,
-) -> None:  # fmt: skip
+    out: Path,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    told: dict[str, Any],
+    step: int,
+    schedule: Schedule,
+    seconds: float,
+) -> None:
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for i, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
