@@ -114,11 +114,12 @@ def quantize_recipe_(
     recipe = recipe_of(recipe)
     if data is not None and ranges is not None:
         raise ArgumentError("ranges", "both data and ranges", "one of the two")
-    if improve and recipe.improve:
+    asked = check_names(improve, data)
+    if asked and recipe.improve:
         raise ArgumentError(
             "improve", arguments.shown(improve), f"nothing beside the recipe's {listed(recipe.improve)}"
         )
-    names, count = check_names(improve or recipe.improve, data), recipe.calib_params.num_calib_batches
+    names, count = asked or check_names(recipe.improve, data), recipe.calib_params.num_calib_batches
     to_inputs = options.get("batch_to_inputs")
     arguments.module("model", model)
     # fuse_ and convert_ are steps of their own, taken back here
