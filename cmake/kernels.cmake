@@ -99,6 +99,22 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s4s4 128x256x256 128x32x256 multistage 3 full)
   pyquant_kernel(sm80_s4s4 160x128x256 80x32x256  multistage 3 full)
 
+  pyquant_family(sm80_s8s8_experts sm80_experts 80
+                 "GemmSm80Experts<Sm80S8S8, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s8s8_experts 16x64x128   16x64x64 multistage 4 full)
+  pyquant_kernel(sm80_s8s8_experts 64x128x64   32x64x64 multistage 5 smoke)
+  pyquant_kernel(sm80_s8s8_experts 128x128x64  64x64x64 multistage 5 full)
+
+  pyquant_family(sm80_s8s4_experts sm80_experts 80
+                 "GemmSm80Experts<Sm80S8S4, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s8s4_experts 16x64x128   16x64x64  multistage 4 smoke)
+  pyquant_kernel(sm80_s8s4_experts 64x128x128  32x64x128 multistage 4 full)
+  pyquant_kernel(sm80_s8s4_experts 128x128x128 64x64x128 multistage 3 full)
+
+  pyquant_family(sm80_s8s4_groups_experts sm80_w4_groups_experts 80 "GemmSm80W4GroupsExperts<@TILE@, @SHAPE@, @STAGES@>")
+  pyquant_kernel(sm80_s8s4_groups_experts 16x64x128   16x32x32 multistage 6 smoke)
+  pyquant_kernel(sm80_s8s4_groups_experts 64x128x128  32x32x32 multistage 4 full)
+
   pyquant_family(sm80_f16 sm80 80
                  "GemmSm80<Sm80F16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
   pyquant_kernel(sm80_f16 16x64x64   16x64x32  multistage 4 full)
@@ -549,7 +565,7 @@ function(pyquant_cuda_kernels result)
                        csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/gemm/tensor_maps.cu
                        csrc/cuda/quantize/histogram.cu)
   pyquant_gencode_overlapping(overlapping)
-  pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/clear.cu
+  pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/clear.cu csrc/cuda/quantize/expert_rows.cu
                        csrc/cuda/quantize/dequantize.cu
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/gate.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu

@@ -102,8 +102,11 @@ def _case(native: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         "ldo": N,
         "group_size": group,
         "x_packed": packed,
+        "experts": 1 if row["experts_only"] else 0,
     }
     operands = {"x": _in_memory(x, x_type, packed), "w_scale": scale}
+    if row["experts_only"]:
+        operands["expert_ends"] = torch.tensor([m], dtype=torch.int32)
     if "natural" in row["w_layouts"]:
         operands["w"] = _in_memory(w, w_type, w_type == "s4")
     else:

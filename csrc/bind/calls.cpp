@@ -124,6 +124,13 @@ static void row_params(const LinearSpec& s, const Tensor& x, const MaybeTensor& 
   call.x_zero_point = static_cast<const int32_t*>(dense(x_zero_point, call.keep));
 }
 
+static void packed_buffer(const Tensor& packed, const Tensor& x, int64_t bytes) {
+  dtype_in("packed", packed, {ScalarType::Byte});
+  shape_is("packed", packed, {bytes});
+  same_device("packed", packed, x);
+  if (!packed.is_contiguous()) refuse("packed", "a strided view", "the contiguous buffer of pack_linear");
+}
+
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
@@ -147,10 +154,7 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   if (columns != s.k && !x_packed) refuse("x", describe(x), "last dimension " + std::to_string(s.k) + " (in_features)");
   if (x_scale && x.scalar_type() == ScalarType::Byte && !x_packed)
     refuse("x", describe(x), "int8, or uint8 with two codes a byte");
-  dtype_in("packed", packed, {ScalarType::Byte});
-  shape_is("packed", packed, {static_cast<int64_t>(packed_bytes(s))});
-  same_device("packed", packed, x);
-  if (!packed.is_contiguous()) refuse("packed", "a strided view", "the contiguous buffer of pack_linear");
+  packed_buffer(packed, x, static_cast<int64_t>(packed_bytes(s)));
   call.out_shape = lead_of(x);
   call.out_shape.push_back(s.n);
   residual_check(residual, x, call.out_shape);
@@ -177,6 +181,31 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   }
   if (residual) call.residual = matrix(*residual);
   return call;
+}
+
+GroupedCall grouped_call(const Tensor& x, const std::vector<Tensor>& packed, const Tensor& ends,
+                         const std::vector<int64_t>& spec, const MaybeTensor& rows, std::optional<ScalarType> out_dtype,
+                         const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
+  if (packed.empty()) refuse("packed", "no buffers", "one a layer, at least one");
+  exact_dim("x", x, 2);
+  GroupedCall g;
+  LinearCall& call = g.call = linear_call(x, packed[0], std::nullopt, spec, out_dtype, x_scale, x_zero_point);
+  if (call.spec.codes_out) refuse("spec", "a layer that gives codes", "one that gives floats");
+  if (is_packed(call.x.type)) refuse("x", describe(x), "codes of one byte each");
+  const auto bytes = static_cast<int64_t>(packed_bytes(call.spec));
+  for (const Tensor& one : packed) packed_buffer(one, x, bytes);
+  vector("ends", ends, x, ScalarType::Int, {static_cast<int64_t>(packed.size())});
+  g.ends = static_cast<const int32_t*>(dense(ends, call.keep));
+  g.count = call.x.rows;
+  if (rows) {
+    if (!is_float(call.x.type)) refuse("rows", describe(*rows), "None where x holds codes");
+    exact_dim("rows", *rows, 1);
+    vector("rows", rows, x, ScalarType::Long, shape_of(*rows));
+    g.rows = static_cast<const int64_t*>(dense(rows, call.keep));
+    g.count = rows->numel();
+  }
+  call.out_shape = {g.count, call.spec.n};
+  return g;
 }
 
 // ---- the plain GEMM

@@ -3,7 +3,10 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <cstring>
+
 #include "bind/backend_cpu.h"
+#include "bind/quantise_ops.h"
 
 namespace pyquant::bind {
 
@@ -84,35 +87,83 @@ void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, 
   pack_int4(static_cast<const int8_t*>(codes.const_data_ptr()), m.rows, s.n, static_cast<uint8_t*>(out));
 }
 
-Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, std::vector<int64_t> rows,
-                          std::vector<int64_t> spec, MaybeTensor x_scale, MaybeTensor x_zero_point,
-                          std::optional<ScalarType> out_dtype) {
-  if (packed.empty() || packed.size() != rows.size())
-    refuse("packed", std::to_string(packed.size()) + " buffers",
-           "one for each of the " + std::to_string(rows.size()) + " numbers of rows, at least one");
-  min_dim("x", x, 2);
-  int64_t total = 0;
-  for (const int64_t count : rows) {
-    if (count < 0) refuse("rows", std::to_string(count), "numbers from 0");
-    total += count;
+namespace {
+
+// The number of rows of each layer; refuses ends that descend or lie beyond the rows.
+std::vector<int64_t> counts_of(const int32_t* ends, size_t layers, int64_t rows) {
+  std::vector<int64_t> counts;
+  int64_t begin = 0;
+  for (size_t i = 0; i < layers; ++i) {
+    if (ends[i] < begin || ends[i] > rows)
+      refuse("ends", std::to_string(ends[i]), std::to_string(begin) + " to " + std::to_string(rows) + " at that place");
+    counts.push_back(ends[i] - begin);
+    begin = ends[i];
   }
-  if (x.dim() != 2 || total != x.size(0)) refuse("x", describe(x), std::to_string(total) + " rows, the sum of rows");
-  std::vector<const void*> buffers;
-  LinearCall call;
-  for (const Tensor& one : packed) {  // every buffer is checked; what is said of x is the same each time
-    call = linear_call(x, one, std::nullopt, spec, out_dtype, x_scale, x_zero_point);
-    buffers.push_back(one.const_data_ptr());
-  }
+  return counts;
+}
+
+// The chosen rows of a matrix, dense.
+Tensor chosen_rows(const Matrix& x, ScalarType type, const GroupedCall& g) {
+  Tensor out = empty_cpu({g.count, x.cols}, type);
+  const int64_t bytes = bits_of(x.type) / 8;
+  if (out.numel() != 0) cpu::gather_rows(x.data, x.ld * bytes, x.cols * bytes, g.rows, g.count, out.mutable_data_ptr());
+  return out;
+}
+
+// Puts the chosen rows in the place of x. With dynamic inputs as codes: a row that several layers get is quantised
+// once.
+void choose_rows(GroupedCall& g, const Tensor& x) {
+  LinearCall& call = g.call;
   const LinearSpec& s = call.spec;
-  Cpu::check_layout(s);
-  if (s.codes_out) refuse("spec", "a layer that gives codes", "one that gives floats");
-  if (is_packed(call.x.type)) refuse("x", describe(x), "codes of one byte each");
+  for (int64_t i = 0; i < g.count; ++i)
+    if (g.rows[i] < 0 || g.rows[i] >= call.x.rows)
+      refuse("rows", std::to_string(g.rows[i]), "rows of x, below " + std::to_string(call.x.rows));
+  Tensor chosen;
+  if (s.input == InputMode::static_per_tensor) {
+    chosen = chosen_rows(call.x, x.scalar_type(), g);
+  } else {
+    const auto [codes, scale, zero_point] =
+        QuantiseOps<Cpu>::quantize_dynamic(x, "per_token", 0, s.x_symmetric, s.x_qmin, s.x_qmax);
+    chosen = chosen_rows(matrix(codes), ScalarType::Char, g);
+    const auto of_rows = [&](const Tensor& values, ScalarType type) {
+      Tensor kept = empty_cpu({g.count}, type);
+      if (g.count > 0) cpu::gather_rows(values.const_data_ptr(), 4, 4, g.rows, g.count, kept.mutable_data_ptr());
+      call.keep.push_back(kept);
+      return kept.const_data_ptr();
+    };
+    call.x_scale = static_cast<const float*>(of_rows(scale, ScalarType::Float));
+    if (!s.x_symmetric) call.x_zero_point = static_cast<const int32_t*>(of_rows(zero_point, ScalarType::Int));
+  }
+  call.x = matrix(chosen);
+}
+
+}  // namespace
+
+Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, const Tensor& ends, std::vector<int64_t> spec,
+                          MaybeTensor rows, MaybeTensor x_scale, MaybeTensor x_zero_point,
+                          std::optional<ScalarType> out_dtype, Text kernel) {
+  if (!std::string(kernel).empty()) refuse("kernel", "'" + std::string(kernel) + "'", "'' on the CPU");
+  GroupedCall g = grouped_call(x, packed, ends, spec, rows, out_dtype, x_scale, x_zero_point);
+  LinearCall& call = g.call;
+  Cpu::check_layout(call.spec);
+  const std::vector<int64_t> counts = counts_of(g.ends, packed.size(), g.count);
   const Cpu on(x);
-  for (const Tensor& one : packed) on.check_input(call, one, count_of(x_zero_point));
+  std::vector<const void*> buffers;
+  int64_t present = 0;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    buffers.push_back(packed[i].const_data_ptr());
+    if (counts[i] > 0) on.check_input(call, packed[i], count_of(x_zero_point));
+    present += counts[i];
+  }
+  if (g.rows) choose_rows(g, x);
   Tensor out = on.empty(call.out_shape, call.out_type);
-  if (out.numel() != 0)
-    cpu::grouped_linear(s, buffers.data(), rows.data(), static_cast<int64_t>(rows.size()), call.x.data, call.x.type,
-                        call.x.ld, out.mutable_data_ptr(), call.out, call.x_scale, call.x_zero_point);
+  if (out.numel() == 0) return out;
+  const int64_t row_bytes = call.spec.n * bits_of(call.out) / 8;
+  auto* data = static_cast<char*>(out.mutable_data_ptr());
+  std::memset(data + present * row_bytes, 0, static_cast<size_t>((g.count - present) * row_bytes));
+  if (present > 0)
+    cpu::grouped_linear(call.spec, buffers.data(), counts.data(), static_cast<int64_t>(counts.size()), call.x.data,
+                        call.x.type, call.x.ld, data, call.out, call.x_scale, call.x_zero_point);
   return out;
 }
 

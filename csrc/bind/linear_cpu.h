@@ -1,6 +1,7 @@
 // The packed buffer of the fused Linear on the CPU (linear_cpu.cpp); CUDA's is laid out in pyquant/ops/rows_layout.py.
 #pragma once
 #include "bind/check.h"
+#include "bind/text.h"
 
 namespace pyquant::bind {
 
@@ -9,9 +10,10 @@ Tensor pack_linear_cpu(const Tensor& w, const Tensor& w_scale, MaybeTensor bias,
                        std::vector<int64_t> spec);
 Tensor unpack_linear_cpu(const Tensor& packed, std::vector<int64_t> spec);
 
-// x [rows, K] sorted by layer, rows[i] of them for packed[i]; each row gives what qlinear gives with its layer.
-Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, std::vector<int64_t> rows,
-                          std::vector<int64_t> spec, MaybeTensor x_scale, MaybeTensor x_zero_point,
-                          std::optional<ScalarType> out_dtype);
+// Rows sorted by layer, those of packed[i] end before ends[i]; each gives what qlinear gives with its layer, those from
+// the last end on zeros. rows: which rows of x they are.
+Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, const Tensor& ends, std::vector<int64_t> spec,
+                          MaybeTensor rows, MaybeTensor x_scale, MaybeTensor x_zero_point,
+                          std::optional<ScalarType> out_dtype, Text kernel);
 
 }  // namespace pyquant::bind

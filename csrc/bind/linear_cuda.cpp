@@ -1,8 +1,13 @@
 // The fused quantised Linear on CUDA: activations to codes (or codes as they come), then one GEMM that writes the
-// result with the caller's own row length. The buffer `packed` is plain padded rows (core/rows_layout.h).
+// result with the caller's own row length. The buffer `packed` is plain padded rows (core/rows_layout.h). Layers of one
+// spec on rows of their own are the same two launches, whatever their number.
+#include "bind/linear_cuda.h"
+
 #include "bind/backend_cuda.h"
 #include "bind/gemm_cuda.h"
 #include "core/rows_layout.h"
+#include "cuda/expert_rows.h"
+#include "plan/accept.h"
 
 namespace pyquant::bind {
 namespace {
@@ -21,6 +26,13 @@ struct Buffer {
   const int32_t* x_zero_point() const { return section<int32_t>(at.scalars + 4); }
   const float* out_scale() const { return section<float>(at.scalars + 8); }
   const int32_t* out_zero_point() const { return section<int32_t>(at.scalars + 12); }
+};
+
+// Rows of many layers. chosen: which rows of x are meant, in their order; null: all.
+struct Rows {
+  const int64_t* chosen = nullptr;
+  int64_t count = 0;
+  int64_t layers = 0;  // 0: one layer
 };
 
 // The problem as the caller has it.
@@ -65,7 +77,7 @@ struct Parts {
 
   Parts(const Route& route, const LinearCall& call, const Buffer& b, const GemmOperands& o, const On& on,
         const Tensor& like) {
-    const int64_t rows = call.x.rows;
+    const int64_t rows = route.problem.m;
     const bool dynamic = is_float(call.x.type) && call.spec.input == InputMode::dynamic_per_token;
     if (route.form != Form::given) {
       codes = memory.add(rows * b.at.k_pad);
@@ -82,18 +94,25 @@ struct Parts {
   }
 };
 
-void quantise_rows(const LinearCall& call, const Buffer& b, const On& on, const Parts& parts, bool has_zero_point,
-                   GemmOperands* o) {
+void quantise_rows(const LinearCall& call, const Rows& of, const Buffer& b, const On& on, const Parts& parts,
+                   bool has_zero_point, GemmOperands* o) {
   const LinearSpec& s = call.spec;
   const Matrix& m = call.x;
   const cuda::FloatMatrix rows{m.data, m.type, m.rows, m.cols, m.ld};
   const cuda::CodeRange range{s.x_qmin, s.x_qmax, s.x_symmetric};
   const cuda::QuantizeOut out{parts.memory.at<int8_t>(parts.codes), b.at.k_pad, false, nullptr, parts.counters()};
+  if (s.input == InputMode::static_per_tensor && of.layers > 0)
+    return cuda::quantize_expert_rows(
+        rows, {b.x_scale(), b.x_zero_point(), o->expert_ends, o->expert_shifts, of.layers, of.chosen}, of.count, range,
+        out, on.context);
   if (s.input == InputMode::static_per_tensor)
     return cuda::quantize(rows, Granularity::tensor, 0, b.x_scale(), b.x_zero_point(), range, out, on.context);
   auto* scale = parts.memory.at<float>(parts.scale);
   auto* zero_point = has_zero_point ? parts.memory.at<int32_t>(parts.zero_point) : nullptr;
-  cuda::quantize_dynamic(rows, Granularity::rows, 0, range, {scale, zero_point}, out, nullptr, on.context);
+  if (of.chosen)
+    cuda::quantize_chosen_rows(rows, of.chosen, of.count, range, {scale, zero_point}, out, on.context);
+  else
+    cuda::quantize_dynamic(rows, Granularity::rows, 0, range, {scale, zero_point}, out, nullptr, on.context);
   o->x_scale = scale;
   o->x_zero_point = zero_point;
 }
@@ -108,13 +127,13 @@ void arrange_rows(const LinearCall& call, const Buffer& b, const On& on, const P
 }
 
 // The activations in the form that the route requires.
-void prepare(const Route& route, const LinearCall& call, const Buffer& b, const On& on, const Parts& parts,
-             GemmOperands* o) {
+void prepare(const Route& route, const LinearCall& call, const Rows& of, const Buffer& b, const On& on,
+             const Parts& parts, GemmOperands* o) {
   if (parts.workspace.bytes > 0) o->workspace = parts.memory.at<void>(parts.at_workspace);
   if (route.form == Form::given) return;
   o->counters_are_zero = true;  // whichever kernel writes the codes clears them
   if (is_float(call.x.type))
-    quantise_rows(call, b, on, parts, route.problem.has_zero_point, o);
+    quantise_rows(call, of, b, on, parts, route.problem.has_zero_point, o);
   else
     arrange_rows(call, b, on, parts, o);
   o->x = parts.memory.at<int8_t>(parts.codes);
@@ -124,7 +143,77 @@ void prepare(const Route& route, const LinearCall& call, const Buffer& b, const 
   o->x = nibbles;
 }
 
+// What of the product is the layer's: the form of its inputs, its epilogue.
+Epilogue set_inputs(const LinearCall& call, const Buffer& buffer, GemmProblem* p, GemmOperands* o) {
+  const LinearSpec& s = call.spec;
+  const bool dynamic = s.input == InputMode::dynamic_per_token;
+  p->per_token_scale = p->per_token_zero_point = dynamic;
+  p->has_zero_point = !dynamic || (call.x_scale ? call.x_zero_point != nullptr : !s.x_symmetric);
+  o->x_scale = dynamic ? call.x_scale : buffer.x_scale();
+  o->x_zero_point = dynamic ? call.x_zero_point : buffer.x_zero_point();
+  Epilogue e;
+  e.activation = s.activation;
+  e.clamp_min = s.clamp_min;
+  e.clamp_max = s.clamp_max;
+  e.out_qmin = s.out_qmin;
+  e.out_qmax = s.out_qmax;
+  return e;
+}
+
+// Bytes from the first buffer to each. All lie alike to the 16 bytes that kernels copy at a time.
+std::vector<int64_t> shifts_of(const std::vector<Tensor>& packed) {
+  std::vector<int64_t> shifts;
+  const auto first = reinterpret_cast<intptr_t>(packed[0].const_data_ptr());
+  for (const Tensor& one : packed) {
+    shifts.push_back(reinterpret_cast<intptr_t>(one.const_data_ptr()) - first);
+    if (shifts.back() % 16 != 0)
+      refuse("packed", "buffers " + std::to_string(shifts.back()) + " bytes apart", "multiples of 16 bytes apart");
+  }
+  return shifts;
+}
+
+// The row of that name in place of the route's.
+void take_named(const std::string& name, const On& on, Route* route) {
+  const Row* row = find_row(name.c_str());
+  if (!row) refuse("kernel", "'" + name + "'", "a name of the kernel table, as ops.kernels() lists them");
+  const Refusal refusal = accept(*row, route->problem, false, device_info(on));
+  if (!refusal.ok() || !row->compiled)
+    throw std::runtime_error("pyquant: no kernel of that name takes the problem\n" + name + ": " +
+                             (refusal.ok() ? "has no machine code in this build" : text_of(refusal)));
+  route->row = row;
+}
+
 }  // namespace
+
+Tensor grouped_linear_cuda(const Tensor& x, std::vector<Tensor> packed, const Tensor& ends, std::vector<int64_t> spec,
+                           MaybeTensor rows, MaybeTensor x_scale, MaybeTensor x_zero_point,
+                           std::optional<ScalarType> out_dtype, Text kernel) {
+  const GroupedCall g = grouped_call(x, packed, ends, spec, rows, out_dtype, x_scale, x_zero_point);
+  const LinearCall& call = g.call;
+  const LinearSpec& s = call.spec;
+  Cuda::check_layout(s);
+  if (call.x.type == DType::u8) refuse("x", describe(x), "floats or int8 codes on CUDA");
+  const On on(x);
+  Tensor out = empty(x, call.out_shape, call.out_type);
+  if (out.numel() == 0) return out;
+  const Buffer buffer(s, packed[0]);
+  const std::vector<int64_t> shifts = shifts_of(packed);
+  GemmProblem p;
+  GemmOperands o;
+  set_operands(call, buffer, &p, &o);
+  p.m = g.count;
+  p.experts = static_cast<int64_t>(packed.size());
+  o.expert_ends = g.ends;
+  o.expert_shifts = shifts.data();
+  o.out = out.mutable_data_ptr();
+  const Epilogue e = set_inputs(call, buffer, &p, &o);
+  Route route = route_of(Entry::linear, p, o, on);
+  if (!kernel.empty()) take_named(kernel, on, &route);
+  const Parts parts(route, call, buffer, o, on, x);
+  prepare(route, call, {g.rows, g.count, p.experts}, buffer, on, parts, &o);
+  cuda::gemm(*route.row, route.problem, o, e, on.context);
+  return out;
+}
 
 void Cuda::check_layout(const LinearSpec& s) {
   if (s.layout == Layout::cpu_blocked)
@@ -138,20 +227,10 @@ void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed,
   GemmOperands o;
   set_operands(call, buffer, &p, &o);
   o.out = out;
-  const bool dynamic = s.input == InputMode::dynamic_per_token;
-  p.per_token_scale = p.per_token_zero_point = dynamic;
-  p.has_zero_point = !dynamic || (call.x_scale ? call.x_zero_point != nullptr : !s.x_symmetric);
-  o.x_scale = dynamic ? call.x_scale : buffer.x_scale();
-  o.x_zero_point = dynamic ? call.x_zero_point : buffer.x_zero_point();
-  Epilogue e;
-  e.activation = s.activation;
-  e.clamp_min = s.clamp_min;
-  e.clamp_max = s.clamp_max;
-  e.out_qmin = s.out_qmin;
-  e.out_qmax = s.out_qmax;
+  const Epilogue e = set_inputs(call, buffer, &p, &o);
   const Route route = route_of(Entry::linear, p, o, on, packed_type(s.x_qmin, s.x_qmax) != nullptr);
   const Parts parts(route, call, buffer, o, on, x);
-  prepare(route, call, buffer, on, parts, &o);
+  prepare(route, call, {}, buffer, on, parts, &o);
   cuda::gemm(*route.row, route.problem, o, e, on.context);
 }
 

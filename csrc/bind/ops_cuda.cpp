@@ -8,6 +8,7 @@
 #include "bind/first_copy.h"
 #include "bind/float_cuda.h"
 #include "bind/gemm_cuda.h"
+#include "bind/linear_cuda.h"
 #include "bind/linear_ops.h"
 #include "bind/product_ops.h"
 #include "bind/quantise_ops.h"
@@ -62,6 +63,7 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   b::ProductOps<b::Cuda>::add_gemms_to(m);
   m.impl("gemm", TORCH_BOX(&b::gemm_any));
   m.impl("qlinear", TORCH_BOX(&b::LinearOps<b::Cuda>::qlinear));
+  m.impl("_grouped_linear", TORCH_BOX(&b::grouped_linear_cuda));
   if (!pyquant::cuda::is_built()) return;  // what follows has a stand-in in Python (pyquant/ops/fallback.py)
   b::ProductOps<b::Cuda>::add_packing_to(m);
   m.impl("magnitude_histogram", TORCH_BOX(&b::QuantiseOps<b::Cuda>::magnitude_histogram));

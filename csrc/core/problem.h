@@ -28,6 +28,7 @@ struct GemmProblem {
   int64_t ldx = 0, ldw = 0, ldo = 0, ldr = 0;
   int64_t group_size = 0;        // codes along k that share a weight scale; 0 = one scale per channel
   int64_t step_size = 0;         // s4 weights: codes along k that share a step (docs/numerics.md 4.1); 0 = no steps
+  int64_t experts = 0;           // matrices of weights, each for rows of its own (GemmOperands); 0 = one for all
   bool per_token_scale = false;  // x_scale has m entries (else one)
   bool per_token_zero_point = false;
   bool has_zero_point = false;
@@ -47,8 +48,13 @@ struct GemmOperands {
   const float* w_scale = nullptr;         // [n] or [n, k / group_size]
   // [n] (groups: [n, k / group_size]) sum of codes (times their steps); required with a zero point
   const int32_t* w_sum = nullptr;
-  const int32_t* w_zero_point = nullptr;    // [n] or [n, k / group_size]
-  const float* bias = nullptr;              // [n]
+  const int32_t* w_zero_point = nullptr;  // [n] or [n, k / group_size]
+  const float* bias = nullptr;            // [n]
+  // Experts: row r is of expert e where expert_ends[e - 1] <= r < expert_ends[e], int32 [experts] on the device; rows
+  // beyond are no expert's and become zeros. w, w_scale, w_sum, bias and an x_scale or x_zero_point of one number are
+  // of expert 0; the others' lie expert_shifts[e] bytes further, [experts] on the host.
+  const int32_t* expert_ends = nullptr;
+  const int64_t* expert_shifts = nullptr;
   const void* residual = nullptr;           // [m, n], type problem.residual, row stride ldr
   void* out = nullptr;                      // [m, n], row stride ldo
   const float* out_scale = nullptr;         // [1], out == s8 or s4

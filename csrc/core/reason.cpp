@@ -36,6 +36,9 @@ std::string text_of(const Refusal& r) {
       return r.wanted == 0 ? two("codes that share a step must be ", r.wanted, " (no steps), got ", r.got)
                            : two("codes that share a step must be a multiple of ", r.wanted, ", got ", r.got);
     case Reason::steps_only: return two("codes that share a step must be a multiple of ", r.wanted, ", got ", r.got);
+    case Reason::experts:
+      return r.wanted == 0 ? two("experts must be ", r.wanted, " (one matrix of weights), got ", r.got)
+                           : two("experts must be at least ", r.wanted, ", got ", r.got);
     case Reason::m_limit: return two("M must be at most ", r.wanted, ", got M = ", r.got);
     case Reason::zero_point: return two("zero points of x: takes ", r.wanted, ", got ", r.got);
     case Reason::w_zero_point: return two("zero points of w: takes ", r.wanted, ", got ", r.got);

@@ -85,6 +85,8 @@ void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
             const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
             const float* x_scale = nullptr, const int32_t* x_zero_point = nullptr);
+// out, dense [count, row_bytes]: the rows of x, stride bytes apart, that `rows` names, in its order.
+void gather_rows(const void* x, int64_t stride, int64_t row_bytes, const int64_t* rows, int64_t count, void* out);
 // Layers of one spec on rows of their own, in one parallel region: the first rows[0] rows of x by packed[0], the next
 // rows[1] by packed[1] ... Each gives the bits that linear() gives.
 void grouped_linear(const LinearSpec& spec, const void* const* packed, const int64_t* rows, int64_t count,

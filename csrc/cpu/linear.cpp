@@ -184,6 +184,15 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   run(layer);
 }
 
+void gather_rows(const void* x, int64_t stride, int64_t row_bytes, const int64_t* rows, int64_t count, void* out) {
+  constexpr int64_t kGrain = 1 << 18;  // bytes whose copy is worth a thread
+  Shares(count, count * row_bytes, kGrain).run([&](Share share) {
+    for (int64_t i = share.begin; i < share.end; ++i)
+      std::memcpy(static_cast<char*>(out) + i * row_bytes, static_cast<const char*>(x) + rows[i] * stride,
+                  static_cast<size_t>(row_bytes));
+  });
+}
+
 void grouped_linear(const LinearSpec& spec, const void* const* packed, const int64_t* rows, int64_t count,
                     const void* x, DType x_type, int64_t ldx, void* out, DType out_type, const float* x_scale,
                     const int32_t* x_zero_point) {

@@ -83,6 +83,9 @@ constexpr int64_t kQuantizeWorkspaceBytes = 4096;
 void quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_t group_size, const CodeRange& range,
                       const QuantizeParams& params, const QuantizeOut& out, void* workspace, const Context& context);
 
+// The rows of x that `chosen` [count] names, in its order: codes per row of each.
+void quantize_chosen_rows(const FloatMatrix& x, const int64_t* chosen, int64_t count, const CodeRange& range,
+                          const QuantizeParams& params, const QuantizeOut& out, const Context& context);
 // Norm (core/problem.h), then codes per row of the result.
 void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRange& range, const QuantizeParams& params,
                    const QuantizeOut& out, const Context& context);

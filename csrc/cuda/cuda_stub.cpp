@@ -4,6 +4,7 @@
 #include "core/build_facts.h"
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
+#include "cuda/expert_rows.h"
 
 namespace pyquant::cuda {
 
@@ -33,6 +34,14 @@ void quantize(const FloatMatrix&, Granularity, int64_t, const float*, const int3
 }
 void quantize_dynamic(const FloatMatrix&, Granularity, int64_t, const CodeRange&, const QuantizeParams&,
                       const QuantizeOut&, void*, const Context&) {
+  refuse();
+}
+void quantize_chosen_rows(const FloatMatrix&, const int64_t*, int64_t, const CodeRange&, const QuantizeParams&,
+                          const QuantizeOut&, const Context&) {
+  refuse();
+}
+void quantize_expert_rows(const FloatMatrix&, const ExpertSteps&, int64_t, const CodeRange&, const QuantizeOut&,
+                          const Context&) {
   refuse();
 }
 void norm_quantize(const FloatMatrix&, const NormOperands&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,

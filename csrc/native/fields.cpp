@@ -47,6 +47,7 @@ GemmProblem problem_of(const py::dict& dict) {
   p.ldr = f.get<int64_t>("ldr", p.n);
   p.group_size = f.get<int64_t>("group_size", 0);
   p.step_size = f.get<int64_t>("step_size", 0);
+  p.experts = f.get<int64_t>("experts", 0);
   p.per_token_scale = f.get<bool>("per_token_scale", false);
   p.per_token_zero_point = f.get<bool>("per_token_zero_point", false);
   p.has_zero_point = f.get<bool>("has_zero_point", false);
@@ -73,6 +74,8 @@ GemmOperands operands_of(const py::dict& dict) {
   o.w_sum = pointer<const int32_t>(at("w_sum"));
   o.w_zero_point = pointer<const int32_t>(at("w_zero_point"));
   o.bias = pointer<const float>(at("bias"));
+  o.expert_ends = pointer<const int32_t>(at("expert_ends"));
+  f.get<std::vector<int64_t>>("expert_shifts", {});  // a list of the caller's: gemm.cpp
   o.residual = pointer<const void>(at("residual"));
   o.out = pointer<void>(at("out"));
   o.out_scale = pointer<const float>(at("out_scale"));

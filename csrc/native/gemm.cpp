@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <vector>
+
 #include "cuda/cuda.h"
 #include "native/parts.h"
 #include "plan/select.h"
@@ -16,7 +19,13 @@ void add_gemm(py::module_& m) {
       [](const std::string& name, const py::dict& problem, const py::dict& operands, const py::dict& epilogue,
          int32_t device, uintptr_t stream) {
         const GemmProblem p = problem_of(problem);
-        const GemmOperands o = operands_of(operands);
+        GemmOperands o = operands_of(operands);
+        std::vector<int64_t> shifts(static_cast<size_t>(std::max<int64_t>(p.experts, 0)));
+        if (operands.contains("expert_shifts")) shifts = operands["expert_shifts"].cast<std::vector<int64_t>>();
+        if (shifts.size() != static_cast<size_t>(p.experts))
+          throw std::invalid_argument(name + ": operand 'expert_shifts' must hold " + std::to_string(p.experts) +
+                                      " numbers, got " + std::to_string(shifts.size()));
+        if (p.experts > 0) o.expert_shifts = shifts.data();
         const Row& row = row_of(name);
         const Refusal refusal = accept(row, p, o.residual != nullptr, cuda::device_info(device));
         if (!refusal.ok()) throw std::invalid_argument(name + ": " + text_of(refusal));

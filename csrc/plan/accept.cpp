@@ -31,6 +31,7 @@ Refusal refuse(Reason reason, int64_t wanted, int64_t got) { return {reason, wan
 Refusal accept_sizes(const FamilyFacts& f, const GemmProblem& p) {
   for (const int64_t size : {p.m, p.k})
     if (size > kSizeLimit) return refuse(Reason::size_limit, kSizeLimit, size);
+  if (p.experts > kSizeLimit) return refuse(Reason::size_limit, kSizeLimit, p.experts);
   if (p.n > kColumnLimit) return refuse(Reason::size_limit, kColumnLimit, p.n);
   if (f.m_max != 0 && p.m > f.m_max) return refuse(Reason::m_limit, f.m_max, p.m);
   const int64_t bound = k_bound(p) / f.acc_scale, depth = p.group_size ? std::min(p.group_size, p.k) : p.k;
@@ -69,6 +70,10 @@ Refusal accept_steps(const FamilyFacts& f, const GemmProblem& p) {
   if (p.step_size % f.step_multiple != 0) return refuse(Reason::step_size, f.step_multiple, p.step_size);
   if (p.k % p.step_size != 0) return refuse(Reason::k_multiple, p.step_size, p.k);
   return {};
+}
+
+Refusal accept_experts(const FamilyFacts& f, const GemmProblem& p) {
+  return (p.experts > 0) == f.experts_only ? Refusal{} : refuse(Reason::experts, f.experts_only, p.experts);
 }
 
 // Rows of mma.sync run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
@@ -117,6 +122,7 @@ Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const De
   const FamilyFacts& f = row.facts();
   Refusal refusal = accept_device(row, device);
   if (refusal.ok()) refusal = accept_types(f, p, has_residual);
+  if (refusal.ok()) refusal = accept_experts(f, p);
   if (refusal.ok()) refusal = accept_groups(f, p);
   if (refusal.ok()) refusal = accept_steps(f, p);
   if (refusal.ok()) refusal = accept_sizes(f, p);

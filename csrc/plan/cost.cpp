@@ -7,6 +7,7 @@
 #include "core/decode_split.h"
 #include "plan/accept.h"
 #include "plan/chip.h"
+#include "plan/expert_tiles.h"
 #include "plan/split_k.h"
 
 namespace pyquant {
@@ -96,12 +97,19 @@ double epilogue_us(const Row& row, const GemmProblem& p, const Chip& chip) {
   return (outputs * kEpilogueSteps / 128 + bytes_of(outputs, p.out) / kPortBytes) / chip.clocks_per_us;
 }
 
+// Rows of weights that a launch reads: those of every expert that has tokens.
+double channels_read(const GemmProblem& p) {
+  const int64_t matrices = p.experts > 0 ? experts_at_work(p.m, p.experts) : 1;
+  return static_cast<double>(p.n) * static_cast<double>(matrices);
+}
+
 double main_memory_us(const GemmProblem& p, const Chip& chip) {
-  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double m = static_cast<double>(p.m), n = channels_read(p), k = static_cast<double>(p.k);
   const double scales = p.group_size > 0  ? 4 * n * k / static_cast<double>(p.group_size)
                         : p.step_size > 0 ? n * k / static_cast<double>(p.step_size)
                                           : 0;
-  return (bytes_of(m * k, p.x, p.x_packed) + bytes_of(n * k, p.w) + bytes_of(m * n, p.out) + scales) /
+  return (bytes_of(m * k, p.x, p.x_packed) + bytes_of(n * k, p.w) + bytes_of(m * static_cast<double>(p.n), p.out) +
+          scales) /
          chip.dram_bytes_per_us;
 }
 
@@ -164,7 +172,9 @@ struct Waves {
 
 Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
   const double sms = std::max(device.sm_count, 1);
-  const double tiles_m = static_cast<double>(ceil_div(p.m, int64_t{row.tile_m} * row.cluster_m) * row.cluster_m);
+  const double tiles_m =
+      static_cast<double>(p.experts > 0 ? expert_tiles_even(p.m, p.experts, row.tile_m)
+                                        : ceil_div(p.m, int64_t{row.tile_m} * row.cluster_m) * row.cluster_m);
   const double tiles_n = static_cast<double>(ceil_div(p.n, int64_t{row.tile_n} * row.cluster_n) * row.cluster_n);
   const double tiles = std::max(1.0, tiles_m * tiles_n), steps = static_cast<double>(ceil_div(p.k, row.tile_k));
   const double sums_us =

@@ -28,6 +28,7 @@ struct FamilyFacts {
   bool groups_only = false;    // takes problems with group scales only
   int32_t step_multiple = 0;   // of the codes that share a step; 0: no steps
   bool steps_only = false;     // takes weights with steps only
+  bool experts_only = false;   // takes the weights of many experts only; others take one matrix
   bool zero_point = true;      // of activations
   bool w_zero_point = false;
   Packing x_packing = Packing::bytes;
@@ -48,6 +49,9 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_s8s4_groups)         \
   X(sm80_s8s4_steps)          \
   X(sm80_s4s4)                \
+  X(sm80_s8s8_experts)        \
+  X(sm80_s8s4_experts)        \
+  X(sm80_s8s4_groups_experts) \
   X(sm80_f16)                 \
   X(sm80_bf16)                \
   X(sm80_w8a16)               \
@@ -161,6 +165,21 @@ constexpr FamilyFacts sm80_s4s4() {
   f.sm_end = 90;
   f.x_packing = Packing::nibbles;
   return f;
+}
+
+// The experts of a mixture in one launch, whose results are floats.
+constexpr FamilyFacts with_experts(FamilyFacts f, const char* name) {
+  f.name = name;
+  f.outs = type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32);
+  f.experts_only = true;
+  return f;
+}
+
+constexpr FamilyFacts sm80_s8s8_experts() { return with_experts(sm80_s8s8(), "sm80_s8s8_experts"); }
+constexpr FamilyFacts sm80_s8s4_experts() { return with_experts(sm80_s8s4(), "sm80_s8s4_experts"); }
+
+constexpr FamilyFacts sm80_s8s4_groups_experts() {
+  return with_experts(sm80_s8s4_groups(), "sm80_s8s4_groups_experts");
 }
 
 constexpr FamilyFacts sm80_f16() { return multistage("sm80_f16", DType::f16, DType::f16); }

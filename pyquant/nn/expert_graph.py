@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pyquant.nn.expert_rows import with_codes_of_tokens
+from pyquant.nn.expert_rows import Split, with_codes_of_tokens
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.obstacles import is_watched
 from pyquant.nn.qlinear import QLinear
@@ -37,12 +37,13 @@ def _alike(layer: QLinear, first: QLinear) -> bool:
     return said == (layer.scheme, layer.activation, layer.clamp, layer.missing, layer.bias_ is None)
 
 
-def multiply(layers: Sequence[Any], x: Tensor, counts: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Rows sorted by expert, counts[e] of them for layers[e], each through the layer of its expert; zeros for further
-    rows.
+def multiply(layers: Sequence[Any], x: Tensor, split: Split, rows: Tensor | None = None) -> Tensor:
+    """Rows sorted by expert, each through the layer of its expert; zeros for rows of no expert.
 
-    counts  int64 [E].     rows  int64: which rows of x are meant, in this order; None: all of them, as they are.
+    split  whose rows are whose; its counts are not looked at.
+    rows   int64: which rows of x are meant, in this order; None: all of them, as they are.
     """
+    counts = split.ends.long().diff(prepend=split.ends.new_zeros(1, dtype=torch.int64))
     first, held = layers[0], [layer._buffers["storage"] for layer in layers]
     if first._is_direct:
         call = partial(_ops._routed_linear.default, counts=counts, packed=held, spec=first._spec, out_dtype=x.dtype)

@@ -13,7 +13,7 @@ from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError
 from pyquant.nn import expert_graph, expert_rows
 from pyquant.nn.attention import linear_of
-from pyquant.nn.expert_rows import Sorted, added, chosen, must_not_wait
+from pyquant.nn.expert_rows import Sorted, Split, added, chosen, is_one_call, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
 
 
@@ -102,38 +102,51 @@ class QExperts(nn.Module):
             rows = self._rows(hidden_states).shape[0]
             if rows % max(self.num_experts, 1):
                 raise ArgumentError("hidden_states", describe(hidden_states), f"as many rows for {self.num_experts}")
-            return self._layers(hidden_states, [rows // max(self.num_experts, 1)] * self.num_experts)
+            return self._layers(hidden_states, Split.even(rows, self.num_experts, hidden_states.device))
         x = self._rows(hidden_states)
         _check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
-        if must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
+        is_told = self._is_told_by_device(x)
+        if not is_told and must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
             y = chosen((self._alone(e, x) for e in range(self.num_experts)), ids, x)
             return added(y, torch.arange(ids.numel(), device=x.device), weights).to(x.dtype)
-        slots = Sorted.of(ids, self.num_experts, in_graph=self._is_in_graph(x))
-        y = self._layers(x, slots.counts, slots.tokens(ids.shape[1]))
+        slots = Sorted.of(ids, self.num_experts)
+        split = Split(slots.ends, None) if is_told or self._is_in_graph(x) else slots.split()
+        # Where nobody knows how many slots have their expert here, all have a row.
+        y = self._layers(x, split, slots.tokens(ids.shape[1], None if split.counts is None else sum(split.counts)))
+        if is_told and self.rule.after:
+            places = torch.arange(y.shape[0], device=y.device)
+            y = y.masked_fill((places >= slots.ends[-1]).unsqueeze(1), 0)
         return added(y, slots.order, weights).to(x.dtype)
 
     def _is_in_graph(self, x: Tensor) -> bool:
         """Whether this call is part of a compiled graph as a whole: then its numbers of rows stay on the device."""
         return torch.compiler.is_compiling() and all(expert_graph.is_node(layers, x) for layers in self._pairs())
 
+    def _is_told_by_device(self, x: Tensor) -> bool:
+        """Whether kernels multiply the rows of all experts at once, and learn from the device whose they are."""
+        return expert_rows.is_on_gpu(x) and all(is_one_call(layers, x) for layers in self._pairs())
+
     def _pairs(self) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
         """The first layers of all experts, and the second ones."""
         ups, downs = zip(*self.experts(), strict=True)
         return ups, downs
 
-    def _layers(self, x: Tensor, counts: list[int] | Tensor, rows: Tensor | None = None) -> Tensor:
-        """Rows (None: all) of x, sorted by expert, so many for each, through the two layers of their expert."""
+    def _layers(self, x: Tensor, split: Split, rows: Tensor | None = None) -> Tensor:
+        """Rows (None: all) of x, sorted by expert, through the two layers of their expert."""
         ups, downs = self._pairs()
-        multiply: Callable[..., Tensor] = expert_graph.multiply if isinstance(counts, Tensor) else expert_rows.multiply
-        y = multiply(ups, x, counts, rows)
+        in_graph = split.counts is None and torch.compiler.is_compiling()
+        multiply: Callable[..., Tensor] = expert_graph.multiply if in_graph else expert_rows.multiply
+        y = multiply(ups, x, split, rows)
         y = (self.rule.gate or halves)(self.__dict__["_self_of_gate"], y)
-        y = multiply(downs, y, counts)
+        y = multiply(downs, y, split)
         return cast(nn.Module, self._modules[self.rule.after])(y) if self.rule.after else y
 
     def _alone(self, index: int, x: Tensor) -> Tensor:
         """All rows of x through one expert."""
-        return self._layers(x, [x.shape[0] if e == index else 0 for e in range(self.num_experts)])
+        counts = [x.shape[0] if e == index else 0 for e in range(self.num_experts)]
+        ends = torch.arange(self.num_experts, dtype=torch.int32, device=x.device).ge(index).int() * x.shape[0]
+        return self._layers(x, Split(ends, counts))
 
     def _rows(self, x: object) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.dim() != 2 or x.shape[1] != self.hidden_size:

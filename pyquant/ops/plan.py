@@ -158,6 +158,7 @@ def select(
     has_residual: bool = False,
     only_compiled: bool = True,
     given: str = "floats",
+    experts: int = 0,
 ) -> Selection:
     """The row of the kernel table that qlinear takes for m rows on a device, or every row's refusal.
 
@@ -167,6 +168,7 @@ def select(
     only_compiled  rows with machine code in this build; False considers the whole table.
     given          'floats', which the layer quantises into the form that its row reads; 'packed': int4 codes two a
                    byte, read as they come where a tensor-core row does, else laid out first.
+    experts        layers of the spec that share the m rows, in one launch; 0: one layer.
     Raises NativeLibraryError when the compiled module is not there, ArgumentError for an unknown `given`.
 
     Example:
@@ -176,7 +178,7 @@ def select(
     """
     if given not in GIVEN:
         raise ArgumentError("given", repr(given), " or ".join(map(repr, GIVEN)))
-    problem = problem_of(spec, m, out_dtype) | GIVEN[given] | {"k": spec.k, "ldx": spec.k}
+    problem = problem_of(spec, m, out_dtype) | GIVEN[given] | {"k": spec.k, "ldx": spec.k, "experts": experts}
     if given == "packed":
         problem["x_align"] = _alignment((spec.k + 1) // 2)
     int4_range = INT4.holds(spec.x_qmin, spec.x_qmax)

@@ -48,18 +48,13 @@ def routed_linear(
     x_zero_point: Tensor | None = None,
 ) -> Tensor:
     """qlinear of each layer's rows; on a CPU with the compiled library in one call."""
-    out = x.new_empty(x.shape[0], spec[0], dtype=out_dtype)
     per_row = (x_scale, x_zero_point)
     if x.device.type == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key("pyquant::_grouped_linear", "CPU"):
-        held = _numbers(x, counts, len(packed))
-        present = sum(held)
-        work = [(buffer, count) for buffer, count in zip(packed, held) if count]
-        if work:
-            buffers, rows = map(list, zip(*work))
-            given = (None if one is None else one[:present] for one in per_row)
-            out[:present] = _ops._grouped_linear.default(x[:present], buffers, rows, spec, *given, out_dtype)
-        out[present:] = 0
-        return out
+        _numbers(x, counts, len(packed))
+        ends = counts.cumsum(0).to(torch.int32)
+        y: Tensor = _ops._grouped_linear.default(x, list(packed), ends, spec, None, *per_row, out_dtype)
+        return y
+    out = x.new_empty(x.shape[0], spec[0], dtype=out_dtype)
 
     def call(i: int, rows: slice) -> Tensor:
         given = (None if one is None else one[rows] for one in per_row)

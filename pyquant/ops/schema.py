@@ -77,9 +77,10 @@ NATIVE: Final[dict[str, str]] = {
     "_cpu_info": "() -> str",
     "_cpu_multiply": "(int rows, int quads, int calls) -> int",
     "_cpu_read": "(Tensor x, int times=1) -> float",
-    # rows sorted by layer, rows[i] of them for packed[i]: qlinear of each, in one call
-    "_grouped_linear": "(Tensor x, Tensor[] packed, int[] rows, int[] spec, Tensor? x_scale=None, "
-    "Tensor? x_zero_point=None, ScalarType? out_dtype=None) -> Tensor",
+    # rows sorted by layer, those of packed[i] end before ends[i]: qlinear of each, in one call. rows: which rows of x
+    # they are, in that order, where x holds floats; kernel: a row of the kernel table, on CUDA
+    "_grouped_linear": "(Tensor x, Tensor[] packed, Tensor ends, int[] spec, Tensor? rows=None, Tensor? x_scale=None, "
+    "Tensor? x_zero_point=None, ScalarType? out_dtype=None, str kernel='') -> Tensor",
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }

@@ -136,6 +136,14 @@ def _stride(draw: Draw, k: int, kind: str, packed: bool, align: int) -> int:
     return _multiple_up(k, step) + step * draw.choice((0, 0, 1))
 
 
+def experts_of_one_matrix(draw: Draw, m: int) -> tuple[int, Tensor]:
+    """Experts that share m rows, and the ends of their rows: without shifts all have the same weights."""
+    experts = draw.choice((1, 2, 5))
+    ends = draw.codes(0, m, experts).sort().values
+    ends[-1] = m
+    return experts, ends
+
+
 def make_case(name: str, out: str, index: int) -> Case:
     row = ROWS[name]
     draw = Draw(BASE_SEED, "gpu gemm", name, out, index)
@@ -165,6 +173,8 @@ def make_case(name: str, out: str, index: int) -> Case:
     call["group_size"] = group_size
     epilogue: dict[str, Any] = {}
     memory: dict[str, Tensor | None] = {}
+    if row["experts_only"]:
+        problem["experts"], memory["expert_ends"] = experts_of_one_matrix(draw, m)
     step: Tensor | None = None
     if step_size:
         problem["step_size"] = step_size
@@ -299,8 +309,11 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
         "x_packed": x_packed,
         "group_size": group_size,
         "step_size": step_size,
+        "experts": int(row["experts_only"]),
     }
     memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
+    if row["experts_only"]:
+        memory["expert_ends"] = torch.tensor([m], dtype=torch.int32)
     if step is not None:
         memory["w_step"] = natural_steps(step)
     if group_size:
@@ -353,6 +366,8 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
     x_packed = row["x_packing"] == "nibbles"
     weights, order = _weights(row, codes, w_type, k, step)
     memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": weights}
+    experts = experts_of_one_matrix(draw, m) if row["experts_only"] else (0, None)
+    memory["expert_ends"] = experts[1]
     problem = order | {
         "m": m,
         "n": n,
@@ -365,6 +380,7 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
         "per_token_zero_point": True,
         "per_token_scale": True,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
+        "experts": experts[0],
         "ldx": k,
         "ldo": n,
         "ldr": n,
@@ -428,6 +444,10 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
         "x_packed": row["x_packing"] == "nibbles",
         "w_layout": row["w_layouts"][0],
     }
+    other = int(not row["experts_only"])
+    with pytest.raises(ValueError, match=rf"experts must be .*, got {other}$"):
+        native.gemm(name, problem | {"experts": other}, {}, {})
+    problem["experts"] = 1 - other
     if row["groups_only"]:
         with pytest.raises(ValueError, match=rf"group size must be a multiple of {row['group_multiple']}, got 0"):
             native.gemm(name, problem, {}, {})

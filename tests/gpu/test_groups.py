@@ -45,8 +45,11 @@ def _check(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, group_s
         "group_size": group_size,
         "has_zero_point": zero_point != 0,
         "out_align": min(16, 4 * n & -4 * n),
+        "experts": int(ROWS[name]["experts_only"]),
     }
     operands = {"x": device.put(x), "w": device.put(weights), "w_scale": device.put(scale)}
+    if ROWS[name]["experts_only"]:
+        operands["expert_ends"] = device.put(torch.tensor([m], dtype=torch.int32))
     call: dict[str, Any] = {"group_size": group_size}
     if zero_point:
         call["x_zero_point"] = torch.tensor(zero_point, dtype=torch.int32)
@@ -85,6 +88,8 @@ def test_one_scale_of_all_tokens(native: Any, plain_device: Memory, name: str, o
     problem = order | {"m": m, "n": n, "k": k, "x": "s8", "w": "s4", "out": out, "ldx": k, "ldo": n, "out_align": 16}
     operands = {"x": plain_device.put(x), "w": plain_device.put(weights), "w_scale": plain_device.put(scale)}
     operands["x_scale"] = plain_device.put(one.reshape(1))
+    if ROWS[name]["experts_only"]:
+        problem["experts"], operands["expert_ends"] = 1, plain_device.put(torch.tensor([m], dtype=torch.int32))
     operands["out"] = plain_device.put(torch.full((dtype.itemsize * m * n,), SENTINEL, dtype=torch.uint8))
     native.gemm(name, problem | {"group_size": group_size}, operands, {})
     got = plain_device.get(operands["out"], dtype.itemsize * m * n).view(dtype).reshape(m, n)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import accept
@@ -17,6 +16,7 @@ import pytest
 import simulator
 import torch
 from cuda_ops import CudaOps, cuda_ops
+from launches import Captured, counted, ok
 from torch import Tensor
 
 from pyquant import ops
@@ -24,7 +24,6 @@ from pyquant.ops import tuned
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 M, N, K = 40, 128, 4096  # few tokens and channels: K is divided
-RELAXED = 2  # cudaStreamCaptureModeRelaxed: torch allocates in it
 FORMS: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "affine": {"x_qmin": -128, "x_symmetric": False},
@@ -101,20 +100,6 @@ class Layer:
         accept.t1(self._device.get(got), torch.ops.pyquant.qlinear.default(self._x, packed, None, spec, torch.bfloat16))
 
 
-def counted(call: Callable[[], Any]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """How many nodes of each kind a call makes, and the kernels among them."""
-    runtime = simulator.runtime
-    assert runtime is not None
-    runtime.ptxsim_config(b"PTXSIM_SUMMARY", b"1")
-    runtime.ptxsim_summary_reset()
-    try:
-        call()
-        summary = json.loads(runtime.ptxsim_summary())
-    finally:
-        runtime.ptxsim_config(b"PTXSIM_SUMMARY", None)
-    return summary["counts"], [node for node in summary["nodes"] if node["node"] == "kernel"]
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_layer_is_two_kernels_that_overlap(device: CudaOps, form: str) -> None:
     counts, kernels = counted(Layer(device, form, **FORMS[form]))
@@ -173,11 +158,6 @@ def test_tensor_maps_are_of_a_shape(device: CudaOps) -> None:
         assert torch.equal(device.get(out[0]).double(), a.double() @ b.double().T), (m, n, k)
 
 
-def ok(status: int) -> None:
-    report = simulator.runtime.ptxsim_last_report() if simulator.runtime is not None else None
-    assert status == 0, f"simulated CUDA error {status}: {(report or b'').decode()}"
-
-
 @pytest.fixture
 def streams() -> Iterator[list[int]]:
     runtime = simulator.runtime
@@ -194,33 +174,6 @@ def rows_of(name: str, form: str) -> Tensor:
     if form == "codes":
         return codes_of(name, M, K)
     return problems.Draw(problems.BASE_SEED, "streams", name).normal(M, K).to(torch.bfloat16)
-
-
-class Captured:
-    """What a call would have launched on a stream."""
-
-    def __init__(self, device: Any, stream: int, call: Layer) -> None:
-        self._runtime, self._stream = simulator.runtime, ctypes.c_void_p(stream)
-        graph, self._graph, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-        ok(self._runtime.cudaStreamBeginCapture(self._stream, RELAXED))
-        with device.on_stream(stream, keep=True):
-            try:
-                self.out = call()
-            finally:
-                status = self._runtime.cudaStreamEndCapture(self._stream, ctypes.byref(graph))
-        ok(status)
-        ok(self._runtime.cudaGraphGetNodes(graph, None, ctypes.byref(count)))
-        ok(self._runtime.cudaGraphInstantiate(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
-        ok(self._runtime.cudaGraphDestroy(graph))
-        self.nodes = count.value
-
-    def __call__(self) -> None:
-        ok(self._runtime.cudaGraphLaunch(self._graph, self._stream))
-
-    def free(self, device: Any) -> None:
-        ok(self._runtime.cudaGraphExecDestroy(self._graph))
-        with device.on_stream(0):
-            pass
 
 
 @pytest.mark.parametrize("mode", ["plain", "lazy"])

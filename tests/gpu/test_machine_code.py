@@ -129,6 +129,16 @@ FAMILIES = {
         r"IMMA\.16832\.S8\.S8",
         _warp_steps(32),
     ),
+    "sm80_s8s8_experts": Family(r"gemm_experts80_kernel.*Types80Iaai", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
+    "sm80_s8s4_experts": Family(
+        r"gemm_experts80_kernel.*Types80IaN\w+integer_subbyte", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)
+    ),
+    "sm80_s8s4_groups_experts": Family(
+        lambda row: "gemm_groups_experts80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"IMMA\.16832\.S8\.S8",
+        _warp_steps(32),
+    ),
     "sm80_w4a16": Family(
         lambda row: r"gemm_weight_only80_kernel.*11DecodeW4A16I6__halfEELi{}ELi{}E".format(*row["tile"]),
         BOTH,
@@ -271,12 +281,15 @@ def test_quantisers_wait_for_their_predecessor_and_release_their_successor(funct
             name: count
             for (arch, name), count in functions.items()
             if arch == architecture
-            and re.search("quantize_(rows|(short_)?groups|given)_kernel|range_parts_kernel|hadamard_rows_kernel", name)
+            and re.search(
+                "quantize_((expert_)?rows|(short_)?groups|given)_kernel|range_parts_kernel|hadamard_rows_kernel", name
+            )
         }
-        # Element types x (rows to codes, rows to values, gates, Hadamard transforms to codes and to values, groups with
-        # and without scales, given, parts, short groups by their four kinds of scales and three ways of sharing them
-        # between lanes); two norms, each by how a block holds a row: five ways of 16-bit elements, three of 32.
-        assert len(kernels) == 3 * (9 + 4 * 3) + 2 * (5 + 5 + 3), architecture
+        # Element types x (rows to codes, chosen rows and rows of experts to codes, rows to values, gates, Hadamard
+        # transforms to codes and to values, groups with and without scales, given, parts, short groups by their four
+        # kinds of scales and three ways of sharing them between lanes); two norms, each by how a block holds a row:
+        # five ways of 16-bit elements, three of 32.
+        assert len(kernels) == 3 * (11 + 4 * 3) + 2 * (5 + 5 + 3), architecture
         for name, count in kernels.items():
             assert count["ACQBULK"] == count["PREEXIT"] == count_of_each, f"{architecture} {name}"
 

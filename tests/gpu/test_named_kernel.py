@@ -26,6 +26,7 @@ ROWS = {
     and row["sm_min"] <= SM < row["sm_end"]
     and not row["groups_only"]
     and not row["steps_only"]  # of layers alone: a product of tensors has no steps
+    and not row["experts_only"]  # nor experts
     and (row["x"][0] in FLOATS) == (row["w"][0] in FLOATS)
 }
 M, N, K = 37, 72, 160

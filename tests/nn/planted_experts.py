@@ -33,7 +33,11 @@ for old, new, name in (
     ("weights.unsqueeze(-1)", "weights[:, :1, None]", "the weight of the first slot for all"),
     ("place.clamp(max=present)", "place.clamp(max=present - 1)", "the result of another for an expert elsewhere"),
     ("x[begin : begin + count]", "x[:count]", "every expert multiplies the first rows"),
-    ("codes[rows]", "codes[rows.flip(0)]", "one call for all takes the codes of other tokens"),
-    ("rows=[count for _, count in work]", "rows=[count for _, count in work][::-1]", "counts of other experts"),
+    (
+        "_spec, rows, out",
+        "_spec, rows if rows is None else rows.flip(0), out",
+        "one call for all takes the codes of other tokens",
+    ),
+    ("[count for _, count in work], dtype", "[count for _, count in work][::-1], dtype", "counts of other experts"),
 ):
     register(edit("nn.expert_rows", old, new), check, name=name, area="experts")

@@ -51,8 +51,10 @@ def made(spec: ops.LinearSpec, layers: int, seed: int) -> list[Tensor]:
     return found
 
 
-def grouped(x: Tensor, packed: Any, rows: Any, spec: ops.LinearSpec, *more: Any) -> Tensor:
-    y: Tensor = torch.ops.pyquant._grouped_linear.default(x, packed, rows, spec.to_ints(), *more)
+def grouped(x: Tensor, packed: Any, counts: Any, spec: ops.LinearSpec, *more: Any, rows: Any = None) -> Tensor:
+    """more: scale, zero point, type of the result."""
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    y: Tensor = torch.ops.pyquant._grouped_linear.default(x, packed, ends, spec.to_ints(), rows, *more)
     return y
 
 
@@ -77,6 +79,15 @@ def test_it_gives_the_bits_of_the_layers(case: Any) -> None:
                 parts = zip(x.split(counts), packed, strict=True)
                 want = torch.cat([ops.qlinear(part, buffer, None, spec.to_ints()) for part, buffer in parts])
                 assert torch.equal(grouped(x, packed, counts, spec), want), (case, counts, threads)
+                draw = torch.Generator().manual_seed(index)
+                rows = torch.randint(0, max(len(x), 1), (sum(counts),), generator=draw)
+                parts = zip(x[rows].split(counts), packed, strict=True)
+                chosen = torch.cat([ops.qlinear(part, buffer, None, spec.to_ints()) for part, buffer in parts])
+                assert torch.equal(grouped(x, packed, counts, spec, rows=rows), chosen), (case, counts, threads)
+                few = [*counts[:-1], 0]  # the last rows are of no layer
+                beyond = grouped(x, packed, few, spec)
+                assert torch.equal(beyond[: sum(few)], want[: sum(few)])
+                assert torch.equal(beyond[sum(few) :], torch.zeros_like(want[sum(few) :]))
                 if inputs == "dynamic" and k:
                     codes, scale, zero = ops.quantize_dynamic(x, "per_token", 0, symmetric, low, 127)
                     given = (scale, None if symmetric else zero, x.dtype)
@@ -103,12 +114,18 @@ def test_wrong_operands_are_refused_by_name() -> None:
     codes = torch.zeros(6, 32, dtype=torch.int8)
     ones, zeros = torch.ones(6), torch.zeros(6, dtype=torch.int32)
     for argument, call in (
-        ("packed", lambda: grouped(x, packed[:1], [3, 3], spec)),
+        ("ends", lambda: grouped(x, packed[:1], [3, 3], spec)),
         ("packed", lambda: grouped(x, [], [], spec)),
         ("packed", lambda: grouped(x, [packed[0], packed[1][:-1]], [3, 3], spec)),
         ("packed", lambda: grouped(x, [packed[0], packed[1].float()], [3, 3], spec)),
-        ("rows", lambda: grouped(x, packed, [7, -1], spec)),
-        ("x", lambda: grouped(x, packed, [3, 4], spec)),
+        ("ends", lambda: grouped(x, packed, [7, -1], spec)),
+        ("ends", lambda: grouped(x, packed, [3, 4], spec)),
+        ("ends", lambda: grouped(x, packed, [3, 3, 0], spec)),
+        ("rows", lambda: grouped(x, packed, [3, 3], spec, rows=torch.tensor([0, 1, 2, 3, 4, 6]))),
+        ("rows", lambda: grouped(x, packed, [3, 3], spec, rows=torch.tensor([0, 1, 2, 3, 4, -1]))),
+        ("rows", lambda: grouped(x, packed, [3, 3], spec, rows=torch.zeros(6, dtype=torch.int32))),
+        ("rows", lambda: grouped(codes, packed, [3, 3], spec, torch.ones(6), rows=torch.arange(6))),
+        ("kernel", lambda: grouped(x, packed, [3, 3], spec, None, None, None, "gemm_simt_any")),
         ("x", lambda: grouped(x[0], packed, [3, 3], spec)),
         ("x", lambda: grouped(x[:, :31], packed, [3, 3], spec)),
         ("x", lambda: grouped(codes, packed, [3, 3], spec)),

@@ -109,6 +109,7 @@ def test_rows_whose_accumulator_holds_a_multiple_have_a_smaller_bound() -> None:
             "x_packed": row["x_packing"] == "nibbles",
             "w_layout": row["w_layouts"][0],
             "step_size": row["step_multiple"] if row["steps_only"] else 0,
+            "experts": 5 if row["experts_only"] else 0,
         }
         device = {"sm": row["sm_min"], "sm_count": 100}
         bound = native.k_bound(problem) // row["acc_scale"]
@@ -133,6 +134,7 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
+        "experts": 5 if row["experts_only"] else 0,
     }
     if row["groups_only"]:
         good["out"] = "f16"
@@ -156,6 +158,8 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         assert not takes(group_size=row["group_multiple"] // 2, out="f16")
     if row["groups_only"]:
         assert not takes(group_size=0)
+    assert takes(experts=1) == row["experts_only"]
+    assert takes(experts=0) != row["experts_only"]
     if row["steps_only"]:
         assert not takes(step_size=0)
     if row["step_multiple"] == 0:

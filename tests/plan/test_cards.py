@@ -67,6 +67,7 @@ def test_no_kernel_asks_for_more_shared_memory_than_the_card_has(card: Card) -> 
             problem |= {"x_packed": row["x_packing"] == "nibbles", "w_layout": row["w_layouts"][0]}
             problem["group_size"] = row["group_multiple"] if row["groups_only"] else 0
             problem["step_size"] = row["step_multiple"] if row["steps_only"] else 0
+            problem["experts"] = 5 if row["experts_only"] else 0
             assert "shared memory" in native.refusal(row["name"], problem, card.device, False)[3]
     for pair in grid.PAIRS.values():
         for n, k in grid.SHAPES:

@@ -59,6 +59,7 @@ def fitting(name: str) -> dict:
         "x_packed": row["x"][0] == "s4" and row["x_packing"] == "nibbles",
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
+        "experts": 5 if row["experts_only"] else 0,
     }
 
 

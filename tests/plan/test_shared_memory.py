@@ -25,6 +25,7 @@ def _problem(row: dict) -> dict:
         "w_layout": row["w_layouts"][0],
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
+        "experts": 5 if row["experts_only"] else 0,
     }
 
 

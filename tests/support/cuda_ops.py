@@ -22,7 +22,7 @@ from torch import Tensor
 from pyquant import ops
 from pyquant.ops import fallback
 from pyquant.ops.load import LIBRARY
-from pyquant.ops.schema import SCHEMAS
+from pyquant.ops.schema import NATIVE, SCHEMAS
 
 NAME = "libpyquant_torch_sim.so"
 
@@ -74,6 +74,7 @@ class SimulatedOps(CudaOps):
         self._definitions = torch.library.Library("pyquant_sim", "DEF")
         for name, schema in SCHEMAS.items():
             self._definitions.define(name + schema)
+        self._definitions.define("_grouped_linear" + NATIVE["_grouped_linear"])
         self._definitions.define("to_device(Tensor x) -> Tensor")
         self._definitions.define("allocations(Tensor like) -> int")
         self._definitions.define("use_stream(Tensor like, int stream, bool keep) -> ()")

@@ -44,6 +44,14 @@ PAIRS: dict[str, dict[str, Any]] = {
     "f16s4 group": {"x": "f16", "w": "s4", "group_size": 128},
     "bf16s4 group": {"x": "bf16", "w": "s4", "group_size": 128},
 }
+# Products of many experts, which share the M rows.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "s8s8 experts": {"experts": 64},
+    "s8s8 few experts": {"experts": 8},
+    "s8s4 experts": {"w": "s4", "experts": 64},
+    "s8s4 few experts": {"w": "s4", "experts": 8},
+    "s8s4 group experts": {"w": "s4", "group_size": 128, "experts": 64},
+}
 # N and K of the walks over M and K.
 WIDTHS = (256, 1024, 4096, 8192, 11008, 28672)
 DEPTHS = (256, 1024, 4096, 8192)
@@ -118,7 +126,7 @@ def falls(native: Any, sm: int, pair: str) -> list[str]:
 def asked(native: Any, device: dict[str, Any], pair: str) -> dict[str, Any]:
     """What a layer with operands of `pair` asks of the plan. Activations two to a byte that only the byte-wise kernel
     reads are laid out a byte each before (csrc/plan/route.cpp)."""
-    problem = PAIRS[pair]
+    problem = (PAIRS | EXPERTS)[pair]
     if problem.get("x_packed"):
         as_they_lie = native.sweep({"n": 4096, "k": 4096, **problem, "out": "f16"}, device, "m", [128])
         if as_they_lie[0][0] == "gemm_simt_any":
@@ -166,7 +174,7 @@ def lines(native: Any) -> Iterator[str]:
     neighbouring M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that
     no problem of a wide grid gets)."""
     for sm in DEVICES:
-        for pair in PAIRS:
+        for pair in PAIRS | EXPERTS:
             for n, k in SHAPES:
                 yield f"choice sm{sm} {pair} N {n} K {k}: {choices(native, DEVICES[sm], pair, n, k)}"
     for card in CARDS:
@@ -191,7 +199,7 @@ def unreached(native: Any) -> list[str]:
     for sm in DEVICES:
         for sm_count in (DEVICES[sm]["sm_count"], 40):
             device = {**DEVICES[sm], "sm_count": sm_count}
-            for pair in PAIRS.values():
+            for pair in (PAIRS | EXPERTS).values():
                 for out in ("f16", "f32", "s8"):
                     for n in (48, 640, *WIDTHS):
                         for k in (128, 640, *DEPTHS):

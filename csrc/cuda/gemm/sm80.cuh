@@ -20,11 +20,14 @@
 
 namespace pyquant::cuda {
 
+// The row of the matrices that a row of a block's tiles is.
+__device__ __forceinline__ int32_t row_of(const EpilogueParams80&, int32_t m) { return m; }
+
 // The visitor tree is one leaf: it owns loads, arithmetic and stores of the thread's eight columns.
-template <class ThreadMap>
+template <class ThreadMap, class Parameters = EpilogueParams80>
 struct OrderedEpilogue80 {
-  using Arguments = EpilogueParams80;
-  using Params = EpilogueParams80;
+  using Arguments = Parameters;
+  using Params = Parameters;
   struct SharedStorage {};
   static constexpr int kWidth = ThreadMap::kElementsPerAccess;
 
@@ -62,7 +65,7 @@ struct OrderedEpilogue80 {
     CUTLASS_DEVICE auto visit(int iteration, int row, int column, int,
                               const cutlass::Array<ElementAccumulator, Count>& acc) {
       const auto coordinate = at(0, column, row, iteration);
-      const int32_t m = cute::get<0>(coordinate), n = cute::get<1>(coordinate);
+      const int32_t m = row_of(*p, cute::get<0>(coordinate)), n = cute::get<1>(coordinate);
       ElementAccumulator raw[Count];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Count; ++i) raw[i] = acc[i];

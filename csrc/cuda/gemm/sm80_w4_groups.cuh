@@ -98,8 +98,15 @@ struct GroupsBlock80 {
 
   // The tile of this block and the addresses of its threads.
   __device__ __forceinline__ void start_addresses() {
+    int32_t m, n;
+    tile_of_block80<T::kTokens, T::kChannels>(o.tiles_m, o.tiles_n, m, n);
+    start_addresses_at(m, n);
+  }
+
+  // The same for the tile whose first token and channel are these.
+  __device__ __forceinline__ void start_addresses_at(int32_t m, int32_t n) {
     const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    tile_of_block80<T::kTokens, T::kChannels>(o.tiles_m, o.tiles_n, m0, n0);
+    m0 = m, n0 = n;
     const int32_t piece_x = thread % T::kXPieces, piece_w = thread % T::kWPieces;
     row_x = thread / T::kXPieces, row_w = thread / T::kWPieces;
     rows_x = p.m - m0, rows_w = p.n - n0;
@@ -254,12 +261,10 @@ struct GroupsBlock80 {
   }
 };
 
+// The tile of a block that has its addresses.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, T::kResident)
-    gemm_groups80_kernel(const GroupsOperands80 o, const EpilogueParams p) {
-  extern __shared__ __align__(128) uint8_t groups80_shared[];
-  GroupsBlock80<T> block{o, p, shared_address(groups80_shared)};
-  block.start_addresses();
+__device__ __forceinline__ void multiply_groups80(GroupsBlock80<T>& block) {
+  const GroupsOperands80& o = block.o;
 #pragma unroll
   for (int s = 0; s < T::kStages - 1; ++s) block.fetch();
   block.begin();
@@ -279,14 +284,23 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
     }
   }
   wait_for_copies<0>();
-  store_warp80(block.sum, p, block.m0, block.n0);
+  store_warp80(block.sum, block.p, block.m0, block.n0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kResident)
+    gemm_groups80_kernel(const GroupsOperands80 o, const EpilogueParams p) {
+  extern __shared__ __align__(128) uint8_t groups80_shared[];
+  GroupsBlock80<T> block{o, p, shared_address(groups80_shared)};
+  block.start_addresses();
+  multiply_groups80(block);
 }
 
 template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages>
 struct GemmSm80W4Groups : NoWorkspace {
   using Traits = GroupsTraits80<kTileM, kTileN, kTileK, kWarpM, kWarpN, kWarpK, kStages>;
 
-  static void run(const GemmCall& call) {
+  static GroupsOperands80 operands(const GemmCall& call) {
     const GemmProblem& p = call.problem;
     GroupsOperands80 o{};
     o.x = static_cast<const uint8_t*>(call.operands.x);
@@ -301,14 +315,23 @@ struct GemmSm80W4Groups : NoWorkspace {
     o.groups = o.k / o.group_codes;
     o.tiles_m = static_cast<int32_t>((p.m + kTileM - 1) / kTileM);
     o.tiles_n = static_cast<int32_t>((p.n + kTileN - 1) / kTileN);
+    return o;
+  }
+
+  static EpilogueParams epilogue(const GemmCall& call) {
     EpilogueParams epilogue = epilogue_params(call);  // of the scaled sum
     epilogue.w_scale = nullptr;
     epilogue.x_zero_point = nullptr;
+    return epilogue;
+  }
+
+  static void run(const GemmCall& call) {
+    const GroupsOperands80 o = operands(call);
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(o.tiles_m) * static_cast<unsigned>(o.tiles_n));
     shape.block = dim3(Traits::kThreads);
     shape.shared_bytes = Traits::kSharedBytes;
-    launch<gemm_groups80_kernel<Traits>>(call.name, shape, call.context, o, epilogue);
+    launch<gemm_groups80_kernel<Traits>>(call.name, shape, call.context, o, epilogue(call));
   }
 };
 

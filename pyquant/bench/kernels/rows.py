@@ -136,11 +136,12 @@ ROWS = (_adapter(CHOSEN, _chosen), _adapter(VLLM, _by_vllm))
 
 
 def rows_matching(pattern: str, table: Sequence[Mapping[str, Any]]) -> list[Adapter]:
-    """A candidate for every compiled row s8 x s8 -> bf16 whose name matches the regular expression."""
+    """A candidate for every compiled row s8 x s8 -> bf16, of one matrix, whose name matches the regular expression."""
     fits = [
         str(row["name"])
         for row in table
         if row["compiled"]
+        and not row["experts_only"]
         and re.search(pattern, str(row["name"]))
         and "s8" in row["x"]
         and "s8" in row["w"]

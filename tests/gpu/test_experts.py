@@ -1,0 +1,415 @@
+"""The experts of a bank in two launches: every row has the bits of its expert's own layer, whoever else has rows, in
+every mode of the simulator; nothing is copied and nobody waits, so that a call can be captured."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import accept
+import problems
+import pytest
+import simulator
+import torch
+from cuda_ops import CudaOps, cuda_ops
+from expert_banks import Bank, Biased, Interleaved, register_banks, routing
+from gpu_device import MODES
+from launches import Captured, counted, ok
+from torch import Tensor, nn
+
+import pyquant
+from pyquant import QLinear, ops
+from pyquant.nn import expert_rows, expert_rules
+from pyquant.ops import plan
+
+NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
+SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
+ROWS = {
+    row["name"]: row
+    for row in NATIVE.kernel_table()
+    if row["compiled"] and row["experts_only"] and row["sm_min"] <= SM < row["sm_end"]
+}
+CPU = ops.layout_for(torch.device("cpu"))
+N, K = 72, 160
+# Rows of each expert; the last number: rows of none.
+COUNTS = ([0, 5, 1, 0, 130, 2, 0], [0, 0, 70, 0], [1] * 9 + [3], [64, 64, 0], [0, 0, 4], [0, 0])
+
+
+@pytest.fixture(scope="module")
+def _found() -> CudaOps:
+    found = cuda_ops()
+    if isinstance(found, str):
+        pytest.skip(found)
+    if not ROWS:
+        pytest.skip("no row of experts for this chip is built")
+    return found
+
+
+@pytest.fixture
+def device(_found: CudaOps) -> Iterator[CudaOps]:
+    _found.mode("plain")
+    yield _found
+    _found.mode("plain")
+
+
+@pytest.fixture(params=list(MODES))
+def any_mode(request: pytest.FixtureRequest, _found: CudaOps) -> Iterator[CudaOps]:
+    if request.param != "plain" and not _found.is_simulator:
+        pytest.skip("a GPU has one way to run")
+    _found.mode(request.param)
+    yield _found
+    _found.mode("plain")
+
+
+@dataclass
+class Layers:
+    """Layers of one spec: their float operands, packed for the CPU and for the device."""
+
+    spec: ops.LinearSpec
+    codes: list[Tensor]
+    scale: list[Tensor]
+    bias: list[Tensor | None]
+    inputs: list[tuple[Tensor | None, Tensor | None]]  # scale and zero point of static ones
+
+    @staticmethod
+    def of(count: int, spec: ops.LinearSpec, seed: object = 0) -> Layers:
+        draw = problems.Draw(problems.BASE_SEED, "experts", seed, spec.n, spec.k, spec.w_bits)
+        groups = spec.k // spec.group_size if spec.group_size else 1
+        top = 7 if spec.w_bits == 4 else 127
+        codes = [draw.codes(-top, top, spec.n, spec.k).to(torch.int8) for _ in range(count)]
+        scale = [draw.uniform(spec.n, groups) / 40 + 1e-3 for _ in range(count)]
+        bias = [draw.normal(spec.n) if spec.has_bias else None for _ in range(count)]
+        inputs: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
+        if spec.input == "static":
+            zero = [None if spec.x_symmetric else draw.codes(-100, 100, 1).to(torch.int32) for _ in range(count)]
+            inputs = [(draw.uniform(1) / 20 + 0.01, z) for z in zero]
+        return Layers(spec, codes, [s if spec.group_size else s[:, 0].contiguous() for s in scale], bias, inputs)
+
+    def packed(self, layout: str, device: CudaOps | None = None) -> tuple[ops.LinearSpec, list[Tensor]]:
+        spec = replace(self.spec, layout=layout)
+        pack = device.pack_linear if device else ops.pack_linear
+        stored = [ops.pack_int4(c) if spec.w_bits == 4 else c for c in self.codes]
+        parts = zip(stored, self.scale, self.bias, self.inputs, strict=True)
+        return spec, [pack(c, s, spec.to_ints(), b, *inputs) for c, s, b, inputs in parts]
+
+    def want(self, x: Tensor, counts: list[int]) -> Tensor:
+        """Each layer by itself, on the CPU; zeros for the rows of none."""
+        spec, packed = self.packed(CPU)
+        parts = [ops.qlinear(part, p, None, spec.to_ints()) for part, p in zip(x.split(counts)[:-1], packed)]
+        return torch.cat([*parts, torch.zeros(counts[-1], spec.n, dtype=x.dtype)])
+
+
+def ends_of(counts: list[int]) -> Tensor:
+    return torch.tensor(counts[:-1]).cumsum(0).to(torch.int32)
+
+
+def call_there(device: CudaOps, x: Any, packed: Any, ends: Any, spec: ops.LinearSpec, *more: Any) -> Tensor:
+    """The op on operands that lie on the device. more: rows, x_scale, x_zero_point, out_dtype, kernel."""
+    library = torch.ops.pyquant_sim if device.is_simulator else torch.ops.pyquant
+    y: Tensor = library._grouped_linear.default(x, packed, ends, spec.to_ints(), *more)
+    return y
+
+
+def grouped(device: CudaOps, x: Tensor, packed: Any, counts: list[int], spec: ops.LinearSpec, *more: Any) -> Tensor:
+    there = [device.put(t) for t in packed]
+    y = call_there(device, device.put(x), there, device.put(ends_of(counts)), spec, *map(device.put, more))
+    device.finish()
+    got: Tensor = device.get(y)
+    return got
+
+
+def spec_of(name: str, n: int = N, k: int = K, **more: Any) -> ops.LinearSpec:
+    row = ROWS[name]
+    group = row["group_multiple"] if row["groups_only"] else 0
+    return ops.LinearSpec(n, k, w_bits=4 if "s4" in row["w"] else 8, group_size=group, layout="rows", **more)
+
+
+def same(got: Tensor, want: Tensor, what: str) -> None:
+    accept.t1(got, want, what=what, waiver="few rows, or rows of no expert: nearly constant")
+
+
+# ---- the op
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_has_the_bits_of_its_layer(any_mode: CudaOps, name: str) -> None:
+    for index, counts in enumerate(COUNTS):
+        symmetric = index % 2 == 0
+        spec = spec_of(
+            name,
+            x_qmin=-127 if symmetric else -128,
+            x_symmetric=symmetric,
+            has_bias=index % 3 != 1,
+            activation=("none", "relu", "silu")[index % 3],
+            input=("dynamic", "static")[index // 2 % 2],
+        )
+        layers = Layers.of(len(counts) - 1, spec, (name, index))
+        x = problems.Draw(problems.BASE_SEED, "experts x", index).normal(sum(counts), K)
+        x = x.to((torch.bfloat16, torch.float32, torch.float16)[index % 3])
+        _, packed = layers.packed("rows", any_mode)
+        got = grouped(any_mode, x, packed, counts, spec, None, None, None, None, name)
+        same(got, layers.want(x, counts), f"{name} {counts}")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_sums_are_those_of_64_bits(device: CudaOps, name: str) -> None:
+    """Codes that come ready, their scales and zero points a row, against products of int64."""
+    spec, counts = spec_of(name, x_qmin=-128, x_symmetric=False, has_bias=True), [0, 3, 40, 0, 1, 0]
+    if spec.group_size:
+        pytest.skip("sums of groups are float sums: numerics.gemm has their order, and the test above compares with it")
+    layers, total = Layers.of(5, spec, "int64"), sum(counts)
+    draw = problems.Draw(problems.BASE_SEED, "experts codes")
+    codes = draw.codes(-128, 127, total, K).to(torch.int8)
+    x_scale, zero = draw.uniform(total) / 9 + 0.01, draw.codes(-128, 127, total).to(torch.int32)
+    _, packed = layers.packed("rows", device)
+    got = grouped(device, codes, packed, counts, spec, None, x_scale, zero, torch.float32, name)
+    want, owner = [], torch.repeat_interleave(torch.arange(5), torch.tensor(counts[:-1]))
+    for row, e in enumerate(owner.tolist()):
+        acc = (codes[row].long() - zero[row].long()) @ layers.codes[e].long().T
+        t = acc.to(torch.float32) * layers.scale[e] * x_scale[row]
+        want.append(t + layers.bias[e])  # type: ignore[operator]
+    accept.t1(got, torch.stack(want), what=name)
+
+
+@pytest.mark.parametrize("inputs", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ROWS)
+def test_chosen_rows_are_quantised_in_the_order_of_their_experts(any_mode: CudaOps, name: str, inputs: str) -> None:
+    spec, counts = spec_of(name, x_qmin=-128, x_symmetric=False, input=inputs), [0, 9, 0, 20, 1, 2]
+    layers = Layers.of(5, spec, "chosen")
+    draw = problems.Draw(problems.BASE_SEED, "experts chosen")
+    wide = draw.normal(13, 2 * K).to(torch.bfloat16)
+    wide[4, 7] = float("nan")  # poisons its own rows alone
+    x, rows = wide[:, :K], draw.codes(0, 12, sum(counts)).long()
+    _, packed = layers.packed("rows", any_mode)
+    got = grouped(any_mode, x, packed, counts, spec, rows, None, None, None, name)
+    want = layers.want(x[rows], counts)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert bool(got[:-2].isnan().any()) == (inputs == "dynamic" and bool((rows[:-2] == 4).any()))
+    same(got.nan_to_num(3.0), want.nan_to_num(3.0), name)
+
+
+def test_more_experts_than_one_launch_knows(device: CudaOps) -> None:
+    """513 experts and more are two launches of products."""
+    name = next(iter(ROWS))
+    spec, counts = spec_of(name, 16, 32 * max(1, spec_of(name).group_size // 32)), [0] * 601
+    counts[3], counts[511], counts[512], counts[599], counts[600] = 2, 1, 20, 3, 2
+    few = Layers.of(4, spec, "many")
+    which = {3: 0, 511: 1, 512: 2, 599: 3}
+    stocks = (few.codes, few.scale, few.bias, few.inputs)
+    layers = Layers(spec, *([stock[which.get(e, 0)] for e in range(600)] for stock in stocks))
+    _, packed = few.packed("rows", device)
+    x = problems.Draw(problems.BASE_SEED, "many").normal(sum(counts), spec.k)
+    there = [device.put(p) for p in packed]
+    everyone = [there[which.get(e, 0)] for e in range(600)]
+    y = call_there(device, device.put(x), everyone, device.put(ends_of(counts)), spec)
+    device.finish()
+    same(device.get(y), layers.want(x, counts), "600 experts")
+
+
+def test_no_k_and_no_columns(device: CudaOps) -> None:
+    for n, k in ((N, 0), (0, 32)):
+        spec = ops.LinearSpec(n, k, has_bias=True, layout="rows")
+        layers, counts = Layers.of(3, spec), [2, 0, 3, 1]
+        _, packed = layers.packed("rows", device)
+        x = torch.zeros(6, k)
+        assert torch.equal(grouped(device, x, packed, counts, spec), layers.want(x, counts))
+
+
+def test_ends_that_lead_nowhere_do_not_leave_the_matrices(device: CudaOps) -> None:
+    """Nobody looks at the numbers on a device: wrong ones give wrong rows, and touch nothing else."""
+    name = next(iter(ROWS))
+    spec, layers = spec_of(name), Layers.of(4, spec_of(name), "nowhere")
+    _, packed = layers.packed("rows", device)
+    there = [device.put(p) for p in packed]
+    device.mode("checked")
+    for ends in ([3, 1, 9, 4], [-5, 2, 1000, 2**31 - 1], [2**31 - 1, -(2**31), 0, 8]):
+        y = call_there(device, device.put(torch.ones(8, K)), there, device.put(torch.tensor(ends).int()), spec)
+        device.finish()
+        assert y.shape == (8, N)
+
+
+def test_what_does_not_go_is_refused(device: CudaOps) -> None:
+    name = next(iter(ROWS))
+    spec = spec_of(name)
+    layers, counts, x = Layers.of(2, spec), [3, 3, 0], torch.randn(6, K)
+    _, packed = layers.packed("rows", device)
+    for words, call in (
+        ("argument 'ends'", lambda: grouped(device, x, packed[:1], counts, spec)),
+        ("argument 'rows'", lambda: grouped(device, x, packed, counts, spec, torch.zeros(6))),
+        ("argument 'kernel'", lambda: grouped(device, x, packed, counts, spec, None, None, None, None, "no such row")),
+        (
+            "experts must be 0",
+            lambda: grouped(device, x, packed, counts, spec, None, None, None, None, "gemm_simt_any"),
+        ),
+    ):
+        with pytest.raises((RuntimeError, pyquant.PyquantError), match=words):
+            call()
+    odd = replace(spec, w_bits=4, group_size=16)
+    _, few = Layers.of(2, odd).packed("rows", device)
+    with pytest.raises((RuntimeError, pyquant.PyquantError), match="no kernel takes this problem"):
+        grouped(device, x, few, counts, odd)
+
+
+# ---- launches
+
+
+@pytest.mark.skipif(simulator.runtime is None, reason="the simulator counts; a GPU's profiler is another tool")
+@pytest.mark.parametrize("experts", [1, 3, 40, 300])
+def test_a_projection_is_two_launches_whatever_the_number_of_experts(device: CudaOps, experts: int) -> None:
+    name = next(iter(ROWS))
+    spec = spec_of(name, 16)
+    _, packed = Layers.of(1, spec).packed("rows", device)
+    there = [device.put(packed[0])] * experts
+    x, rows = device.put(torch.randn(5, K)), device.put(torch.arange(10) % 5)
+    ends = device.put(torch.tensor([10] * experts, dtype=torch.int32))
+    nodes, _ = counted(lambda: call_there(device, x, there, ends, spec, rows))
+    assert nodes == {"kernel": 2}, "neither copies nor memsets nor synchronisation"
+
+
+@pytest.mark.skipif(simulator.runtime is None, reason="of a GPU: test_torch_ops.py")
+@pytest.mark.parametrize("mode", ["plain", "lazy"])
+def test_a_captured_call_runs_again_with_another_routing(device: CudaOps, mode: str) -> None:
+    name, runtime = next(iter(ROWS)), simulator.runtime
+    assert runtime is not None
+    spec = spec_of(name, has_bias=True)
+    layers = Layers.of(4, spec, "graph")
+    there = [device.put(p) for p in layers.packed("rows", device)[1]]
+    x, rows = device.put(torch.zeros(20, K)), device.put(torch.zeros(30, dtype=torch.int64))
+    ends = device.put(torch.zeros(4, dtype=torch.int32))
+    call_there(device, x, there, ends, spec, rows)  # before a capture, as torch asks for
+    device.finish()
+    stream = ctypes.c_void_p()
+    ok(runtime.cudaStreamCreate(ctypes.byref(stream)))
+    graph = Captured(device, int(stream.value or 0), lambda: call_there(device, x, there, ends, spec, rows))
+    assert graph.nodes == 2
+    device.mode(mode)
+    draw = problems.Draw(problems.BASE_SEED, "graph")
+    for counts in ([30, 0, 0, 0, 0], [0, 7, 0, 20, 3], [1, 2, 3, 4, 20]):
+        x.copy_(draw.normal(20, K)), rows.copy_(draw.codes(0, 19, 30).long()), ends.copy_(ends_of(counts))
+        graph()
+        device.finish()
+        same(device.get(graph.out), layers.want(x.clone()[rows.clone()], counts), str(counts))
+    graph.free(device)
+    ok(runtime.cudaStreamDestroy(stream))
+
+
+# ---- whole banks
+
+
+class Served:
+    """torch.ops.pyquant for expert_rows, carried out on the device; counts the calls."""
+
+    def __init__(self, device: CudaOps) -> None:
+        self._device, self.calls = device, 0
+        self._grouped_linear = self
+
+    def default(self, x: Tensor, packed: Any, ends: Tensor, spec: Any, rows: Tensor | None, out_dtype: Any) -> Tensor:
+        put, self.calls = self._device.put, self.calls + 1
+        where = [put(v) for v in (x, ends, rows)]
+        layout = ops.LinearSpec.from_ints(spec)
+        y = call_there(self._device, where[0], packed, where[1], layout, where[2], None, None, out_dtype)
+        self._device.finish()
+        got: Tensor = self._device.get(y)
+        return got
+
+
+def move(bank: Any, device: CudaOps) -> None:
+    """The layers of a bank to the simulator's memory, in the layout of a GPU: what `.cuda()` does."""
+    for layer in (layer for pair in bank.experts() for layer in pair):
+        spec = replace(ops.LinearSpec.from_ints(layer._spec), layout="rows")
+        state = layer.state_dict()
+        scale = state["weight_scale"].reshape(spec.n, -1)
+        scale = scale if spec.group_size else scale[:, 0].contiguous()
+        inputs = (state.get("input_scale"), state.get("input_zero_point"))
+        codes = ops.unpack_linear(layer.storage, layer._spec)
+        packed = device.pack_linear(codes, scale, spec.to_ints(), state.get("bias"), *inputs)
+        layer._buffers["storage"], layer._spec = device.put(packed), spec.to_ints()
+
+
+class Routed(nn.Module):
+    """A bank under a routing of its own."""
+
+    def __init__(self, bank: nn.Module, ids: Tensor, weights: Tensor) -> None:
+        super().__init__()
+        self.experts, self.ids, self.weights = bank, ids, weights
+
+    def forward(self, x: Tensor) -> Any:
+        return self.experts(x, self.ids, self.weights)
+
+
+SCHEMES = {
+    "sm80_s8s8_experts": (pyquant.W8A8Dynamic(), pyquant.W8A8Dynamic(symmetric_inputs=False), pyquant.W8A8()),
+    "sm80_s8s4_experts": (pyquant.W4A8Dynamic(None), pyquant.W4A8(None, symmetric_inputs=False)),
+    "sm80_s8s4_groups_experts": (pyquant.W4A8Dynamic(32), pyquant.W4A8(32)),
+}
+
+
+@pytest.mark.parametrize(("family", "scheme"), [(f, s) for f, all_of in SCHEMES.items() for s in all_of], ids=str)
+@pytest.mark.parametrize("kind", [Bank, Biased, Interleaved])
+def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
+    device: CudaOps, monkeypatch: pytest.MonkeyPatch, kind: Any, family: str, scheme: Any
+) -> None:
+    if not any(row["family"] == family for row in ROWS.values()):
+        pytest.skip("no row for these experts is built")
+    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
+    register_banks()
+    torch.manual_seed(3)
+    x, (ids, weights) = torch.randn(23, 64, dtype=torch.bfloat16), routing(23, 6, 3)
+    ids[0] = torch.tensor([3, 4, 5])
+    model = Routed(kind(6, 64, 32), ids, weights)
+    data = None if scheme.inputs.dynamic else [x.float()]
+    bank: Any = pyquant.quantize_(model, scheme, data=data, check_speed=False).experts
+    ids[4, 1], ids[7, 0] = 6, -1  # experts elsewhere
+    cases = [(x, ids, weights), (x[:1], ids[:1], weights[:1]), (x[:0], ids[:0], weights[:0])]
+    cases.append((x, torch.full_like(ids, 2), weights))  # all to one
+    cases.append((x, torch.full_like(ids, 9), weights))  # all elsewhere
+    want = [bank(*case) for case in cases]
+    if device.is_simulator:
+        move(bank, device)
+        served = Served(device)
+        monkeypatch.setattr(expert_rows, "_ops", served)
+        monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+        monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(**NATIVE.device_info(0))))
+        expert_rows._kernel_takes.cache_clear()
+        monkeypatch.setattr(expert_rows.Sorted, "split", None)  # would wait
+        for case, wanted in zip(cases, want, strict=True):
+            assert torch.equal(bank(*case), wanted)
+        assert served.calls == 2 * len(cases)
+        return
+    bank.cuda()
+    with torch.cuda.device(0):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            got = [bank(*(t.cuda() for t in case)) for case in cases]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for one, wanted in zip(got, want, strict=True):
+        assert torch.equal(one.cpu(), wanted)
+
+
+def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plan has no row for: is_one_call asks it."""
+    monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
+    monkeypatch.setattr(plan, "select", lambda *a, only_compiled=True, **k: _select(*a, only_compiled=False, **k))
+    x = torch.zeros(2, 64)
+    for scheme, goes in (
+        (pyquant.W8A8Dynamic(), True),
+        (pyquant.W4A8Dynamic(32), True),
+        (pyquant.W4A8Dynamic(None), True),
+        (pyquant.W4A8Dynamic(16), False),
+        (pyquant.W4A16(32), False),
+    ):
+        expert_rows._kernel_takes.cache_clear()
+        layers = [QLinear.from_float(nn.Linear(64, 16), scheme).eval() for _ in range(2)]
+        for layer in layers:
+            if layer._spec:
+                layer._spec = replace(ops.LinearSpec.from_ints(layer._spec), layout="rows").to_ints()
+        with torch.no_grad():
+            assert expert_rows.is_one_call(layers, x) == goes, scheme
+    expert_rows._kernel_takes.cache_clear()
+
+
+_select = plan.select
