@@ -32,17 +32,26 @@ inline constexpr CodeType kCodeTypes[] = {
     {DType::u8, "u8", 8, 0, 255, 1},
 };
 
+inline constexpr int32_t kCodeTypeCount = sizeof kCodeTypes / sizeof *kCodeTypes;
+
+// Its place in kCodeTypes; -1: not a type of codes. A number, because the null checks of g++'s UBSan (as of 12) make a
+// pointer into the table no constant expression.
+constexpr int32_t code_index(DType t) {
+  for (int32_t i = 0; i < kCodeTypeCount; ++i)
+    if (kCodeTypes[i].type == t) return i;
+  return -1;
+}
+
 // Null: not a type of codes.
 constexpr const CodeType* find_code_type(DType t) {
-  for (const CodeType& code : kCodeTypes)
-    if (code.type == t) return &code;
-  return nullptr;
+  const int32_t i = code_index(t);
+  return i < 0 ? nullptr : &kCodeTypes[i];
 }
 
 // Precondition: a type of codes.
 constexpr const CodeType& code_type(DType t) {
-  const CodeType* const code = find_code_type(t);
-  return code ? *code : throw std::invalid_argument("not a type of codes");
+  const int32_t i = code_index(t);
+  return i < 0 ? throw std::invalid_argument("not a type of codes") : kCodeTypes[i];
 }
 
 // The packed type that holds codes from qmin to qmax; null: they take a byte each.
@@ -104,8 +113,8 @@ constexpr bool is_float(DType t) { return t == DType::f16 || t == DType::bf16 ||
 // ---- Rows in memory, of any type. Strides count elements.
 
 constexpr int32_t per_byte(DType t) {
-  const CodeType* const code = find_code_type(t);
-  return code ? code->per_byte : 1;
+  const int32_t i = code_index(t);
+  return i < 0 ? 1 : kCodeTypes[i].per_byte;
 }
 constexpr bool is_packed(DType t) { return per_byte(t) > 1; }
 // bits_of, or of codes that take a byte each though their type is packed.
