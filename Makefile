@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest
 SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang
+NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang nightly-recipes
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
@@ -240,6 +240,16 @@ $(SGLANG_SITE)/installed: | $(STAMPS)/tools
 
 nightly-sglang: $(QUICK) $(STAMPS)/test $(SGLANG_SITE)/installed
 	cd tests && PYQUANT_NIGHTLY=1 $(PYTEST) -c ../pyproject.toml --rootdir .. integrations/sglang $(TESTFLAGS)
+
+# What docs/transformers.md shows with packages that no other test needs.
+RECIPES_SITE := $(CURDIR)/build/recipes-site
+$(RECIPES_SITE)/installed: | $(STAMPS)/tools
+	@rm -rf "$(RECIPES_SITE)"
+	$(PIP) install --no-deps --no-compile --target "$(RECIPES_SITE)" sentence-transformers==6.2.0 lm-eval==0.4.13
+	@touch $@
+
+nightly-recipes: $(QUICK) $(STAMPS)/test $(STAMPS)/interop $(RECIPES_SITE)/installed
+	cd tests && PYTHONPATH="$(RECIPES_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -c ../pyproject.toml --rootdir .. docs/test_tutorials.py -k transformers $(TESTFLAGS)
 
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools

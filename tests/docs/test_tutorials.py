@@ -51,6 +51,8 @@ PACKAGES = {
     "peft": ("peft", "transformers", "accelerate"),
     "diffusers": ("diffusers", "accelerate"),
 }
+# Of single blocks, where they are installed: make nightly-recipes.
+RARE = ("sentence_transformers", "lm_eval")
 
 
 class Reader:
@@ -98,6 +100,9 @@ def test_the_block_runs(path: Path, block: Fence, readers: dict[Path, Reader], m
     pytest.importorskip("yaml", reason="PyYAML is not installed")
     for package in PACKAGES.get(path.stem, ()):
         pytest.importorskip(package)
+    for package in RARE:
+        if re.search(rf"^from {package}\b", block.text, re.M):
+            pytest.importorskip(package)
     reader = readers[path]
     if reader.failed:
         pytest.skip(f"the block at line {reader.failed} failed")
