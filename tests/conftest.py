@@ -24,6 +24,16 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _threads_of_the_module() -> Iterator[None]:
+    """No module leaves another number of threads to the next: a fixture of the module that does is named."""
+    before = torch.get_num_threads()
+    yield
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, f"a fixture of this module left {after} threads, not {before}"
+
+
 @pytest.fixture(autouse=True)
 def _threads_come_back() -> Iterator[None]:
     """No test leaves another number of threads to the next."""

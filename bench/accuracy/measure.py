@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-import torch
-from torch import nn
+from torch import nn, no_grad
 
 from bench.accuracy.models import TASKS, Batch, Block, Task, loss_of, loss_of_logits
 from bench.accuracy.train import Schedule, train, train_float
@@ -30,6 +29,7 @@ from pyquant import (
     register_smoothing,
     smooth_,
 )
+from pyquant.measure.timing import using_threads
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.kinds import is_simulated
 
@@ -78,11 +78,11 @@ class Size:
 QUICK = Size(share=0.1, test=0.25, qat=0.02)
 
 
+# one thread: sums of float products depend on their number, so training would end elsewhere on another machine; the
+# processor is filled by --jobs, a process each
+@using_threads(1)
 def measure(name: str, seed: int, size: Size) -> SeedResult:
     """Train the float model of a task and quantise it in every way."""
-    # one thread: sums of float products depend on their number, so training would end elsewhere on another machine;
-    # the processor is filled by --jobs, a process each
-    torch.set_num_threads(1)
     task = TASKS[name]
     return Rig(task, seed, size, train_float(task, seed, size.share)).run()
 
@@ -198,7 +198,7 @@ class Rig:
         loss, accuracy = self.judge(model)
         self.figures[what] = Figures(loss - self.base[0], accuracy - self.base[1])
 
-    @torch.no_grad()
+    @no_grad()
     def judge(self, model: nn.Module) -> tuple[float, float]:
         """(cross-entropy in nats, accuracy in %) on the held-out batches."""
         model.eval()
@@ -207,7 +207,7 @@ class Rig:
         return loss / len(self.test), 100 * right / len(self.test)
 
 
-@torch.no_grad()
+@no_grad()
 def inject_outliers(model: nn.Module, gain: float = GAIN) -> nn.Module:
     """Three channels of every norm `gain` times as large, columns that read them as much smaller: the same function,
     in the form that large language models grow by themselves."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from bench.accuracy.measure import CALIBRATION, PLAIN, Rig, Size, inject_outliers
@@ -23,6 +22,7 @@ from bench.accuracy.train import train_float
 from bench.markers import put
 from pyquant import W4A4, W4A8, W4A16, gptq_, rotate_, smooth_
 from pyquant.measure.environment import describe_environment
+from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
 SCHEMES: Final = {
@@ -57,9 +57,9 @@ GOALS: Final = (  # (line, scheme, limit)
 Rises = dict[tuple[str, str], float]  # {(line, scheme): rise of the cross-entropy}
 
 
+@using_threads(1)  # as in measure.py: training that comes out again
 def measure(name: str, seed: int, size: Size) -> Rises:
     """Everything of one seed: of training, calibration data and signs."""
-    torch.set_num_threads(1)  # as in measure.py: training that comes out again
     task = TASKS[name]
     rig = Rig(task, seed, size, train_float(task, seed, size.share))
     found: Rises = {}

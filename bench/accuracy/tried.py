@@ -17,6 +17,7 @@ from bench.accuracy.models import TASKS, Batch, loss_of, loss_of_logits
 from bench.accuracy.train import train_float
 from bench.markers import put
 from pyquant import W4A4, QATRecipe, distillation, finetune, gptq_, prepare_qat_, smooth_
+from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
 
@@ -99,13 +100,13 @@ class Bench:
         return model.eval()
 
 
+@using_threads(1)  # as in measure.py: training that comes out again
 def main(argv: list[str] | None = None, size: Size | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy.tried", description=__doc__)
     parser.add_argument("--task", choices=("bytemlp", "gpt3"), default="gpt3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--docs", metavar="FILE", help="put the table between the markers of this Markdown file")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # as in measure.py: training that comes out again
     bench, rows = Bench(args.task, args.seed, size or Size()), []
     for i, trial in enumerate(TRIALS):
         print(f"{i + 1}/{len(TRIALS)} {trial.name}", file=sys.stderr)

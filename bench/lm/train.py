@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from bench.accuracy.text import corpus, windows
 from pyquant.errors import ArgumentError
 from pyquant.io.atomic import write_file
+from pyquant.measure.timing import using_threads
 from pyquant.ops.tuned import cache_folder
 
 CHECKPOINT: Final = "checkpoint.safetensors"
@@ -70,6 +71,7 @@ class Schedule:
         return min(1.0, (step + 1) / 20, (self.steps - step) / max(1, self.steps - self.decays_from))
 
 
+@using_threads(1)  # sums depend on the number of threads
 def train(out: Path, seed: int = 0, size: Size | None = None, schedule: Schedule | None = None) -> Path:
     """Train, or go on training, until the folder `out` holds the model. -> the folder.
 
@@ -81,7 +83,6 @@ def train(out: Path, seed: int = 0, size: Size | None = None, schedule: Schedule
         found = json.loads((out / DONE).read_text(encoding="utf-8"))
         _same(found, told | {"steps": schedule.steps}, out)
         return out
-    torch.set_num_threads(1)  # sums depend on the number of threads
     torch.manual_seed(seed)
     model = make_model(size)
     optimizers = make_optimizers(model, schedule.learning_rate)

@@ -26,6 +26,7 @@ Candidate = gpu_timing.Candidate
 # Calls of a sample for each untimed one before it. One call is not enough: a layer whose weights a predecessor has
 # pushed out of the near caches takes twice its time at first, and five calls to settle.
 _CALLS_A_LEAD = 4
+_LONGEST_LEAD = 5
 
 
 class Clock(Protocol):
@@ -146,7 +147,8 @@ def time_interleaved(
     min_sample_s  a sample repeats its callable until it lasts about this long (one call with `flush`).
     budget_s      no new round starts after this many wall seconds; five rounds are always done (or `rounds`).
     flush         called before each sample, outside the timed part: cold caches. Without it caches are hot: untimed
-                  calls, a quarter of its own, lead a sample, so that none pays for what its predecessor evicted.
+                  calls, a quarter of its own and at most five, lead a sample: none pays for what its predecessor
+                  evicted.
     gradients     the candidates call backward(): no torch.inference_mode().
     ->            Timings with one sample a candidate and round, in seconds a call.
     Raises ArgumentError when there is no candidate or no round.
@@ -176,7 +178,7 @@ def time_interleaved(
                 if flush:
                     flush()
                 else:
-                    for _ in range(1 + (calls[name] - 1) // _CALLS_A_LEAD):
+                    for _ in range(min(1 + (calls[name] - 1) // _CALLS_A_LEAD, _LONGEST_LEAD)):
                         candidates[name]()
                 timings.samples[name].append(clock.seconds(candidates[name], calls[name]) / calls[name])
             if budget_s is not None and done >= 4 and time.perf_counter() - started > budget_s:

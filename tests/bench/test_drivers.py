@@ -240,7 +240,7 @@ def test_what_is_timed_is_timed_with_the_machines_threads() -> None:
         *(ROOT / "pyquant/measure").rglob("*.py"),
         *(ROOT / "pyquant/bench").rglob("*.py"),
     ]
-    fixed = {str(f.relative_to(ROOT)) for f in files if re.search(r"set_num_threads\(1\)|threads=1\b", f.read_text())}
+    fixed = {str(f.relative_to(ROOT)) for f in files if re.search(r"_threads\(1\)|threads=1\b", f.read_text())}
     assert fixed == ONE_THREAD_FOR_EQUAL_RESULTS | {"bench/cpu_linear.py"}
     assert minilm_search.parse([]).threads is None
     assert minilm_search.parse(["--threads", "1"]).threads == 1
