@@ -33,7 +33,7 @@ SIZES = {"hidden_size": 1024, "moe_intermediate_size": 384, "num_experts": 64, "
 ATTENTION = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
 FLOATS = ("eager", "grouped_mm")  # of transformers' experts implementations; batched_mm copies weights for each token
 BAR, GOAL = "W8A8Dynamic", 2.5
-SCHEMES = (BAR, "W4A8Dynamic(group_size=128)")
+SCHEMES = (BAR, "W4A8Dynamic(group_size=128)", "W8A16", "W4A16(group_size=128)")
 
 
 @dataclass(frozen=True)

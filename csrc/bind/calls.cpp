@@ -183,6 +183,22 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
   return call;
 }
 
+GroupedRows grouped_rows(const Tensor& x, size_t layers, const Tensor& ends, const MaybeTensor& rows,
+                         std::vector<Tensor>& keep) {
+  exact_dim("x", x, 2);
+  vector("ends", ends, x, ScalarType::Int, {static_cast<int64_t>(layers)});
+  GroupedRows g;
+  g.ends = static_cast<const int32_t*>(dense(ends, keep));
+  g.count = x.size(0);
+  if (rows) {
+    exact_dim("rows", *rows, 1);
+    vector("rows", rows, x, ScalarType::Long, shape_of(*rows));
+    g.rows = static_cast<const int64_t*>(dense(rows, keep));
+    g.count = rows->numel();
+  }
+  return g;
+}
+
 GroupedCall grouped_call(const Tensor& x, const std::vector<Tensor>& packed, const Tensor& ends,
                          const std::vector<int64_t>& spec, const MaybeTensor& rows, std::optional<ScalarType> out_dtype,
                          const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
@@ -194,16 +210,8 @@ GroupedCall grouped_call(const Tensor& x, const std::vector<Tensor>& packed, con
   if (is_packed(call.x.type)) refuse("x", describe(x), "codes of one byte each");
   const auto bytes = static_cast<int64_t>(packed_bytes(call.spec));
   for (const Tensor& one : packed) packed_buffer(one, x, bytes);
-  vector("ends", ends, x, ScalarType::Int, {static_cast<int64_t>(packed.size())});
-  g.ends = static_cast<const int32_t*>(dense(ends, call.keep));
-  g.count = call.x.rows;
-  if (rows) {
-    if (!is_float(call.x.type)) refuse("rows", describe(*rows), "None where x holds codes");
-    exact_dim("rows", *rows, 1);
-    vector("rows", rows, x, ScalarType::Long, shape_of(*rows));
-    g.rows = static_cast<const int64_t*>(dense(rows, call.keep));
-    g.count = rows->numel();
-  }
+  if (rows && !is_float(call.x.type)) refuse("rows", describe(*rows), "None where x holds codes");
+  static_cast<GroupedRows&>(g) = grouped_rows(x, packed.size(), ends, rows, call.keep);
   call.out_shape = {g.count, call.spec.n};
   return g;
 }

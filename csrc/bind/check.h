@@ -160,12 +160,17 @@ struct LinearCall {
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point);
-// Layers of one spec on rows of their own. Values of ends and rows are not looked at.
-struct GroupedCall {
-  LinearCall call;                // of the first layer, x as it is given
+// Which rows are whose, of a call for several layers. Values are not looked at; `keep` owns copies.
+struct GroupedRows {
   const int32_t* ends = nullptr;  // [layers]: where the rows of each end
   const int64_t* rows = nullptr;  // [count]: which rows of x they are; null: all, as they are
   int64_t count = 0;              // rows of the result
+};
+GroupedRows grouped_rows(const Tensor& x, size_t layers, const Tensor& ends, const MaybeTensor& rows,
+                         std::vector<Tensor>& keep);
+// Layers of one spec on rows of their own.
+struct GroupedCall : GroupedRows {
+  LinearCall call;  // of the first layer, x as it is given
 };
 GroupedCall grouped_call(const Tensor& x, const std::vector<Tensor>& packed, const Tensor& ends,
                          const std::vector<int64_t>& spec, const MaybeTensor& rows, std::optional<ScalarType> out_dtype,

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bind/backend_cpu.h"
+#include "bind/grouped_cpu.h"
 #include "bind/quantise_ops.h"
 
 namespace pyquant::bind {
@@ -89,19 +90,6 @@ void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, 
 
 namespace {
 
-// The number of rows of each layer; refuses ends that descend or lie beyond the rows.
-std::vector<int64_t> counts_of(const int32_t* ends, size_t layers, int64_t rows) {
-  std::vector<int64_t> counts;
-  int64_t begin = 0;
-  for (size_t i = 0; i < layers; ++i) {
-    if (ends[i] < begin || ends[i] > rows)
-      refuse("ends", std::to_string(ends[i]), std::to_string(begin) + " to " + std::to_string(rows) + " at that place");
-    counts.push_back(ends[i] - begin);
-    begin = ends[i];
-  }
-  return counts;
-}
-
 // The chosen rows of a matrix, dense.
 Tensor chosen_rows(const Matrix& x, ScalarType type, const GroupedCall& g) {
   Tensor out = empty_cpu({g.count, x.cols}, type);
@@ -115,9 +103,6 @@ Tensor chosen_rows(const Matrix& x, ScalarType type, const GroupedCall& g) {
 void choose_rows(GroupedCall& g, const Tensor& x) {
   LinearCall& call = g.call;
   const LinearSpec& s = call.spec;
-  for (int64_t i = 0; i < g.count; ++i)
-    if (g.rows[i] < 0 || g.rows[i] >= call.x.rows)
-      refuse("rows", std::to_string(g.rows[i]), "rows of x, below " + std::to_string(call.x.rows));
   Tensor chosen;
   if (s.input == InputMode::static_per_tensor) {
     chosen = chosen_rows(call.x, x.scalar_type(), g);
@@ -146,7 +131,7 @@ Tensor grouped_linear_cpu(const Tensor& x, std::vector<Tensor> packed, const Ten
   GroupedCall g = grouped_call(x, packed, ends, spec, rows, out_dtype, x_scale, x_zero_point);
   LinearCall& call = g.call;
   Cpu::check_layout(call.spec);
-  const std::vector<int64_t> counts = counts_of(g.ends, packed.size(), g.count);
+  const std::vector<int64_t> counts = counts_of(g, packed.size(), call.x.rows);
   const Cpu on(x);
   std::vector<const void*> buffers;
   int64_t present = 0;

@@ -1,48 +1,119 @@
 #include "bind/weight_only_cpu.h"
 
+#include <cstring>
+
 #include "bind/cpu_tensor.h"
 #include "bind/float_layer.h"
+#include "bind/grouped_cpu.h"
 #include "cpu/weight_only.h"
 
 namespace pyquant::bind {
-Tensor weight_only_linear_cpu(const Tensor& x, const Tensor& w, const Tensor& w_scale, MaybeTensor w_zero_point,
-                              MaybeTensor bias, MaybeTensor residual, int64_t w_bits, int64_t group_size,
-                              Text activation, double clamp_min, double clamp_max,
-                              std::optional<ScalarType> out_dtype) {
-  const FloatLayer layer = weight_only_layer(x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size,
-                                             activation, clamp_min, clamp_max, out_dtype);
+namespace {
+
+// The layer's weights and epilogue, without rows and results; refuses zero points that are no codes. w: dense rows, or
+// owned by `keep`.
+cpu::WeightOnlyLayer layer_of(FloatLayer& layer, const Tensor& w, const MaybeTensor& w_zero_point) {
   const GemmProblem& p = layer.problem;
   if (w_zero_point) {
     const CodeType& code = code_type(p.w);
     zero_points("w_zero_point", layer.operands.w_zero_point, w_zero_point->numel(), code.qmin, code.qmax);
   }
+  const Matrix weights = matrix(w);
+  layer.keep.push_back(weights.keep);
+  cpu::WeightOnlyLayer made;
+  made.weights.codes = weights.data;
+  made.weights.type = p.w;
+  made.weights.n = p.n;
+  made.weights.k = p.k;
+  made.weights.row_bytes = weights.ld;
+  made.weights.group_size = p.group_size;
+  made.weights.scale = layer.operands.w_scale;
+  made.weights.zero_point = layer.operands.w_zero_point;
+  made.epilogue.n = p.n;
+  made.epilogue.bias = layer.operands.bias;
+  made.epilogue.activation = layer.epilogue.activation;
+  made.epilogue.clamp_min = layer.epilogue.clamp_min;
+  made.epilogue.clamp_max = layer.epilogue.clamp_max;
+  made.epilogue.residual = layer.operands.residual;
+  made.epilogue.residual_type = p.residual;
+  made.epilogue.ldr = p.ldr;
+  made.epilogue.out_type = p.out;
+  return made;
+}
+
+// m rows of x, those that `rows` names, as the kernels of such weights read them.
+Tensor ordered_rows(const cpu::IntegerWeights& weights, const Tensor& x, int64_t m, const int64_t* rows) {
+  const Matrix from = matrix(x);
+  const Tensor ordered = empty_cpu({m, cpu::ordered_columns(weights)}, ScalarType::Float);
+  cpu::order_rows(weights, from.data, from.type, m, from.ld, static_cast<float*>(ordered.mutable_data_ptr()), rows);
+  return ordered;
+}
+
+void as_many(const char* argument, const std::vector<Tensor>& given, size_t layers, bool may_lack) {
+  if (given.size() == layers || (may_lack && given.empty())) return;
+  refuse(argument, std::to_string(given.size()) + " tensors",
+         std::to_string(layers) + ", one a layer" + (may_lack ? ", or none" : ""));
+}
+
+MaybeTensor at(const std::vector<Tensor>& tensors, size_t index) {
+  return tensors.empty() ? MaybeTensor() : MaybeTensor(tensors[index]);
+}
+
+}  // namespace
+
+Tensor weight_only_linear_cpu(const Tensor& x, const Tensor& w, const Tensor& w_scale, MaybeTensor w_zero_point,
+                              MaybeTensor bias, MaybeTensor residual, int64_t w_bits, int64_t group_size,
+                              Text activation, double clamp_min, double clamp_max,
+                              std::optional<ScalarType> out_dtype) {
+  FloatLayer layer = weight_only_layer(x, w, w_scale, w_zero_point, bias, residual, w_bits, group_size, activation,
+                                       clamp_min, clamp_max, out_dtype);
+  cpu::WeightOnlyLayer call = layer_of(layer, w, w_zero_point);
+  const int64_t m = layer.problem.m;
   const Tensor out = empty_cpu(layer.out_shape, layer.out_type);
-  if (p.m == 0 || p.n == 0) return out;
-  const Matrix rows = matrix(x), weights = matrix(w);
-  cpu::IntegerWeights integers;
-  integers.codes = weights.data;
-  integers.type = p.w;
-  integers.n = p.n;
-  integers.k = p.k;
-  integers.row_bytes = weights.ld;
-  integers.group_size = group_size;
-  integers.scale = layer.operands.w_scale;
-  integers.zero_point = layer.operands.w_zero_point;
-  cpu::FloatEpilogue epilogue;
-  epilogue.n = p.n;
-  epilogue.bias = layer.operands.bias;
-  epilogue.activation = layer.epilogue.activation;
-  epilogue.clamp_min = layer.epilogue.clamp_min;
-  epilogue.clamp_max = layer.epilogue.clamp_max;
-  epilogue.residual = layer.operands.residual;
-  epilogue.residual_type = p.residual;
-  epilogue.ldr = p.ldr;
-  epilogue.out = out.mutable_data_ptr();
-  epilogue.out_type = p.out;
-  const Tensor ordered = empty_cpu({p.m, cpu::ordered_columns(integers)}, ScalarType::Float);
-  auto* const ordered_rows = static_cast<float*>(ordered.mutable_data_ptr());
-  cpu::order_rows(integers, rows.data, rows.type, p.m, rows.ld, ordered_rows);
-  cpu::weight_only(integers, ordered_rows, p.m, epilogue);
+  if (out.numel() == 0) return out;
+  const Tensor ordered = ordered_rows(call.weights, x, m, nullptr);
+  call.epilogue.out = out.mutable_data_ptr();
+  cpu::weight_only(call.weights, static_cast<const float*>(ordered.const_data_ptr()), m, call.epilogue);
+  return out;
+}
+
+Tensor grouped_weight_only_cpu(const Tensor& x, std::vector<Tensor> w, std::vector<Tensor> w_scale,
+                               std::vector<Tensor> w_zero_point, std::vector<Tensor> bias, const Tensor& ends,
+                               int64_t w_bits, int64_t group_size, Text activation, double clamp_min, double clamp_max,
+                               MaybeTensor rows) {
+  if (w.empty()) refuse("w", "no tensors", "one a layer, at least one");
+  as_many("w_scale", w_scale, w.size(), false);
+  as_many("w_zero_point", w_zero_point, w.size(), true);
+  as_many("bias", bias, w.size(), true);
+  std::vector<Tensor> keep;
+  const GroupedRows g = grouped_rows(x, w.size(), ends, rows, keep);
+  std::vector<FloatLayer> checked;
+  std::vector<cpu::WeightOnlyLayer> layers;
+  checked.reserve(w.size());
+  for (size_t i = 0; i < w.size(); ++i) {
+    shape_is("w", w[i], shape_of(w[0]));
+    checked.push_back(weight_only_layer(x, w[i], w_scale[i], at(w_zero_point, i), at(bias, i), std::nullopt, w_bits,
+                                        group_size, activation, clamp_min, clamp_max, std::nullopt));
+    layers.push_back(layer_of(checked[i], w[i], at(w_zero_point, i)));
+  }
+  const std::vector<int64_t> counts = counts_of(g, w.size(), x.size(0));
+  const int64_t n = layers[0].weights.n, columns = cpu::ordered_columns(layers[0].weights);
+  const Tensor out = empty_cpu({g.count, n}, checked[0].out_type);
+  if (out.numel() == 0) return out;
+  const int64_t present = g.ends[w.size() - 1], row_bytes = n * bits_of(layers[0].epilogue.out_type) / 8;
+  auto* const results = static_cast<char*>(out.mutable_data_ptr());
+  std::memset(results + present * row_bytes, 0, static_cast<size_t>((g.count - present) * row_bytes));
+  if (present == 0) return out;
+  const Tensor ordered = ordered_rows(layers[0].weights, x, present, g.rows);
+  const auto* row = static_cast<const float*>(ordered.const_data_ptr());
+  int64_t first = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].m = counts[i];
+    layers[i].x = row + first * columns;
+    layers[i].epilogue.out = results + first * row_bytes;
+    first += counts[i];
+  }
+  cpu::weight_only_all(layers);
   return out;
 }
 

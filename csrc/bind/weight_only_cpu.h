@@ -9,4 +9,11 @@ Tensor weight_only_linear_cpu(const Tensor& x, const Tensor& w, const Tensor& w_
                               MaybeTensor bias, MaybeTensor residual, int64_t w_bits, int64_t group_size,
                               Text activation, double clamp_min, double clamp_max, std::optional<ScalarType> out_dtype);
 
+// Rows sorted by layer, those of w[i] end before ends[i]; each gives what weight_only_linear gives with its layer,
+// those from the last end on zeros. w_zero_point, bias: one a layer, or none. rows: which rows of x they are.
+Tensor grouped_weight_only_cpu(const Tensor& x, std::vector<Tensor> w, std::vector<Tensor> w_scale,
+                               std::vector<Tensor> w_zero_point, std::vector<Tensor> bias, const Tensor& ends,
+                               int64_t w_bits, int64_t group_size, Text activation, double clamp_min, double clamp_max,
+                               MaybeTensor rows);
+
 }  // namespace pyquant::bind

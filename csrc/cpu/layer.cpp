@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/epilogue_math.h"
+#include "cpu/cut.h"
 #include "cpu/transpose.h"
 
 namespace pyquant::cpu {
@@ -16,12 +19,6 @@ constexpr int64_t kUnpackRows = 18;
 constexpr int64_t kUnpackedK = 1024;       // int4 codes along K unpacked at a time for few rows: 64 KiB
 constexpr int64_t kSerialFew = 2'000'000;  // multiplications that are not worth a second thread: 20 to 60 us
 constexpr int64_t kSerialMany = 4'000'000;
-
-struct Range {
-  int64_t begin, end;
-};
-
-Range part(int64_t total, int64_t parts, int64_t index) { return {total * index / parts, total * (index + 1) / parts}; }
 
 // One thread's share of a layer, with all memory it needs.
 class Worker {
@@ -449,54 +446,15 @@ Grid grid_of(const Layer& layer) {
 // What a block of 64 channels costs, in products along K: its rows, and the reading of its weights.
 int64_t block_cost(const Layer& layer) { return layer.m == 0 ? 0 : (layer.m + 16) * (layer.extent.k + 1); }
 
-// The shares of a group of layers: block b of layer l is a unit, in order, and a share ends where its part of the cost
-// does, so that all but a few layers are whole.
-class Cut {
- public:
-  Cut(const Layer* layers, int64_t count, int64_t shares) : layers_(layers), count_(count), shares_(shares) {
-    for (int64_t l = 0; l < count; ++l) total_ += block_cost(layers[l]) * block_count(layers[l].n);
-  }
-
-  // body(layer, blocks) for each piece of a share.
-  template <class Function>
-  void each(int64_t share, Function&& body) const {
-    const Range wanted = part(total_, shares_, share);
-    int64_t at = 0;
-    for (int64_t l = 0; l < count_ && at < wanted.end; ++l) {
-      const int64_t cost = block_cost(layers_[l]), blocks = block_count(layers_[l].n);
-      if (cost == 0 || blocks == 0) continue;
-      // a unit belongs to the share in which it begins
-      const Range mine = {first_from(wanted.begin - at, cost, blocks), first_from(wanted.end - at, cost, blocks)};
-      if (mine.begin < mine.end) body(layers_[l], mine);
-      at += cost * blocks;
-    }
-  }
-
-  int64_t total() const { return total_; }
-
- private:
-  // The first of the blocks that begins at `from` or later.
-  static int64_t first_from(int64_t from, int64_t cost, int64_t blocks) {
-    return std::clamp<int64_t>(from <= 0 ? 0 : (from + cost - 1) / cost, 0, blocks);
-  }
-
-  const Layer* layers_;
-  int64_t count_, shares_, total_ = 0;
-};
-
 }  // namespace
 
 void run_all(const Layer* layers, int64_t count) {
   const Kernels& in_use = kernels();
-  int64_t units = 0;
-  for (int64_t l = 0; l < count; ++l) units += layers[l].m == 0 ? 0 : block_count(layers[l].n);
-  const bool is_small = Cut(layers, count, 1).total() * kBlockN < kSerialMany;
-  const Shares shares =
-      Shares::of_one_unit(is_small ? 1 : std::clamp<int64_t>(thread_count(), 1, std::max<int64_t>(units, 1)));
-  const Cut cut(layers, count, shares.count());
-  shares.run([&](Share share) {
-    cut.each(share.index, [&](const Layer& layer, Range blocks) { Worker(layer, in_use, {0, layer.m}, blocks).run(); });
-  });
+  std::vector<Blocks> blocks;
+  for (int64_t l = 0; l < count; ++l) blocks.push_back({block_count(layers[l].n), block_cost(layers[l])});
+  const Cut cut(std::move(blocks));
+  cut.run(cut.total() * kBlockN < kSerialMany,
+          [&](size_t l, Range mine) { Worker(layers[l], in_use, {0, layers[l].m}, mine).run(); });
 }
 
 void run(const Layer& layer) {

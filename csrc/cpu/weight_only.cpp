@@ -3,9 +3,11 @@
 #include "cpu/weight_only.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/epilogue_math.h"
 #include "cpu/blocks.h"
+#include "cpu/cut.h"
 #include "cpu/kernels.h"
 #include "cpu/threads.h"
 
@@ -66,6 +68,12 @@ void order_nibbles(const float* x, int64_t k, int64_t lanes, float* out) {
       for (int64_t i = 0; i < 8; ++i) out[p + i * lanes + l] = p + l * 8 + i < k ? x[p + l * 8 + i] : 0.f;
 }
 
+// What a block of channels costs, in products along K: its rows, and making real numbers of its codes.
+int64_t block_cost(const WeightOnlyLayer& layer) {
+  constexpr int64_t kDecode = 8;
+  return layer.m == 0 ? 0 : (layer.m + kDecode) * (layer.weights.k + 1);
+}
+
 // One thread's blocks of channels.
 class Worker {
  public:
@@ -84,8 +92,8 @@ class Worker {
     row_ = scratch.take<int8_t>(k);
   }
 
-  void run(Share share) {
-    for (int64_t block = share.begin; block < share.end; ++block) {
+  void run(Range blocks) {
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       const int64_t first = block * kBlockN, count = std::min(kBlockN, w_.n - first);
       if (!direct_) convert_block(first, count);
       for (int64_t row = 0; row < m_; row += kRowBlock) {
@@ -139,7 +147,8 @@ class Worker {
 
 int64_t ordered_columns(const IntegerWeights& w) { return round_up(w.k, 8 * kernels().lanes); }
 
-void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out) {
+void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out,
+                const int64_t* rows) {
   const Kernels& in_use = kernels();
   const int64_t columns = ordered_columns(w);
   const bool reorders = w.type == DType::s4 && is_direct(w);
@@ -148,7 +157,7 @@ void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, i
     scratch.reset(Scratch::rounded(reorders ? static_cast<size_t>(w.k) * 4 : 0));
     auto* wide = scratch.take<float>(reorders ? static_cast<size_t>(w.k) : 0);
     for (int64_t r = share.begin; r < share.end; ++r) {
-      const auto* from = static_cast<const unsigned char*>(x) + r * ldx * bytes_of(type);
+      const auto* from = static_cast<const unsigned char*>(x) + (rows ? rows[r] : r) * ldx * bytes_of(type);
       float* to = out + r * columns;
       in_use.widen(from, type, w.k, reorders ? wide : to);
       if (reorders)
@@ -161,7 +170,20 @@ void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, i
 
 void weight_only(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue) {
   const Shares shares(block_count(w.n), m * w.n * w.k, kProductGrain);
-  shares.run([&](Share share) { Worker(w, x, m, epilogue).run(share); });
+  shares.run([&](Share share) { Worker(w, x, m, epilogue).run({share.begin, share.end}); });
+}
+
+void weight_only_all(const std::vector<WeightOnlyLayer>& layers) {
+  std::vector<Blocks> blocks;
+  int64_t products = 0;
+  for (const WeightOnlyLayer& one : layers) {
+    blocks.push_back({block_count(one.weights.n), block_cost(one)});
+    products += one.m * one.weights.n * one.weights.k;
+  }
+  Cut(std::move(blocks)).run(products < 2 * kProductGrain, [&](size_t l, Range mine) {
+    const WeightOnlyLayer& one = layers[l];
+    Worker(one.weights, one.x, one.m, one.epilogue).run(mine);
+  });
 }
 
 }  // namespace pyquant::cpu

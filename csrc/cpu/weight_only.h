@@ -1,6 +1,7 @@
 // Float rows times integer weights: the pieces that bind/weight_only_cpu.cpp puts together.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "core/dtype.h"
 #include "cpu/float_epilogue.h"
@@ -19,9 +20,21 @@ struct IntegerWeights {
 
 // Length of the rows that follow: k, rounded up; the rest is zeros.
 int64_t ordered_columns(const IntegerWeights& w);
-// x f32, f16 or bf16 [m, k], ldx elements apart -> float32 [m, ordered_columns] in the order that the kernels read.
-void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out);
+// x f32, f16 or bf16, rows of k, ldx elements apart -> float32 [m, ordered_columns] in the order that the kernels read.
+// rows: [m], which rows of x they are; null: the first m.
+void order_rows(const IntegerWeights& w, const void* x, DType type, int64_t m, int64_t ldx, float* out,
+                const int64_t* rows = nullptr);
 // The whole layer; x as order_rows makes it.
 void weight_only(const IntegerWeights& w, const float* x, int64_t m, const FloatEpilogue& epilogue);
+
+// One of several layers of one K, type and group size, on rows of its own: x as order_rows makes it, out in `epilogue`.
+struct WeightOnlyLayer {
+  IntegerWeights weights;
+  const float* x = nullptr;
+  int64_t m = 0;
+  FloatEpilogue epilogue;
+};
+// All of them in one parallel region; each gives the bits that weight_only gives.
+void weight_only_all(const std::vector<WeightOnlyLayer>& layers);
 
 }  // namespace pyquant::cpu

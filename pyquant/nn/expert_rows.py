@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,13 @@ from torch.nn.modules import module as _module
 
 from pyquant import ops
 from pyquant.errors import NativeLibraryError
+from pyquant.nn.expert_kinds import CODES, WEIGHT_ONLY, by_kind, weight_only_operands
 from pyquant.nn.linear_call import needs_derivative
-from pyquant.nn.obstacles import is_watched
 from pyquant.nn.qlinear import QLinear
-from pyquant.ops import plan
+from pyquant.ops import plan, tuned
 
 _ops = torch.ops.pyquant
+GROUPED: Final = (CODES, WEIGHT_ONLY)  # kinds of layers that the compiled library multiplies by in one call on a CPU
 
 
 @dataclass(frozen=True)
@@ -92,41 +94,90 @@ def multiply(layers: Sequence[nn.Module], x: Tensor, split: Split, rows: Tensor 
     rows   int64: which rows of x are meant, in this order; None: all of them, as they are.
     """
     if split.counts is None:
-        return _in_one_call(layers, x, split.ends, rows)
-    work = [(layer, count) for layer, count in zip(layers, split.counts, strict=True) if count]
-    here = [layer for layer, _ in work]
-    if is_one_call(here, x):
-        if is_on_gpu(x):  # which is told of all
-            return _in_one_call(layers, x, split.ends, rows)
-        ends = torch.tensor([count for _, count in work], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return _in_one_call(here, x, ends, rows)
-    x = x if rows is None else x[rows]
-    parts, begin = [], 0
-    for layer, count in work:
-        parts.append(layer(x[begin : begin + count]))
-        begin += count
-    if parts:
-        return torch.cat(parts)
-    last: Any = layers[-1]
-    return x.new_zeros(0, last.out_features)
+        return _of_codes(layers, x, split.ends, rows)
+    here: list[Any] = [layer for layer, count in zip(layers, split.counts, strict=True) if count]
+    counts = [count for count in split.counts if count]
+    if not here:
+        last: Any = layers[-1]
+        return x.new_zeros(0, last.out_features)
+    if is_on_gpu(x) and is_one_call(here, x):  # which is told of all
+        return _of_codes(layers, x, split.ends, rows)
+    calls = _calls(here, x)
+    if len(calls) == 1:
+        return _in_one_call(here, x, counts, rows)
+    if len(calls) == len(here) and rows is not None:
+        x, rows = x[rows], None
+    ends = [0, *accumulate(counts)]
+    results: list[Tensor] = [x] * len(here)
+    for places in calls:
+        mine = x if rows is None else rows
+        mine = torch.cat([mine[ends[i] : ends[i + 1]] for i in places])
+        own = [counts[i] for i in places]
+        taken = (mine, own, None) if rows is None else (x, own, mine)
+        y = _in_one_call([here[i] for i in places], *taken)
+        for i, part in zip(places, y.split(own), strict=True):
+            results[i] = part
+    return torch.cat(results)
+
+
+def _calls(layers: Sequence[nn.Module], x: Tensor) -> list[list[int]]:
+    """The places of the layers that a call each multiplies by: on a CPU those of one kind are one call of the compiled
+    library, with the bits of one call each."""
+    if is_on_gpu(x) or not _may_be_grouped(x):
+        return [[place] for place in range(len(layers))]
+    calls: list[list[int]] = []
+    for kind, places in by_kind(layers).items():
+        is_one = isinstance(kind, tuple) and kind[0] in GROUPED
+        calls += [places] if is_one else [[place] for place in places]
+    return calls
+
+
+def _in_one_call(layers: Sequence[Any], x: Tensor, counts: Sequence[int], rows: Tensor | None) -> Tensor:
+    """Rows of layers of one kind; each layer has some."""
+    if len(layers) == 1:
+        y: Tensor = layers[0](x if rows is None else x[rows])
+        return y
+    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    first = layers[0]
+    if first._is_direct:
+        return _of_codes(layers, x, ends, rows)
+    w = first.scheme.weights
+    how = (w.bits, w.group_size or 0, first.activation, *first.clamp)
+    grouped: Tensor = _ops._grouped_weight_only.default(x, *weight_only_operands(layers), ends, *how, rows)
+    return grouped
 
 
 def is_one_call(layers: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether the layers can multiply rows of x in one call of the compiled library, with the bits of one call each:
-    they are quantised alike, nobody watches their calls or asks for derivatives, and on a GPU a kernel takes them."""
-    if len(layers) < 2 or type(x) is not Tensor or not ops.native_available():
+    """Whether a kernel of the GPU multiplies the rows of all these layers in one launch, with the bits of one call
+    each: they are quantised alike, nobody watches their calls or asks for derivatives."""
+    if len(layers) < 2 or not is_on_gpu(x) or not _may_be_grouped(x):
         return False
-    on_gpu = is_on_gpu(x)
-    if not on_gpu and x.device.type != "cpu":
+    return not why_not_one_launch(layers, x.dtype, x.device)
+
+
+def why_not_one_launch(layers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps layers from being multiplied in one launch on a GPU; '' where nothing does."""
+    kinds = by_kind(layers)
+    if len(kinds) > 1:
+        return "the layers differ in scheme, or their calls are watched"
+    kind = next(iter(kinds))
+    if not isinstance(kind, tuple) or kind[0] != CODES:
+        return "the kernels that serve several experts in one launch multiply codes by codes"
+    if not _kernel_takes(layers[0]._spec, len(layers), dtype, device, tuned.edition()):
+        return "no kernel serves several experts of this scheme and these sizes in one launch"
+    return ""
+
+
+def _may_be_grouped(x: Tensor) -> bool:
+    """Whether this call may be one for several layers: the compiled library is there, Python itself is neither recorded
+    nor transformed, no hook waits for every module, and nobody asks for derivatives or casts inputs."""
+    if type(x) is not Tensor or not ops.native_available() or not (is_on_gpu(x) or x.device.type == "cpu"):
         return False
-    if needs_derivative(x, None) or torch.is_autocast_enabled(x.device.type) or not _is_plain_run():
+    if needs_derivative(x, None) or torch.is_autocast_enabled(x.device.type):
         return False
-    first = layers[0]
-    if not isinstance(first, QLinear):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
-    if not all(type(m) is QLinear and m._is_direct and m._spec == first._spec and not is_watched(m) for m in layers):
-        return False
-    return not on_gpu or _kernel_takes(first._spec, len(layers), x.dtype, x.device)
+    return not (_module._global_forward_hooks or _module._global_forward_pre_hooks)
 
 
 def with_codes_of_tokens(call: Callable[..., Tensor], layer: QLinear, x: Tensor, rows: Tensor | None) -> Tensor:
@@ -141,8 +192,9 @@ def with_codes_of_tokens(call: Callable[..., Tensor], layer: QLinear, x: Tensor,
 
 
 @lru_cache(maxsize=1024)
-def _kernel_takes(spec: tuple[int, ...], experts: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the plan has a kernel for so many layers of a spec in one launch."""
+def _kernel_takes(spec: tuple[int, ...], experts: int, dtype: torch.dtype, device: torch.device, edition: int) -> bool:
+    """Whether the plan has a kernel for so many layers of a spec in one launch. edition: of the measured choices that
+    the plan follows, as others are another answer."""
     try:
         found = plan.select(ops.LinearSpec.from_ints(spec), 1, dtype, plan.Device.of(device), experts=experts)
     except NativeLibraryError:
@@ -155,17 +207,10 @@ def is_on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def _in_one_call(layers: Sequence[Any], x: Tensor, ends: Tensor, rows: Tensor | None) -> Tensor:
+def _of_codes(layers: Sequence[Any], x: Tensor, ends: Tensor, rows: Tensor | None) -> Tensor:
     packed = [layer._buffers["storage"] for layer in layers]
     y: Tensor = _ops._grouped_linear.default(x, packed, ends, layers[0]._spec, rows, out_dtype=x.dtype)
     return y
-
-
-def _is_plain_run() -> bool:
-    """Whether Python itself is neither recorded nor transformed, and no hook waits for every module."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return False
-    return not (_module._global_forward_hooks or _module._global_forward_pre_hooks)
 
 
 def added(y: Tensor, order: Tensor, weights: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ from pyquant.core.dtypes import FLOATS, describe
 from pyquant.errors import ArgumentError
 from pyquant.nn import expert_graph, expert_rows
 from pyquant.nn.attention import linear_of
+from pyquant.nn.expert_info import explain
 from pyquant.nn.expert_rows import Sorted, Split, added, chosen, is_one_call, must_not_wait
 from pyquant.nn.expert_rules import ExpertsRule, halves, rule_of
+from pyquant.nn.kernel_info import KernelInfo
 
 
 class Expert(nn.Module):
@@ -121,11 +123,11 @@ class QExperts(nn.Module):
 
     def _is_in_graph(self, x: Tensor) -> bool:
         """Whether this call is part of a compiled graph as a whole: then its numbers of rows stay on the device."""
-        return torch.compiler.is_compiling() and all(expert_graph.is_node(layers, x) for layers in self._pairs())
+        return torch.compiler.is_compiling() and all(expert_graph.are_nodes(layers, x) for layers in self._pairs())
 
     def _is_told_by_device(self, x: Tensor) -> bool:
         """Whether kernels multiply the rows of all experts at once, and learn from the device whose they are."""
-        return expert_rows.is_on_gpu(x) and all(is_one_call(layers, x) for layers in self._pairs())
+        return all(is_one_call(layers, x) for layers in self._pairs())
 
     def _pairs(self) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
         """The first layers of all experts, and the second ones."""
@@ -153,6 +155,17 @@ class QExperts(nn.Module):
             got = describe(x) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError("hidden_states", got, f"float [tokens, {self.hidden_size}]")
         return x
+
+    def kernel_info(self, rows: int = 1) -> dict[str, KernelInfo]:
+        """How the rows of all experts would be multiplied, {name of a layer: its kernels}; `reason` says how many calls
+        serve all experts, and why not one.
+
+        rows  tokens times the experts of each, taken as spread evenly.
+        Raises ArgumentError for rows that are not a whole number >= 0.
+        """
+        arguments.whole("rows", rows, 0)
+        names = (self.rule.up, self.rule.down)
+        return {name: explain(layers, rows) for name, layers in zip(names, self._pairs(), strict=True)}
 
     def extra_repr(self) -> str:
         """The bank in one line, as print(model) shows it."""

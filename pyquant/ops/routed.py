@@ -1,16 +1,19 @@
-"""Products of rows that are sorted by layer, for compiled graphs: how many rows each layer has is read when they run.
+"""Products of rows that are sorted by expert, for compiled graphs: how many rows each has is read when they run.
 
-A graph has one node for all layers and a free number of rows for each. These ops are Python on every device, so that
-they belong to torch.compile; where the counts are known before, pyquant.nn calls the layers themselves.
+A graph has one node for all layers of one kind and a free number of rows for each. These ops are Python on every
+device, so that they belong to torch.compile; where the counts are known before, pyquant.nn calls the layers themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pyquant.errors import ArgumentError
 from pyquant.ops.schema import ROUTED, TAGS
@@ -18,24 +21,65 @@ from pyquant.ops.schema import ROUTED, TAGS
 _ops = torch.ops.pyquant
 
 
-def _by_layer(x: Tensor, counts: Tensor, layers: int, out: Tensor, call: Callable[[int, slice], Tensor]) -> Tensor:
-    """Fill `out` with call(i, its rows) for every layer that has rows, and with zeros behind them."""
-    held, begin = _numbers(x, counts, layers), 0
-    for i, count in enumerate(held):
-        if count:
-            out[begin : begin + count] = call(i, slice(begin, begin + count))
-        begin += count
-    out[begin:] = 0
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a call that its layers have: of the i-th layer, those in parts[i]."""
+
+    parts: list[slice]
+    is_all: bool  # whether these are the layers of all experts
+
+    @staticmethod
+    def of(x: Tensor, counts: Tensor, layers: int, experts: Sequence[int]) -> _Rows:
+        """On a GPU this waits for the device, as eager mode does. Raises ArgumentError for counts that do not fit."""
+        held: list[int] = counts.tolist()
+        fits = len(held) == layers if not experts else len(experts) == layers and max(experts) < len(held)
+        if not fits or min(held, default=0) < 0 or sum(held) > x.shape[0]:
+            allowed = f"{layers} numbers from 0" if not experts else f"numbers from 0 of experts {list(experts)}"
+            raise ArgumentError("counts", f"{held}", f"{allowed}, {x.shape[0]} in sum at most")
+        ends = [0, *accumulate(held)]
+        return _Rows([slice(ends[i], ends[i + 1]) for i in experts or range(layers)], not experts)
+
+    def present(self) -> list[int]:
+        """The layers that have rows."""
+        return [i for i, part in enumerate(self.parts) if part.stop > part.start]
+
+    def ends(self, layers: Sequence[int]) -> Tensor:
+        """int32: where the rows of each of these layers end, one behind the other."""
+        counts = [self.parts[i].stop - self.parts[i].start for i in layers]
+        return torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+    def taken(self, values: Tensor, layers: Sequence[int]) -> Tensor:
+        """The rows of these layers, one behind the other."""
+        return torch.cat([values[self.parts[i]] for i in layers])
+
+
+def _each(rows: _Rows, out: Tensor, call: Callable[[int, slice], Tensor]) -> Tensor:
+    """`out` with call(i, its rows) for every layer that has rows."""
+    for i in rows.present():
+        out[rows.parts[i]] = call(i, rows.parts[i])
     return out
 
 
-def _numbers(x: Tensor, counts: Tensor, layers: int) -> list[int]:
-    """On a GPU this waits for the device, as eager mode does."""
-    held: list[int] = counts.tolist()
-    if len(held) != layers or min(held, default=0) < 0 or sum(held) > x.shape[0]:
-        allowed = f"{layers} numbers from 0, {x.shape[0]} in sum at most"
-        raise ArgumentError("counts", f"{held}", allowed)
-    return held
+def _together(rows: _Rows, out: Tensor, call: Callable[[list[int]], Tensor]) -> Tensor:
+    """`out` with call(layers that have rows), whose results stand one behind the other."""
+    present, begin = rows.present(), 0
+    if present:
+        y = call(present)
+        for i in present:
+            count = rows.parts[i].stop - rows.parts[i].start
+            out[rows.parts[i]] = y[begin : begin + count]
+            begin += count
+    return out
+
+
+def _blank(x: Tensor, columns: int, dtype: torch.dtype, others: Tensor | None) -> Tensor:
+    """Results of all rows: those of other layers, and zeros."""
+    return x.new_zeros(x.shape[0], columns, dtype=dtype) if others is None else others.clone()
+
+
+def _is_compiled(x: Tensor, name: str) -> bool:
+    """Whether the compiled library multiplies by several layers in one call."""
+    return x.device.type == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key(f"pyquant::{name}", "CPU")
 
 
 def routed_linear(
@@ -46,21 +90,34 @@ def routed_linear(
     out_dtype: torch.dtype,
     x_scale: Tensor | None = None,
     x_zero_point: Tensor | None = None,
+    experts: Sequence[int] = (),
+    others: Tensor | None = None,
 ) -> Tensor:
     """qlinear of each layer's rows; on a CPU with the compiled library in one call."""
-    per_row = (x_scale, x_zero_point)
-    if x.device.type == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key("pyquant::_grouped_linear", "CPU"):
-        _numbers(x, counts, len(packed))
+    rows, per_row = _Rows.of(x, counts, len(packed), experts), (x_scale, x_zero_point)
+    native = _is_compiled(x, "_grouped_linear")
+    if native and rows.is_all and others is None:  # as the rows lie
         ends = counts.cumsum(0).to(torch.int32)
         y: Tensor = _ops._grouped_linear.default(x, list(packed), ends, spec, None, *per_row, out_dtype)
         return y
-    out = x.new_empty(x.shape[0], spec[0], dtype=out_dtype)
+    out = _blank(x, spec[0], out_dtype, others)
+    if native:
 
-    def call(i: int, rows: slice) -> Tensor:
-        given = (None if one is None else one[rows] for one in per_row)
-        return _ops.qlinear.default(x[rows], packed[i], None, spec, out_dtype, *given)  # type: ignore[no-any-return]
+        def together(layers: list[int]) -> Tensor:
+            given = [None if one is None else rows.taken(one, layers) for one in per_row]
+            held = [packed[i] for i in layers]
+            y: Tensor = _ops._grouped_linear.default(
+                rows.taken(x, layers), held, rows.ends(layers), spec, None, *given, out_dtype
+            )
+            return y
 
-    return _by_layer(x, counts, len(packed), out, call)
+        return _together(rows, out, together)
+
+    def call(i: int, part: slice) -> Tensor:
+        given = (None if one is None else one[part] for one in per_row)
+        return _ops.qlinear.default(x[part], packed[i], None, spec, out_dtype, *given)  # type: ignore[no-any-return]
+
+    return _each(rows, out, call)
 
 
 def routed_weight_only(
@@ -73,29 +130,71 @@ def routed_weight_only(
     n: int,
     w_bits: int,
     group_size: int,
-    *fused: Any,
+    activation: str,
+    clamp_min: float,
+    clamp_max: float,
+    experts: Sequence[int] = (),
+    others: Tensor | None = None,
 ) -> Tensor:
-    """weight_only_linear of each layer's rows; no zero points, or no biases: []."""
+    """weight_only_linear of each layer's rows, on a CPU with the compiled library in one call; no zero points, or no
+    biases: []."""
+    rows, how = _Rows.of(x, counts, len(w), experts), (w_bits, group_size, activation, clamp_min, clamp_max)
+    native, present = _is_compiled(x, "_grouped_weight_only"), rows.present()
 
-    def call(i: int, rows: slice) -> Tensor:
-        operands = (w[i], w_scale[i], _at(w_zero_point, i), _at(bias, i))
-        y: Tensor = _ops.weight_only_linear.default(x[rows], *operands, None, w_bits, group_size, *fused)
+    def together(x: Tensor, layers: list[int]) -> Tensor:
+        operands = ([of[i] for i in layers] if of else [] for of in (w, w_scale, w_zero_point, bias))
+        y: Tensor = _ops._grouped_weight_only.default(x, *operands, rows.ends(layers), *how)
         return y
 
-    return _by_layer(x, counts, len(w), x.new_empty(x.shape[0], n), call)
+    if native and rows.is_all and others is None and present:  # as the rows lie
+        return together(x, present)
+    out = _blank(x, n, x.dtype, others)
+    if native:
+        return _together(rows, out, lambda layers: together(rows.taken(x, layers), layers))
+
+    def call(i: int, part: slice) -> Tensor:
+        operands = (w[i], w_scale[i], _at(w_zero_point, i), _at(bias, i))
+        y: Tensor = _ops.weight_only_linear.default(x[part], *operands, None, *how)
+        return y
+
+    return _each(rows, out, call)
 
 
 def routed_float(
-    x: Tensor, counts: Tensor, w: Sequence[Tensor], bias: Sequence[Tensor], *fused_and_dtype: Any
+    x: Tensor,
+    counts: Tensor,
+    w: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    activation: str,
+    clamp_min: float,
+    clamp_max: float,
+    out_dtype: torch.dtype,
+    experts: Sequence[int] = (),
+    others: Tensor | None = None,
 ) -> Tensor:
     """float_linear of each layer's rows; no biases: []."""
-    *fused, dtype = fused_and_dtype
+    fused = (activation, clamp_min, clamp_max)
 
-    def call(i: int, rows: slice) -> Tensor:
-        y: Tensor = _ops.float_linear.default(x[rows], w[i], _at(bias, i), None, *fused, dtype)
+    def call(i: int, part: slice) -> Tensor:
+        y: Tensor = _ops.float_linear.default(x[part], w[i], _at(bias, i), None, *fused, out_dtype)
         return y
 
-    return _by_layer(x, counts, len(w), x.new_empty(x.shape[0], w[0].shape[0], dtype=dtype), call)
+    rows = _Rows.of(x, counts, len(w), experts)
+    return _each(rows, _blank(x, w[0].shape[0], out_dtype, others), call)
+
+
+def routed_dense(
+    x: Tensor,
+    counts: Tensor,
+    w: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    experts: Sequence[int] = (),
+    others: Tensor | None = None,
+) -> Tensor:
+    """torch's Linear of each layer's rows; no biases: []."""
+    rows = _Rows.of(x, counts, len(w), experts)
+    out = _blank(x, w[0].shape[0], x.dtype, others)
+    return _each(rows, out, lambda i, part: F.linear(x[part], w[i], _at(bias, i)))
 
 
 def _at(tensors: Sequence[Tensor], index: int) -> Tensor | None:
@@ -110,14 +209,19 @@ def _shape_of_weight_only(x: Tensor, counts: Tensor, *operands: Any) -> Tensor:
     return x.new_empty(x.shape[0], operands[4])
 
 
-def _shape_of_float(x: Tensor, counts: Tensor, w: Sequence[Tensor], bias: Any, *fused_and_dtype: Any) -> Tensor:
-    return x.new_empty(x.shape[0], w[0].shape[0], dtype=fused_and_dtype[-1])
+def _shape_of_float(x: Tensor, counts: Tensor, w: Sequence[Tensor], *operands: Any) -> Tensor:
+    return x.new_empty(x.shape[0], w[0].shape[0], dtype=operands[4])
+
+
+def _shape_of_dense(x: Tensor, counts: Tensor, w: Sequence[Tensor], *_: Any) -> Tensor:
+    return x.new_empty(x.shape[0], w[0].shape[0])
 
 
 _SERVED: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "_routed_linear": (routed_linear, _shape_of_linear),
     "_routed_weight_only": (routed_weight_only, _shape_of_weight_only),
     "_routed_float": (routed_float, _shape_of_float),
+    "_routed_dense": (routed_dense, _shape_of_dense),
 }
 
 

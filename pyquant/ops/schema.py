@@ -81,17 +81,25 @@ NATIVE: Final[dict[str, str]] = {
     # they are, in that order, where x holds floats; kernel: a row of the kernel table, on CUDA
     "_grouped_linear": "(Tensor x, Tensor[] packed, Tensor ends, int[] spec, Tensor? rows=None, Tensor? x_scale=None, "
     "Tensor? x_zero_point=None, ScalarType? out_dtype=None, str kernel='') -> Tensor",
+    # the same of weight_only_linear; w_zero_point, bias: one a layer, or none
+    "_grouped_weight_only": "(Tensor x, Tensor[] w, Tensor[] w_scale, Tensor[] w_zero_point, Tensor[] bias, "
+    "Tensor ends, int w_bits, int group_size, str activation, float clamp_min, float clamp_max, Tensor? rows=None) "
+    "-> Tensor",
     "_set_tuned": "(str table) -> str",
     "_tuned_remarks": "() -> str",
 }
 
-# What Python alone defines and serves, for compiled graphs (routed.py): rows sorted by layer, counts[i] of them for the
-# i-th layer; rows beyond these are results of zeros.
+# What Python alone defines and serves, for compiled graphs (routed.py): rows sorted by expert, counts[i] of them for
+# the i-th; rows beyond these are results of zeros. experts: whose layers these are, [] for all; others: the results of
+# the other experts so far.
+_EXPERTS = "int[] experts=[], Tensor? others=None) -> Tensor"
+_FUSED = "str activation, float clamp_min, float clamp_max"
 ROUTED: Final[dict[str, str]] = {
     "_routed_linear": "(Tensor x, Tensor counts, Tensor[] packed, int[] spec, ScalarType out_dtype, "
-    "Tensor? x_scale=None, Tensor? x_zero_point=None) -> Tensor",
+    f"Tensor? x_scale=None, Tensor? x_zero_point=None, {_EXPERTS}",
     "_routed_weight_only": "(Tensor x, Tensor counts, Tensor[] w, Tensor[] w_scale, Tensor[] w_zero_point, "
-    "Tensor[] bias, int n, int w_bits, int group_size, str activation, float clamp_min, float clamp_max) -> Tensor",
-    "_routed_float": "(Tensor x, Tensor counts, Tensor[] w, Tensor[] bias, str activation, float clamp_min, "
-    "float clamp_max, ScalarType out_dtype) -> Tensor",
+    f"Tensor[] bias, int n, int w_bits, int group_size, {_FUSED}, {_EXPERTS}",
+    "_routed_float": f"(Tensor x, Tensor counts, Tensor[] w, Tensor[] bias, {_FUSED}, ScalarType out_dtype, {_EXPERTS}",
+    # torch's own Linear
+    "_routed_dense": f"(Tensor x, Tensor counts, Tensor[] w, Tensor[] bias, {_EXPERTS}",
 }

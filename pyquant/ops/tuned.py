@@ -33,6 +33,7 @@ _INPUTS: Final = (*_HALVES, "weight only", *(f"{x} {how}" for x in ("s8", "s4") 
 _log = logging.getLogger("pyquant.tuned")
 _remarks: list[str] = []
 _layers: dict[tuple[str, tuple[object, ...]], LayerChoice] = {}  # of the table that is followed, by GPU and key
+_edition = 0  # how many tables were handed over
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,17 @@ def load() -> Table:
 def activate(table: Table) -> None:
     """Hands a table to the compiled plan: selections that start later follow it. Rows that this build does not have
     are left out with a remark."""
+    global _edition
+    _edition += 1
     _layers.clear()
     _layers.update({(gpu, key): layer for gpu, layers in table.layers.items() for key, layer in layers.items()})
     for line in torch.ops.pyquant._set_tuned(wire(table)).splitlines():
         _remark(line)
+
+
+def edition() -> int:
+    """Another number after every activate: what was asked of the plan before may have another answer."""
+    return _edition
 
 
 def activate_found() -> None:

@@ -24,7 +24,7 @@ def check(seed: int) -> None:
         want = one_by_one(layers, nn.functional.silu, x, ids, weights)
         assert torch.equal(model["experts"](x, ids, weights), want)  # type: ignore[operator]
         for layer in model["experts"].expert(1):  # type: ignore[operator]
-            layer.register_forward_hook(lambda *_: None)  # each expert by itself
+            layer.register_forward_hook(lambda *_: None)  # this one by itself, the others in one call
         assert torch.equal(model["experts"](x, ids, weights), want)  # type: ignore[operator]
 
 
@@ -32,12 +32,13 @@ for old, new, name in (
     ("y[place]", "y[place[:, :1]]", "the result of the first expert for all"),
     ("weights.unsqueeze(-1)", "weights[:, :1, None]", "the weight of the first slot for all"),
     ("place.clamp(max=present)", "place.clamp(max=present - 1)", "the result of another for an expert elsewhere"),
-    ("x[begin : begin + count]", "x[:count]", "every expert multiplies the first rows"),
+    ("mine[ends[i] : ends[i + 1]] for i", "mine[: counts[i]] for i", "every expert multiplies the first rows"),
+    ("zip(places, y.split(own)", "zip(places[::-1], y.split(own)", "results of one call for several go to others"),
     (
         "_spec, rows, out",
         "_spec, rows if rows is None else rows.flip(0), out",
         "one call for all takes the codes of other tokens",
     ),
-    ("[count for _, count in work], dtype", "[count for _, count in work][::-1], dtype", "counts of other experts"),
+    ("torch.tensor(counts, dtype", "torch.tensor(counts[::-1], dtype", "counts of other experts"),
 ):
     register(edit("nn.expert_rows", old, new), check, name=name, area="experts")

@@ -163,13 +163,15 @@ BANKS = [
 ]
 
 
-def routed_model(scheme: str, monkeypatch: pytest.MonkeyPatch, bias: bool = False) -> Routed:
+def routed_model(scheme: Any, monkeypatch: pytest.MonkeyPatch, bias: bool = False, expose: bool = False) -> Routed:
     monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
     expert_banks.register_banks()
     torch.manual_seed(3)
     model = Routed(bias).eval()
     data = [(torch.randn(40, 32), *expert_banks.routing(40, 5, 2))] if scheme == "W8A8" else None
     feed = None if data is None else tuple
+    if expose:  # so that a bank whose layers all stay floats is one of layers, too
+        pyquant.expose_linears_(model)
     pyquant.quantize_(model, scheme, data=data, batch_to_inputs=feed, check_speed=False)
     assert isinstance(model.experts, pyquant.QExperts)
     return model
@@ -220,14 +222,54 @@ def test_a_node_of_a_graph_is_one_native_call(routed: Routed, monkeypatch: pytes
     assert calls["pyquant::qlinear"] == 2  # those before and behind the bank
 
 
-def test_experts_in_different_schemes_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node holds them: torch says so under fullgraph, and without it the bits are the same."""
-    monkeypatch.setattr(expert_rules, "_RULES", dict(expert_rules._RULES))
-    expert_banks.register_banks()
-    torch.manual_seed(3)
-    config = {"experts.2.*": pyquant.W8A16(), "_default": pyquant.W8A8Dynamic()}
-    model = pyquant.quantize_(Routed().eval(), config, check_speed=False)
-    assert isinstance(model.experts, pyquant.QExperts)
+MIXTURES: dict[str, dict[str, Any]] = {
+    "two": {"experts.2.*": pyquant.W8A16(), "_default": pyquant.W8A8Dynamic()},
+    "every": {
+        "experts.0.*": pyquant.W8A16(16),
+        "experts.1.*": pyquant.W4A8Dynamic(16),
+        "experts.2.gate_up_proj": pyquant.FP16(),
+        "experts.2.down_proj": None,
+        "experts.3.down_proj": pyquant.W4A16(16, symmetric=False),
+        "_default": pyquant.W8A8Dynamic(symmetric_inputs=False),
+    },
+    "none": {"experts.*": None, "_default": pyquant.W8A8Dynamic()},
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("mixture", list(MIXTURES))
+def test_experts_in_different_schemes_are_part_of_the_graph(
+    mixture: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node for the layers of each scheme, those in floating point included; nothing compiles again."""
+    compiled = Compiled(routed_model(MIXTURES[mixture], monkeypatch, bias, expose=True))
+    for seed in range(8):
+        ids, weights = expert_banks.routing(3 + seed, 5, 2, seed=seed)
+        if seed in (2, 3):
+            ids[:] = seed  # one expert has all
+        if seed == 4:
+            ids[0], ids[1, 1] = torch.tensor([7, 9]), -1  # experts elsewhere
+        compiled.check(torch.randn(3 + seed, 32), ids, weights)
+        assert compiled.graphs == 1
+    for tokens in (0, 1):  # torch takes these two for constants
+        ids, weights = expert_banks.routing(max(tokens, 1), 5, 2)
+        compiled.check(torch.randn(tokens, 32), ids[:tokens], weights[:tokens])
+    assert compiled.graphs <= 3
+
+
+def test_mixed_experts_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = routed_model(MIXTURES["every"], monkeypatch, expose=True)
+    call = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for tokens in (6, 17):
+            x, (ids, weights) = torch.randn(tokens, 32), expert_banks.routing(tokens, 5, 2, seed=tokens)
+            assert torch.equal(call(x, ids, weights), model(x, ids, weights))
+
+
+def test_watched_experts_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own calls run between two graphs, hooks and all, and the bits are the same."""
+    model: Any = routed_model("W8A8Dynamic", monkeypatch)
+    model.experts.expert(2)[0].register_forward_hook(lambda _, inputs, y: y * 2)
     compiled, graphs = Compiled(model, fullgraph=False), []
     for seed in range(12):
         compiled.check(torch.randn(3 + seed, 32), *expert_banks.routing(3 + seed, 5, 2, seed=seed))

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant import QExperts, QLinear
-from pyquant.nn import expert_rules
+from pyquant.nn import expert_rows, expert_rules
+from pyquant.ops import plan, tuned
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is a demo extra and not installed"
 )
+needs_library = pytest.mark.skipif(not pyquant.ops.native_available(), reason="the grouped product is compiled")
 INTEGER = (pyquant.W8A8Dynamic(), pyquant.W4A8Dynamic(16))
 SCHEMES = (*INTEGER, pyquant.W8A16(), pyquant.W4A16(32), pyquant.FP16())
 
@@ -78,6 +80,120 @@ def test_formats_lose_what_dense_layers_lose(scheme: Any) -> None:
     got, beside = quantised(bank, scheme)(x, ids, weights), one_by_one(layers, bank.act_fn, x, ids, weights)
     assert abs(sqnr(got, want) - sqnr(beside, want)) < 0.2
     assert sqnr(got, want) > (12 if "W4" in str(scheme) else 30)
+
+
+def watched(experts: QExperts, *case: Tensor) -> Tensor:
+    """The bank with each of its layers called by itself, as hooks make it."""
+    handles = [layer.register_forward_hook(lambda *_: None) for pair in experts.experts() for layer in pair]
+    try:
+        return experts(*case)  # type: ignore[no-any-return]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def calls_of(experts: QExperts, *case: Tensor) -> dict[str, int]:
+    """How often a call of the bank calls ops that multiply."""
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        experts(*case)
+    names = ("_grouped_linear", "_grouped_weight_only", "qlinear", "weight_only_linear", "float_linear")
+    found = {event.key.removeprefix("pyquant::"): event.count for event in profile.key_averages()}
+    return {name: found[name] for name in names if name in found}
+
+
+WEIGHT_ONLY = [
+    pyquant.W8A16(),
+    pyquant.W8A16(16, symmetric=False),
+    pyquant.W4A16(16),
+    pyquant.W4A16(None, symmetric=False),
+]
+ROUTINGS = ((1, 1), (9, 2), (70, 3))  # tokens, experts of each
+
+
+@needs_library
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+@pytest.mark.parametrize("kind", [Bank, Biased, Interleaved])
+def test_weight_only_experts_are_one_call_with_the_bits_of_single_ones(kind: Any, scheme: Any) -> None:
+    torch.manual_seed(1)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        experts = quantised(kind(5, 32, 48).to(dtype), scheme)
+        for tokens, slots in ROUTINGS:
+            x, (ids, weights) = torch.randn(tokens, 32, dtype=dtype), routing(tokens, 5, slots)
+            for case in ((x, ids, weights), (x, torch.full_like(ids, 3), weights), (x, ids - 1, weights)):
+                assert torch.equal(experts(*case), watched(experts, *case))
+    assert calls_of(experts, x, ids, weights) == {"_grouped_weight_only": 2}
+
+
+MIXED = {
+    "experts.0.*": pyquant.W8A16(16),
+    "experts.1.*": pyquant.W4A8Dynamic(16),
+    "experts.2.gate_up_proj": None,
+    "experts.2.down_proj": pyquant.FP16(),
+    "experts.4.*": pyquant.W4A8Dynamic(16),
+    "experts.5.down_proj": pyquant.W8A16(16),
+    "_default": pyquant.W8A8Dynamic(),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("kind", [Bank, Biased])
+def test_experts_of_several_schemes_are_a_call_a_scheme(kind: Any) -> None:
+    torch.manual_seed(1)
+    experts = quantised(kind(6, 32, 48), MIXED)
+    for tokens, slots in ROUTINGS:
+        x, (ids, weights) = torch.randn(tokens, 32), torch.rand(tokens, 6).topk(slots)[::-1]
+        for case in ((x, ids, weights), (x, torch.full_like(ids, 3), weights), (x, ids - 1, weights)):
+            assert torch.equal(experts(*case), watched(experts, *case))
+    # experts 1 and 4 are together twice; 3 and 5, then 0 and 5, once; the others are the only ones of their scheme
+    together = {"_grouped_linear": 3, "_grouped_weight_only": 1}
+    assert calls_of(experts, x, ids, weights) == together | {"qlinear": 1, "weight_only_linear": 1, "float_linear": 1}
+
+
+def test_kernel_info_says_how_many_calls_serve_a_bank_and_why() -> None:
+    def told(scheme: Any, kind: Any = Bank) -> dict[str, Any]:
+        return quantised(kind(6, 32, 48), scheme).kernel_info(40)
+
+    for scheme in ("W8A8Dynamic", "W4A16(group_size=16)"):
+        info = told(scheme)
+        assert list(info) == ["gate_up_proj", "down_proj"]
+        assert info["down_proj"].is_exact == (scheme == "W8A8Dynamic")
+        if pyquant.ops.native_available():
+            assert info["down_proj"].reason.startswith("one call for 6 experts"), info
+        else:
+            assert info["down_proj"].reason.startswith("a call for each of 6 experts"), info
+    if pyquant.ops.native_available():
+        mixed = told(MIXED)
+        assert mixed["gate_up_proj"].reason.startswith(
+            "3 calls, one for the experts of each of 3 schemes; 1 experts by"
+        )
+        assert "torch matmul" in mixed["gate_up_proj"].kernel
+        assert told("FP16")["down_proj"].reason.startswith("6 experts by themselves")
+    with pytest.raises(pyquant.ArgumentError, match="rows"):
+        quantised(Bank(2, 32, 16)).kernel_info(-1)
+
+
+def test_what_the_plan_says_of_a_launch_is_asked_again_after_other_measurements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """pyquant tune, and tuned.activate by hand."""
+    answers = {"kernel": None}
+    monkeypatch.setattr(expert_rows, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
+    monkeypatch.setattr(plan, "select", lambda *_, **__: plan.Selection(answers["kernel"], 1.0, (), False))
+    layers, x = (
+        [QLinear.from_float(nn.Linear(32, 16), pyquant.W8A8Dynamic()).eval() for _ in range(2)],
+        torch.zeros(2, 32),
+    )
+    expert_rows._kernel_takes.cache_clear()
+    try:
+        with torch.no_grad():
+            assert not expert_rows.is_one_call(layers, x)
+            answers["kernel"] = "gemm_sm80_s8s8_experts"  # type: ignore[assignment]
+            assert not expert_rows.is_one_call(layers, x)  # remembered
+            tuned.activate(tuned.load())
+            assert expert_rows.is_one_call(layers, x)
+    finally:
+        expert_rows._kernel_takes.cache_clear()
 
 
 def test_whoever_leads_calls_round_sees_each() -> None:

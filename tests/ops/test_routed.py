@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from op_samples import CPU_LAYOUT
-from torch import Tensor
+from torch import Tensor, nn
 
 import pyquant
 from pyquant import ops
@@ -36,6 +36,8 @@ def operands(name: str) -> tuple[list[Any], Any]:
 
         return [codes, scale, zeros, bias, N, 8, 0, *fused], one
     w = [torch.randn(N, K) for _ in range(3)]
+    if name == "_routed_dense":
+        return [w, bias], lambda x, i: nn.functional.linear(x, w[i], bias[i])
     return [w, [], *fused, torch.float16], lambda x, i: ops.float_linear(x, w[i], None, None, *fused, torch.float16)
 
 
@@ -53,10 +55,39 @@ def test_rows_have_the_bits_of_their_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(ROUTED))
+def test_layers_of_some_experts_leave_the_results_of_others(name: str) -> None:
+    """What a node of the layers of one kind does in a bank of several: here experts 3, 0 and 4 of five."""
+    op, (rest, one) = getattr(_ops, name).default, operands(name)
+    x, which = torch.randn(12, K), [3, 0, 4]
+    for counts in ([3, 2, 0, 4, 1], [0, 7, 0, 0, 5], [0, 5, 5, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]):
+        parts = list(x[: sum(counts)].split(counts))
+        alone = op(x, torch.tensor(counts), *rest, experts=which)
+        others = torch.randn(12, N).to(alone.dtype)
+        kept = others.clone()
+        got = op(x, torch.tensor(counts), *rest, experts=which, others=others)
+        for want, y in ((torch.zeros_like(alone), alone), (kept.clone(), got)):
+            begins = [sum(counts[:e]) for e in range(5)]
+            for i, e in enumerate(which):
+                if counts[e]:
+                    want[begins[e] : begins[e] + counts[e]] = one(parts[e], i)
+            assert torch.equal(y, want), counts
+        assert torch.equal(others, kept)
+
+
+@pytest.mark.parametrize("name", list(ROUTED))
+def test_wrong_experts_are_refused(name: str) -> None:
+    for which in ([0, 1], [0, 1, 5]):
+        with pytest.raises(pyquant.ArgumentError, match="argument 'counts'"):
+            getattr(_ops, name)(torch.randn(ROWS, K), torch.tensor([1] * 5), *operands(name)[0], experts=which)
+
+
+@pytest.mark.parametrize("name", list(ROUTED))
 def test_opcheck(name: str) -> None:
     op, (rest, _) = getattr(_ops, name).default, operands(name)
     for counts in ([3, 0, 4], [0, 0, 0]):
         torch.library.opcheck(op, (torch.randn(ROWS, K), torch.tensor(counts), *rest))
+        more = {"experts": [2, 0, 1], "others": op(torch.randn(ROWS, K), torch.tensor(counts), *rest)}
+        torch.library.opcheck(op, (torch.randn(ROWS, K), torch.tensor([*counts, 1]), *rest), more)
 
 
 def test_codes_with_their_scales() -> None:
@@ -74,10 +105,12 @@ def test_wrong_counts_are_refused(name: str, counts: list[int]) -> None:
         getattr(_ops, name)(torch.randn(ROWS, K), torch.tensor(counts), *operands(name)[0])
 
 
-def test_without_the_library_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["_routed_linear", "_routed_weight_only"])
+def test_without_the_library_the_bits_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer by layer, as on a GPU."""
-    rest, _ = operands("_routed_linear")
-    x, counts = torch.randn(ROWS, K), torch.tensor([2, 0, 5])
-    want = _ops._routed_linear(x, counts, *rest)
+    (rest, _), op = operands(name), getattr(_ops, name)
+    x, counts, more = torch.randn(ROWS, K), torch.tensor([2, 0, 5, 1]), {"experts": [3, 1, 2]}
+    want = op(x, counts[:3], *rest), op(x, counts, *rest, **more)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: False)
-    assert torch.equal(_ops._routed_linear(x, counts, *rest), want)
+    assert torch.equal(op(x, counts[:3], *rest), want[0])
+    assert torch.equal(op(x, counts, *rest, **more), want[1])

@@ -62,6 +62,23 @@ def packed(generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
             )
 
 
+def grouped(generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+    """Layers of a bank in one call: more blocks than threads, and layers that share a thread."""
+    counts = [0, 40, 1, 0, 7, 130, 2, 0, 0, 65]
+    ends, n, k = torch.tensor(counts).cumsum(0).to(torch.int32), 384, 512
+    x = torch.randn(sum(counts), k, generator=generator)
+    draw: dict[str, Any] = {"generator": generator}
+    codes = [torch.randint(-7, 8, (n, k), dtype=torch.int8, **draw) for _ in counts]
+    scale = [torch.rand(n, k // 128, **draw) + 0.1 for _ in counts]
+    spec = ops.LinearSpec(n, k, 4, 128, layout=ops.layout_for(torch.device("cpu"))).to_ints()
+    packed = [ops.pack_linear(ops.pack_int4(c), s, spec) for c, s in zip(codes, scale, strict=True)]
+    yield "_grouped_linear", torch.ops.pyquant._grouped_linear(x, packed, ends, spec)
+    how = (128, "none", 0.0, 0.0)
+    weights = [ops.pack_int4(c) for c in codes]
+    yield "_grouped_weight_only s4", torch.ops.pyquant._grouped_weight_only(x, weights, scale, [], [], ends, 4, *how)
+    yield "_grouped_weight_only s8", torch.ops.pyquant._grouped_weight_only(x, codes, scale, [], [], ends, 8, *how)
+
+
 def quantised(generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     x = torch.randn(ROWS, COLS, generator=generator)
     for granularity, group in (("per_tensor", 0), ("per_token", 0), ("per_group", 26)):
@@ -131,7 +148,7 @@ def main(threads: str) -> None:
     if threads != "default":
         torch.set_num_threads(int(threads))
     generator = torch.Generator().manual_seed(11)
-    for part in (first_thing(), packed(generator), quantised(generator), calibrated(), loaded()):
+    for part in (first_thing(), packed(generator), grouped(generator), quantised(generator), calibrated(), loaded()):
         for name, result in part:
             print(digest(*(result if isinstance(result, tuple) else (result,))), name)
 

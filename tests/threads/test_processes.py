@@ -50,13 +50,13 @@ def test_the_work_is_above_every_grain_of_the_source() -> None:
 
 
 def test_nothing_but_the_pool_asks_for_the_number_of_threads() -> None:
-    """Only what cuts work may ask, before it starts: threads.cpp, grids of a layer and a bank, the benches' rulers."""
+    """Only what cuts work may ask, before it starts: threads.cpp, a layer's grid, a group's cut, the rulers."""
     asked = {
         path.name: text.count("thread_count()")
         for path in sorted((ROOT / "csrc/cpu").iterdir())
         if "thread_count()" in (text := re.sub(r"//.*", "", path.read_text()))
     }
-    assert asked == {"threads.h": 1, "threads.cpp": 2, "layer.cpp": 2, "ceilings.cpp": 1}
+    assert asked == {"threads.h": 1, "threads.cpp": 2, "layer.cpp": 1, "cut.h": 1, "ceilings.cpp": 1}
 
 
 def test_the_suite_runs_with_the_machines_threads() -> None:
