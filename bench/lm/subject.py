@@ -17,8 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.lm.text import Cloze, read_cloze, read_text, windows_of
+from bench.lm.text import Cloze, read_cloze
 from pyquant.errors import ArgumentError
+from pyquant.integrations.transformers.text import (
+    config_in,
+    longest_of,
+    read_text,
+    token_ids,
+    tokenizer_in,
+    windows_of,
+)
 
 PERPLEXITY: Final = "perplexity"
 _LONGEST: Final = 2048  # tokens of a window where the model would take more
@@ -85,16 +93,16 @@ def language_model(
     """
     folder, options = Path(folder), options or LmOptions()
     config = _config(folder)
-    tokenizer = _tokenizer(folder)
-    longest = getattr(config, "max_position_embeddings", None) or _LONGEST
+    tokenizer = tokenizer_in(folder, "MODEL_DIR")
+    longest = longest_of(config) or _LONGEST
     length = min(longest, _LONGEST) if options.length is None else options.length
     if not 2 <= length <= longest:
         raise ArgumentError("length", length, f"2 to {longest}, the most that the model takes")
-    ids = _encoded(tokenizer, read_text(text, "text"), config.vocab_size)
+    ids = token_ids(tokenizer, read_text(text, "text"), config, "MODEL_DIR")
     if calibration is None:
         data, ids = ids[: ids.numel() // 2], ids[ids.numel() // 2 :]
     else:
-        data = _encoded(tokenizer, read_text(calibration, "calibration"), config.vocab_size)
+        data = token_ids(tokenizer, read_text(calibration, "calibration"), config, "MODEL_DIR")
     if data.numel() <= length:
         raise ArgumentError("calibration", f"a text of {data.numel()} tokens", f"more than one window of {length}")
     judged = windows_of(ids, length, options.windows, "text").to(options.device)
@@ -111,38 +119,10 @@ def language_model(
 
 
 def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    if not (folder / "config.json").is_file():
-        raise ArgumentError("MODEL_DIR", f"{folder}: no config.json", "the folder of a causal model of transformers")
-    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+    file = folder / "config.json"
+    if file.is_file() and "quantization_config" in json.loads(file.read_text(encoding="utf-8")):
         raise ArgumentError("MODEL_DIR", f"{folder}: a quantised model", "a float model, which is quantised here")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError) as error:
-        allowed = "the folder of a causal model of transformers"
-        raise ArgumentError("MODEL_DIR", f"{folder}: {error}"[:300], allowed) from None
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ArgumentError(
-            "MODEL_DIR", f"{folder}: no tokenizer ({told})"[:300], "a folder with its tokenizer"
-        ) from None
-
-
-def _encoded(tokenizer: Any, text: str, vocabulary: int) -> Tensor:
-    ids: Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False, verbose=False).input_ids[0]
-    if ids.numel() and int(ids.max()) >= vocabulary:
-        raise ArgumentError(
-            "MODEL_DIR", f"a tokenizer with id {int(ids.max())}", f"ids below {vocabulary}, as the model"
-        )
-    return ids
+    return config_in(folder, "MODEL_DIR")
 
 
 def _load(folder: Path, device: str) -> nn.Module:

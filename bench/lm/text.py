@@ -1,4 +1,4 @@
-"""What a language model is judged on: windows of a text, and cloze lines (a context and the word that ends it)."""
+"""What a language model is judged on beside windows of a text: cloze lines (a context and the word that ends it)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from pyquant.errors import ArgumentError
+from pyquant.integrations.transformers.text import read_text
 
 _CLOZE: Final = 'lines such as {"context": "I poured the tea into the", "word": "cup"} or {"text": "... into the cup"}'
 
@@ -21,33 +21,6 @@ class Cloze:
 
     ids: Tensor
     begin: int
-
-
-def read_text(path: str | Path, argument: str) -> str:
-    """A text in UTF-8. Raises ArgumentError naming the argument where there is none."""
-    path = Path(path)
-    if not path.is_file():
-        raise ArgumentError(argument, f"{path}: no such file", "a text file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(argument, f"{path}: byte {error.start} is not UTF-8", "a text in UTF-8") from None
-    if not text.strip():
-        raise ArgumentError(argument, f"{path}: nothing but spaces", "a text")
-    return text
-
-
-def windows_of(ids: Tensor, length: int, count: int | None, argument: str) -> Tensor:
-    """int64 [windows, length]: windows of a text [T] that do not overlap; of more than `count`, evenly spread ones.
-
-    Raises ArgumentError naming the argument where the text is shorter than one window.
-    """
-    whole = ids[: ids.numel() // length * length].view(-1, length)
-    if not len(whole):
-        raise ArgumentError(argument, f"a text of {ids.numel()} tokens", f"at least one window of {length}")
-    if count is None or count >= len(whole):
-        return whole
-    return whole[torch.arange(count) * len(whole) // count]
 
 
 def read_cloze(path: str | Path, tokenizer: Any, length: int) -> list[Cloze]:

@@ -13,7 +13,8 @@ from pyquant.report.render import table
 
 DATA_HELP = (
     "package.module:callable without arguments that returns an iterable of batches: tensors, tuples whose first item "
-    "is the input, or mappings of keyword arguments"
+    "is the input, or mappings of keyword arguments; or, with the folder of a Hugging Face model, a text file: at "
+    "most 128 windows of 512 tokens of it"
 )
 _EXAMPLES = """\
 examples:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.recipe import Recipe
     from pyquant.simulate.calibrate import targets_of
 
-    factory, data = model_factory(args.model), load_batches(args.data, "--data")
+    factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     recipe = Recipe.load(args.recipe)  # last: it may name what the two modules register
     with ProgressBar("calibrate", recipe.calib_params.num_calib_batches + 1) as shown:
         shown.step("building the model")

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.suffix != ".json":
         raise ArgumentError("--out", args.out, "a file that ends in .json")
-    factory, data = model_factory(args.model), load_batches(args.data, "--data")
+    factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     batches = data() if args.batches is not None else list(itertools.islice(data(), 4))
     with ProgressBar("latency", args.rounds) as shown:
 

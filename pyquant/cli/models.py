@@ -77,8 +77,14 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
     return call
 
 
-def load_batches(text: str, argument: str) -> Callable[[], Iterable[Any]]:
-    """load_called for one that returns batches: ArgumentError naming `argument` where it returns anything else."""
+def load_batches(text: str, argument: str, model: str) -> Callable[[], Iterable[Any]]:
+    """What `text` names: a file, whose text the tokenizer of the folder `model` cuts, or load_called for a callable
+    that returns batches. ArgumentError naming `argument` where it is neither, or returns anything else."""
+    if Path(text).is_file():
+        if not Path(model).is_dir():
+            allowed = "a text with the folder of a Hugging Face model alone, whose tokenizer cuts it"
+            raise ArgumentError(argument, f"{text}, a file, with {model}", allowed)
+        return lambda: _batches_of_text(text, argument, model)
     call = load_called(text, argument)
 
     def batches() -> Iterable[Any]:
@@ -90,6 +96,16 @@ def load_batches(text: str, argument: str) -> Callable[[], Iterable[Any]]:
         return result
 
     return batches
+
+
+def _batches_of_text(path: str, argument: str, model: str) -> Iterable[Any]:
+    from pyquant.integrations.transformers import text_batches
+
+    try:
+        return text_batches(model, path)
+    except ArgumentError as error:
+        named = {"path": argument, "folder": "MODEL"}.get(error.argument or "", error.argument)
+        raise ArgumentError(named, error.got, error.allowed) from None
 
 
 def usual_batches(batches: Iterable[Any], count: int | None) -> tuple[Iterable[Any], int]:

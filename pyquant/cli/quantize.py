@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, model_factory
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.errors import ArgumentError
@@ -35,7 +35,7 @@ examples:
   pyquant quantize mypackage.models:build --scheme W8A8Dynamic --auto --data mypackage.data:batches --out quantised
   pyquant quantize mypackage.models:build --scheme W8A8 --data mypackage.data:batches --improve smooth --out q
   pyquant quantize mypackage.models:build --recipe recipe.yaml --data mypackage.data:calibration --out quantised
-  pyquant quantize ./hugging-face-folder --preset llm-w4a8 --data mypackage.data:calibration --out quantised
+  pyquant quantize ./hugging-face-folder --preset llm-w4a8 --data book.txt --out quantised
   pyquant quantize mypackage.models:build --recipe recipe.yaml --calibration calibration.json --out quantised
 
 a configuration file:
@@ -50,7 +50,8 @@ a configuration file:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Builds a model, replaces its Linear and Conv2d layers by quantised ones, and saves it with a "
-        "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration."
+        "manifest of digests. Schemes with static input ranges (W8A8, W4A8, W4A4) need --data, or --calibration; what "
+        "improves (gptq, ...), as most presets do, needs --data."
     )
     parser.epilog = _EXAMPLES
     add = parser.add_argument
@@ -108,12 +109,10 @@ def run(args: argparse.Namespace) -> int:
 def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Module, Recipe | None]]:
     """What is to be done to the model, giving the recipe too that it was done by, if there is one; all that can be
     wrong in the arguments is found here, before it is built."""
-    from pyquant.ptq.improve.steps import check_names
-
-    data = load_called(args.data, "--data") if args.data else None
+    data = load_batches(args.data, "--data", args.model) if args.data else None
     if args.auto and data is None:
         raise ArgumentError("--auto", "given without --data", "together with --data, whose first batch is the example")
-    improve = check_names(args.improve, data)
+    improve = _improvers(args.improve, data, "--improve")
     given_recipe = args.recipe or args.config or args.preset
     if args.calibration and not args.recipe:
         raise ArgumentError("--calibration", args.calibration, "together with --recipe")
@@ -127,7 +126,8 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         options |= {"on_indivisible": args.on_indivisible or CHOICES[0], "improve": improve}
     else:
         recipe = Recipe.load(args.recipe) if args.recipe else _with_options(_options_apply_to(args), args)
-        check_names(improve or recipe.improve, data)
+        given_by = next(f"--{name}" for name in ("recipe", "config", "preset") if getattr(args, name))
+        _improvers(improve or recipe.improve, data, "--improve" if improve else given_by)
         ranges = _ranges(args, recipe) if args.calibration else None
 
     def quantise(model: nn.Module) -> tuple[nn.Module, Recipe | None]:
@@ -156,6 +156,19 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
             raise ArgumentError(option, error.got, error.allowed) from None
 
     return quantise
+
+
+def _improvers(names: Iterable[str], data: object, asked_by: str) -> tuple[str, ...]:
+    """check_names, whose errors speak of the options."""
+    from pyquant.ptq.improve.steps import check_names
+
+    names = tuple(names)
+    try:
+        return check_names(names, data)
+    except ArgumentError as error:
+        if error.argument != "data":
+            raise ArgumentError(asked_by, error.got, error.allowed) from None
+        raise ArgumentError("--data", f"none, and {asked_by} asks for {', '.join(names)}", DATA_HELP) from None
 
 
 def _options_apply_to(args: argparse.Namespace) -> Recipe:

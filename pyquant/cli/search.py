@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.ptq.ranges_file import save_ranges
     from pyquant.recipe import Recipe, SearchParams
 
-    factory, data = model_factory(args.model), load_batches(args.data, "--data")
-    score = load_batches(args.score_data, "--score-data") if args.score_data else None
+    factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
+    score = load_batches(args.score_data, "--score-data", args.model) if args.score_data else None
     eval_fn = load_called(args.eval, "--eval", "model") if args.eval else None
     base = Recipe.load(args.recipe) if args.recipe else Recipe()
     asked = base.search or SearchParams()

@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.report.sensitivity import groups_table
 
     formats, mode = formats_of(args.formats), _MODES[args.mode]
-    factory, data = model_factory(args.model), load_batches(args.data, "--data")()
+    factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)()
     SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
     eval_fn = None if args.eval is None else load_called(args.eval, "--eval", "model")
     if args.metric == "eval" and eval_fn is None:
         raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")
     if args.by == "task" and eval_fn is None:
         raise ArgumentError("--by", "'task'", "'loss', or an --eval function")
-    held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out")())
+    held_out = None if args.held_out is None else list(load_batches(args.held_out, "--held-out", args.model)())
     data, count = usual_batches(data, args.batches)
     model = factory()
     cost = cost_of(

@@ -22,8 +22,9 @@ from bench.lm import __main__ as driver  # noqa: E402
 from bench.lm import peers, records, run, suite, train  # noqa: E402
 from bench.lm.measure import PLAIN, Cell, Way, measured, scheme_of, state_bytes, ways_of  # noqa: E402
 from bench.lm.subject import LmOptions, Subject, language_model  # noqa: E402
-from bench.lm.text import read_cloze, windows_of  # noqa: E402
+from bench.lm.text import read_cloze  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
+from pyquant.integrations.transformers.text import windows_of  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
 
 SIZE = train.Size(width=64, layers=2, heads=2, intermediate=128, length=32)

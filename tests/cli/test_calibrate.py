@@ -142,7 +142,7 @@ def test_a_recipe_without_static_tensors_needs_no_data() -> None:
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "c.json", "--out", "q"], 2, "another recipe"),
         (["quantize", MODEL, "--recipe", "r.json", "--calibration", "gone", "--out", "q"], 2, "no such file"),
         (["quantize", MODEL, "--scheme", "W8A8", "--calibration", "c.json", "--out", "q"], 2, "--recipe"),
-        (["quantize", MODEL, "--scheme", "W8A8", "--improve", "gptq", "--out", "q"], 2, "'data'"),
+        (["quantize", MODEL, "--scheme", "W8A8", "--improve", "gptq", "--out", "q"], 2, "'--data': got none"),
         (
             ["quantize", MODEL, "--scheme", "W8A8", "--data", "toy_models:batches", "--batches", "0", "--out", "q"],
             2,

@@ -19,6 +19,7 @@ from pyquant.integrations.transformers.model import (
     refill_buffers,
     unreadable_layers,
 )
+from pyquant.integrations.transformers.text import text_batches
 
 if TYPE_CHECKING:
     from pyquant.integrations.transformers.on_the_fly import PyquantConfig
@@ -36,6 +37,7 @@ __all__ = [
     "ignored_names",
     "is_model",
     "refill_buffers",
+    "text_batches",
     "unreadable_layers",
 ]
 
