@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,31 @@ def count_tokens(model: nn.Module, fakes: Mapping[str, FakeQuantize], counts: Ma
             said = f"{len(unseen)} of {bank.num_experts} experts of {place} saw no token of the calibration data"
             warnings.warn(
                 f"{said} ({which}): their inputs get the widest range of the other experts; more batches help",
+                QuantizationWarning,
+                stacklevel=2,
+            )
+
+
+def tell_of_untouched(model: nn.Module, layers: Mapping[str, nn.Module], touched: Collection[str]) -> None:
+    """Warn of experts that an improver left as they were, as none of its data reached them; those that calibration
+    has named already are not named again.
+
+    layers  those that it was to change, by name; touched: the names of those that it has judged.
+    """
+    untouched = {id(layer) for name, layer in layers.items() if name not in touched}
+    for place, bank in model.named_modules():
+        if not isinstance(bank, QExperts):
+            continue
+        known = bank.tokens_seen or [1] * bank.num_experts
+        unseen = [e for e, pair in enumerate(bank.experts()) if known[e] and any(id(m) in untouched for m in pair)]
+        for e in unseen:
+            for layer in (layer for layer in bank.expert(e) if id(layer) in untouched):
+                layer.__dict__["note"] = "its expert saw no token of the data: every weight has its nearest code"
+        if unseen:
+            said = f"{len(unseen)} of {bank.num_experts} experts of {place} saw no token of the data"
+            warnings.warn(
+                f"{said} ({listed([str(e) for e in unseen], 6)}): their weights keep their nearest codes; more batches "
+                "help",
                 QuantizationWarning,
                 stacklevel=2,
             )

@@ -27,6 +27,7 @@ from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Replay
 from pyquant.simulate.float_model import float_parameters, floating_point, keep_originals
+from pyquant.simulate.unseen_experts import tell_of_untouched
 
 Progress = Callable[[int, int, str], None]
 
@@ -83,6 +84,7 @@ def improved(replay: Replay, layers: dict[str, Layer], improver: Improver, way: 
                         undo.extend(state.put_back for state in stage.before)
                     if way.progress is not None:
                         way.progress(done, drive.total, stage.name)
+        tell_of_untouched(model, layers, drive.results)
         return drive.results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
 from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.offload import each_on_device, home_of
 from pyquant.ptq.improve.matrix import Layer
-from pyquant.ptq.improve.replay import Enough, Replay
+from pyquant.ptq.improve.replay import Calls, Enough, Replay
 from pyquant.simulate.float_model import floating_point
 
 
@@ -26,7 +25,7 @@ class Chain:
     """A list of blocks that can be called one after the other.
 
     at         its number.
-    layers     of each block: {name: calls in a pass}, in the order of the calls.
+    layers     of each block: {name: calls in a pass, at most}, in the order of the calls.
     batches    how each batch's pass calls each block.     last_uses   {tensor of those: the last block it goes into}.
     home       where the blocks' inputs are kept.
     """
@@ -68,7 +67,7 @@ class _List:
                     raise NotAChain(at, f"{name} stands in blocks {self.owners[name]} and {i}")
         self.batches: list[list[Call]] = []
 
-    def chain(self, calls: Counter[str], home: torch.device) -> Chain:
+    def chain(self, calls: Mapping[str, int], home: torch.device) -> Chain:
         """It is one. calls: of all layers, in their order."""
         held: list[dict[str, int]] = [{} for _ in self.blocks]
         for name in calls:
@@ -125,10 +124,12 @@ def _planned(
     blocks = [block for list_ in lists for block in list_.blocks]
     home = home_of(replay.module)
     events: list[str | int] = []  # layers as they are called, and numbers of lists as their first blocks are
+    calls = Calls()
     with each_on_device(blocks, device):
         with floating_point(replay.module):
             seen = _record(replay, lists, 0, layers, events)
-        order = [at for at in dict.fromkeys(events) if isinstance(at, int)]
+        calls.add(events)
+        order = [at for at in calls.order if isinstance(at, int)]
         for list_, recording, again in zip(lists, seen, _record(replay, lists, 0), strict=True):
             if len(recording.calls) < len(list_.blocks):
                 raise NotAChain(list_.at, f"block {len(recording.calls)} is never called")
@@ -136,8 +137,10 @@ def _planned(
         with floating_point(replay.module):
             for b in range(len(replay.batches)):
                 if b > 0:
+                    events.clear()
                     with _ends(lists[order[-1]].blocks[-1], before=False):
-                        seen = _record(replay, lists, b)
+                        seen = _record(replay, lists, b, layers, events)
+                    calls.add(events)
                 for list_, recording in zip(lists, seen, strict=True):
                     if len(recording.calls) < len(list_.blocks):
                         raise NotAChain(list_.at, f"block {len(recording.calls)} is not called for batch {b}")
@@ -147,20 +150,20 @@ def _planned(
                     for ref, tensor in recording.const.items():
                         kept.put(("both", b, ref), tensor)
                 seen = []
-    return _in_order(lists, events, home)
+    return _in_order(lists, calls, home)
 
 
-def _in_order(lists: Sequence[_List], events: Sequence[str | int], home: torch.device) -> Plan:
+def _in_order(lists: Sequence[_List], calls: Calls, home: torch.device) -> Plan:
     inside = {name for list_ in lists for name in list_.owners}
-    calls = Counter(event for event in events if isinstance(event, str))
+    counts = {name: calls.most[name] for name in calls.order if isinstance(name, str)}
     steps: list[Chain | dict[str, int]] = []
-    for event in dict.fromkeys(events):
+    for event in calls.order:
         if isinstance(event, int):
-            steps.append(lists[event].chain(calls, home))
+            steps.append(lists[event].chain(counts, home))
         elif event not in inside:
             if not steps or isinstance(steps[-1], Chain):
                 steps.append({})
-            steps[-1][event] = calls[event]  # type: ignore[index]
+            steps[-1][event] = counts[event]  # type: ignore[index]
     return Plan(steps)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -65,20 +66,36 @@ def bias_correction_(
     return improved(replay, layers, _BiasCorrection(), way)
 
 
+@dataclass(frozen=True)
+class _Outputs:
+    """What a layer gave out before its output was rounded: float64 [N], the mean of each channel; the root mean square
+    of all; how many rows."""
+
+    mean: Tensor
+    size: float
+    rows: int
+
+
 class _BiasCorrection:
     settings: Final = "bias correction"
 
-    def look(self, stage: Stage) -> dict[str, tuple[Tensor, float]]:
+    def look(self, stage: Stage) -> dict[str, _Outputs]:
         return {name: _means(stage.floats, stage.layers[name], calls) for name, calls in stage.calls.items()}
 
-    def improve(self, stage: Stage, seen: dict[str, tuple[Tensor, float]]) -> dict[str, float]:
+    def improve(self, stage: Stage, seen: dict[str, _Outputs]) -> dict[str, float]:
         corrections: dict[str, float] = {}
         for name, calls in stage.calls.items():
-            layer, (mean, size) = stage.layers[name], seen[name]
-            error = _means(stage.rounded, layer, calls)[0] - mean
+            layer, floats = stage.layers[name], seen[name]
+            rounded = _means(stage.rounded, layer, calls)
+            if not (
+                floats.rows and rounded.rows
+            ):  # an expert that only one of the two models reaches: nothing to compare
+                corrections[name] = 0.0
+                continue
+            error = rounded.mean - floats.mean
             bias = torch.zeros_like(error) if layer.bias is None else layer.bias.double()
             layer.bias = nn.Parameter((bias - error).to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
-            corrections[name] = float(error.abs().max()) / max(size, 1e-300) if error.numel() else 0.0
+            corrections[name] = float(error.abs().max()) / max(floats.size, 1e-300) if error.numel() else 0.0
         return corrections
 
     def packed(self, result: float) -> float:
@@ -88,8 +105,7 @@ class _BiasCorrection:
         return float(value)
 
 
-def _means(replay: Replay, layer: Layer, calls: int) -> tuple[Tensor, float]:
-    """float64 [N]: the mean of each channel, before the output is rounded; and the root mean square of all."""
+def _means(replay: Replay, layer: Layer, calls: int) -> _Outputs:
     channels = layer.weight.shape[0]
     total = torch.zeros(channels, dtype=torch.float64, device=layer.weight.device)
     squares, rows = 0.0, 0
@@ -105,4 +121,4 @@ def _means(replay: Replay, layer: Layer, calls: int) -> tuple[Tensor, float]:
         replay.watch(layer, calls, see, 0, len(replay.batches))
     finally:
         layer.output_fake_quant = output_fake_quant
-    return total / max(rows, 1), (squares / max(rows * channels, 1)) ** 0.5
+    return _Outputs(total / max(rows, 1), (squares / max(rows * channels, 1)) ** 0.5, rows)

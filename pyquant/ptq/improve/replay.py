@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,28 @@ _TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e
 
 class Enough(Exception):
     """Ends a forward pass whose remaining layers are not needed."""
+
+
+@dataclass
+class Calls:
+    """What passes of a model call: in which order, and how often in a pass at most.
+
+    A pass may reach what others do not: it comes behind what this pass calls before it.
+    """
+
+    order: list[Any] = field(default_factory=list)
+    most: Counter[Any] = field(default_factory=Counter)
+
+    def add(self, events: Sequence[Any]) -> None:
+        """One more pass: what it called, in order."""
+        known, at = set(self.order), 0
+        for event in dict.fromkeys(events):
+            if event in known:
+                at = self.order.index(event) + 1
+            else:
+                self.order.insert(at, event)
+                at += 1
+        self.most |= Counter(events)
 
 
 class Replay:
@@ -66,13 +89,19 @@ class Replay:
             return self.module(*args, **kwargs)
 
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
-        """{layer: calls in the first batch}, in the order of the first calls; layers it never reaches are missing."""
-        seen: Counter[str] = Counter()
+        """{layer: most calls in a batch}, in the order of the first calls; layers that no batch reaches are missing.
+        Later batches are looked at where the first ones do not reach all, as routers of experts may."""
+        found, events = Calls(), list[str]()
         with ExitStack() as hooks:
             for name, layer in layers.items():
-                hooks.enter_context(_hooked(layer, lambda *_, name=name: seen.update([name])))
-            self.run(self.batches[0])
-        return dict(seen)
+                hooks.enter_context(_hooked(layer, lambda *_, name=name: events.append(name)))
+            for batch in self.batches:
+                self.run(batch)
+                found.add(events)
+                events.clear()
+                if len(found.most) == len(layers):
+                    break
+        return {name: found.most[name] for name in found.order}
 
     def watch(self, layer: nn.Module, calls: int, see: Callable[[Tensor, Tensor], None], first: int, last: int) -> None:
         """see(input, output) of every call of a layer, for batches first <= i < last; a pass ends with the call after
