@@ -63,7 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--cloze", metavar="FILE", help='lines {"context": ..., "word": ...} or {"text": ...}')
     add("--calibration", metavar="FILE", help="text to calibrate with (default: the first half of TEXT_FILE)")
     shown = f"default: {' '.join(SCHEMES)}; of --suite: rows of its own"
-    add("--schemes", nargs="*", metavar="S", help=f"presets with options; 4-bit weights by MSE ({shown})")
+    add("--schemes", nargs="*", metavar="S", help=f"presets with options ({shown})")
     add("--methods", nargs="*", metavar="M", help=f"{PLAIN}, or of these, '+' between: {', '.join(NAMES)}")
     add("--recipes", nargs="*", default=[], metavar="R", help="files, or " + ", ".join(RECOMMENDED))
     add(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bench.lm.subject import Judgement, Subject
-from pyquant import QScheme, Recipe, quantize_, scheme_from_name
+from pyquant import Recipe, quantize_, scheme_from_name
 from pyquant.errors import ArgumentError
 from pyquant.ptq.improve.steps import check_names
 
@@ -47,7 +47,7 @@ class Way:
     @property
     def needs_data(self) -> bool:
         if self.recipe is None:
-            schemes = [scheme_of(self.scheme)]
+            schemes = [scheme_from_name(self.scheme)]
         else:
             schemes = [scheme for scheme in self.recipe.config().entries.values() if scheme is not None]
         return bool(self.improvers) or any(scheme.is_static for scheme in schemes)
@@ -75,14 +75,6 @@ class Cell:
     state_bytes: int
 
 
-def scheme_of(text: str) -> QScheme:
-    """The scheme of a preset's text; 4-bit weights with ranges by the mean squared error, as the pages advise."""
-    scheme = scheme_from_name(text)
-    if scheme.weights.bits > 4:
-        return scheme
-    return replace(scheme, weights=replace(scheme.weights, calibrator="mse"))
-
-
 def ways_of(schemes: Sequence[str], methods: Sequence[str], recipes: Sequence[str]) -> list[Way]:
     """Every scheme with every method, and recipes by the name of a preset or their file.
 
@@ -97,7 +89,7 @@ def ways_of(schemes: Sequence[str], methods: Sequence[str], recipes: Sequence[st
                     "methods", f"{method!r}: {error.got}", f"{PLAIN}, or with '+' between: {error.allowed}"
                 ) from None
     for scheme in schemes:
-        scheme_of(scheme)
+        scheme_from_name(scheme)
     ways = [Way(scheme, method) for scheme in schemes for method in methods]
     return ways + [Way("", _recipe_name(name), _recipe(name)) for name in recipes]
 
@@ -134,7 +126,7 @@ def quantised(model: nn.Module, way: Way, data: list[Any] | None, alone: Sequenc
         skipped = (*(params.skip_modules or ()), *(name for name in alone if name in present))
         recipe = replace(recipe, selective_quantizer_params=replace(params, skip_modules=skipped or None))
         return quantize_(model, recipe, data=data, check_speed=False)
-    config = {**dict.fromkeys(alone), "_default": scheme_of(way.scheme)}
+    config = {**dict.fromkeys(alone), "_default": scheme_from_name(way.scheme)}
     return quantize_(model, config, data=data, improve=way.improvers, heads=False, check_speed=False)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
 from typing import Final
 
-from bench.lm.measure import PLAIN, Cell, scheme_of
+from bench.lm.measure import PLAIN, Cell
 from bench.lm.subject import PERPLEXITY, Subject
-from pyquant import Recipe, recommended
+from pyquant import Recipe, recommended, scheme_from_name
 from pyquant.recipe.recommended import NAMES
 from pyquant.report.records.environment import Environment
 from pyquant.report.render import bullets, page, section, table
@@ -200,7 +200,7 @@ def recipes_table(rows: Sequence[LmRow]) -> str:
 def _is_of(recipe: Recipe, name: str, row: LmRow) -> bool:
     if not row.scheme or name.partition("-")[0] != _KINDS.get(row.subject, "llm"):
         return row.method == name
-    return scheme_of(row.scheme) == recipe.default_scheme() and row.method == ("+".join(recipe.improve) or PLAIN)
+    return scheme_from_name(row.scheme) == recipe.default_scheme() and row.method == ("+".join(recipe.improve) or PLAIN)
 
 
 def _cells(row: LmRow, is_lm: bool, has_hits: bool) -> list[str]:

@@ -208,6 +208,10 @@ class HistogramStatistics(RangeStatistics):
             views.append(view)
         return views
 
+    def short_rows(self, longest: int) -> Tensor | None:
+        """The numbers themselves, float [R, n], where they are kept and a row has at most so many; of data: None."""
+        return None
+
     def distribution(self) -> Distribution:
         """What the search methods ask of whole-tensor statistics. Raises CalibrationError before the first batch."""
         low, high = (end.to(torch.float64) for end in self.range())
@@ -215,7 +219,7 @@ class HistogramStatistics(RangeStatistics):
         low, high = low.clamp_max(0), high.clamp_min(0)
         counts, exponent = self._bins[0], int(self.exponent[0])
         parts = ((counts[0], -low), (counts[1], high), (counts.sum(0), torch.maximum(-low, high)))
-        tails = (HistogramTails(part, exponent, largest, smallest) for part, largest in parts)
+        tails = (partial(HistogramTails, part, exponent, largest, smallest) for part, largest in parts)
         return Distribution(low.reshape(1, 1), high.reshape(1, 1), *tails)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ power of two is the scaled answer, bit for bit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,16 +40,36 @@ class Tails(ABC):
         """Smallest magnitude that at least `at_most` (float64 [R, 1], 0 to count) numbers do not exceed; [R, 1]."""
 
 
-@dataclass(frozen=True)
 class Distribution:
     """What the search methods see of the data: the exact range (low, high: float64 [R, 1]), widened to contain 0,
-    and the magnitudes of either sign (the zeros belong to one of them) and all together."""
+    and the magnitudes of either sign (the zeros belong to one of them) and all together, each made when it is asked
+    for: rows of weights are sorted for it."""
 
-    low: Tensor
-    high: Tensor
-    negative: Tails
-    positive: Tails
-    magnitudes: Tails
+    def __init__(
+        self,
+        low: Tensor,
+        high: Tensor,
+        negative: Callable[[], Tails],
+        positive: Callable[[], Tails],
+        magnitudes: Callable[[], Tails],
+    ) -> None:
+        self.low, self.high = low, high
+        self._negative, self._positive, self._magnitudes = negative, positive, magnitudes
+
+    @cached_property
+    def negative(self) -> Tails:
+        """Magnitudes of the numbers below zero."""
+        return self._negative()
+
+    @cached_property
+    def positive(self) -> Tails:
+        """Numbers above zero."""
+        return self._positive()
+
+    @cached_property
+    def magnitudes(self) -> Tails:
+        """Magnitudes of all numbers."""
+        return self._magnitudes()
 
     @property
     def amax(self) -> Tensor:

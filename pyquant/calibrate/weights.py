@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from pyquant import numerics
 from pyquant.calibrate.registry import Range, range_to_qparams
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
-from pyquant.calibrate.tails import Distribution, SortedTails
+from pyquant.calibrate.tails import Distribution, SortedTails, Tails
 from pyquant.core.dtypes import FLOATS, describe
 from pyquant.core.registry import CALIBRATORS
 from pyquant.core.scheme import TensorScheme
@@ -18,6 +20,7 @@ from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
 _CHUNK: Final = 1 << 19  # weights searched at once: the tables of a search are some 20 times as large
 _LOOKUPS: Final = 1 << 22  # and so many thresholds, some 512 for each code of each row
+_SIDES: Final = (lambda x: (-x).clamp_min(0), lambda x: x.clamp_min(0), torch.abs)  # of a Distribution
 
 
 class RowStatistics(HistogramStatistics):
@@ -30,11 +33,15 @@ class RowStatistics(HistogramStatistics):
         self.low, self.high = (end.to(torch.float32) for end in torch.aminmax(rows, dim=1))
         self.count = rows.numel()
 
+    def short_rows(self, longest: int) -> Tensor | None:
+        return self._values if self._values.shape[1] <= longest else None
+
     def distribution(self) -> Distribution:
-        rows = self._values.to(torch.float64)
         low, high = (end.to(torch.float64)[:, None] for end in self.range())
-        tails = map(SortedTails, ((-rows).clamp_min(0), rows.clamp_min(0), rows.abs()))
-        return Distribution(low.clamp_max(0), high.clamp_min(0), *tails)
+        return Distribution(low.clamp_max(0), high.clamp_min(0), *(partial(self._side, of) for of in _SIDES))
+
+    def _side(self, magnitudes: Callable[[Tensor], Tensor]) -> Tails:
+        return SortedTails(magnitudes(self._values.to(torch.float64)))
 
 
 def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:

@@ -51,6 +51,11 @@ class CodeType:
         """The largest absolute code, which bounds K (docs/numerics.md 3); with a zero point: qmax - qmin."""
         return max(-self.qmin, self.qmax)
 
+    @property
+    def weight_calibrator(self) -> str:
+        """Where presets have the ranges of weights from: few codes are better close together than far-reaching."""
+        return "mse" if self.qmax < 64 else "max"
+
     def columns(self, k: int) -> int:
         """Elements of memory that a row of k codes takes."""
         return -(-k // self.per_element)

@@ -1,4 +1,7 @@
-"""The named schemes, W8A8 to FP16, and their way to and from text ('W4A8Dynamic(group_size=128)')."""
+"""The named schemes, W8A8 to FP16, and their way to and from text ('W4A8Dynamic(group_size=128)').
+
+Weights of 8 bits have ranges by their maximum, those of 4 bits by the mean squared error.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
+from pyquant.core.dtypes import code_type
 from pyquant.core.names import did_you_mean
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import SchemeError
@@ -241,7 +245,8 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
 
 def _weights(bits: int, group_size: int | None, symmetric: bool = True, two_level: bool = False) -> TensorScheme:
     granularity = "per_channel" if group_size is None else "per_group"
-    return TensorScheme(bits, symmetric, granularity, group_size, two_level=two_level)
+    calibrator = code_type(bits).weight_calibrator
+    return TensorScheme(bits, symmetric, granularity, group_size, calibrator=calibrator, two_level=two_level)
 
 
 def _inputs(bits: int, symmetric: bool, dynamic: bool) -> TensorScheme:

@@ -126,7 +126,7 @@ class SelectiveQuantizer:
             raise ArgumentError("recipe", arguments.shown(recipe), "a Recipe")
         params, calibration = recipe.selective_quantizer_params, recipe.calib_params
         quantizer = SelectiveQuantizer(
-            params.calibrator_w,
+            params.calibrator_w or "max",
             params.calibrator_i,
             params.per_channel,
             params.learn_amax,

@@ -109,6 +109,8 @@ def with_defaults(scheme: QScheme, selective: SelectiveParams, calibration: Cali
 
     def calibrated(field: str, tensor: TensorScheme) -> TensorScheme:
         name = selective.calibrator_w if field == "weights" else selective.calibrator_i
+        if name is None:
+            return tensor
         name = calibration.histogram_calib_method if name == OPEN else name
         return replace(tensor, calibrator=name, percentile=calibration.percentile if name == "percentile" else 99.99)
 

@@ -11,20 +11,19 @@ from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
 from pyquant.recipe.recipe import Recipe
 
-_BY_MSE: Final = {"weights": {"calibrator": "mse"}}  # of 4-bit weights
 _RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "llm-w8a8": {"default": "W8A8Dynamic"},
     "llm-w8a16": {"default": "W8A16"},
-    "llm-w4a16": {"default": {"scheme": "W4A16", **_BY_MSE}, "improve": ["gptq"]},
-    "llm-w4a8": {"default": {"scheme": "W4A8Dynamic", **_BY_MSE}, "improve": ["gptq"]},
+    "llm-w4a16": {"default": "W4A16", "improve": ["gptq"]},
+    "llm-w4a8": {"default": "W4A8Dynamic", "improve": ["gptq"]},
     "llm-w4a4": {
-        "default": {"scheme": "W4A4Dynamic", "group_size": 128, "symmetric_inputs": False, **_BY_MSE},
+        "default": {"scheme": "W4A4Dynamic", "group_size": 128, "symmetric_inputs": False},
         "improve": ["rotate_online", "gptq"],
     },
     "encoder-w8a8": {"default": "W8A8Dynamic"},
-    "encoder-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32, **_BY_MSE}, "improve": ["gptq"]},
+    "encoder-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32}, "improve": ["gptq"]},
     "vision-w8a8": {"default": "W8A8Dynamic"},
-    "vision-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32, **_BY_MSE}},
+    "vision-w4a8": {"default": {"scheme": "W4A8Dynamic", "group_size": 32}},
 }
 NAMES: Final = tuple(_RECIPES)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 from bench.lm import __main__ as driver  # noqa: E402
 from bench.lm import peers, records, run, suite, train  # noqa: E402
-from bench.lm.measure import PLAIN, Cell, Way, measured, scheme_of, state_bytes, ways_of  # noqa: E402
+from bench.lm.measure import PLAIN, Cell, Way, measured, state_bytes, ways_of  # noqa: E402
 from bench.lm.subject import LmOptions, Subject, language_model  # noqa: E402
 from bench.lm.text import read_cloze  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
@@ -196,7 +196,6 @@ def test_ways() -> None:
     assert [way.varies for way in ways] == [False, True, False, False, True, False, True]
     assert [way.needs_data for way in ways] == [False, True, True, False, True, True, True]
     assert ways_of(["W8A8"], [PLAIN, "rotate"], [])[1].varies  # static inputs
-    assert scheme_of("W4A16").weights.calibrator == "mse"
     for schemes, methods, recipes, told in (
         (["W3A3"], [PLAIN], [], "scheme"),
         (["W4A16"], ["gtpq"], [], "'methods'.*'gtpq'.*gptq"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pyquant import numerics
-from pyquant.calibrate import HistogramStatistics, first_batch, run, statistics, tails, weights
+from pyquant.calibrate import HistogramStatistics, first_batch, run, short_rows, statistics, tails, weights
 from pyquant.calibrate.methods import entropy, mse, percentile
 from pyquant.calibrate.registry import Range
 from pyquant.core.registry import CALIBRATORS
@@ -110,6 +110,11 @@ def whole_first_bin(counts: torch.Tensor, beyond: torch.Tensor, codes: int) -> t
     return _DIVERGENCES(counts, beyond, codes)
 
 
+def rounds_rows_down(real: torch.Tensor, step: torch.Tensor, qmin: int, qmax: int, out: torch.Tensor) -> None:
+    torch.mul(real, (1 / step).float(), out=out)
+    out.floor_().clamp_(qmin, qmax)
+
+
 _REACH = first_batch.FirstBatchHistogram.reach
 _DIVERGENCES = entropy.divergences
 _ABOVE = tails.HistogramTails.above
@@ -179,12 +184,22 @@ BUGS: tuple[tuple[str, Patch, Callable[[], None]], ...] = (
     (
         "mse rounds down",
         lambda m: m.setattr(mse, "side_errors", rounds_down),
-        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True),
+        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True, 512),
+    ),
+    (
+        "mse of short rows rounds down",
+        lambda m: m.setattr(short_rows, "_round", rounds_rows_down),
+        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True, 256),
+    ),
+    (
+        "the polish of short rows takes the step of other codes",
+        lambda m: m.setattr(short_rows, "_polished", lambda real, step, first, low, high: step * 1.02),
+        lambda: test_weights.test_steps_of_short_rows_scale_with_the_row_and_keep_to_themselves(256),
     ),
     (
         "mse only rounds, and never clips",
         lambda m: m.setattr(mse, "lowest", lambda codes, lost: 0.99),
-        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True),
+        lambda: test_weights.test_mse_is_at_most_what_a_dense_grid_finds(4, True, 256),
     ),
     (
         "the codes of either sign are swapped",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from pyquant import numerics
-from pyquant.calibrate import Range, range_to_qparams, weight_range
+from pyquant.calibrate import Range, range_to_qparams, short_rows, weight_range
+from pyquant.calibrate.methods import mse
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
@@ -48,9 +51,16 @@ def test_granularities_are_the_same_search_on_other_rows(method: str, bits: int,
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_mse_is_at_most_what_a_dense_grid_finds(bits: int, symmetric: bool) -> None:
-    w = weight(6, 256, seed=2)[1:]
-    scheme = TensorScheme(bits, symmetric, "per_channel", calibrator="mse")
+@pytest.mark.parametrize("row", [256, 512])
+def test_mse_is_at_most_what_a_dense_grid_finds(bits: int, symmetric: bool, row: int) -> None:
+    """Rows that are rounded at every candidate, and those that are long enough for tables."""
+    assert row == 256 or row > short_rows.LONGEST
+    compare_with_a_dense_grid(bits, symmetric, row)
+
+
+def compare_with_a_dense_grid(bits: int, symmetric: bool, row: int, narrow: bool = True) -> None:
+    w = weight(6, row, seed=2)[1:]
+    scheme = TensorScheme(bits, symmetric, "per_channel", calibrator="mse", narrow_range=narrow)
 
     def errors(chosen: Range) -> torch.Tensor:
         scale, zero_point = range_to_qparams(chosen, scheme)
@@ -66,6 +76,42 @@ def test_mse_is_at_most_what_a_dense_grid_finds(bits: int, symmetric: bool) -> N
         grid = torch.stack([errors(Range(low * a, high * b)) for a, b in ends])
     assert bool((got <= grid.amin(0) * (1.005 if bits == 4 else 1.05)).all())  # int8: 256 numbers make a rough valley
     assert bool((got <= errors(weight_range(w, TensorScheme(bits, symmetric, "per_channel"))) * 1.000001).all())
+
+
+def test_mse_uses_the_code_that_only_one_sign_has() -> None:
+    compare_with_a_dense_grid(4, True, 256, narrow=False)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("row", [1, 2, 31, 128, 256])
+def test_short_rows_have_the_steps_of_the_tables(bits: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = weight(300, row, seed=row)
+    w[1], w[2] = 1e-30, -1e30  # of one number; squares that float32 does not hold
+    w[3, 1:] = 0.0
+    scheme = TensorScheme(bits, granularity="per_channel", calibrator="mse")
+
+    def squares() -> torch.Tensor:
+        scale = weight_range(w, scheme).amax[:, None].double() / scheme.code_range[1]
+        rounded = (w.double() / scale).round().clamp(*scheme.code_range).nan_to_num() * scale
+        return (rounded - w.double()).square().sum(1)
+
+    got = squares()
+    monkeypatch.setattr(mse, "LONGEST", 0)
+    want = squares()
+    assert float(got.sum()) <= float(want.sum()) * 1.00001
+    assert bool((got <= want * (1.001 if bits == 4 else 1.05) + 1e-12 * w.double().square().sum(1)).all())
+
+
+@pytest.mark.parametrize("row", [32, 256])
+def test_steps_of_short_rows_scale_with_the_row_and_keep_to_themselves(row: int) -> None:
+    w = weight(5000 // row * 7, row, seed=3)
+    step = partial(short_rows.least_squares_steps, qmin=-7, qmax=7, ratios=torch.exp2(-torch.arange(40).double() / 16))
+    whole = step(w)
+    assert torch.equal(step(w.flip(0)), whole.flip(0))
+    assert torch.equal(step(w[5:6]), whole[5:6])
+    assert torch.equal(step(w * 2.0**-60), whole * 2.0**-60)
+    assert torch.equal(step(w.bfloat16()), step(w.bfloat16().float()))
+    assert bool((whole <= w.abs().amax(1, keepdim=True).double() / 7).all())
 
 
 def test_percentile_is_an_order_statistic() -> None:

@@ -2,7 +2,7 @@
 
 The error of a step follows from how many magnitudes, and which sum of them, lie above each rounding threshold
 (docs/calibration.md 2.4): 127 look-ups for int8, which give every number of codes above zero at once, so that affine
-schemes search steps only.
+schemes search steps only. Short rows of weights under symmetric codes are rounded at every candidate instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyquant.calibrate.registry import Range, calibrator
+from pyquant.calibrate.short_rows import LONGEST, least_squares_steps
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Distribution, Tails
 from pyquant.core.scheme import TensorScheme
@@ -29,8 +30,12 @@ FINE = 16  # points on either side, second and third pass
 def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
     """The range with the least squared error of quantise and dequantise, within 0.01 % in the step. Affine ranges
     may end up to one step beyond the data, as zero points are whole. Source: docs/calibration.md 2.4."""
-    data = statistics.distribution()
     qmin, qmax = scheme.code_range
+    rows = statistics.short_rows(LONGEST) if scheme.symmetric else None
+    if rows is not None:
+        step = least_squares_steps(rows, qmin, qmax, _ratios(lowest(qmax, math.sqrt(rows.shape[1]) / 2), rows.device))
+        return Range.symmetric(torch.minimum(step * qmax, rows.abs().amax(1, keepdim=True).double())[:, 0])
+    data = statistics.distribution()
     span, count = qmax - qmin, float(data.magnitudes.count[0])
     alive = data.amax > 0
     if scheme.symmetric:
@@ -56,9 +61,7 @@ def lowest(codes: int, codes_lost: float) -> float:
 def least(error: Callable[[Tensor], Tensor], first: Tensor, bound: float) -> Tensor:
     """The step in [bound * first, first] with the least error, coarse to fine; float64 [R, 1]. error: float64 [R, n]
     steps -> [R, n] errors. first: float64 [R, 1], the largest step."""
-    points = max(math.ceil(-PER_OCTAVE * math.log2(bound)) + 1, KEPT)
-    ratios = torch.exp2(-torch.arange(points, dtype=torch.float64, device=first.device) / PER_OCTAVE)
-    steps = first * ratios
+    steps = first * _ratios(bound, first.device)
     errors = error(steps)
     minima = errors.topk(KEPT, largest=False).indices
     best = steps.gather(-1, minima)
@@ -69,6 +72,12 @@ def least(error: Callable[[Tensor], Tensor], first: Tensor, bound: float) -> Ten
         best = steps.gather(-1, error(steps).argmin(-1, keepdim=True))
         width /= FINE
     return best
+
+
+def _ratios(bound: float, device: torch.device) -> Tensor:
+    """The candidates of the first pass, of the largest step: from 1 down to the bound."""
+    points = max(math.ceil(-PER_OCTAVE * math.log2(bound)) + 1, KEPT)
+    return torch.exp2(-torch.arange(points, dtype=torch.float64, device=device) / PER_OCTAVE)
 
 
 def side_errors(side: Tails, steps: Tensor, codes: int) -> Tensor:

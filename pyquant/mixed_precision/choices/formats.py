@@ -17,10 +17,10 @@ from pyquant.recipe.sections import CalibrationParams, SelectiveParams
 from pyquant.report.records import float_format
 
 _BY_ERROR: Final = {"calibrator": "mse"}
-# 8-bit weights are best kept whole, 4-bit ones clipped; a zero point matters most to 4-bit inputs.
+# a zero point matters most to 4-bit inputs
 NAMED: Final[dict[str, LayerRule]] = {
     "int8": LayerRule("W8A8", inputs=_BY_ERROR),
-    "int4": LayerRule("W4A4(symmetric_inputs=False)", weights=_BY_ERROR, inputs=_BY_ERROR),
+    "int4": LayerRule("W4A4(symmetric_inputs=False)", inputs=_BY_ERROR),
 }
 FLOATS: Final = float_format.FLOAT_FORMATS
 _OF_DTYPE: Final = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
