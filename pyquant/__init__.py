@@ -77,6 +77,7 @@ from pyquant.ptq import (
 )
 from pyquant.ptq.auto import AutoReport, auto_
 from pyquant.ptq.improve.bias_correction import bias_correction_
+from pyquant.ptq.improve.equalize import equalize_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import gptq_codes
 from pyquant.ptq.improve.learned_rounding import learn_rounding_
@@ -181,6 +182,7 @@ __all__ = [
     "convert_",
     "dequantize_",
     "distillation",
+    "equalize_",
     "error_report",
     "expose_linears_",
     "finetune",

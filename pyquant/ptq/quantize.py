@@ -66,9 +66,9 @@ def quantize_(
                   runs in eval mode without gradients.
     num_batches   how many of them; None: all, and `data` has a length then.
     improve       names of improvers, which need `data` too, with their default options (their functions take more): of
-                  the float model 'smooth' (smooth_), 'search_scales' (search_scales_), 'rotate' and 'rotate_online'
-                  (rotate_, of classes it knows); of the codes 'gptq' (gptq_), 'learn_rounding' (learn_rounding_),
-                  'bias_correction' (bias_correction_). They act in this order.
+                  the float model 'equalize' (equalize_), 'smooth' (smooth_), 'search_scales' (search_scales_), 'rotate'
+                  and 'rotate_online' (rotate_, of classes it knows); of the codes 'gptq' (gptq_), 'learn_rounding'
+                  (learn_rounding_), 'bias_correction' (bias_correction_). They act in this order.
     embeddings    also replace nn.Embedding by QEmbedding (int8 per row whatever the scheme; None leaves one alone).
     heads         output heads (lm_head; what get_output_embeddings() gives), and embeddings tied to one. None: left in
                   floating point, as other tools do, and the warning says so; False: the same without a word; True:

@@ -15,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import goals, reconstruction, rotated, text, tried  # noqa: E402
+from bench.accuracy import equalized, goals, reconstruction, rotated, text, tried, weight_ranges  # noqa: E402
 from bench.accuracy.measure import BEST, Figures, Rig, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
 from bench.accuracy.train import Schedule  # noqa: E402
 from bench.markers import put  # noqa: E402
+from pyquant import equalize_  # noqa: E402
 from pyquant.errors import ArgumentError  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
 
@@ -220,3 +221,39 @@ def test_tables_go_between_the_markers(tmp_path: Path) -> None:
     assert "old" not in path.read_text()
     with pytest.raises(ArgumentError, match="both markers"):
         put(path, "rows", "")
+
+
+def test_the_table_of_weight_ranges(tmp_path: Path, monkeypatch) -> None:
+    def rises(name: str, seed: int, size: Size) -> weight_ranges.Rises:
+        keys = [
+            (what, m, how)
+            for what in weight_ranges.SCHEMES
+            for m in weight_ranges.METHODS
+            for how in ("rounding", "gptq")
+        ]
+        return {(what, m, how): 0.03 + 0.01 * (m == "max") + 0.001 * seed for what, m, how in keys}
+
+    monkeypatch.setattr(weight_ranges, "measure", rises)
+    path = tmp_path / "a.md"
+    path.write_text("<!-- weight_ranges -->\n<!-- end of weight_ranges -->\n")
+    assert weight_ranges.main(["--jobs", "1", "--docs", str(path)]) == 0
+    shown = path.read_text()
+    assert shown.count("| 0.0100 ± 0.0000 |") == 4 * len(weight_ranges.SCHEMES)
+    assert "| bytemlp, groups of 32 " in shown
+
+
+def test_the_models_of_equalisation_are_the_same_function(tmp_path: Path, monkeypatch) -> None:
+    task = TASKS["digits"]
+    model, x = task.make().eval(), torch.rand(6, 64)
+    with torch.no_grad():
+        want = model(x)
+        model = equalized.spread(model, 0)
+        torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+        assert max(equalize_(model).values()) > 4
+        torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+    rises = {(scheme, way): 0.05 for scheme in equalized.SCHEMES for way in equalized.WAYS}
+    monkeypatch.setattr(equalized, "measure", lambda name, seed, size: rises)
+    path = tmp_path / "a.md"
+    path.write_text("<!-- equalized -->\n<!-- end of equalized -->\n")
+    assert equalized.main(["--jobs", "1", "--docs", str(path)]) == 0
+    assert "| digits, W8A8, a scale a layer" in path.read_text()

@@ -235,6 +235,12 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
         "search_scales_", **mixed() | {"config": pyquant.W4A8(None), "pairs": [("0", ["2"])]}
     ),
     "ScaleSearch": lambda _: {"chosen": "none", "errors": {}, "found": {}},
+    "equalize_": lambda _: _public(
+        "equalize_",
+        model=nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),
+        pairs=[("0", ["1"])],
+        example_inputs=torch.ones(2, 4),
+    ),
     "smooth_": lambda _: _public("smooth_", **mixed() | {"pairs": [("0", ["2"])]}),
     "trace_floats": lambda _: {"model": quantised().eval(), "example_inputs": torch.ones(2, 8)},
     "measure_latency": lambda _: _public(

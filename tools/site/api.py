@@ -54,8 +54,9 @@ TOPICS = (
         "calibrate",
         "docs/calibration.md",
         """QuantizationCalibrator HistogramCollector MaxCalibrator PercentileCalibrator EntropyCalibrator MSECalibrator
-        gptq_ gptq_codes bias_correction_ smooth_ register_smoothing rotate_ RotationSpec RotatedHeads search_scales_
-        ScaleSearch insert_fake_quantize_ remove_fake_quantize_ convert_ torch_fake_quantize error_report""",
+        gptq_ gptq_codes bias_correction_ smooth_ register_smoothing equalize_ rotate_ RotationSpec RotatedHeads
+        search_scales_ ScaleSearch insert_fake_quantize_ remove_fake_quantize_ convert_ torch_fake_quantize
+        error_report""",
     ),
     Topic(
         "Selective quantisation and recipes",

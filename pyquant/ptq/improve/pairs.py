@@ -39,6 +39,10 @@ def find_pairs(model: nn.Module, given: Iterable[Any] | None) -> list[Pair]:
         for name, parent in modules.items():
             prefix = f"{name}." if name else ""
             for producer, consumers in rules.pairs_of(parent):
+                if isinstance(rules.find(parent, producer), nn.Conv2d) or any(
+                    isinstance(rules.find(parent, consumer), nn.Conv2d) for consumer in consumers
+                ):
+                    continue  # registered for equalize_
                 pair_names.append((prefix + producer, tuple(prefix + c for c in consumers)))
         if not pair_names:
             got = f"a {type(model).__name__} in which no rule finds a pair"

@@ -35,12 +35,14 @@ _PASSES: Final = (nn.ReLU, nn.Identity, nn.Dropout)  # positively homogeneous: f
 
 
 def register_smoothing(parent_class: type[nn.Module], producer: str, consumers: Sequence[str]) -> type[nn.Module]:
-    """Tell smooth_ that a module class feeds the result of one layer to some Linears and to nothing else.
+    """Tell smooth_ and equalize_ that a module class feeds the result of one layer to some others and to nothing else.
 
     parent_class  subclass of nn.Module; instances of exactly this class are meant.
-    producer      path of an attribute, such as 'norm1' or 'mlp.up': a LayerNorm, RMSNorm or Linear.
-    consumers     paths of the Linears that read its result; between the two there may be what commutes with a positive
-                  factor for each channel (nothing, ReLU, dropout, attention's mixing of tokens).
+    producer      path of an attribute, such as 'norm1' or 'mlp.up': a LayerNorm, RMSNorm or Linear; for equalize_ alone
+                  also a Conv2d.
+    consumers     paths of the Linears (for equalize_ also Conv2ds) that read its result; between the two there may be
+                  what commutes with a positive factor for each channel (nothing, ReLU, dropout, attention's mixing of
+                  tokens).
     ->            parent_class. Registering the same again changes nothing.
     Raises ArgumentError for names that are none and for a producer that is registered with other consumers.
 

@@ -15,6 +15,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn.sites import Config
 from pyquant.nn.swap import Undo
 from pyquant.ptq.improve.bias_correction import bias_correction_
+from pyquant.ptq.improve.equalize import equalize_reversibly
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.learned_rounding import learn_rounding_
 from pyquant.ptq.improve.replay import BatchToInputs
@@ -35,6 +36,14 @@ class Before:
     undo: list[Undo]
     batch_to_inputs: BatchToInputs | None
 
+    def example(self) -> object:
+        """The first batch, as the model is called with it."""
+        args, keywords = inputs_of(self.model, self.batch_to_inputs)(next(iter(self.data), None))
+        return keywords or tuple(args)
+
+    def equalize(self) -> None:
+        equalize_reversibly(self.model, None, self.example(), self.undo)
+
     def smooth(self) -> None:
         smooth_reversibly(self.model, self.data, self.num_batches, 0.5, None, self.undo, self.batch_to_inputs)
 
@@ -43,9 +52,7 @@ class Before:
         search_scales_reversibly(self.model, self.config, self.data, self.num_batches, self.undo, **how)
 
     def rotate(self, online: bool = False) -> None:
-        first = next(iter(self.data), None)
-        args, keywords = inputs_of(self.model, self.batch_to_inputs)(first)
-        rotate_reversibly(self.model, keywords or tuple(args), None, 0, online, self.undo)
+        rotate_reversibly(self.model, self.example(), None, 0, online, self.undo)
 
     def rotate_online(self) -> None:
         self.rotate(online=True)
@@ -53,6 +60,7 @@ class Before:
 
 # A new one is a line in one of the two tables; quantize_, recipes, the command line and bench.lm know it then.
 _BEFORE: Final[dict[str, Callable[[Before], None]]] = {
+    "equalize": Before.equalize,
     "smooth": Before.smooth,
     "search_scales": Before.search_scales,
     "rotate": Before.rotate,
