@@ -17,6 +17,7 @@ from torch import Tensor
 from pyquant.numerics.qparams import divisor
 
 LONGEST: Final = 256  # numbers of a row: the tables are quicker for longer ones
+FEW: Final = 64  # codes above zero: with more the error has a minimum at every other step, which tables tell apart
 _AT_ONCE: Final = 1 << 17  # numbers: what the caches of one core hold
 _KEPT: Final = 3  # minima of the first pass that are looked at closely
 _FINE: Final = 8  # points on either side of each

@@ -1,6 +1,6 @@
 """The named schemes, W8A8 to FP16, and their way to and from text ('W4A8Dynamic(group_size=128)').
 
-Weights of 8 bits have ranges by their maximum, those of 4 bits by the mean squared error.
+Weights of 8 bits and weights with zero points have ranges by their maximum, others of 4 bits by the mean squared error.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def preset_text(scheme: QScheme) -> str | None:
     said = [preset_name(preset) or name]
     for part, is_, was in parts:
         if is_ is not None and was is not None and is_ != was:
-            said.append(" ".join([part, *(word for word in is_.words() if word not in was.words())]))
+            words = [word for word in is_.words() if word not in was.words()]
+            said.append(" ".join([part, *(words or [is_.calibrator])]))  # 'max' goes without saying elsewhere
     return ", ".join(said)
 
 
@@ -245,7 +246,8 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
 
 def _weights(bits: int, group_size: int | None, symmetric: bool = True, two_level: bool = False) -> TensorScheme:
     granularity = "per_channel" if group_size is None else "per_group"
-    calibrator = code_type(bits).weight_calibrator
+    # with zero points the search costs sixteen times as much (docs/calibration.md 3): for whoever asks for it
+    calibrator = code_type(bits).weight_calibrator if symmetric else "max"
     return TensorScheme(bits, symmetric, granularity, group_size, calibrator=calibrator, two_level=two_level)
 
 

@@ -36,8 +36,8 @@ class SelectiveParams:
     """selective_quantizer_params: what layers get that no rule names.
 
     calibrator_w, calibrator_i  of weights and inputs: 'max', 'percentile', 'entropy', 'mse', or 'histogram', which
-                                stands for histogram_calib_method. Of weights also None: the preset's own, 'max' of 8
-                                bits and 'mse' of 4.
+                                stands for histogram_calib_method. Of weights also None: the preset's own, 'mse' of
+                                symmetric ones of 4 bits, 'max' of others.
     per_channel   weights have one scale an output channel; False: one for all.
     learn_amax    ranges are trained in quantisation-aware training.
     skip_modules  names, globs, 're:...' of layers or blocks that stay in floating point; None: no layer.

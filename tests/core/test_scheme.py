@@ -103,6 +103,7 @@ def test_a_scheme_near_a_preset_is_told_by_what_differs() -> None:
     mse = TensorScheme(granularity="per_channel", calibrator="mse")
     assert str(QScheme(mse, entropy)) == "W8A8, weights mse, inputs percentile(99.9)"
     assert str(QScheme(TensorScheme(), TOKENS)) == "W8A8Dynamic, weights per_tensor"
+    assert str(QScheme(TensorScheme(4, granularity="per_group", group_size=32))) == "W4A16(group_size=32), weights max"
     assert str(QScheme(TensorScheme(4, granularity="per_group", group_size=32, narrow_range=False))) == (
         "W4A16(group_size=32), weights full range"
     )

@@ -86,7 +86,7 @@ def test_the_function_stays(make: Callable[[], nn.Module], shape: tuple[int, ...
     want, modules = model(x).detach(), list(model.modules())
     found = equalize_(model)
     assert list(found) == producers
-    assert min(found.values()) > 2
+    assert min(found.values()) > 1.2
     assert list(model.modules()) == modules
     assert float((model(x).detach() - want).norm() / want.norm()) < 1e-12
 

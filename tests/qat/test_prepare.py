@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,15 @@ def test_from_a_float_model() -> None:
     model = mlp()
     parameters = [id(p) for p in model.parameters()]
     names = set(model.state_dict())
-    assert prepared(model, {"0": W4A8Dynamic(16), "_default": W8A8Dynamic()}) is model
+    largest = replace(W4A8Dynamic(16), weights=replace(W4A8Dynamic(16).weights, calibrator="max"))
+    assert prepared(model, {"0": largest, "_default": W8A8Dynamic()}) is model
     assert [id(p) for p in model.parameters()] == parameters  # an optimiser made before goes on working
     assert set(model.state_dict()) == names
-    assert str(model[0].scheme) == "W4A8Dynamic(group_size=16)"
+    assert str(model[0].scheme) == "W4A8Dynamic(group_size=16), weights max"
     assert isinstance(model[0].weight_fake_quant, WeightFakeQuantize)
+    fixed = set(prepared(mlp(), {"0": W4A8Dynamic(16), "_default": W8A8Dynamic()}).state_dict()) - names
+    assert fixed
+    assert all(name.startswith("0.weight_fake_quant.") for name in fixed)  # whose range the preset fixes
 
 
 def test_layers_left_alone() -> None:
@@ -157,7 +162,7 @@ def test_from_a_recipe(tmp_path: Path) -> None:
         file.write_text(json.dumps(content))
         for config in (file, str(file), Recipe.load(file)):
             model = prepared(mlp(), config)
-            assert str(model[2].scheme) == "W4A8Dynamic(group_size=16)"
+            assert str(model[2].scheme) == "W4A8Dynamic(group_size=16), weights max"
             assert model[0].scheme.inputs.calibrator == "percentile"
             assert isinstance(model[0].weight_fake_quant, LearnedFakeQuantize) == learn
         model = prepared(mlp(), file, learn_amax=["2"])  # an argument is stronger than the file

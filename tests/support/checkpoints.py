@@ -7,6 +7,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,13 @@ def layer(name: str, scheme: QScheme, n: int, k: int, seed: int, **changes: Any)
 def _told(scheme: QScheme) -> str:
     """In the words of the first version, which fixtures keep for ever."""
     outputs = "" if scheme.outputs is None else f", outputs={scheme.outputs}"
-    return preset_name(scheme) or f"QScheme(weights={scheme.weights}, inputs={scheme.inputs or 'float'}{outputs})"
+    weights = scheme.weights
+    if weights.symmetric and weights.bits < 8:  # whose presets had the maximum then
+        swapped = {"max": "mse", "mse": "max"}.get(weights.calibrator, weights.calibrator)
+        named = replace(scheme, weights=replace(weights, calibrator=swapped))
+    else:
+        named = scheme
+    return preset_name(named) or f"QScheme(weights={scheme.weights}, inputs={scheme.inputs or 'float'}{outputs})"
 
 
 def sample(seed: int) -> tuple[list[LayerRecord], dict[str, torch.Tensor], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 The error of a step follows from how many magnitudes, and which sum of them, lie above each rounding threshold
 (docs/calibration.md 2.4): 127 look-ups for int8, which give every number of codes above zero at once, so that affine
-schemes search steps only. Short rows of weights under symmetric codes are rounded at every candidate instead.
+schemes search steps only. Short rows of weights under few symmetric codes are rounded at every candidate instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyquant.calibrate.registry import Range, calibrator
-from pyquant.calibrate.short_rows import LONGEST, least_squares_steps
+from pyquant.calibrate.short_rows import FEW, LONGEST, least_squares_steps
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Distribution, Tails
 from pyquant.core.scheme import TensorScheme
@@ -31,7 +31,7 @@ def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
     """The range with the least squared error of quantise and dequantise, within 0.01 % in the step. Affine ranges
     may end up to one step beyond the data, as zero points are whole. Source: docs/calibration.md 2.4."""
     qmin, qmax = scheme.code_range
-    rows = statistics.short_rows(LONGEST) if scheme.symmetric else None
+    rows = statistics.short_rows(LONGEST) if scheme.symmetric and qmax < FEW else None
     if rows is not None:
         step = least_squares_steps(rows, qmin, qmax, _ratios(lowest(qmax, math.sqrt(rows.shape[1]) / 2), rows.device))
         return Range.symmetric(torch.minimum(step * qmax, rows.abs().amax(1, keepdim=True).double())[:, 0])

@@ -182,7 +182,7 @@ def _passes(node: fx.Node, layers: dict[fx.Node, nn.Module]) -> bool:
         flattens, start = type(module) is nn.Flatten, getattr(module, "start_dim", 1)
     elif node.op == "call_method":
         if node.target in ("view", "reshape"):
-            return len(node.args) == 3 and node.args[2] == -1 and _is_batch(node.args[1], node.args[0])
+            return bool(len(node.args) == 3 and node.args[2] == -1) and _is_batch(node.args[1], node.args[0])
         flattens = node.target == "flatten"
         if node.target not in _METHODS:
             return False
