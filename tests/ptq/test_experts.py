@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import pyquant
 from pyquant.nn import expert_rules
+from pyquant.ptq.improve.smooth_rules import matrices_of
 from pyquant.simulate.calibrate import calibrate_
 
 SCHEMES = [
@@ -214,3 +215,85 @@ def test_bias_correction_compares_no_outputs_that_are_not_there() -> None:
     assert model.experts.expert(2)[1].bias is not None
     for e in (0, 1):
         assert all(layer.bias is None for layer in model.experts.expert(e))
+
+
+# ---- factors between a norm and the experts that read it
+
+
+def spread(model: Any) -> Any:
+    """Channels of the norms in front of experts that are far larger than others, which their readers make up for."""
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith("post_attention_layernorm"):
+                module.weight[[3, 17]] *= 64
+            elif name.endswith((".experts", ".mlp.gate")):
+                for matrix in matrices_of(module):
+                    matrix[..., [3, 17]] /= 64
+    return model
+
+
+def smoothed_families(family: str) -> tuple[Any, list[dict[str, Tensor]]]:
+    for name in ("moe_intermediate_size",):
+        if family == "Mixtral":
+            expert_banks.SIZES.pop(name, None)
+    return spread(small(family)), batches()
+
+
+@pytest.mark.parametrize("exposed", [False, True])
+@pytest.mark.parametrize("family", [*FAMILIES, "Qwen2Moe"])
+def test_smoothing_through_experts_keeps_every_bit_of_the_float_model(family: str, exposed: bool) -> None:
+    model, data = smoothed_families(family)
+    if exposed:
+        pyquant.expose_linears_(model)
+    with torch.no_grad():
+        want = [model(**batch).logits for batch in data]
+        norm = next(m for n, m in model.named_modules() if n.endswith("post_attention_layernorm"))
+        before = norm.weight.clone()
+        found = pyquant.smooth_(model, data, 2)
+        assert any(name.endswith("post_attention_layernorm") and size > 4 for name, size in found.items())
+        factors = before / norm.weight
+        assert torch.equal(factors.frexp()[0], torch.full_like(factors, 0.5))  # powers of two
+        assert all(torch.equal(model(**batch).logits, y) for batch, y in zip(data, want, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smoothed_experts_lose_less_to_rounded_inputs(family: str) -> None:
+    def error(improve: tuple[str, ...]) -> float:
+        model, data = smoothed_families(family)
+        name, block = next((n, m) for n, m in model.named_modules() if n.endswith(".mlp"))
+        norm = model.get_submodule(name.removesuffix("mlp") + "post_attention_layernorm")
+        draw = torch.Generator().manual_seed(2)
+        x = torch.randn(1, 64, 32, generator=draw)
+        with torch.no_grad():
+            want = block(norm(x))
+            layers = {"*.experts.*": "W8A8Dynamic", "_default": None}
+            pyquant.quantize_(model, layers, data=data, improve=improve, check_speed=False)
+            got = model.get_submodule(name)(norm(x))
+        return float((got - want).norm() / want.norm())
+
+    assert error(("smooth",)) < error(()) / 2
+
+
+@pytest.mark.parametrize("exposed", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_searched_scales_judge_experts_too(family: str, exposed: bool) -> None:
+    model, data = smoothed_families(family)
+    if exposed:
+        pyquant.expose_linears_(model)
+    with torch.no_grad():
+        want = model(**data[0]).logits
+        found = pyquant.search_scales_(model, {"lm_head": None, "_default": "W8A8Dynamic"}, data, 3, error="mse")
+        assert torch.equal(model(**data[0]).logits, want)
+    assert found.errors["smoothed"] < found.errors["none"] / 1.2
+    assert found.chosen != "none"
+    assert found.found["model.layers.0.post_attention_layernorm"] is not None
+    assert any(isinstance(m, pyquant.QExperts) for m in model.modules()) == exposed
+
+
+def test_a_pair_that_leaves_the_router_out_is_found_out_and_undone() -> None:
+    model, data = smoothed_families("Mixtral")
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    pair = ("model.layers.0.post_attention_layernorm", ["model.layers.0.mlp.experts"])
+    with pytest.raises(pyquant.ArgumentError, match=r"moved by.*undone: model.layers.0.post_attention_layernorm"):
+        pyquant.smooth_(model, data, 2, pairs=[pair])
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

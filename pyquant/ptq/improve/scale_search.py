@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from pyquant.calibrate.registry import compute_range, new_statistics
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
+from pyquant.nn.experts import QExperts
 from pyquant.nn.fates import carry_out, twins_of
+from pyquant.nn.forms import expose_reversibly, form_of, has_form
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, rules_of
 from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of
-from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by, usable
+from pyquant.ptq.improve.pairs import Pair, factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
 from pyquant.simulate.calibrate import calibrate_
 from pyquant.simulate.insert import simulated, simulated_fates
@@ -114,8 +116,8 @@ def search_scales_reversibly(
         HALF: {pair.producer: factor_of(pair, 0.5) for pair in groups},
         SEARCHED: {name: factor for name, (_, factor) in best.items() if factor is not None},
     }
-    parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
-    put_back: list[Undo] = [partial(p.detach().copy_, p.detach().clone()) for p in parameters.values()]
+    changed = {id(t): t for pair in groups for t in pair.tensors()}
+    put_back: list[Undo] = [partial(t.detach().copy_, t.detach().clone()) for t in changed.values()]
 
     def apply(way: str) -> None:
         for step in put_back:
@@ -146,9 +148,10 @@ def _schemes(model: nn.Module, config: Config) -> dict[str, QScheme]:
 @contextmanager
 def _simulating(model: nn.Module, config: Config) -> Iterator[None]:
     """Simulating twins stand in the model inside; afterwards the very modules of before."""
-    fates = simulated_fates(model, rules_of(config), None, "per_channel")
     undo: list[Undo] = []
     try:
+        expose_reversibly(model, None, undo)
+        fates = simulated_fates(model, rules_of(config), None, "per_channel")
         carry_out(model, fates, twins_of(fates, simulated), undo)
         yield
     finally:
@@ -194,10 +197,11 @@ def _best(
     pair: Pair, rows: Tensor, mean: Tensor, schemes: Mapping[str, QScheme]
 ) -> tuple[tuple[str, float] | None, Tensor | None]:
     """The factors with which a pair's rounded consumers are nearest to the float ones; None: without any."""
-    linears = [(m, schemes[name]) for name, m in zip(pair.consumers, pair.modules[1], strict=True) if name in schemes]
+    parts = ((n, m) for name, reader in zip(pair.consumers, pair.modules[1], strict=True) for n, m in _of(name, reader))
+    linears = [(m, schemes[name]) for name, m in parts if name in schemes]
     if not linears:
         return None, None
-    mean = mean.to(pair.modules[1][0].weight.device)
+    mean = mean.to(linears[0][0].weight.device)
     candidates: list[tuple[tuple[str, float] | None, Tensor | None]] = [(None, None)]
     for step in range(_STEPS + 1):
         alpha = step / _STEPS
@@ -205,9 +209,20 @@ def _best(
         if step > 0:
             scaled = mean.pow(alpha)
             middle = (scaled[mean > 0].max() * scaled[mean > 0].min()).sqrt() if bool((mean > 0).any()) else 1.0
-            candidates.append((("mean", alpha), usable(scaled / middle, mean > 0)))
+            candidates.append((("mean", alpha), pair.usable(scaled / middle, mean > 0)))
     costs = [sum(_cost(m, scheme, rows, factor) for m, scheme in linears) for _, factor in candidates]
     return candidates[min(range(len(costs)), key=costs.__getitem__)]
+
+
+def _of(name: str, reader: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The Linears of a consumer: itself, or the first ones of experts, under the names that they have or will have."""
+    if type(reader) is nn.Linear:
+        yield name, reader
+    elif isinstance(reader, QExperts) or has_form(reader):
+        bank = reader if isinstance(reader, QExperts) else form_of(reader)
+        if isinstance(bank, QExperts):
+            for e, (up, _) in enumerate(bank.experts()):
+                yield f"{name}.{e}.{bank.rule.up}", cast(nn.Linear, up)
 
 
 def _cost(linear: nn.Linear, scheme: QScheme, rows: Tensor, factor: Tensor | None) -> float:

@@ -40,9 +40,11 @@ def smooth_(
     the norm or Linear that makes it; the columns j of those Linears are multiplied by it.
     model     float nn.Module.
     data      batches; num_batches of them are used, without labels.
+    In a model with experts the factors are powers of two: every product keeps its bits, and no token is routed anew.
     alpha     in [0, 1]: how much of the difficulty moves; more where activations are the harder part.
     pairs     [(producer, [consumers]), ...] by full name; None: all that the rules know: neighbours in nn.Sequential,
-              nn.TransformerEncoderLayer, decoder and encoder layers of transformers, and what register_smoothing named.
+              nn.TransformerEncoderLayer, decoder and encoder layers of transformers (those of Mixtral, Qwen2-MoE and
+              Qwen3-MoE with router and experts), and what register_smoothing named.
     batch_to_inputs   as in pyquant.calibrate.run_calibration.
     blocks, device   with a device, each block of the model (docs/reconstruction.md) is moved there while it runs, and
               back. The number of passes does not depend on the depth in any case.
@@ -93,8 +95,8 @@ def smooth_reversibly(
             hooks.callback(handle.remove)
         for batch in replay.batches:
             replay.run(batch)
-    parameters = {id(p): p for pair in groups for m in (pair.modules[0], *pair.modules[1]) for p in m.parameters(False)}
-    put_back: list[Undo] = [partial(p.detach().copy_, p.detach().clone()) for p in parameters.values()]
+    changed = {id(t): t for pair in groups for t in pair.tensors()}
+    put_back: list[Undo] = [partial(t.detach().copy_, t.detach().clone()) for t in changed.values()]
     with undone_on_error(put_back):
         spreads = {
             pair.producer: scale_by(pair, factor_of(pair, float(alpha))) for pair in groups if pair.amax is not None

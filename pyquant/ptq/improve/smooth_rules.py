@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
+from pyquant.nn.expert_rules import rule_of
+from pyquant.nn.experts import QExperts
 from pyquant.nn.hadamard_linear import HadamardLinear
 
 Rule = tuple[str, tuple[str, ...]]  # attribute paths below the class: the producer, its consumers
@@ -21,16 +23,36 @@ LLAMA: Final[tuple[Rule, ...]] = (
     ("self_attn.v_proj", ("self_attn.o_proj",)),  # attention mixes tokens, not channels
     ("mlp.up_proj", ("mlp.down_proj",)),  # act(gate) * up is linear in up
 )
+# A router and experts read one norm. Layers without experts, which some models mix in, have the pairs of LLAMA.
+_MIXTURE: Final[tuple[Rule, ...]] = (*LLAMA, ("post_attention_layernorm", ("mlp.gate", "mlp.experts")))
+_SHARED: Final[tuple[Rule, ...]] = (
+    *LLAMA,
+    (
+        "post_attention_layernorm",
+        (
+            "mlp.gate",
+            "mlp.experts",
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj",
+            "mlp.shared_expert_gate",
+        ),
+    ),
+    ("mlp.shared_expert.up_proj", ("mlp.shared_expert.down_proj",)),
+)
 # The norms of post-norm encoders also feed the residual stream; their values may move into the output projection.
 _BERT: Final[tuple[Rule, ...]] = (("attention.self.value", ("attention.output.dense",)),)
 
 # Classes of transformers 5.23 by name; tests/ptq/test_smooth.py holds one small model of each family to its function.
 TRANSFORMERS_RULES: Final[dict[str, tuple[Rule, ...]]] = {
     **dict.fromkeys(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"), LLAMA),
+    **dict.fromkeys(("MixtralDecoderLayer", "Qwen3MoeDecoderLayer"), _MIXTURE),
+    "Qwen2MoeDecoderLayer": _SHARED,
     **dict.fromkeys(("BertLayer", "RobertaLayer", "ElectraLayer", "CamembertLayer"), _BERT),
 }
 _BY_CLASS: dict[type[nn.Module], list[Rule]] = {}
-RMS_NORMS: Final = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_FAMILIES: Final = ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+RMS_NORMS: Final = tuple(f"{family}RMSNorm" for family in _FAMILIES)
+_ROUTERS: Final = ("MixtralTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter")  # multiply by `weight` [E, K]
 _PASSES: Final = (nn.ReLU, nn.Identity, nn.Dropout)  # positively homogeneous: f(x / s) = f(x) / s
 
 
@@ -40,9 +62,9 @@ def register_smoothing(parent_class: type[nn.Module], producer: str, consumers: 
     parent_class  subclass of nn.Module; instances of exactly this class are meant.
     producer      path of an attribute, such as 'norm1' or 'mlp.up': a LayerNorm, RMSNorm or Linear; for equalize_ alone
                   also a Conv2d.
-    consumers     paths of the Linears (for equalize_ also Conv2ds) that read its result; between the two there may be
-                  what commutes with a positive factor for each channel (nothing, ReLU, dropout, attention's mixing of
-                  tokens).
+    consumers     paths of the Linears (for equalize_ also Conv2ds) that read its result, or for smooth_ banks of
+                  experts behind the Linear that routes to them; between the two there may be what commutes with a
+                  positive factor for each channel (nothing, ReLU, dropout, attention's mixing of tokens).
     ->            parent_class. Registering the same again changes nothing.
     Raises ArgumentError for names that are none and for a producer that is registered with other consumers.
 
@@ -100,6 +122,21 @@ def is_producer(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
+def matrices_of(consumer: nn.Module) -> list[Tensor]:
+    """The matrices [.., N, K] with which a consumer multiplies what it reads: a Linear's or a router's weight, the
+    first ones of all experts of a bank. [] for a module that is none."""
+    if type(consumer) is nn.Linear or type(consumer).__name__ in _ROUTERS:
+        return [cast(Tensor, consumer.weight)]
+    if isinstance(consumer, QExperts):
+        firsts = [up for up, _ in consumer.experts()]
+        return [cast(Tensor, up.weight) for up in firsts] if all(type(up) is nn.Linear for up in firsts) else []
+    rule = rule_of(consumer)
+    if rule is None:
+        return []
+    up = cast(Tensor, consumer._parameters[rule.up])
+    return [up.mT if rule.is_transposed else up]
+
+
 def find(parent: nn.Module, path: str) -> Any:
     """The submodule at a path, or None."""
     for part in path.split("."):
@@ -135,4 +172,6 @@ def _fits(parent: nn.Module, rule: Rule) -> bool:
     producer, *consumers = (find(parent, path) for path in (rule[0], *rule[1]))
     if producer is None or None in consumers or any(isinstance(c, HadamardLinear) for c in consumers):
         return False  # the transform mixes channels: a factor of one cannot pass it
-    return not isinstance(producer, nn.Linear) or all(c.in_features == producer.out_features for c in consumers)
+    if isinstance(producer, nn.Linear) and any(c.in_features != producer.out_features for c in consumers):
+        return False
+    return all(matrices_of(c) for c in consumers if type(c) is not nn.Linear)
