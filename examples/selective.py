@@ -90,7 +90,7 @@ def trained(x: Tensor, y: Tensor, epochs: int) -> Net:
 
 def naive(scheme: pyquant.QScheme) -> SelectiveQuantizer:
     """Every layer, one calibrator."""
-    return SelectiveQuantizer(scheme=scheme, mode="naive")
+    return SelectiveQuantizer("max", scheme=scheme, mode="naive")
 
 
 def hybrid(scheme: pyquant.QScheme) -> SelectiveQuantizer:

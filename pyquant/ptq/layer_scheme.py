@@ -15,11 +15,15 @@ from pyquant.recipe.layer_rule import changed_tensors
 from pyquant.simulate.calibrate import FIELDS
 
 
+class Unsaid(str):
+    """A default that its signature shows, told from the same word in a caller's mouth."""
+
+
 @dataclass(frozen=True)
 class Defaults:
     """What SelectiveQuantizer's default_* arguments say."""
 
-    calibrator_weights: str
+    calibrator_weights: str | None
     calibrator_inputs: str
     per_channel: bool
     learn_amax: bool = False
@@ -32,8 +36,9 @@ class Defaults:
     def apply(
         self, scheme: QScheme, calibrator_weights: str | None = None, calibrator_inputs: str | None = None
     ) -> LayerScheme:
-        """A scheme with calibrators: those given, else the scheme's own where it is not 'max', else the defaults.
-        16-bit schemes are as they are, and dynamic inputs have no calibrator."""
+        """A scheme with calibrators: those given, else the scheme's own where it is not what schemes have unasked
+        ('max', and of weights what presets have), else the defaults (None: the scheme's own). 16-bit schemes are as
+        they are, and dynamic inputs have no calibrator."""
         if scheme.is_float:
             return LayerScheme(scheme)
         still_open = set()
@@ -42,7 +47,8 @@ class Defaults:
             is_weight = field == "weights"
             default = self.calibrator_weights if is_weight else self.calibrator_inputs
             named = calibrator_weights if is_weight else calibrator_inputs
-            name = named or (old.calibrator if old.calibrator != "max" else default)
+            unasked = ("max", old.code_type.weight_calibrator) if is_weight else ("max",)
+            name = named or (default if default is not None and old.calibrator in unasked else old.calibrator)
             if name == OPEN:
                 still_open.add(field.removesuffix("s"))
             return replace(old, calibrator="percentile" if name == OPEN else name)

@@ -192,6 +192,26 @@ def test_the_command_line_uses_it(option: str, tmp_path: Path, monkeypatch: pyte
         check(loaded.get_submodule(name), net().get_submodule(name).weight, scheme)
 
 
+def test_whoever_says_a_calibrator_has_it_instead_of_the_presets() -> None:
+    def weights(*said: str, scheme: QScheme, **options: Any) -> str:
+        model = pyquant.SelectiveQuantizer(*said, scheme=scheme, verbose=False, **options).quantize_module(net())
+        return str(model[0].scheme.weights.calibrator)
+
+    four, mse8 = pyquant.W4A8(32), by(pyquant.W8A8(), "mse")
+    assert [weights(*said, scheme=four) for said in ((), ("max",), ("entropy",))] == ["mse", "max", "entropy"]
+    assert [weights(*said, scheme=pyquant.W8A8()) for said in ((), ("mse",))] == ["max", "mse"]
+    assert [weights(*said, scheme=mse8) for said in ((), ("max",))] == ["mse", "mse"]  # which no preset has unasked
+    assert weights(scheme=by(four, "max")) == "max"
+    naive = (
+        pyquant.SelectiveQuantizer(scheme=pyquant.W4A4(), mode="naive", verbose=False).quantize_module(net())[0].scheme
+    )
+    assert (naive.weights.calibrator, naive.inputs.calibrator) == ("mse", "mse")
+    recipe = {"default": "W4A8(group_size=32)"}
+    for said, want in (({}, "mse"), ({"selective_quantizer_params": {"calibrator_w": "max"}}, "max")):
+        assert pyquant.prepare_(net(), recipe | said)[0].scheme.weights.calibrator == want
+    assert pyquant.W4A16(symmetric=False).weights.calibrator == pyquant.W8A16().weights.calibrator == "max"
+
+
 def test_a_range_that_nobody_gives_is_refused() -> None:
     scheme = by(pyquant.W8A8Dynamic(), "fixed")
     with pytest.raises(SchemeError, match=r"'weights.calibrator': got 'fixed'; allowed: max, .*from_codes"):
