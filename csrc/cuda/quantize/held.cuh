@@ -14,6 +14,20 @@ struct Chunk {
   bool whole, padded;  // the matrix ends with a whole unit; the output has columns that it has not
 };
 
+// use(i) for each of a thread's units that begins `whole` columns on or before: where all do, which is asked once,
+// without a question for each.
+template <int Units, class Use>
+__device__ __forceinline__ void each_whole(const Chunk& chunk, int whole, Use use) {
+  if ((Units - 1) * chunk.step <= whole) {
+#pragma unroll
+    for (int i = 0; i < Units; ++i) use(i);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Units; ++i)
+    if (i * chunk.step <= whole) use(i);
+}
+
 // Units as they lie in memory.
 template <class T, int Units>
 struct KeptUnits {
@@ -24,6 +38,11 @@ struct KeptUnits {
   __device__ __forceinline__ void load(const T* row, const Chunk& chunk, bool vector) {
     const T* from = row + chunk.first;
     const int whole = vector ? chunk.left - kWidth : -1;  // where the last whole unit may begin
+    if ((Units - 1) * chunk.step <= whole) {
+#pragma unroll
+      for (int i = 0; i < Units; ++i) unit[i] = load_whole(from + i * chunk.step);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < Units; ++i) unit[i] = i * chunk.step <= whole ? load_whole(from + i * chunk.step) : Unit<T>{};
     if (vector && chunk.whole) return;
@@ -130,17 +149,15 @@ struct CodeWriter {
  private:
   template <Values kKnown, class Kept>
   __device__ __forceinline__ void put_whole(const Codes& to, const Chunk& chunk, int whole, const Kept& kept) const {
-    const int shift = to.packed ? 1 : 0;
+    const int shift = to.packed ? 1 : 0, step = chunk.step >> shift;
     uint8_t* at = codes + (chunk.first >> shift);
-#pragma unroll
-    for (int i = 0; i < Kept::kUnits; ++i) {
-      if (i * chunk.step > whole) continue;
+    each_whole<Kept::kUnits>(chunk, whole, [&](int i) {
       float v[Kept::kWidth];
       uint32_t words[Kept::kWidth / 4];
       kept.values(i, v);
       coder.template code<kKnown>(v, words);
-      store_whole(at + (i * chunk.step >> shift), to.packed, words);
-    }
+      store_whole(at + i * step, to.packed, words);
+    });
   }
 };
 

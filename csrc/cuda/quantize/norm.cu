@@ -36,7 +36,8 @@ struct Channel {
 
 // Sum over the block in the order of norm_math.h; s[set] are lanes of this thread, later sets after all threads'
 // earlier ones. Threads halve the sets between them while these are several: each set still adds neighbours first.
-template <int Sets, int Width>
+// Leaves: of the tree, that the warps leave; no more than a warp has lanes. Of short rows: fewer, the others are +0.
+template <int Leaves, int Sets, int Width>
 __device__ __forceinline__ float sum_in_lanes(float (&s)[Sets][Width], float* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -60,21 +61,29 @@ __device__ __forceinline__ float sum_in_lanes(float (&s)[Sets][Width], float* sh
   for (int step = Sets; step < 32; step *= 2) part[0] = fadd(part[0], from_lane(part[0], step));
   if (lane < Sets) shared[set * warps + warp] = part[0];
   __syncthreads();
-  // As many leaves as a warp has lanes at most: the rest of the tree is one more of these.
-  float all = lane < Sets * warps ? shared[lane] : 0.f;
+  // The rest of the tree, by every warp; where leaves are fewer than lanes, several times side by side.
+  float all = Leaves < 32 || lane < Sets * warps ? shared[lane % Leaves] : 0.f;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) all = fadd(all, from_lane(all, step));
+  for (int step = 1; step < Leaves; step *= 2) all = fadd(all, from_lane(all, step));
   return all;
 }
 
 constexpr int kNormThreads = 256;
 
-// The lanes of norm_math.h that a thread adds up: unit i belongs to set i % kSets. kShort: rows of no more elements
-// than lanes, by any number of threads; else a thread's units lie so far apart that it owns whole lanes.
-template <class T, bool kSubtractMean, int Units, int kSets, bool kShort>
+// How a block holds rows.
+enum class Held {
+  short_rows,  // of no more elements than there are lanes, by any number of threads
+  at_once,     // a thread's units lie so far apart that it owns whole lanes
+  in_chunks    // the same of rows that may be longer than what a block holds
+};
+
+// The lanes of norm_math.h that a thread adds up: unit i belongs to set i % kSets.
+template <class T, bool kSubtractMean, int Units, int kSets, Held kHeld>
 struct NormInput {
   using Kept = KeptFloats<T, Units>;
+  static constexpr bool kOneChunk = kHeld != Held::in_chunks, kShort = kHeld == Held::short_rows;
   static constexpr int kThreads = kNormThreads, kWidth = kVector<T>, kStep = kShort ? 0 : kSumLanes / kSets;
+  static constexpr int kLeaves = kShort ? 32 : kSumLanes / kWidth / 32;
   const T *x, *residual;
   T* sum;
   int64_t ld, ldr;
@@ -92,11 +101,12 @@ struct NormInput {
     __device__ __forceinline__ Row(const NormInput& in, int64_t row, const RowSpan& span, RowShared& shared, Kept& kept)
         : x(in.residual ? in.sum + row * span.cols : in.x + row * in.ld),
           vector(in.vector),
-          is_whole(span.chunks == 1),
+          is_whole(kOneChunk || span.chunks == 1),
           weight(in.weight),
           bias(in.bias) {
+      const int chunks = kOneChunk ? 1 : span.chunks;
       float s[kSets][kWidth];
-      for (int c = 0; c < span.chunks; ++c) {
+      for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = span.chunk<NormInput>(c);
         if (in.residual)
           add(in, row, span.cols, chunk, kept);
@@ -104,17 +114,17 @@ struct NormInput {
           read(in.x + row * in.ld, chunk, kept);
         accumulate(kept, s, c == 0, [](float v) { return kSubtractMean ? v : fmul(v, v); });
       }
-      float mean_of_lanes = mean_of(sum_in_lanes(s, shared.sums[0]), span.cols);
+      float mean_of_lanes = mean_of(sum_in_lanes<kLeaves>(s, shared.sums[0]), span.cols);
       if constexpr (kSubtractMean) {
         mean = mean_of_lanes;
         float d[kSets][kWidth];
-        for (int c = 0; c < span.chunks; ++c) {
+        for (int c = 0; c < chunks; ++c) {
           const Chunk chunk = span.chunk<NormInput>(c);
           if (!is_whole) read(x, chunk, kept);
           center(chunk, kept);
           accumulate(kept, d, c == 0, [](float v) { return fmul(v, v); });
         }
-        mean_of_lanes = mean_of(sum_in_lanes(d, shared.sums[1]), span.cols);
+        mean_of_lanes = mean_of(sum_in_lanes<kLeaves>(d, shared.sums[1]), span.cols);
       }
       factor = norm_factor(mean_of_lanes, in.eps);
     }
@@ -133,18 +143,27 @@ struct NormInput {
       KeptUnits<T, Units> raw, residual;
       raw.load(in.x + row * in.ld, chunk, vector);
       residual.load(in.residual + row * in.ldr, chunk, vector);
-#pragma unroll
-      for (int i = 0; i < Units; ++i) {
-        const int column = i * chunk.step;
-        raw.values(i, kept.value[i]);
-        if (column >= chunk.left) continue;
+      T* const to = in.sum + row * cols + chunk.first;
+      const auto sum_of = [&](int i) {
         float r[kWidth];
         residual.values(i, r);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) r[j] = fadd(kept.value[i][j], r[j]);
         const Unit<T> sum = narrow_unit<T>(r);
-        store_unit(in.sum + row * cols + chunk.first + column, chunk.left - column, vector, sum);
         widen_unit(sum, kept.value[i]);
+        return sum;
+      };
+#pragma unroll
+      for (int i = 0; i < Units; ++i) raw.values(i, kept.value[i]);
+      if (vector && (Units - 1) * chunk.step <= chunk.left - kWidth) {
+#pragma unroll
+        for (int i = 0; i < Units; ++i) store_whole_unit(to + i * chunk.step, sum_of(i));
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < Units; ++i) {
+        const int column = i * chunk.step;
+        if (column < chunk.left) store_unit(to + column, chunk.left - column, vector, sum_of(i));
       }
     }
 
@@ -169,12 +188,10 @@ struct NormInput {
         }
     }
 
-    // use(unit, i) for every unit of which all columns exist: those that begin `whole` columns on or before.
+    // use(unit, i) for every unit of which all columns exist.
     template <class Use>
     static __device__ __forceinline__ void each_unit(const Chunk& chunk, int whole, Kept& kept, Use use) {
-#pragma unroll
-      for (int i = 0; i < Units; ++i)
-        if (i * chunk.step <= whole) use(kept.value[i], i);
+      each_whole<Units>(chunk, whole, [&](int i) { use(kept.value[i], i); });
     }
     // use(unit, columns of it, i) for the others of the row: its end, or all where `whole` is negative. A loop keeps
     // the kernel short.
@@ -256,7 +273,7 @@ struct NormInput {
 // One that is absent is aligned.
 Channel channel_of(const void* data, DType type) { return {data, type, is_aligned(data, 0, 16)}; }
 
-// body(units, sets, whether rows are short, block).
+// body(units, sets, how rows are held, block).
 template <class T, class Body>
 void with_norm_shape(int64_t rows, int64_t cols, int64_t room, Body body) {
   constexpr int kWidth = kVector<T>, kLaneUnits = kSumLanes / kWidth;
@@ -264,20 +281,22 @@ void with_norm_shape(int64_t rows, int64_t cols, int64_t room, Body body) {
   constexpr integral_constant<int, 4> four{};
   constexpr integral_constant<int, 8> eight{};
   const int64_t units = (room + kWidth - 1) / kWidth;
-  if (units <= kLaneUnits)
-    return body(four, four, std::true_type{}, row_block(rows, cols, room, kWidth, 4, kNormThreads));
-  const auto run = [&](auto units_each, auto sets) {
+  using ShortRows = integral_constant<Held, Held::short_rows>;
+  using AtOnce = integral_constant<Held, Held::at_once>;
+  using InChunks = integral_constant<Held, Held::in_chunks>;
+  if (units <= kLaneUnits) return body(four, four, ShortRows{}, row_block(rows, cols, room, kWidth, 4, kNormThreads));
+  const auto run = [&](auto units_each, auto sets, auto held) {
     constexpr int kUnits = decltype(units_each)::value, kThreads = kLaneUnits / decltype(sets)::value;
-    body(units_each, sets, std::false_type{}, row_block(kThreads, cols, room, kWidth, kUnits));
+    body(units_each, sets, held, row_block(kThreads, cols, room, kWidth, kUnits));
   };
   // Where rows fill the device, as few threads as hold one: what a thread does once costs less an element.
   if constexpr (kLaneUnits == kNormThreads) {
-    if (rows >= 1024 && units <= 2 * kLaneUnits) return run(eight, four);
-    if (rows >= 1024 && units <= 4 * kLaneUnits) return run(eight, integral_constant<int, 2>{});
+    if (rows >= 1024 && units <= 2 * kLaneUnits) return run(eight, four, AtOnce{});
+    if (rows >= 1024 && units <= 4 * kLaneUnits) return run(eight, integral_constant<int, 2>{}, AtOnce{});
   }
   constexpr integral_constant<int, kLaneUnits / kNormThreads> fewest{};
-  if (units <= 4 * kNormThreads) return run(four, fewest);
-  run(eight, fewest);
+  if (units <= 4 * kNormThreads) return run(four, fewest, AtOnce{});
+  run(eight, fewest, InChunks{});
 }
 
 }  // namespace
@@ -291,9 +310,9 @@ void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRan
     if (norm.residual)
       vector = vector && is_aligned(norm.residual, norm.ldr * size, 16) && is_aligned(norm.sum, x.cols * size, 16);
     const auto run = [&](auto subtract_mean) {
-      with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, auto is_short, const RowBlock& block) {
+      with_norm_shape<T>(x.rows, x.cols, out.ldq, [&](auto units, auto sets, auto held, const RowBlock& block) {
         using Input = NormInput<T, decltype(subtract_mean)::value, decltype(units)::value, decltype(sets)::value,
-                                decltype(is_short)::value>;
+                                decltype(held)::value>;
         const Input in{static_cast<const T*>(x.data),
                        static_cast<const T*>(norm.residual),
                        static_cast<T*>(norm.sum),

@@ -6,6 +6,7 @@
 //     static constexpr int kThreads;  // most threads of a block
 //     using Kept = ...;               // what a thread keeps: KeptUnits or KeptFloats
 //     static constexpr int kStep;     // between the units of a thread, where all launches have the same; else 0
+//     static constexpr bool kOneChunk = true;  // where no row is walked in several; may be left out
 //     struct Row {
 //       // May read the whole row; every thread calls it. What it leaves in Kept is what `load` finds there.
 //       Row(const Input&, int64_t row, const RowSpan&, RowShared&, Kept&);
@@ -92,6 +93,11 @@ inline constexpr bool kFinishes = false;
 template <class Input>
 inline constexpr bool kFinishes<Input, decltype(void(&Input::Row::finish))> = true;
 
+template <class Input, class = void>
+inline constexpr bool kOneChunk = false;
+template <class Input>
+inline constexpr bool kOneChunk<Input, decltype(void(Input::kOneChunk))> = Input::kOneChunk;
+
 template <class Input, class Output>
 __global__ void __launch_bounds__(Input::kThreads, 1)
     quantize_rows_kernel(Input in, Output out, RowSpan span, CodeRange range, QuantizeParams params) {
@@ -103,28 +109,40 @@ __global__ void __launch_bounds__(Input::kThreads, 1)
   typename Input::Row row(in, blockIdx.x, span, shared, kept);
   typename Kept::Range seen;
   typename Output::Row to;
-  // Every chunk for the range, then every chunk for the codes, backwards: the last one is still held. One loop, so that
-  // the code that loads stands once.
-  for (int turn = 0; turn < 2 * span.chunks; ++turn) {
-    const Chunk chunk = span.chunk<Input>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
-    if (turn != span.chunks) row.load(chunk, kept);
-    if (turn < span.chunks) {
-      kept.widen(seen, range.symmetric);
-      continue;
+  const auto open = [&] {
+    Range ends = reduce_block(seen.ends(), shared.ranges);
+    if constexpr (kFinishes<Input>) ends = row.range(ends);
+    Step step = step_of(ends, range.symmetric, range.qmin, range.qmax);
+    if (threadIdx.x == 0) {
+      params.scale[blockIdx.x] = step.scale;
+      if (params.zero_point) params.zero_point[blockIdx.x] = step.zero_point;
     }
-    if (turn == span.chunks) {
-      Range ends = reduce_block(seen.ends(), shared.ranges);
-      if constexpr (kFinishes<Input>) ends = row.range(ends);
-      Step step = step_of(ends, range.symmetric, range.qmin, range.qmax);
-      if (threadIdx.x == 0) {
-        params.scale[blockIdx.x] = step.scale;
-        if (params.zero_point) params.zero_point[blockIdx.x] = step.zero_point;
-      }
-      if constexpr (kFinishes<Input>) step = row.inner_step(step, ends);
-      to.open(out, blockIdx.x, step, range);
-    }
+    if constexpr (kFinishes<Input>) step = row.inner_step(step, ends);
+    to.open(out, blockIdx.x, step, range);
+  };
+  const auto put = [&](const Chunk& chunk) {
     if constexpr (kFinishes<Input>) row.finish(kept);
     to.put(out, chunk, kept);
+  };
+  if constexpr (kOneChunk<Input>) {
+    const Chunk chunk = span.chunk<Input>(0);
+    row.load(chunk, kept);
+    kept.widen(seen, range.symmetric);
+    open();
+    put(chunk);
+  } else {
+    // Every chunk for the range, then every chunk for the codes, backwards: the last one is still held. One loop, so
+    // that the code that loads stands once.
+    for (int turn = 0; turn < 2 * span.chunks; ++turn) {
+      const Chunk chunk = span.chunk<Input>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
+      if (turn != span.chunks) row.load(chunk, kept);
+      if (turn < span.chunks) {
+        kept.widen(seen, range.symmetric);
+        continue;
+      }
+      if (turn == span.chunks) open();
+      put(chunk);
+    }
   }
   to.close(out, blockIdx.x, shared);
 }

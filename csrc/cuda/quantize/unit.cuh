@@ -77,11 +77,13 @@ __device__ __forceinline__ Unit<T> load_unit(const T* from, int valid, bool vect
 }
 
 template <class T>
+__device__ __forceinline__ void store_whole_unit(T* to, const Unit<T>& unit) {
+  __stwb(reinterpret_cast<uint4*>(to), make_uint4(unit.word[0], unit.word[1], unit.word[2], unit.word[3]));
+}
+
+template <class T>
 __device__ __forceinline__ void store_unit(T* to, int valid, bool vector, Unit<T> unit) {
-  if (vector && valid >= kVector<T>) {
-    __stwb(reinterpret_cast<uint4*>(to), make_uint4(unit.word[0], unit.word[1], unit.word[2], unit.word[3]));
-    return;
-  }
+  if (vector && valid >= kVector<T>) return store_whole_unit(to, unit);
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
   constexpr int kBits = 8 * static_cast<int>(sizeof(T)) % 32;
 #pragma unroll 1  // rare: kept short
