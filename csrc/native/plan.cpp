@@ -124,6 +124,13 @@ void add_plan(py::module_& m) {
   m.def("cost_us", [](const std::string& row, const py::dict& problem, const py::dict& device) {
     return cost_us(row_of(row), problem_of(problem), device_of(device));
   });
+  // The same by what it is spent on; arithmetic, loads and memory overlap.
+  m.def("cost_terms", [](const std::string& row, const py::dict& problem, const py::dict& device) {
+    const CostTerms t = cost_terms(row_of(row), problem_of(problem), device_of(device));
+    return py::dict(py::arg("launch") = t.launch, py::arg("latency") = t.latency, py::arg("stores") = t.stores,
+                    py::arg("sums") = t.sums, py::arg("arithmetic") = t.arithmetic, py::arg("loads") = t.loads,
+                    py::arg("memory") = t.memory);
+  });
   m.def(
       "choose",
       [](const py::dict& problem, const py::dict& device, bool has_residual) -> py::object {

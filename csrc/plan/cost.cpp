@@ -14,12 +14,14 @@ namespace pyquant {
 
 namespace {
 
-constexpr double kClearUs = 1.0;       // a launch that only clears counters
-constexpr double kReached = 0.88;      // of the peak by a main loop whose pipeline is full
-constexpr double kSharedBytes = 128;   // of shared memory a clock and multiprocessor
-constexpr double kPortBytes = 48;      // from L2 into one multiprocessor a clock
-constexpr double kLanes = 64;          // conversions and integer operations a clock and multiprocessor
-constexpr double kEpilogueSteps = 12;  // instructions of the epilogue for one output, 128 lanes
+constexpr double kClearUs = 1.0;      // a launch that only clears counters
+constexpr double kReached = 0.88;     // of the peak by a main loop whose pipeline is full
+constexpr double kSharedBytes = 128;  // of shared memory a clock and multiprocessor
+constexpr double kPortBytes = 48;     // from L2 into one multiprocessor a clock
+constexpr double kLanes = 64;         // conversions and integer operations a clock and multiprocessor
+// Instructions of the epilogue for one output, 128 lanes: those of wgmma kernels counted in machine code, straight
+// tiles and swapped ones with sums of integers (docs/kernels.md, 'The epilogue'; tests/gpu/test_machine_code.py).
+constexpr double kEpilogueSteps = 12, kStraightSteps = 8.8, kSwappedSteps = 11.3;
 
 enum class Split { none, blocks, stream };  // how K is divided: not at all, among grid.z blocks, by CUTLASS's stream-K
 
@@ -92,9 +94,11 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
 }
 
 // Microseconds to store one tile: its arithmetic, then its bytes.
-double epilogue_us(const Row& row, const GemmProblem& p, const Chip& chip) {
+double epilogue_us(const Row& row, const Plan& plan, const GemmProblem& p, const Chip& chip) {
   const double outputs = double{1} * row.tile_m * row.tile_n;
-  return (outputs * kEpilogueSteps / 128 + bytes_of(outputs, p.out) / kPortBytes) / chip.clocks_per_us;
+  const bool is_counted = row.facts().engine == Engine::wgmma;
+  const double steps = is_counted ? (plan.swapped ? kSwappedSteps : kStraightSteps) : kEpilogueSteps;
+  return (outputs * steps / 128 + bytes_of(outputs, p.out) / kPortBytes) / chip.clocks_per_us;
 }
 
 // Rows of weights that a launch reads: those of every expert that has tokens.
@@ -119,7 +123,7 @@ double meeting_us(const GemmProblem& p, const Chip& chip) { return (is_float(p.x
 
 // Decode rows stream weights through all multiprocessors: bandwidth, unless too few blocks or their arithmetic are
 // slower.
-double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
+CostTerms decode_terms(const Row& row, const GemmProblem& p, const DeviceInfo& device, const Chip& chip) {
   const bool has_clusters = row.facts().sm_min >= 90;  // which add their sums without a way through memory
   const bool is_ordered = p.group_size > 0 && !is_float(p.x);
   const int64_t tiles = std::max<int64_t>(ceil_div(p.m, row.tile_m) * ceil_div(p.n, row.tile_n), 1);
@@ -156,10 +160,15 @@ double decode_us(const Row& row, const GemmProblem& p, const DeviceInfo& device,
   const double flying = held * kDecodeWarps * row.stages * row.tile_k * bytes_of(kDecodeWarpChannels, p.w);
   const double streamed = std::max({bytes_of(read, p.w) / active / (flying / chip.latency_us), fetched / active / port,
                                     fetched / chip.l2_bytes_per_us});
-  double sums = 0;
+  CostTerms t;
   if (split > 1 && !has_clusters)
-    sums = meeting_us(p, chip) + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
-  return kLaunchUs + 2 * chip.latency_us + sums + overlapped(main_memory_us(p, chip), arithmetic, streamed);
+    t.sums = meeting_us(p, chip) + 8.0 * blocks * row.tile_m * row.tile_n / chip.l2_bytes_per_us;
+  t.launch = kLaunchUs;
+  t.latency = 2 * chip.latency_us;
+  t.arithmetic = arithmetic;
+  t.loads = streamed;
+  t.memory = main_memory_us(p, chip);
+  return t;
 }
 
 // Tiles over multiprocessors, steps of K over the blocks that share a tile.
@@ -218,18 +227,29 @@ double loads_us(const Row& row, const GemmProblem& p, const Waves& w, const Devi
 
 }  // namespace
 
-double cost_us(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
+double CostTerms::total() const { return launch + latency + stores + sums + overlapped(arithmetic, loads, memory); }
+
+CostTerms cost_terms(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
   const Chip chip = chip_of(device);
-  if (row.facts().engine == Engine::decode) return decode_us(row, p, device, chip);
+  if (row.facts().engine == Engine::decode) return decode_terms(row, p, device, chip);
   const Plan plan(row);
   const Waves w = waves_of(row, plan.split, p, device, chip);
-  const double arithmetic = w.waves * w.steps * row.tile_k * clocks_per_code(row, plan, p, chip) / chip.clocks_per_us;
-  const double stored = epilogue_us(row, p, chip);
   // A tile's store hides behind the next one's main loop where two tiles are at work at once.
   const double exposed = plan.pingpong ? 1 : (plan.persistent ? w.waves : 1 + 0.5 * (w.waves - 1));
   const double started = plan.persistent ? 1 : 1 + 0.3 * (w.waves - 1);  // every further wave fills the pipeline again
-  return kLaunchUs + started * chip.latency_us + exposed * stored + w.sums_us +
-         overlapped(arithmetic, loads_us(row, p, w, device, chip), main_memory_us(p, chip));
+  CostTerms t;
+  t.launch = kLaunchUs;
+  t.latency = started * chip.latency_us;
+  t.stores = exposed * epilogue_us(row, plan, p, chip);
+  t.sums = w.sums_us;
+  t.arithmetic = w.waves * w.steps * row.tile_k * clocks_per_code(row, plan, p, chip) / chip.clocks_per_us;
+  t.loads = loads_us(row, p, w, device, chip);
+  t.memory = main_memory_us(p, chip);
+  return t;
+}
+
+double cost_us(const Row& row, const GemmProblem& p, const DeviceInfo& device) {
+  return cost_terms(row, p, device).total();
 }
 
 }  // namespace pyquant
