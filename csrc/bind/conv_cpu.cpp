@@ -22,9 +22,7 @@ Window window_of(const std::vector<int64_t>& wire) {
     if (wire[i] < least || wire[i] >= kMaxSize)
       refuse("window", std::to_string(wire[i]), "integers as Patches.to_ints() gives");
   }
-  const Window w = window_from_wire(wire.data());
-  if (w.groups != 1) refuse("window", std::to_string(w.groups) + " groups", "1 group");
-  return w;
+  return window_from_wire(wire.data());
 }
 
 // As [batch][height][width][channels]: false where that is the same memory as channels first.
@@ -70,7 +68,10 @@ void sizes(const Window& w, const Tensor& x, Call& call) {
   if (s.k % w.taps() != 0)
     refuse("window", std::to_string(w.kernel[0]) + " x " + std::to_string(w.kernel[1]) + " taps",
            "a divisor of k = " + std::to_string(s.k));
-  if (o.channels != s.k / w.taps()) refuse("x", describe(x), "[B, " + std::to_string(s.k / w.taps()) + ", H, W]");
+  if (s.n % w.groups != 0)
+    refuse("window", std::to_string(w.groups) + " groups", "a divisor of n = " + std::to_string(s.n));
+  const int64_t channels = s.k / w.taps() * w.groups;
+  if (o.channels != channels) refuse("x", describe(x), "[B, " + std::to_string(channels) + ", H, W]");
   for (int axis = 0; axis < 2; ++axis)
     if (w.room(axis, x.size(2 + axis)) < w.span(axis))
       refuse("x", "an image of " + std::to_string(o.height) + " x " + std::to_string(o.width),

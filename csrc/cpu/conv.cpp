@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/epilogue_math.h"
+#include "cpu/grouped_conv.h"
 #include "cpu/image_codes.h"
 #include "cpu/layer.h"
 
@@ -126,7 +127,10 @@ class Convolution {
     if (o_.residual)
       layer_.tile.residual =
           static_cast<const unsigned char*>(o_.residual) + row * layer_.n * bytes_of(o_.residual_type);
-    cpu::run(layer_);
+    if (o_.window.groups > 1)
+      run_groups(layer_, count);
+    else
+      cpu::run(layer_);
   }
 
   const ConvOperands& o_;

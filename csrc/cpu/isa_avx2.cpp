@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/row_table.h"
+#include "cpu/taps_avx2.h"
 
 namespace pyquant::cpu {
 namespace {
@@ -230,6 +231,8 @@ const Kernels& kernels_avx2() {
     k.gemm_s8 = gemm_s8;
     k.gemm_s4 = gemm_s4;
     k.unpack_s4 = unpack_s4;
+    k.taps = taps;
+    k.interleave = interleave;
     return k;
   }();
   return table;

@@ -9,9 +9,8 @@
 #include <cstring>
 
 #include "cpu/row_table.h"
+#include "cpu/taps_avx512.h"
 #include "cpu/vector_avx512.h"
-
-#define PYQ_INLINE __attribute__((always_inline)) inline
 
 namespace pyquant::cpu {
 namespace {
@@ -23,11 +22,6 @@ int32_t quad(const uint8_t* p) {
   std::memcpy(&v, p, 4);
   return v;
 }
-
-// In assembler because g++ 12 copies the accumulator of the intrinsic back and forth, at half the speed. For the same
-// reason every loop over accumulators is unrolled by name: they have to become registers before the loop over K is
-// looked at.
-PYQ_INLINE void dot(__m512i& acc, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8)); }
 
 template <int R>
 PYQ_INLINE void multiply(const uint8_t* a, int64_t lda, __m512i w0, __m512i w1, __m512i w2, __m512i w3,
@@ -619,6 +613,8 @@ const Kernels& kernels_avx512_vnni() {
     k.linear_s4 = linear_s4;
     k.code_sums = code_sums;
     k.unpack_s4 = unpack_s4;
+    k.taps = taps;
+    k.interleave = interleave;
     return k;
   }();
   return table;

@@ -143,6 +143,26 @@ void gemm_s4(const uint8_t* a, int64_t lda, int64_t rows, const uint8_t* b, int6
   }
 }
 
+void taps(const TapRun& run) {
+  for (int64_t p = 0; p < run.pixels; ++p)
+    for (int64_t n = 0; n < run.channels; ++n) {
+      uint32_t sum = 0;
+      for (int64_t t = 0; t < run.taps; ++t) {
+        const uint8_t* x = run.codes + p * run.step + run.offsets[t] + int64_t{run.dwords[n]} * 4;
+        const int8_t* w = run.weights + (t * kBlockN + n) * 4;
+        sum += static_cast<uint32_t>(x[0] * w[0] + x[1] * w[1] + x[2] * w[2] + x[3] * w[3]);
+      }
+      run.acc[p * run.ld + n] = static_cast<int32_t>(sum);
+    }
+}
+
+void interleave(const Interleave& run) {
+  for (int64_t p = 0; p < run.pixels; ++p)
+    for (int64_t c = 0; c < run.channels; ++c)
+      for (int i = 0; i < 4; ++i)
+        run.to[p * run.step + c * 4 + i] = i < run.count ? run.lines[i][p * run.strides[i] + c] : uint8_t{0};
+}
+
 }  // namespace
 
 // Reads like that of every other set; the functions are those of this file alone.
@@ -153,6 +173,8 @@ const Kernels& kernels_scalar() {
     k.gemm_s8 = gemm_s8;
     k.gemm_s4 = gemm_s4;
     k.unpack_s4 = unpack_s4;
+    k.taps = taps;
+    k.interleave = interleave;
     return k;
   }();
   return table;

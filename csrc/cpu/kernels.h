@@ -12,6 +12,7 @@
 #include "core/problem.h"
 #include "cpu/ahead.h"
 #include "cpu/cpu.h"
+#include "cpu/taps.h"
 
 namespace pyquant::cpu {
 
@@ -159,6 +160,8 @@ struct Kernels {
                     int64_t groups, const Tile& tile, float* sum, const Ahead& ahead);
   void (*code_sums)(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
+  void (*taps)(const TapRun& run);
+  void (*interleave)(const Interleave& run);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
   void (*quantize)(const QuantizeRun& run);
   void (*dequantize)(const DequantizeRun& run);

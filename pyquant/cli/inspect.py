@@ -54,7 +54,9 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
                 "bias": entry.bias is not None,
                 "activation": entry.activation,
                 "gives": "codes" if entry.scheme.outputs is not None else "real numbers",
-                "geometry": None if entry.geometry is None else {k: list(v) for k, v in entry.geometry.items()},
+                "geometry": None
+                if entry.geometry is None
+                else {k: v if isinstance(v, int) else list(v) for k, v in entry.geometry.items()},
                 "bytes": size,
                 "kernel": "row lookup" if entry.kind == "embedding" else kernel_name(entry.scheme),
             }
@@ -117,7 +119,10 @@ def _groups(layers: list[dict[str, Any]], *, every: bool) -> Iterator[tuple[str,
 
 def _kind(layer: dict[str, Any]) -> str:
     geometry = layer["geometry"]
-    return str(layer["kind"]) if geometry is None else f"{layer['kind']} {'x'.join(map(str, geometry['kernel_size']))}"
+    if geometry is None:
+        return str(layer["kind"])
+    groups = f", {geometry['groups']} groups" if "groups" in geometry else ""
+    return f"{layer['kind']} {'x'.join(map(str, geometry['kernel_size']))}{groups}"
 
 
 def _size(size: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,25 +20,30 @@ WIRE_FIELDS: Final = 11
 
 @dataclass(frozen=True)
 class Patches:
-    """Kernel, stride, padding and dilation of a 2-D convolution; pairs are (height, width).
+    """Kernel, stride, padding, dilation and groups of a 2-D convolution; pairs are (height, width).
 
     padding  zeros around the image: (top, bottom, left, right).
+    groups   of channels, each of which has output channels of its own; as many as channels: a depthwise convolution.
 
-    The order within a row is (kernel row, kernel column, channel): that of an image in channels_last memory.
+    The order within a row is (kernel row, kernel column, channel): that of an image in channels_last memory. The matrix
+    of the weights has the channels of one group in a row.
     """
 
     kernel_size: Pair
     stride: Pair = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: Pair = (1, 1)
+    groups: int = 1
 
     @staticmethod
     def of(conv: nn.Conv2d) -> Patches:
-        """The geometry of a float convolution (groups and padding mode are the caller's business)."""
-        return Patches.make(conv.kernel_size, conv.stride, conv.padding, conv.dilation)
+        """The geometry of a float convolution (its padding mode is the caller's business)."""
+        return Patches.make(conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
 
     @staticmethod
-    def make(kernel_size: object, stride: object = 1, padding: object = 0, dilation: object = 1) -> Patches:
+    def make(
+        kernel_size: object, stride: object = 1, padding: object = 0, dilation: object = 1, groups: object = 1
+    ) -> Patches:
         """From the arguments of nn.Conv2d: numbers or pairs; padding also 'valid', 'same' or four numbers.
 
         Raises ArgumentError naming the argument.
@@ -57,11 +62,12 @@ class Patches:
         else:
             rows, columns = _numbers("padding", padding, 2, 0)
             around = (rows, rows, columns, columns)
-        return Patches((kernel[0], kernel[1]), (steps[0], steps[1]), around, (spread[0], spread[1]))  # type: ignore[arg-type]
+        (count,) = _numbers("groups", groups, 1, 1)
+        return Patches((kernel[0], kernel[1]), (steps[0], steps[1]), around, (spread[0], spread[1]), count)  # type: ignore[arg-type]
 
     def to_ints(self) -> tuple[int, ...]:
         """The geometry as the int[] argument of qconv2d: kernel, stride, padding, dilation, groups."""
-        return (*self.kernel_size, *self.stride, *self.padding, *self.dilation, 1)
+        return (*self.kernel_size, *self.stride, *self.padding, *self.dilation, self.groups)
 
     @staticmethod
     def from_ints(values: Sequence[int]) -> Patches:
@@ -72,9 +78,7 @@ class Patches:
             if not (0 if 4 <= place < 8 else 1) <= value < 2**31:
                 raise ArgumentError("window", value, "integers as Patches.to_ints() gives")
         a, b, c, d, top, bottom, left, right, e, f, groups = values
-        if groups != 1:
-            raise ArgumentError("window", f"{groups} groups", "1 group")
-        return Patches((a, b), (c, d), (top, bottom, left, right), (e, f))
+        return Patches((a, b), (c, d), (top, bottom, left, right), (e, f), groups)
 
     @property
     def pixels(self) -> int:
@@ -99,7 +103,7 @@ class Patches:
         batch, height, width, channels = image.shape
         out_height, out_width = self.out_size(height, width)
         rows = (batch * out_height * out_width, self.pixels * channels)
-        if self == Patches((1, 1)):  # every pixel is one patch
+        if replace(self, groups=1) == Patches((1, 1)):  # every pixel is one patch
             return image.reshape(rows)
         if any(self.padding):
             image = self._padded(image, fill)
@@ -109,6 +113,12 @@ class Patches:
             span = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
             image = image.unfold(1 + axis, span, self.stride[axis])[..., :: self.dilation[axis]]
         return image.permute(0, 1, 2, 4, 5, 3).reshape(rows)
+
+    def rows_of_groups(self, rows: Tensor) -> Tensor:
+        """What each group multiplies of the rows that gather gave: [groups, rows, K]."""
+        count, per_pixel = rows.shape[0], rows.shape[1] // self.pixels
+        split = rows.reshape(count, self.pixels, self.groups, per_pixel // self.groups)
+        return split.permute(2, 0, 1, 3).reshape(self.groups, count, self.pixels * (per_pixel // self.groups))
 
     def _padded(self, image: Tensor, fill: Tensor | None) -> Tensor:
         top, bottom, left, right = self.padding
@@ -122,17 +132,19 @@ class Patches:
         return padded
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Weights [N, C, kernel height, kernel width] as the matrix [N, K] that multiplies the rows."""
+        """Weights [N, C / groups, kernel height, kernel width] as the matrix [N, K] that multiplies the rows."""
         return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], weight.shape[1] * self.pixels)
 
-    def image(self, matrix: Tensor, channels: int) -> Tensor:
-        """The inverse of matrix: [N, K] -> [N, C, kernel height, kernel width]."""
+    def image(self, matrix: Tensor) -> Tensor:
+        """The inverse of matrix: [N, K] -> [N, C / groups, kernel height, kernel width]."""
+        channels = matrix.shape[1] // self.pixels
         return matrix.reshape(matrix.shape[0], *self.kernel_size, channels).permute(0, 3, 1, 2).contiguous()
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The float convolution of this geometry: x [B, C, H, W], weight [N, C, kernel height, kernel width]."""
+        """The float convolution of this geometry: x [B, C, H, W], weight [N, C / groups, kernel height, width]."""
         top, bottom, left, right = self.padding
-        return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation)
+        padded = F.pad(x, (left, right, top, bottom))
+        return F.conv2d(padded, weight, bias, self.stride, 0, self.dilation, self.groups)
 
     def convolve_backward(self, grad: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
         """The gradient of convolve for x [(B,) C, H, W] of a shape, from that of its result."""
@@ -140,7 +152,7 @@ class Patches:
         height, width = shape[-2:]
         images = grad if grad.dim() == 4 else grad.unsqueeze(0)
         size = (images.shape[0], shape[-3], height + top + bottom, width + left + right)
-        padded = conv2d_input(size, weight, images, self.stride, 0, self.dilation)
+        padded = conv2d_input(size, weight, images, self.stride, 0, self.dilation, self.groups)
         return padded[..., top : top + height, left : left + width].reshape(shape)
 
     def float_padding(self) -> Pair | str:
@@ -148,7 +160,7 @@ class Patches:
         top, bottom, left, right = self.padding
         if top == bottom and left == right:
             return top, left
-        if self.stride == (1, 1) and Patches.make(self.kernel_size, 1, "same", self.dilation) == self:
+        if self.stride == (1, 1) and Patches.make(self.kernel_size, 1, "same", self.dilation, self.groups) == self:
             return "same"
         raise ArgumentError("padding", self.padding, "equal on opposite sides, or 'same': nn.Conv2d knows no other")
 

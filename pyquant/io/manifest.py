@@ -243,11 +243,12 @@ def _layer(name: str, body: object) -> LayerEntry:
     return entry
 
 
-def _geometry(where: str, value: object) -> dict[str, tuple[int, ...]]:
-    body = _check_keys(f"{where}: geometry", value, tuple(GEOMETRY))
-    if not all(isinstance(numbers, list) for numbers in body.values()):
-        raise _refused(f"{where}: geometry", value, "lists of integers")
-    return {key: tuple(numbers) for key, numbers in body.items()}
+def _geometry(where: str, value: object) -> dict[str, tuple[int, ...] | int]:
+    keys = (*GEOMETRY, "groups") if isinstance(value, dict) and "groups" in value else tuple(GEOMETRY)
+    body = _check_keys(f"{where}: geometry", value, keys)
+    if not all(isinstance(body[key], list) for key in GEOMETRY):
+        raise _refused(f"{where}: geometry", value, "lists of integers, and an integer for groups")
+    return {key: tuple(numbers) if key in GEOMETRY else numbers for key, numbers in body.items()}
 
 
 def _clamp(where: str, value: object) -> tuple[float, float] | None:
@@ -264,7 +265,11 @@ def _clamp(where: str, value: object) -> tuple[float, float] | None:
 def _layer_to_json(entry: LayerEntry) -> dict[str, Any]:
     words = {infinity: word for word, infinity in _INFINITIES.items()}
     plain = {key: getattr(entry, key) for key in ("activation", "in_features", "kind", "out_features")}
-    geometry = {} if entry.geometry is None else {"geometry": {k: list(v) for k, v in entry.geometry.items()}}
+    geometry = (
+        {}
+        if entry.geometry is None
+        else {"geometry": {k: v if isinstance(v, int) else list(v) for k, v in entry.geometry.items()}}
+    )
     return {
         **plain,
         **geometry,

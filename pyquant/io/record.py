@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -32,7 +32,8 @@ class LayerRecord:
 
     name               path of the module in the model, printable characters, without '..'; '' for the model itself.
     scheme             QScheme.to_dict().
-    in_features        K; for an embedding the width of a row; for a convolution kernel height * width * channels.
+    in_features        K; for an embedding the width of a row; for a convolution kernel height * width * channels of a
+                       group.
     out_features       N; for an embedding the number of rows; for a convolution its output channels.
     codes              int8 [N, K], 4-bit codes one per byte, inside the scheme's range; for a 16-bit scheme the
                        floating-point weights themselves, float16 or bfloat16 as the scheme's float_dtype says.
@@ -45,7 +46,8 @@ class LayerRecord:
     clamp              (low, high) with activation 'clamp', low <= high, infinities allowed; otherwise None.
     kind               'linear', 'embedding' or 'conv2d'.
     geometry           of kind 'conv2d', otherwise None: kernel_size, stride and dilation as (height, width), padding as
-                       (top, bottom, left, right). K runs over kernel row, kernel column, channel.
+                       (top, bottom, left, right); groups, where there is more than 1. K runs
+                       over kernel row, kernel column, channel.
     """
 
     name: str
@@ -78,7 +80,7 @@ class LayerEntry:
     activation: str
     clamp: tuple[float, float] | None
     kind: str
-    geometry: Mapping[str, tuple[int, ...]] | None = None
+    geometry: Mapping[str, tuple[int, ...] | int] | None = None
 
 
 def is_safe_name(name: object) -> bool:
@@ -175,7 +177,8 @@ def _plain(geometry: object) -> Any:
     """Sequences as tuples; what is no mapping stays as it is, for the check to refuse."""
     if not isinstance(geometry, Mapping):
         return geometry
-    return {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in geometry.items()}
+    plain = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in geometry.items()}
+    return {key: value for key, value in plain.items() if (key, value) != ("groups", 1)}
 
 
 def _check_geometry(entry: LayerEntry) -> None:
@@ -184,14 +187,19 @@ def _check_geometry(entry: LayerEntry) -> None:
         if geometry is not None:
             raise ArgumentError(field, repr(geometry)[:80], f"None with kind '{entry.kind}'")
         return
-    if not isinstance(geometry, Mapping) or set(geometry) != set(GEOMETRY):
-        raise ArgumentError(field, repr(geometry)[:80], f"the keys {', '.join(GEOMETRY)}")
+    if not isinstance(geometry, Mapping) or set(geometry) - {"groups"} != set(GEOMETRY):
+        raise ArgumentError(field, repr(geometry)[:80], f"the keys {', '.join(GEOMETRY)}, and groups or not")
+    groups = geometry.get("groups", 2)
+    if type(groups) is not int or not 2 <= groups <= MAX_SIZE or ("groups" in geometry and entry.out_features % groups):
+        allowed = f"a divisor of out_features = {entry.out_features} above 1, or no such key"
+        raise ArgumentError(f"{field}.groups", repr(groups)[:80], allowed)
     for key, (count, least) in GEOMETRY.items():
-        numbers = geometry[key]
+        numbers: Any = geometry[key]
         whole = isinstance(numbers, tuple) and all(type(v) is int and least <= v <= MAX_SIZE for v in numbers)
         if not whole or len(numbers) != count:
             raise ArgumentError(f"{field}.{key}", repr(numbers)[:80], f"{count} integers in [{least}, {MAX_SIZE}]")
-    pixels = geometry["kernel_size"][0] * geometry["kernel_size"][1]
+    height, width = cast("tuple[int, int]", geometry["kernel_size"])
+    pixels = height * width
     if entry.in_features % pixels:
         raise ArgumentError(_of(entry.name, "in_features"), entry.in_features, f"a multiple of the kernel's {pixels}")
 

@@ -24,7 +24,11 @@ def fitted(scheme: QScheme, module: nn.Module, on_indivisible: str, name: str = 
     group = scheme.weights.group_size
     if group is None or not isinstance(module, (nn.Linear, nn.Conv2d)):
         return scheme, ""
-    k = module.in_features if isinstance(module, nn.Linear) else module.in_channels * math.prod(module.kernel_size)
+    k = (
+        module.in_features
+        if isinstance(module, nn.Linear)
+        else module.in_channels // module.groups * math.prod(module.kernel_size)
+    )
     if k % group == 0:
         return scheme, ""
     if on_indivisible == "error":

@@ -32,7 +32,7 @@ class Holder:
         shapes = listed([f"{name} {list(self.module._parameters[name].shape)}" for name in self.names], 3)  # type: ignore[union-attr]
         kind = type(self.module).__name__
         if isinstance(self.module, _CONVOLUTIONS):
-            return f"a {kind}: of convolutions, only Conv2d without groups has an integer twin"
+            return f"a {kind}: of convolutions, only Conv2d has an integer twin"
         if has_form(self.module):
             return f"{kind} multiplies by them itself ({shapes}); pyquant.expose_linears_ makes layers of them"
         if self.is_stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,23 +15,27 @@ from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError
-from pyquant.nn import state, weights
+from pyquant.nn import state, straight_through, weights
 from pyquant.nn.linear_call import LinearCall, signed, unpacked
 from pyquant.nn.linear_codes import check_matrix
 from pyquant.nn.patches import unsupported
+from pyquant.ops.spec import LinearSpec
 from pyquant.ops.transforms import autocast
 
 _qconv2d = torch.ops.pyquant.qconv2d.default
 
 
 class QConv2d(LinearCall):
-    """y = activation(conv2d(x, W) + bias) + residual, with W quantised as `scheme` says; groups = 1, zero padding.
+    """y = activation(conv2d(x, W) + bias) + residual, with W quantised as `scheme` says; zero padding.
 
     in_channels, out_channels, kernel_size, stride, padding, dilation, bias, device   as in torch.nn.Conv2d; padding
                 also as (top, bottom, left, right).
-    scheme      QScheme. Weight scales are per output channel over K = kernel height * kernel width * in_channels, or
-                per group along K in that order. Static inputs have one scale; dynamic inputs one scale for each image.
+    scheme      QScheme. Weight scales are per output channel over K = kernel height * kernel width * in_channels /
+                groups, or per group along K in that order. Static inputs have one scale; dynamic inputs one scale for
+                each image.
     activation, clamp, dtype   as in QLinear.
+    groups      as in torch.nn.Conv2d; in_channels for a depthwise convolution. Integers for more than one are those of
+                CPUs: a call on CUDA raises UnsupportedError.
 
     The state is that of a QLinear with in_features = K: `weight` int8 [out_channels, K] (4 bits: `weight_packed`),
     `weight_scale`, `bias`, `input_scale`, ... Raises SchemeError, ArgumentError. Source: docs/numerics.md 11.
@@ -62,10 +67,16 @@ class QConv2d(LinearCall):
         dtype: torch.dtype = torch.float32,
         *,
         clamp: tuple[float, float] | None = None,
+        groups: int = 1,
     ) -> None:
         super().__init__()
-        patches = Patches.make(kernel_size, stride, padding, dilation)
-        features = arguments.whole("in_channels", in_channels, 0, 2**31 - 1) * patches.pixels
+        patches = Patches.make(kernel_size, stride, padding, dilation, groups)
+        arguments.whole("in_channels", in_channels, 0, 2**31 - 1)
+        arguments.whole("out_channels", out_channels, 0, 2**31 - 1)
+        if in_channels % groups or out_channels % groups:
+            what = f"{groups}, for {in_channels} and {out_channels} channels"
+            raise ArgumentError("groups", what, "a divisor of in_channels and of out_channels")
+        features = in_channels // groups * patches.pixels
         scheme = W8A8Dynamic() if scheme is None else scheme
         self.in_channels, self.out_channels, self.patches = in_channels, out_channels, patches
         self._describe(features, out_channels, arguments.flag("bias", bias), scheme, activation, clamp, dtype)
@@ -86,7 +97,7 @@ class QConv2d(LinearCall):
     ) -> QConv2d:
         """A QConv2d with the weights of a float Conv2d, their ranges by the scheme's calibrator.
 
-        conv   nn.Conv2d, groups 1, padding mode 'zeros', finite; not changed.   Others as in QLinear.from_float.
+        conv   nn.Conv2d, padding mode 'zeros', finite; not changed.   Others as in QLinear.from_float.
         Raises SchemeError for a group size that does not divide K, ArgumentError naming what is wrong.
 
         Example:
@@ -98,7 +109,7 @@ class QConv2d(LinearCall):
             raise ArgumentError("conv", type(conv).__name__, "a torch.nn.Conv2d")
         why_not = unsupported(conv)
         if why_not is not None:
-            raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
+            raise ArgumentError("conv", why_not, "padding_mode 'zeros', and groups on a CPU only")
         layout = Patches.of(conv)
         return cls._from_matrix(
             layout.matrix(conv.weight.detach()),
@@ -116,8 +127,11 @@ class QConv2d(LinearCall):
     def _lay_out(self, codes: Tensor, patches: Patches | None = None) -> None:  # type: ignore[override]
         if not isinstance(patches, Patches):
             raise ArgumentError("patches", arguments.shown(patches), "a Patches, such as Patches.of(conv)")
-        check_matrix(codes, f"a tensor [out_channels, {patches.pixels} * in_channels]", patches.pixels)
-        self.in_channels, self.out_channels = codes.shape[1] // patches.pixels, codes.shape[0]
+        check_matrix(codes, f"a tensor [out_channels, {patches.pixels} * in_channels / groups]", patches.pixels)
+        if codes.shape[0] % patches.groups:
+            raise ArgumentError("patches", f"{patches.groups} groups", f"a divisor of {codes.shape[0]} output channels")
+        self.in_channels = codes.shape[1] // patches.pixels * patches.groups
+        self.out_channels = codes.shape[0]
         self.patches = patches
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Conv2d:
@@ -130,6 +144,7 @@ class QConv2d(LinearCall):
             p.stride,
             p.float_padding(),
             p.dilation,
+            p.groups,
             bias=self.bias_ is not None,
             device="meta",
         )
@@ -168,6 +183,8 @@ class QConv2d(LinearCall):
             residual = residual.unsqueeze(0)
         if self.scheme.is_integer:
             y = self._integer(x, images, size, residual, storage)
+        elif self.patches.groups > 1:
+            y = straight_through.smooth(self, images, residual)  # torch's own groups
         else:
             y = self._as_image(self._forward_float(*self._rows(images, None, residual, size)), images, size)
         return y if is_batch else y.squeeze(0)
@@ -189,6 +206,10 @@ class QConv2d(LinearCall):
             of_images = None if zero_point is None else _each(zero_point, size[0])
             return cast(Tensor, _qconv2d(codes, *fixed, dtype, _each(x.scale, size[0]), of_images))
         # The packed weights multiply what their own quantiser could have made: these codes have a zero point beyond it.
+        if self.patches.groups > 1:
+            affine = replace(LinearSpec.from_ints(self._spec), x_symmetric=False, x_qmin=-128, x_qmax=127)
+            fixed = (storage, residual, affine.to_ints(), self._window)
+            return cast(Tensor, _qconv2d(codes, *fixed, dtype, _each(x.scale, size[0]), _each(zero_point, size[0])))
         rows, added = self._rows(codes, zero_point, residual, size)
         scales, zeros = (_each(v, size[0]).repeat_interleave(size[1] * size[2]) for v in (x.scale, zero_point))
         return self._as_image(self._product(rows, scales, zeros, added, self.dtype, storage), images, size)
@@ -238,7 +259,8 @@ class QConv2d(LinearCall):
         p = self.patches
         words = [f"{self.in_channels}, {self.out_channels}, kernel_size={p.kernel_size}, stride={p.stride}"]
         words += [f"padding={p.padding}"] if any(p.padding) else []
-        return words + ([f"dilation={p.dilation}"] if p.dilation != (1, 1) else [])
+        words += [f"dilation={p.dilation}"] if p.dilation != (1, 1) else []
+        return words + ([f"groups={p.groups}"] if p.groups != 1 else [])
 
 
 def _each(qparam: Tensor, images: int) -> Tensor:

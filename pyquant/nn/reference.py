@@ -53,8 +53,8 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
     batch, pixels = image.shape[0], p.out_size(image.shape[2] - pad[2] - pad[3], image.shape[3] - pad[0] - pad[1])
     count = pixels[0] * pixels[1]
     columns = F.unfold(image, p.kernel_size, p.dilation, 0, p.stride)  # [B, C * pixels, L], channels first
-    columns = columns.reshape(batch, layer.in_channels, p.pixels, count)
-    rows = columns.permute(0, 3, 2, 1).reshape(batch * count, layer.in_features)
+    columns = columns.reshape(batch, p.groups, layer.in_channels // p.groups, p.pixels, count)
+    rows = columns.permute(1, 0, 4, 3, 2).reshape(p.groups, batch * count, layer.in_features)
     if residual is not None:
         residual = residual.reshape(batch, layer.out_channels, count).transpose(1, 2).reshape(-1, layer.out_channels)
     if scheme.is_integer:
@@ -63,7 +63,13 @@ def convolution(layer: QConv2d, x: Tensor | QTensor, residual: Tensor | None) ->
             scale, zero_point = (
                 None if one is None else one.expand(batch).repeat_interleave(count) for one in (scale, zero_point)
             )
-    y = _product(layer, rows, scale, zero_point, residual, dtype)
+    each = layer.out_channels // p.groups
+    products = []
+    for group in range(p.groups):
+        own = slice(group * each, (group + 1) * each)
+        added = None if residual is None else residual[:, own]
+        products.append(_product(layer, rows[group], scale, zero_point, added, dtype, own))
+    y = torch.cat(products, 1)
     y = y.reshape(batch, *pixels, layer.out_channels).permute(0, 3, 1, 2).contiguous()
     return y if is_batch else y.squeeze(0)
 
@@ -75,9 +81,14 @@ def _product(
     zero_point: Tensor | None,
     residual: Tensor | None,
     dtype: torch.dtype,
+    own: slice = slice(None),
 ) -> Tensor:
-    """Rows of codes, or of real numbers where the layer multiplies those, through the layer."""
-    scheme, w, codes = layer.scheme, layer.scheme.weights, layer.codes
+    """Rows of codes, or of real numbers where the layer multiplies those, through the layer; or its output channels
+    `own`."""
+    scheme, w, codes = layer.scheme, layer.scheme.weights, layer.codes[own]
+    bias, w_scale, w_zero_point = (
+        None if v is None else v[own] for v in (layer.bias_, layer.weight_scale, layer.weight_zero_point)
+    )
     fused: dict[str, Any] = {
         "activation": layer.activation,
         "clamp_min": layer.clamp[0],
@@ -85,16 +96,15 @@ def _product(
         "residual": residual,
     }
     if scheme.is_float:
-        return numerics.float_linear(rows.to(codes.dtype), codes, layer.bias_, out_dtype=dtype, **fused)
+        return numerics.float_linear(rows.to(codes.dtype), codes, bias, out_dtype=dtype, **fused)
     fused["group_size"] = w.group_size or 0
     if scheme.is_weight_only:
-        weight = (numerics.pack(codes, w.code_type), layer.weight_scale, layer.weight_zero_point)
-        return numerics.weight_only_linear(rows.to(dtype), *weight, layer.bias_, w_bits=w.bits, **fused)
+        weight = (numerics.pack(codes, w.code_type), cast(Tensor, w_scale), w_zero_point)
+        return numerics.weight_only_linear(rows.to(dtype), *weight, bias, w_bits=w.bits, **fused)
     if scheme.is_static:
         scale, zero_point = (None if one is None else one.reshape(()) for one in (scale, zero_point))
-    w_scale = layer.weight_scale
     if w.two_level:
-        codes, w_scale = numerics.one_level(codes, w_scale, numerics.largest_step(*w.code_range))
+        codes, w_scale = numerics.one_level(codes, cast(Tensor, w_scale), numerics.largest_step(*w.code_range))
         fused["group_size"] = 0
     qmin, qmax = layer._output_range()
     return numerics.gemm(
@@ -103,7 +113,7 @@ def _product(
         w_scale,
         cast(Tensor, scale),
         zero_point,
-        layer.bias_,
+        bias,
         out_scale=layer.output_scale,
         out_zero_point=layer.output_zero_point,
         out_qmin=qmin,

@@ -99,7 +99,7 @@ def is_transformed() -> bool:
 
 def smooth(layer: LinearCall, x: Tensor, residual: Tensor | None) -> Tensor:
     """A layer with floating-point products, in torch's own operations: they have every derivative."""
-    y = F.linear(x.float(), layer.dequantised_weight(), layer.bias_)
+    y = _product(x.float(), layer._real(torch.float32), layer.bias_, layer._form.patches)
     activation = ACTIVATIONS[layer.activation]
     y = activation.plain(y, *activation.limits(*layer.clamp))
     return (y if residual is None else y + residual.float()).to(x.dtype)

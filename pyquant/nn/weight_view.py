@@ -33,7 +33,7 @@ class Form:
     columns: int  # K
     scheme: TensorScheme | None  # of the codes; None: the storage holds 16-bit floats
     spec: tuple[int, ...] = ()  # of the packed buffer (LinearSpec.to_ints); empty: the weight as state_dict spells it
-    patches: Patches | None = None  # of a convolution, whose weight is [N, channels, height, width]
+    patches: Patches | None = None  # of a convolution, whose weight is [N, channels of a group, height, width]
 
     def codes(self, storage: Tensor, scale: Tensor | None) -> Tensor:
         """int8 codes [N, K], or the 16-bit floats."""
@@ -60,7 +60,7 @@ class Form:
         """The weight in the shape and type of its float twin."""
         matrix = self.matrix(storage, scale, zero_point)
         if self.patches is not None:
-            matrix = self.patches.image(matrix, self.columns // self.patches.pixels)
+            matrix = self.patches.image(matrix)
         # Tensor.to leaves a check of its operand in exported graphs, which keeps an unused weight alive
         real: Tensor = matrix if matrix.dtype == dtype else _aten._to_copy(matrix, dtype=dtype)
         return real

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from pyquant.core import arguments
 from pyquant.core.patches import Patches
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import conv_shapes, linear_shapes, rows_layout
 from pyquant.ops.translate import call
 
@@ -36,14 +36,17 @@ def qconv2d(
 
     x          float32, float16, bfloat16 [B, C, H, W], with one scale for all images (static inputs) or one an image
                (dynamic inputs); or int8 codes, of the static scale or of x_scale.
-    packed     uint8 buffer of pack_linear with the same spec: k = kernel height * kernel width * C, in that order.
+    packed     uint8 buffer of pack_linear with the same spec: k = kernel height * kernel width * C / groups, in that
+               order.
     residual   float [B, N, H', W'] or None.     out_dtype   as in qlinear; int8 where the spec says codes_out.
-    window     integers of Patches.to_ints(): kernel, stride, padding (top, bottom, left, right), dilation, groups (1).
+    window     integers of Patches.to_ints(): kernel, stride, padding (top, bottom, left, right), dilation, and groups,
+               which divide C and N.
     x_scale, x_zero_point   float32 and int32 [B]: what came with int8 codes of a spec with dynamic inputs;
                x_zero_point only where the inputs are affine, None: 0. The codes must lie within the spec's limits.
     ->         [B, N, H', W'], channels_last where x is. An image that holds NaN or infinity gives NaN throughout when
                quantised dynamically.
-    On a CPU no matrix of patches exists: the kernels read the codes of each image through the window.
+    On a CPU no matrix of patches exists: the kernels read the codes of each image through the window. On CUDA more than
+    one group is refused (UnsupportedError).
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 11.
 
     Example:
@@ -67,10 +70,17 @@ def by_patches(
     out_dtype: torch.dtype | None = None,
     x_scale: Tensor | None = None,
     x_zero_point: Tensor | None = None,
+    in_groups: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """qconv2d of ops that are there anyway: codes, patches, qlinear. For devices without a kernel of its own."""
+    """qconv2d of ops that are there anyway: codes, patches, qlinear. For devices without a kernel of its own.
+
+    in_groups  (groups, rows [groups, rows, K], and the other operands of qlinear) -> [rows, N]; None: one group only.
+    """
     out = conv_shapes.qconv2d(x, packed, residual, spec, window, out_dtype, x_scale, x_zero_point)
     s, patches = linear_shapes.linear_spec(spec), Patches.from_ints(window)
+    if patches.groups > 1 and (in_groups is None or x.is_cuda):
+        why = f"qconv2d: {patches.groups} groups; it takes 1 on {x.device}: keep such layers in floating point there"
+        raise UnsupportedError(f"no kernel for a convolution in groups on {x.device}", [why])
     last, limits, zero_point = conv_shapes.is_channels_last(x), (s.x_qmin, s.x_qmax), x_zero_point
     # codes keep the memory layout of the image: what moves later is one byte an element
     lying = x.permute(0, 2, 3, 1) if last else x
@@ -91,6 +101,10 @@ def by_patches(
     if s.input != "static":
         given = (x_scale, zero_point)
         per_row = [None if v is None else v.reshape(-1, 1).expand(batch, height * width).reshape(-1) for v in given]
-    y = _ops.qlinear(rows, packed, residual, list(spec), out.dtype, *per_row)
+    operands = (packed, residual, list(spec), out.dtype, *per_row)
+    if patches.groups > 1 and in_groups is not None:
+        y = in_groups(patches.groups, patches.rows_of_groups(rows), *operands)
+    else:
+        y = _ops.qlinear(rows, *operands)
     y = y.reshape(batch, height, width, n).permute(0, 3, 1, 2)
     return y if last else y.contiguous()  # type: ignore[no-any-return]

@@ -31,8 +31,11 @@ def qconv2d(
     if s.k % patches.pixels:
         kernel = f"{patches.kernel_size[0]} x {patches.kernel_size[1]} taps"
         raise ArgumentError("window", kernel, f"a divisor of k = {s.k}")
-    if x.shape[1] != s.k // patches.pixels:
-        raise ArgumentError("x", describe(x), f"[B, {s.k // patches.pixels}, H, W]")
+    if s.n % patches.groups:
+        raise ArgumentError("window", f"{patches.groups} groups", f"a divisor of n = {s.n}")
+    channels = s.k // patches.pixels * patches.groups
+    if x.shape[1] != channels:
+        raise ArgumentError("x", describe(x), f"[B, {channels}, H, W]")
     size = patches.out_size(x.shape[2], x.shape[3])
     linear_shapes.packed_buffer(packed, s)
     check.same_device("packed", packed, x)

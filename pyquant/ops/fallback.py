@@ -7,6 +7,7 @@ among others or read a packed layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -18,6 +19,7 @@ from pyquant.core.dtypes import PRODUCTS
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.ops import check, conv, linear_shapes, plan, rows_layout, shapes, zero_points
 from pyquant.ops.schema import SCHEMAS
+from pyquant.ops.spec import LinearSpec
 
 # Served by this file even where the library is compiled, and on CUDA: no integer kernel is involved.
 EVERYWHERE: Final = ("float_linear", "gemm")
@@ -147,8 +149,19 @@ def qlinear(
 ) -> Tensor:
     out = linear_shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = linear_shapes.linear_spec(spec)
-    p = rows_layout.parts(s, packed)
     zero_points.of_call(s, x, packed, x_zero_point)
+    return _product(s, rows_layout.parts(s, packed), x, residual, out.dtype, x_scale, x_zero_point)
+
+
+def _product(
+    s: LinearSpec,
+    p: rows_layout.Parts,
+    x: Tensor,
+    residual: Tensor | None,
+    out_dtype: torch.dtype,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+) -> Tensor:
     if linear_shapes.x_is_packed(s, x):
         x = numerics.unpack_int4(x, s.k)
     codes = numerics.unpack(p.codes, s.k, s.w_type)
@@ -174,12 +187,34 @@ def qlinear(
         out_zero_point=p.out_zero_point if s.codes_out else None,
         out_qmin=s.out_qmin,
         out_qmax=s.out_qmax,
-        out_dtype=out.dtype,
+        out_dtype=out_dtype,
     )
-    return numerics.pack_int4(y) if s.codes_out and out.dtype == torch.uint8 else y
+    return numerics.pack_int4(y) if s.codes_out and out_dtype == torch.uint8 else y
+
+
+def _in_groups(
+    groups: int,
+    rows: Tensor,
+    packed: Tensor,
+    residual: Tensor | None,
+    spec: Sequence[int],
+    out_dtype: torch.dtype,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+) -> Tensor:
+    """qlinear of the rows of every group [groups, rows, K] with the output channels of that group alone."""
+    s = linear_shapes.linear_spec(spec)
+    parts, each = rows_layout.parts(s, packed), s.n // groups
+    results = []
+    for group in range(groups):
+        own = slice(group * each, (group + 1) * each)
+        added = None if residual is None else residual[:, own]
+        operands = (rows[group], added, out_dtype, x_scale, x_zero_point)
+        results.append(_product(replace(s, n=each), parts.of_channels(own), *operands))
+    return torch.cat(results, 1)
 
 
 _outs = (fake_quantize_out, fake_quantize_dynamic_out, fake_quantize_backward_)
 _own: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_outs, gemm, pack_linear, unpack_linear, qlinear)}
-_own["qconv2d"] = conv.by_patches
+_own["qconv2d"] = partial(conv.by_patches, in_groups=_in_groups)
 IMPLEMENTATIONS: Final = {name: _own.get(name) or _specified(name) for name in SCHEMAS}

@@ -15,7 +15,7 @@ an unaligned tail of the weights.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -155,6 +155,11 @@ class Parts:
     x_zero_point: Tensor
     out_scale: Tensor
     out_zero_point: Tensor
+
+    def of_channels(self, own: slice) -> Parts:
+        """Those of some output channels."""
+        step, bias = (None if v is None else v[own] for v in (self.w_step, self.bias))
+        return replace(self, codes=self.codes[own], w_step=step, w_scale=self.w_scale[own], bias=bias)
 
 
 def parts(s: LinearSpec, packed: Tensor) -> Parts:

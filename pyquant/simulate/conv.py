@@ -37,8 +37,8 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
     """y = conv2d(fake_quantize(x), fake_quantize(W)) + bias, in floating point, around the float layer's own
     parameters.
 
-    Weight scales are per output channel over K = kernel height * kernel width * in_channels (or per group along K in
-    that order); a dynamic input has one range an image.
+    Weight scales are per output channel over K = kernel height * kernel width * in_channels / groups (or per group
+    along K in that order); a dynamic input has one range an image.
 
     Example:
         >>> from pyquant.core.presets import W8A8Dynamic
@@ -51,11 +51,11 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
 
     @classmethod
     def from_float(cls, conv: nn.Conv2d, scheme: QScheme) -> Self:
-        """A simulating layer around the parameters of a Conv2d (shared, not copied): groups 1, padding mode 'zeros',
+        """A simulating layer around the parameters of a Conv2d (shared, not copied): padding mode 'zeros',
         finite weights; not of a 16-bit scheme, which has nothing to simulate (ArgumentError)."""
         why_not = unsupported(conv)
         if why_not is not None:
-            raise ArgumentError("conv", why_not, "groups 1 and padding_mode 'zeros'")
+            raise ArgumentError("conv", why_not, "padding_mode 'zeros', and groups on a CPU only")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.__dict__.update((name, getattr(conv, name)) for name in _SHAPE)
@@ -80,7 +80,7 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         if torch_operators.are_chosen() and fake.scheme.granularity != "per_group":
             rounded: Tensor = fake(self.weight)  # exporters look for the operator right at the weights
             return rounded
-        return self.patches.image(fake(self.patches.matrix(self.weight)), self.in_channels)
+        return self.patches.image(fake(self.patches.matrix(self.weight)))
 
     @torch.no_grad()
     def to_quantized(self) -> QConv2d:

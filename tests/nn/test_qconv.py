@@ -39,10 +39,10 @@ def same(a: Any, b: Any) -> bool:
 def brute(layer: QConv2d, codes: Tensor, zero_point: int) -> Tensor:
     """int64 accumulators [B, N, H', W'] by the definition of a convolution: six loops, real zero outside."""
     p, (batch, channels, height, width) = layer.patches, codes.shape
-    weight = layer.codes.to(torch.int64).reshape(layer.out_channels, *p.kernel_size, channels)
+    weight = layer.codes.to(torch.int64).reshape(p.groups, -1, *p.kernel_size, channels // p.groups)
     out_h, out_w = p.out_size(height, width)
     y = torch.zeros(batch, layer.out_channels, out_h, out_w, dtype=torch.int64)
-    real = codes.to(torch.int64) - zero_point
+    real = (codes.to(torch.int64) - zero_point).reshape(batch, p.groups, channels // p.groups, height, width)
     for i in range(out_h):
         for j in range(out_w):
             for a in range(p.kernel_size[0]):
@@ -50,7 +50,8 @@ def brute(layer: QConv2d, codes: Tensor, zero_point: int) -> Tensor:
                     row = i * p.stride[0] + a * p.dilation[0] - p.padding[0]
                     column = j * p.stride[1] + b * p.dilation[1] - p.padding[2]
                     if 0 <= row < height and 0 <= column < width:
-                        y[:, :, i, j] += real[:, :, row, column] @ weight[:, a, b].T
+                        sums = torch.einsum("bgc,gnc->bgn", real[..., row, column], weight[:, :, a, b])
+                        y[:, :, i, j] += sums.flatten(1)
     return y
 
 
@@ -90,6 +91,118 @@ def test_the_accumulator_is_exact(seed: int) -> None:
     assert torch.equal(layer(given).to(torch.int64), expected)
     real = (x.double() - zero_point).float()  # the same numbers as floats
     assert torch.equal(layer(real).to(torch.int64), expected)
+
+
+def grouped(rng: random.Random) -> tuple[int, int, int]:
+    """Channels, output channels and groups: depthwise with one result a channel or several, groups of every width."""
+    groups = rng.choice([2, 3, 5, 16, 24, 40, 72])
+    channels = rng.choice([1, 1, 1, 2, 3, 4, 6, 8, 36])
+    each = rng.choice([1, 1, 2, 3, 4, 8, 16, 33])
+    while groups * max(channels, each) > 400:
+        groups = max(groups // 2, 2)
+    return groups * channels, groups * each, groups
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_accumulator_of_groups_is_exact(seed: int) -> None:
+    rng = random.Random(problems.BASE_SEED + 100 + seed)
+    channels, out, groups = grouped(rng)
+    size = (rng.randint(7, 13), rng.randint(13, 17) if seed % 4 else rng.randint(90, 110))
+    p = Patches.make(**geometries(seed + 1)[-1], groups=groups)
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-127, 128, (out, channels // groups * p.pixels), generator=generator, dtype=torch.int8)
+    zero_point = rng.randint(-128, 127)
+    layer = QConv2d.from_codes(
+        codes, torch.ones(out), patches=p, scheme=AFFINE, input_scale=1.0, input_zero_point=zero_point
+    )
+    x = torch.randint(-128, 128, (2, channels, *size), generator=generator, dtype=torch.int8)
+    expected = brute(layer, x, zero_point)
+    given = QTensor(x, torch.ones(1), torch.tensor([zero_point], dtype=torch.int32))
+    assert torch.equal(layer(given).to(torch.int64), expected)
+    real = (x.double() - zero_point).float().to(memory_format=torch.channels_last)
+    assert torch.equal(layer(real).to(torch.int64), expected)
+
+
+@pytest.mark.parametrize("scheme", ALL, ids=IDS)
+@pytest.mark.parametrize(("channels", "out", "groups"), [(16, 16, 16), (70, 70, 70), (32, 24, 2), (9, 18, 3)])
+def test_every_scheme_in_groups_equals_its_reference(scheme: QScheme, channels: int, out: int, groups: int) -> None:
+    size = scheme.weights.group_size
+    kernel = (4, 4) if size else (3, 2)
+    if size and channels // groups * 16 % size:
+        pytest.skip("the group size does not divide K")
+    floats = conv(3, channels, out, kernel_size=kernel, stride=(2, 1), padding=(1, 2), groups=groups)
+    layer = QConv2d.from_float(floats, scheme, **calibration(scheme))
+    x = torch.randn(2, channels, 9, 11)
+    residual = torch.randn_like(layer(x).float())
+    for given in (None, residual):
+        for image in (x, x.to(memory_format=torch.channels_last)):
+            y, wanted = layer(image, given), layer.reference(x, given)
+            if scheme.is_integer:
+                assert same(y, wanted)
+            else:
+                torch.testing.assert_close(y, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("scheme", [AFFINE, W8A8Dynamic(), W8A8Dynamic(symmetric_inputs=False)], ids=str)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "clamp"])
+@pytest.mark.parametrize("channels", [32, 65])
+def test_epilogues_of_groups(scheme: QScheme, activation: str, channels: int) -> None:
+    clamp = (-0.25, 0.5) if activation == "clamp" else None
+    floats = conv(1, channels, channels, kernel_size=3, padding=1, groups=channels)
+    layer = QConv2d.from_float(floats, scheme, activation=activation, clamp=clamp, **calibration(scheme))
+    x, residual = torch.randn(2, channels, 6, 5), torch.randn(2, channels, 6, 5)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        given = (x.to(dtype), residual.to(dtype))
+        assert same(layer(*given), layer.reference(*given))
+        last = [t.to(memory_format=torch.channels_last) for t in given]
+        assert same(layer(*last), layer.reference(*given))
+
+
+def test_codes_of_groups_with_zero_points_of_their_own() -> None:
+    """Also ones that a symmetric layer could not have made."""
+    for symmetric in (True, False):
+        floats = conv(4, 12, 12, kernel_size=3, padding=2, groups=12)
+        layer = QConv2d.from_float(floats, W8A8Dynamic(symmetric_inputs=symmetric))
+        codes = torch.randint(0, 256, (3, 12, 6, 6), dtype=torch.uint8)
+        given = QTensor(codes, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([3, 128, 250], dtype=torch.int32))
+        assert same(layer(given), layer.reference(given))
+
+
+def test_a_layer_in_groups_goes_everywhere_a_layer_goes() -> None:
+    floats = conv(9, 12, 24, kernel_size=3, stride=2, padding=1, groups=6)
+    layer = QConv2d.from_float(floats, W8A8Dynamic())
+    x = torch.randn(2, 12, 8, 8)
+    assert layer.weight.shape == floats.weight.shape == (24, 2, 3, 3)
+    assert "groups=6" in str(layer)
+    back = layer.to_float()
+    assert back.groups == 6
+    assert (back.weight - floats.weight).abs().max() < floats.weight.abs().max() / 127
+    wanted = floats(x)
+    assert (layer(x) - wanted).norm() / wanted.norm() < 0.02
+    twin = QConv2d(12, 24, 3, 2, 1, groups=6)
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(twin(x), layer(x))
+    given = x.clone().requires_grad_()
+    up = torch.randn_like(wanted)
+    layer(given).backward(up)
+    plain = x.clone().requires_grad_()
+    back(plain).backward(up)
+    torch.testing.assert_close(given.grad, plain.grad, rtol=1e-4, atol=1e-5)
+    poisoned = x.clone()
+    poisoned[1, 3, 2, 2] = float("inf")
+    assert layer(poisoned)[1].isnan().all()
+    assert torch.equal(layer(poisoned)[0], layer(x)[0])
+    assert layer(torch.zeros(0, 12, 8, 8)).shape == (0, 24, 4, 4)
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="'groups'"):
+        QConv2d(12, 10, 3, groups=4)
+    with pytest.raises(ArgumentError, match="groups"):
+        QConv2d(12, 10, 3, groups=0)
+    codes = torch.ones(10, 9, dtype=torch.int8)
+    with pytest.raises(ArgumentError, match="'patches'"):
+        QConv2d.from_codes(codes, torch.ones(10), patches=Patches((3, 3), groups=4), scheme=W8A8Dynamic())
 
 
 @pytest.mark.parametrize("scheme", ALL, ids=IDS)
@@ -292,7 +405,7 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(ArgumentError, match=match):
             layer(x, residual)
     reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    for floats, match in ((nn.Conv2d(4, 4, 3, groups=2), "groups=2"), (reflecting, "padding_mode='reflect'")):
+    for floats, match in ((reflecting, "padding_mode='reflect'"),):
         with pytest.raises(ArgumentError, match=match):
             QConv2d.from_float(floats, W8A8Dynamic())
     with pytest.raises(SchemeError, match="group_size"):

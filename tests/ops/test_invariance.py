@@ -104,15 +104,17 @@ for m, n, k, bits, group in cases:
         packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec)
         y = ops.qlinear(torch.randn(m, k, generator=generator), packed, spec=spec)
         digest.update(y.numpy().tobytes())
-for bits, group, channels, n in ((8, 0, 3, 70), (8, 4, 20, 130), (4, 20, 20, 5), (4, 0, 16, 64)):
+convolutions = ((8, 0, 3, 70, 1), (8, 4, 20, 130, 1), (4, 20, 20, 5, 1), (4, 0, 16, 64, 1))
+in_groups = ((8, 0, 1, 70, 70), (8, 0, 1, 32, 16), (4, 3, 1, 9, 9), (8, 12, 4, 64, 16), (4, 0, 3, 40, 5))
+for bits, group, channels, n, groups in convolutions + in_groups:
     codes = torch.randint(-7, 8, (n, 6 * channels), generator=generator, dtype=torch.int8)
     scale = torch.rand(*((n, 6 * channels // group) if group else (n,)), generator=generator) + 0.1
-    window = Patches((3, 2), (1, 2), (2, 1, 0, 1), (2, 1)).to_ints()
+    window = Patches((3, 2), (1, 2), (2, 1, 0, 1), (2, 1), groups).to_ints()
     for words in ({}, {"x_symmetric": False, "x_qmin": -128}, {"input": "static"}):
         spec = ops.LinearSpec(n, 6 * channels, bits, group, layout=layout, **words).to_ints()
         x_scale = torch.tensor([0.02]) if "input" in words else None
         packed = ops.pack_linear(ops.pack_int4(codes) if bits == 4 else codes, scale, spec, x_scale=x_scale)
-        x = torch.randn(2, channels, 9, 11, generator=generator)
+        x = torch.randn(2, groups * channels, 9, 11, generator=generator)
         for image in (x, x.to(memory_format=torch.channels_last)):
             y = ops.qconv2d(image, packed, None, spec, window)
             digest.update(y.contiguous().numpy().tobytes())

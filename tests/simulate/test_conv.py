@@ -52,6 +52,19 @@ class Net(nn.Module):
         return self.head(self.down(self.add(self.conv(x), x)).mean((2, 3)))
 
 
+def in_groups() -> nn.Module:
+    """What a MobileNet consists of: depthwise and pointwise convolutions, and groups of several channels."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 1),
+        nn.Conv2d(12, 6, (3, 1), padding=(1, 0), groups=3),
+    )
+
+
 def images(seed: int = 0) -> Tensor:
     return torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
@@ -226,12 +239,40 @@ def test_a_model_that_differs_is_refused_and_stays(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_simulated_is_told() -> None:
-    grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 4, 1))
-    insert_fake_quantize_(grouped, pyquant.W8A8Dynamic())  # a broad config leaves it alone
-    assert [type(m).__name__ for m in grouped] == ["Conv2d", "FakeQuantConv2d"]
-    with pytest.raises(ArgumentError, match="groups=4"):
-        insert_fake_quantize_(copy.deepcopy(remove_fake_quantize_(grouped)), {"0": pyquant.W8A8Dynamic()})
-    report = pyquant.quantization_report(pyquant.quantize_(grouped, pyquant.W8A8Dynamic()))
-    assert [(r.kind, "groups=4" in r.reason) for r in report] == [("Conv2d", True), ("QConv2d", False)]
+    mirrored = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 1))
+    insert_fake_quantize_(mirrored, pyquant.W8A8Dynamic())  # a broad config leaves it alone
+    assert [type(m).__name__ for m in mirrored] == ["Conv2d", "FakeQuantConv2d"]
+    with pytest.raises(ArgumentError, match="padding_mode='reflect'"):
+        insert_fake_quantize_(copy.deepcopy(remove_fake_quantize_(mirrored)), {"0": pyquant.W8A8Dynamic()})
+    report = pyquant.quantization_report(pyquant.quantize_(mirrored, pyquant.W8A8Dynamic()))
+    assert [(r.kind, "padding_mode" in r.reason) for r in report] == [("Conv2d", True), ("QConv2d", False)]
     with pytest.raises(ArgumentError, match=r"calibrated"):
         convert_(insert_fake_quantize_(Net(), AFFINE))
+
+
+@pytest.mark.parametrize("scheme", [AFFINE, pyquant.W8A8Dynamic(), pyquant.W8A16()], ids=str)
+def test_groups_are_simulated_converted_saved_and_loaded(scheme: QScheme, tmp_path: Path) -> None:
+    net = calibrate_(insert_fake_quantize_(in_groups().eval(), scheme), [images(), images(1)], 2)
+    simulated = net(images(1))
+    convert_(net)
+    assert [m.patches.groups for m in net if isinstance(m, QConv2d)] == [1, 8, 1, 3]
+    torch.testing.assert_close(net(images(1)), simulated, rtol=1e-3, atol=1e-2)
+    pyquant.save_pretrained(net, tmp_path)
+    again = pyquant.load_pretrained(tmp_path, in_groups).eval()
+    assert torch.equal(again(images()), net(images()))
+    document = json.loads((tmp_path / "manifest.json").read_text())["layers"]
+    assert [layer["geometry"].get("groups") for layer in document.values()] == [None, 8, None, 3]
+    one = in_groups()
+    one[5] = nn.Conv2d(4, 6, (3, 1), padding=(1, 0))  # K of another geometry
+    with pytest.raises(CheckpointError, match="groups"):
+        pyquant.load_pretrained(tmp_path, one)
+    pyquant.dequantize_(net)
+    assert [m.groups for m in net if isinstance(m, nn.Conv2d)] == [1, 8, 1, 3]
+
+
+def test_improvers_take_convolutions_in_groups() -> None:
+    data = [images(seed) for seed in range(4)]
+    net = calibrate_(insert_fake_quantize_(in_groups().eval(), pyquant.W4A8()), data, 4)
+    assert set(pyquant.gptq_(net, data, 4)) == {"0", "2", "4", "5"}
+    convert_(net)
+    assert isinstance(net[2], QConv2d)

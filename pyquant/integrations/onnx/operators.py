@@ -66,8 +66,9 @@ def matmul_nbits(
 def _window(x: Tensor, w: Tensor, p: Patches) -> tuple[dict[str, Any], tuple[Any, ...]]:
     top, bottom, left, right = p.padding
     window = {"kernel_shape": p.kernel_size, "strides": p.stride, "dilations": p.dilation}
+    groups = {"group": p.groups} if p.groups > 1 else {}
     size = p.out_size(*x.shape[2:])
-    return {**{k: list(v) for k, v in window.items()}, "pads": [top, left, bottom, right]}, (
+    return {**{k: list(v) for k, v in window.items()}, "pads": [top, left, bottom, right], **groups}, (
         x.shape[0],
         w.shape[0],
         *size,

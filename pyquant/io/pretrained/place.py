@@ -58,7 +58,7 @@ def _geometry(layer: Any) -> str:
         sizes, patches = [layer.num_embeddings, layer.embedding_dim], None
     elif isinstance(layer, nn.Conv2d):
         patches = Patches.of(layer)
-        sizes = [layer.out_channels, layer.in_channels * patches.pixels]
+        sizes = [layer.out_channels, layer.in_channels // patches.groups * patches.pixels]
         if unsupported(layer) is not None:
             return f"{sizes} with {unsupported(layer)}"
     else:

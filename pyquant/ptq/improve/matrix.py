@@ -33,15 +33,17 @@ def matrix_of(layer: Layer, weight: Tensor | None = None) -> Tensor:
 
 def weight_from(layer: Layer, matrix: Tensor) -> Tensor:
     """A matrix [N, K] in the shape of the layer's weights."""
-    return layer.patches.image(matrix, layer.in_channels) if isinstance(layer, FakeQuantConv2d) else matrix
+    return layer.patches.image(matrix) if isinstance(layer, FakeQuantConv2d) else matrix
 
 
 def rows_of(layer: Layer, x: Tensor) -> Tensor:
-    """What the matrix multiplies for an input: [rows, K]."""
+    """What the matrix multiplies for an input: [rows, K]; of a convolution in groups the rows of all groups, so that
+    its moments are the mean of the groups'."""
     if not isinstance(layer, FakeQuantConv2d):
         return x.reshape(-1, layer.in_features)
     images = x if x.dim() == 4 else x.unsqueeze(0)
-    return layer.patches.gather(images.permute(0, 2, 3, 1))
+    rows = layer.patches.gather(images.permute(0, 2, 3, 1))
+    return rows if layer.groups == 1 else layer.patches.rows_of_groups(rows).flatten(0, 1)
 
 
 def rounded_input(layer: Layer, x: Tensor) -> Tensor:

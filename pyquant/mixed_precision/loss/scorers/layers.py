@@ -70,7 +70,7 @@ def weight_steps(quantised: Any) -> Tensor:
     """The size of one code step at every weight, float32, the shape of the float weights."""
     scale = quantised.weight_scale.reshape(quantised.weight_scale.shape[0], -1)
     matrix: Tensor = scale.repeat_interleave(quantised.in_features // scale.shape[1], 1)
-    return quantised.patches.image(matrix, quantised.in_channels) if isinstance(quantised, QConv2d) else matrix
+    return quantised.patches.image(matrix) if isinstance(quantised, QConv2d) else matrix
 
 
 def rounded_input(quantised: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,103 @@
+// taps.h in AVX2, with the products of isa_avx2.cpp: even and odd bytes widened to s16, then vpmaddwd.
+#pragma once
+#include <cstring>
+
+#include "cpu/kernels.h"
+
+namespace pyquant::cpu {
+namespace {
+
+template <Spread kSpread>
+inline __m256i tap_codes(const uint8_t* at, __m256i index) {
+  if constexpr (kSpread == Spread::side_by_side) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  if constexpr (kSpread == Spread::one) {
+    int32_t dword;
+    std::memcpy(&dword, at, 4);
+    return _mm256_set1_epi32(dword);
+  }
+  if constexpr (kSpread == Spread::near)
+    return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), index);
+  return _mm256_i32gather_epi32(reinterpret_cast<const int*>(at), index, 4);
+}
+
+// Sixteen channels from `channel` on, P pixels.
+template <Spread kSpread, int P>
+void tap_tile(const TapRun& run, int64_t pixel, int64_t channel) {
+  __m256i c[P][2], index[2];
+  int64_t base[2];
+  for (int v = 0; v < 2; ++v) {
+    const int32_t* dwords = run.dwords + channel + v * 8;
+    base[v] = kSpread == Spread::side_by_side ? (channel + v * 8) * 4 : int64_t{dwords[0]} * 4;
+    index[v] =
+        _mm256_sub_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(dwords)), _mm256_set1_epi32(dwords[0]));
+    for (int p = 0; p < P; ++p) c[p][v] = _mm256_setzero_si256();
+  }
+  const __m256i low = _mm256_set1_epi16(0x00ff);
+  const uint8_t* codes = run.codes + pixel * run.step;
+  for (int64_t t = 0; t < run.taps; ++t) {
+    const uint8_t* x = codes + run.offsets[t];
+    const int8_t* weights = run.weights + (t * kBlockN + channel) * 4;
+    for (int v = 0; v < 2; ++v) {
+      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + v * 32));
+      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), odd = _mm256_srai_epi16(w, 8);
+      for (int p = 0; p < P; ++p) {
+        const __m256i a = tap_codes<kSpread>(x + p * run.step + base[v], index[v]);
+        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_and_si256(a, low), even),
+                                             _mm256_madd_epi16(_mm256_srli_epi16(a, 8), odd));
+        c[p][v] = _mm256_add_epi32(c[p][v], sum);
+      }
+    }
+  }
+  for (int p = 0; p < P; ++p)
+    for (int v = 0; v < 2; ++v)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(run.acc + (pixel + p) * run.ld + channel + v * 8), c[p][v]);
+}
+
+template <Spread kSpread>
+void tap_channels(const TapRun& run) {
+  int64_t pixel = 0;
+  for (; pixel + 4 <= run.pixels; pixel += 4)
+    for (int64_t c = 0; c < run.channels; c += 16) tap_tile<kSpread, 4>(run, pixel, c);
+  for (; pixel < run.pixels; ++pixel)
+    for (int64_t c = 0; c < run.channels; c += 16) tap_tile<kSpread, 1>(run, pixel, c);
+}
+
+void taps(const TapRun& run) {
+  switch (run.spread) {
+    case Spread::side_by_side: return tap_channels<Spread::side_by_side>(run);
+    case Spread::one: return tap_channels<Spread::one>(run);
+    case Spread::near: return tap_channels<Spread::near>(run);
+    case Spread::far: return tap_channels<Spread::far>(run);
+  }
+}
+
+template <int L>
+void interleave_lines(const Interleave& given) {
+  const Interleave run = given;  // what is written are bytes, which may be anything
+  for (int64_t p = 0; p < run.pixels; ++p)
+    for (int64_t c = 0; c < run.channels; c += 16) {
+      __m128i line[4];
+      for (int i = 0; i < 4; ++i)
+        line[i] = i < L ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(run.lines[i] + p * run.strides[i] + c))
+                        : _mm_setzero_si128();
+      const __m128i low_a = _mm_unpacklo_epi8(line[0], line[1]), low_b = _mm_unpacklo_epi8(line[2], line[3]);
+      const __m128i high_a = _mm_unpackhi_epi8(line[0], line[1]), high_b = _mm_unpackhi_epi8(line[2], line[3]);
+      auto* out = reinterpret_cast<__m128i*>(run.to + p * run.step + c * 4);
+      _mm_storeu_si128(out, _mm_unpacklo_epi16(low_a, low_b));
+      _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(low_a, low_b));
+      _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(high_a, high_b));
+      _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(high_a, high_b));
+    }
+}
+
+void interleave(const Interleave& run) {
+  switch (run.count) {
+    case 1: return interleave_lines<1>(run);
+    case 2: return interleave_lines<2>(run);
+    case 3: return interleave_lines<3>(run);
+    default: interleave_lines<4>(run);
+  }
+}
+
+}  // namespace
+}  // namespace pyquant::cpu
