@@ -252,9 +252,14 @@ class GroupWorker {
     run.acc = acc_ + held_ * ld_;
     run.ld = ld_;
     held_ += count;
-    if (!e.grouped) return kernels_.taps(run);
-    // Sums of one group along K after another; they are finished at once.
+    if (!e.grouped && !kernels_.linear_taps) return kernels_.taps(run);
     Tile tile = tile_of(count);
+    if (!e.grouped) {
+      kernels_.linear_taps(run, tile);
+      if (ld_ < kBlockN) finish_from(tile, count / 4 * 4 * ld_ / kBlockN);
+      return put();
+    }
+    // Sums of one group along K after another.
     if (e.groups == 0) std::fill(sum_, sum_ + count * kBlockN, 0.f);
     for (int64_t g = 0; g < e.groups; ++g, run.weights += run.taps * kBlockN * 4) {
       run.acc = acc_;
@@ -265,8 +270,8 @@ class GroupWorker {
     }
     tile.acc = nullptr;
     tile.sum = sum_;
-    finish(tile);
-    held_ = 0;
+    kernels_.epilogue(tile);
+    put();
   }
 
   // The pixels under the windows of results [begin, begin + count) of a line.
@@ -341,79 +346,88 @@ class GroupWorker {
   // ---- results
   void flush() {
     if (held_ == 0) return;
-    if (ld_ < kBlockN)
-      finish_folded();
-    else
-      finish(tile_of(held_));
-    held_ = 0;
+    finish_from(tile_of(held_), 0);
+    put();
   }
 
-  // Of `count` held pixels of the block.
-  Tile tile_of(int64_t count) const {
+  // Of `count` held pixels of the block, where its results are made: in their place, or near_.
+  Tile tile_of(int64_t count) {
     Tile t = layer_.tile;
     const int64_t vectors = block_ * layer_.extent.groups * kBlockN;
     t.acc = acc_;
-    t.rows = count;
-    t.cols = cols_;
+    t.rows = count * ld_ / kBlockN;
     t.w_sum = layer_.first.w_sum + vectors;
     t.w_scale = layer_.first.w_scale + vectors;
     t.bias = layer_.first.bias + first_;
     t.x_zero = zero_;
     t.x_scale = scale_;
-    const int64_t row = image_ * windows_.pixels() + pixel_;
-    if (!layer_.plane) t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + first_) * bytes_of(t.out_type);
-    if (t.residual)
-      t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + first_) * bytes_of(t.residual_type);
-    return t;
-  }
-
-  void finish(Tile tile) {
-    if (!layer_.plane) return kernels_.epilogue(tile);
-    tile.out = near_;
-    tile.ldo = kBlockN;
-    if (!tile.residual) tile.cols = kBlockN;  // there is room for all, and no row is copied
-    kernels_.epilogue(tile);
-    store_planes();
-  }
-
-  void finish_folded() {
-    const Tile plain = tile_of(held_);
-    const int64_t out = bytes_of(plain.out_type), residual = bytes_of(plain.residual_type);
-    Tile t = plain;
-    // Where a pixel has just these channels, the rows of 64 are the memory itself.
-    const bool is_memory = ld_ == layer_.n && !layer_.plane;
-    if (!is_memory) {
-      t.out = near_;
-      if (t.residual) {
-        auto* rows = near_ + kAccs * 4;
-        copy_rows(static_cast<const unsigned char*>(plain.residual), plain.ldr * residual, cols_ * residual, rows,
-                  ld_ * residual);
-        t.residual = rows;
-      }
+    t.cols = cols_;
+    t.residual = residual();
+    t.out = is_near() ? near_ : place();
+    if (layer_.plane) {
+      t.ldo = kBlockN;
+      if (!t.residual) t.cols = kBlockN;  // there is room for all, and no row is copied
     }
+    if (ld_ == kBlockN) return t;
     t.w_sum = folded_sum_;
     t.w_scale = folded_scale_;
     t.bias = folded_bias_;
-    t.ldo = t.ldr = t.cols = kBlockN;
-    t.rows = held_ * ld_ / kBlockN;
-    if (t.rows) kernels_.epilogue(t);
-    t.cols = held_ * ld_ % kBlockN;
-    if (t.cols) {
-      t.acc += t.rows * kBlockN;
-      t.out = static_cast<unsigned char*>(t.out) + t.rows * kBlockN * out;
-      if (t.residual) t.residual = static_cast<const unsigned char*>(t.residual) + t.rows * kBlockN * residual;
-      t.rows = 1;
-      kernels_.epilogue(t);
+    if (t.residual && is_near()) {
+      const int64_t size = bytes_of(t.residual_type);
+      auto* rows = near_ + kAccs * 4;
+      copy_rows(static_cast<const unsigned char*>(t.residual), t.ldr * size, count, rows, ld_ * size, cols_ * size);
+      t.residual = rows;
     }
-    if (layer_.plane)
-      store_planes();
-    else if (!is_memory)
-      copy_rows(near_, ld_ * out, cols_ * out, static_cast<unsigned char*>(plain.out), plain.ldo * out);
+    t.ldo = t.ldr = t.cols = kBlockN;
+    return t;
   }
 
-  void copy_rows(const unsigned char* from, int64_t from_step, int64_t bytes, unsigned char* to,
-                 int64_t to_step) const {
-    for (int64_t r = 0; r < held_; ++r) std::memcpy(to + r * to_step, from + r * from_step, static_cast<size_t>(bytes));
+  // Folded results are made in their place where a pixel has just their channels.
+  bool is_near() const { return layer_.plane || (ld_ < kBlockN && ld_ != layer_.n); }
+
+  int64_t row() const { return image_ * windows_.pixels() + pixel_; }
+  // Where the results of the held pixels begin (without planes), and what is added to them.
+  unsigned char* place() const {
+    const Tile& t = layer_.tile;
+    return static_cast<unsigned char*>(t.out) + (row() * t.ldo + first_) * bytes_of(t.out_type);
+  }
+  const unsigned char* residual() const {
+    const Tile& t = layer_.tile;
+    if (!t.residual) return nullptr;
+    return static_cast<const unsigned char*>(t.residual) + (row() * t.ldr + first_) * bytes_of(t.residual_type);
+  }
+
+  // Rows of 64 sums, from one on, and what is left of folded ones.
+  void finish_from(const Tile& tile, int64_t first) const {
+    if (first < tile.rows) kernels_.epilogue(part_of(tile, first, tile.rows - first, tile.cols));
+    const int64_t rest = held_ * ld_ % kBlockN;
+    if (rest) kernels_.epilogue(part_of(tile, tile.rows, 1, rest));
+  }
+
+  static Tile part_of(Tile t, int64_t first, int64_t rows, int64_t cols) {
+    t.acc += first * kBlockN;
+    t.out = static_cast<unsigned char*>(t.out) + first * t.ldo * bytes_of(t.out_type);
+    if (t.residual)
+      t.residual = static_cast<const unsigned char*>(t.residual) + first * t.ldr * bytes_of(t.residual_type);
+    t.rows = rows;
+    t.cols = cols;
+    return t;
+  }
+
+  // What was made near, to its place.
+  void put() {
+    if (layer_.plane) {
+      store_planes();
+    } else if (is_near()) {
+      const int64_t size = bytes_of(layer_.tile.out_type);
+      copy_rows(near_, ld_ * size, held_, place(), layer_.tile.ldo * size, cols_ * size);
+    }
+    held_ = 0;
+  }
+
+  static void copy_rows(const unsigned char* from, int64_t from_step, int64_t count, unsigned char* to, int64_t to_step,
+                        int64_t bytes) {
+    for (int64_t r = 0; r < count; ++r) std::memcpy(to + r * to_step, from + r * from_step, static_cast<size_t>(bytes));
   }
 
   void store_planes() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/finish_avx512.h"
 #include "cpu/row_table.h"
 #include "cpu/taps_avx512.h"
 #include "cpu/vector_avx512.h"
@@ -86,59 +87,6 @@ void stream_s8(const uint8_t* a, int64_t lda, const int8_t* b, int64_t quads, in
   finish(c, acc, add);
   finish(d, acc, true);
 }
-
-// What follows a product: the epilogue of its rows, tile by tile, while their sums are near.
-class Finish {
- public:
-  explicit Finish(const Tile& tile)
-      : tile_(tile),
-        plain_(tile.cols == kBlockN && !tile.residual && !tile.x_zero_step && tile.activation == Activation::none &&
-               (tile.out_type == DType::f32 || tile.out_type == DType::bf16)) {
-    Rows<V>::zero_terms(tile, shared_);
-  }
-
-  void rows(int64_t begin, int64_t end) const { Rows<V>::epilogue_of(tile_, shared_, begin, end); }
-
-  // Whether nothing but scales and a bias stands between sums and results, which then never leave the registers.
-  bool is_plain() const { return plain_; }
-
-  template <int R>
-  PYQ_INLINE void from_registers(const __m512i (&c)[R][4], int64_t begin) const {
-    if (tile_.out_type == DType::bf16)
-      as<R, DType::bf16>(c, begin);
-    else
-      as<R, DType::f32>(c, begin);
-  }
-
- private:
-  template <int R, DType T>
-  PYQ_INLINE void as(const __m512i (&c)[R][4], int64_t begin) const {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const __m512i sum = _mm512_sub_epi32(c[r][j], _mm512_load_si512(shared_ + j * 16));
-        const __m512 scale = _mm512_loadu_ps(tile_.w_scale + j * 16);
-        store<T>(begin + r, j, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale));
-      }
-    }
-  }
-
-  template <DType T>
-  PYQ_INLINE void store(int64_t row, int j, __m512 t) const {
-    const __m512 x_scale = _mm512_set1_ps(tile_.x_scale[row * tile_.x_scale_step]);
-    const __m512 v = _mm512_add_ps(_mm512_mul_ps(t, x_scale), _mm512_loadu_ps(tile_.bias + j * 16));
-    const int64_t at = row * tile_.ldo + j * 16;
-    if constexpr (T == DType::f32)
-      V::store_f32(static_cast<float*>(tile_.out) + at, v);
-    else
-      V::store_bf16(static_cast<uint16_t*>(tile_.out) + at, v);
-  }
-
-  const Tile& tile_;
-  bool plain_;
-  alignas(64) int32_t shared_[kBlockN];
-};
 
 // What a tile of rows does besides its product.
 struct Besides {
@@ -614,6 +562,7 @@ const Kernels& kernels_avx512_vnni() {
     k.code_sums = code_sums;
     k.unpack_s4 = unpack_s4;
     k.taps = taps;
+    k.linear_taps = linear_taps;
     k.interleave = interleave;
     return k;
   }();

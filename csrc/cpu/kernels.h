@@ -161,6 +161,9 @@ struct Kernels {
   void (*code_sums)(const uint8_t* a, int64_t group, int64_t groups, int32_t* sums);
   void (*unpack_s4)(const uint8_t* b, int64_t octs, int8_t* out);
   void (*taps)(const TapRun& run);
+  // taps and the epilogue of its rows of 64 sums, while they are near: those of whole fours of pixels, and of all where
+  // run.ld is 64. Null where the two calls serve as well.
+  void (*linear_taps)(const TapRun& run, const Tile& tile);
   void (*interleave)(const Interleave& run);
   RowStats (*stats)(const void* x, DType type, int64_t n, bool range);
   void (*quantize)(const QuantizeRun& run);

@@ -123,7 +123,8 @@ struct Rows {
   }
 
   template <DType T, bool kFinite>
-  static void quantize_as(const QuantizeRun& r) {
+  static void quantize_as(const QuantizeRun& given) {
+    const QuantizeRun r = given;  // what is written are bytes, which may be anything
     const F recip = V::set(r.recip);
     const F low = V::set(static_cast<float>(r.qmin - r.zero_point)),
             high = V::set(static_cast<float>(r.qmax - r.zero_point));

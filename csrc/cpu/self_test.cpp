@@ -278,6 +278,92 @@ bool finishes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   return true;
 }
 
+// linear_taps, against the two kernels that it replaces; the rows of 64 sums of whole fours of pixels.
+bool finishes_taps(const Kernels& candidate, const Kernels& scalar, Random& random, TapRun run) {
+  const auto size = static_cast<size_t>(run.pixels * kBlockN);
+  std::vector<int32_t> acc(size), own(size), w_sum(kBlockN);
+  std::vector<float> w_scale(kBlockN, 0x1p-7f), bias(kBlockN), want(size), got(size);
+  for (auto& v : w_sum) v = static_cast<int32_t>(random.next() & 0xffff);
+  for (auto& v : bias) v = static_cast<float>(random.next() & 255);
+  const int32_t zero = 117;
+  const float x_scale = 0.3f;
+  Tile tile;
+  tile.rows = (run.ld == kBlockN ? run.pixels : run.pixels / 4 * 4) * run.ld / kBlockN;
+  tile.w_sum = w_sum.data();
+  tile.w_scale = w_scale.data();
+  tile.bias = bias.data();
+  tile.x_zero = &zero;
+  tile.x_scale = &x_scale;
+  tile.ldo = kBlockN;
+  for (DType out : {DType::f32, DType::bf16, DType::s8})
+    for (int64_t cols : {kBlockN, int64_t{37}}) {
+      tile.out_type = out;
+      tile.cols = cols;
+      tile.acc = run.acc = acc.data();
+      tile.out = want.data();
+      scalar.taps(run);
+      scalar.epilogue(tile);
+      tile.acc = run.acc = own.data();
+      tile.out = got.data();
+      candidate.linear_taps(run, tile);
+      if (!same(want.data(), got.data(), want.size() * 4)) return false;
+    }
+  return true;
+}
+
+// Convolutions in groups: lines woven together, then every way to find dwords, for few channels side by side and
+// for 64.
+bool convolves(const Kernels& candidate, const Kernels& scalar, Random& random) {
+  constexpr int64_t kPixels = 7, kTaps = 5, kPixel = kBlockN * 4;
+  std::vector<uint8_t> image(4 * kPixels * kBlockN), want(kPixels * kPixel), got(want.size());
+  std::vector<uint8_t> strip((kPixels + kTaps) * kPixel + 4 * kPixel), w(kTaps * kPixel);
+  std::vector<int32_t> acc_want(kPixels * kBlockN), acc(acc_want.size()), dwords(kBlockN);
+  for (auto* bytes : {&image, &strip, &w})
+    for (auto& v : *bytes) v = random.next() & 3 ? static_cast<uint8_t>(random.next()) : random.next() & 1 ? 255 : 128;
+  for (int64_t channels : {16, 48, 64})
+    for (int64_t count = 1; count <= 4; ++count) {
+      Interleave run;
+      for (int64_t i = 0; i < count; ++i) {
+        run.lines[i] = image.data() + i * kPixels * kBlockN;
+        run.strides[i] = i == 1 ? 0 : kBlockN;
+      }
+      run.count = count;
+      run.pixels = kPixels;
+      run.channels = channels;
+      run.step = kPixel;
+      run.to = want.data();
+      scalar.interleave(run);
+      run.to = got.data();
+      candidate.interleave(run);
+      if (!same(want.data(), got.data(), want.size())) return false;
+    }
+  const int32_t offsets[kTaps] = {0, kPixel, 8, 2 * kPixel, kPixel + 12};
+  TapRun run;
+  run.codes = strip.data();
+  run.step = kPixel;
+  run.pixels = kPixels;
+  run.offsets = offsets;
+  run.taps = kTaps;
+  run.dwords = dwords.data();
+  run.weights = reinterpret_cast<const int8_t*>(w.data());
+  for (Spread spread : {Spread::side_by_side, Spread::one, Spread::near, Spread::far})
+    for (int64_t channels : {16, 32, 48, 64}) {
+      const int64_t each = spread == Spread::one ? candidate.lanes : spread == Spread::near ? 3 : 1;
+      for (int64_t n = 0; n < kBlockN; ++n)
+        dwords[static_cast<size_t>(n)] = static_cast<int32_t>(spread == Spread::far ? n * 3 : n / each);
+      run.spread = spread;
+      run.channels = channels;
+      run.ld = channels == 48 ? kBlockN : channels;
+      run.acc = acc_want.data();
+      scalar.taps(run);
+      run.acc = acc.data();
+      candidate.taps(run);
+      if (!same(acc_want.data(), acc.data(), acc.size() * 4)) return false;
+      if (candidate.linear_taps && !finishes_taps(candidate, scalar, random, run)) return false;
+    }
+  return true;
+}
+
 // Three runs under scales of their own, special values and a tail among them.
 bool fake_quantizes(const Kernels& candidate, const Kernels& scalar, Random& random) {
   constexpr int64_t kCount = 3 * kRow;
@@ -325,7 +411,7 @@ bool self_test(const Kernels& candidate) {
   Random random;
   return multiplies(candidate, scalar, random) && converts(candidate, scalar, random) &&
          transforms(candidate, scalar, random) && finishes(candidate, scalar, random) &&
-         fake_quantizes(candidate, scalar, random);
+         convolves(candidate, scalar, random) && fake_quantizes(candidate, scalar, random);
 }
 
 }  // namespace pyquant::cpu

@@ -26,7 +26,7 @@ struct TapRun {
   const int8_t* weights = nullptr;       // [taps][64][4]
   int64_t channels = 0;                  // that are multiplied: a multiple of 16, at most 64
   int32_t* acc = nullptr;
-  int64_t ld = 0;
+  int64_t ld = 0;  // 64; or the number of channels, 16 or 32, with the sums of several pixels in a row of 64
 };
 
 // Up to four lines of an image byte by byte: to[pixel][channel] = {lines[0], ..., lines[3]}[pixel][channel], with zeros

@@ -2,15 +2,16 @@
 #pragma once
 #include <cstring>
 
+#include "cpu/finish_avx512.h"
 #include "cpu/kernels.h"
 #include "cpu/vector_avx512.h"
 
 namespace pyquant::cpu {
 namespace {
 
-// V vectors of sixteen channels, P pixels.
+// V16 vectors of sixteen channels, P pixels.
 template <Spread kSpread, int V16, int P>
-PYQ_INLINE void tap_tile(const TapRun& run, int64_t pixel) {
+PYQ_INLINE void tap_tile(const TapRun& run, int64_t pixel, const Finish* finish) {
   __m512i c[P][V16], index[V16];
   int64_t base[V16];
 #pragma GCC unroll 4
@@ -47,36 +48,56 @@ PYQ_INLINE void tap_tile(const TapRun& run, int64_t pixel) {
       }
     }
   }
+  // Four vectors are a row of the epilogue, whichever pixels they are of.
+  constexpr int kRows = P * V16 / 4;
+  if constexpr (kRows * 4 == P * V16 && V16 != 3) {
+    if (finish && finish->is_plain()) {
+      __m512i rows[kRows][4];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p)
+#pragma GCC unroll 4
+        for (int v = 0; v < V16; ++v) rows[(p * V16 + v) / 4][(p * V16 + v) % 4] = c[p][v];
+      return finish->from_registers(rows, pixel * V16 / 4);
+    }
+  }
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 4
     for (int v = 0; v < V16; ++v) _mm512_storeu_si512(run.acc + (pixel + p) * run.ld + v * 16, c[p][v]);
+  if (finish && (P == 4 || run.ld == kBlockN)) finish->rows(pixel * run.ld / kBlockN, (pixel + P) * run.ld / kBlockN);
 }
 
 template <Spread kSpread, int V16>
-void tap_pixels(const TapRun& run) {
+void tap_pixels(const TapRun& run, const Finish* finish) {
   int64_t pixel = 0;
-  for (; pixel + 4 <= run.pixels; pixel += 4) tap_tile<kSpread, V16, 4>(run, pixel);
-  for (; pixel < run.pixels; ++pixel) tap_tile<kSpread, V16, 1>(run, pixel);
+  for (; pixel + 4 <= run.pixels; pixel += 4) tap_tile<kSpread, V16, 4>(run, pixel, finish);
+  for (; pixel < run.pixels; ++pixel) tap_tile<kSpread, V16, 1>(run, pixel, finish);
 }
 
 template <Spread kSpread>
-void tap_channels(const TapRun& run) {
+void tap_channels(const TapRun& run, const Finish* finish) {
   switch (run.channels / 16) {
-    case 1: return tap_pixels<kSpread, 1>(run);
-    case 2: return tap_pixels<kSpread, 2>(run);
-    case 3: return tap_pixels<kSpread, 3>(run);
-    default: return tap_pixels<kSpread, 4>(run);
+    case 1: return tap_pixels<kSpread, 1>(run, finish);
+    case 2: return tap_pixels<kSpread, 2>(run, finish);
+    case 3: return tap_pixels<kSpread, 3>(run, finish);
+    default: return tap_pixels<kSpread, 4>(run, finish);
   }
 }
 
-void taps(const TapRun& run) {
+void tap_spread(const TapRun& run, const Finish* finish) {
   switch (run.spread) {
-    case Spread::side_by_side: return tap_channels<Spread::side_by_side>(run);
-    case Spread::one: return tap_channels<Spread::one>(run);
-    case Spread::near: return tap_channels<Spread::near>(run);
-    case Spread::far: return tap_channels<Spread::far>(run);
+    case Spread::side_by_side: return tap_channels<Spread::side_by_side>(run, finish);
+    case Spread::one: return tap_channels<Spread::one>(run, finish);
+    case Spread::near: return tap_channels<Spread::near>(run, finish);
+    case Spread::far: return tap_channels<Spread::far>(run, finish);
   }
+}
+
+void taps(const TapRun& run) { tap_spread(run, nullptr); }
+
+void linear_taps(const TapRun& run, const Tile& tile) {
+  const Finish finish(tile);
+  tap_spread(run, &finish);
 }
 
 __m128i line_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
