@@ -1,6 +1,6 @@
-"""QConv2d on a CPU beside F.conv2d in fp32: the ungrouped convolutions of ResNet and MobileNetV3, and chains of codes.
+"""QConv2d on a CPU beside F.conv2d in fp32: the convolutions of ResNet, ResNeXt and MobileNetV3, and chains of codes.
 
-`python -m bench.cpu_conv` runs with the machine's threads (`--threads 1`: one thread, CPU time), takes about two
+`python -m bench.cpu_conv` runs with the machine's threads (`--threads 1`: one thread, CPU time), takes about three
 minutes and writes bench/results/cpu-<model>/; exit code 1 when a layer is slower than fp32 or a bit is wrong.
 """
 
@@ -36,19 +36,25 @@ INPUT_SCALE: Final = 0.03
 
 @dataclass(frozen=True)
 class Conv:
-    """in, out, kernel, stride, height and width of the image."""
+    """in, out, kernel, stride, height and width of the image, groups."""
 
     channels: int
     out: int
     kernel: int
     stride: int
     size: int
+    groups: int = 1
 
     def name(self) -> str:
-        return f"{self.channels}->{self.out} {self.kernel}x{self.kernel}/{self.stride} @{self.size}"
+        groups = "" if self.groups == 1 else " depthwise" if self.groups == self.channels else f" in {self.groups}"
+        return f"{self.channels}->{self.out} {self.kernel}x{self.kernel}/{self.stride} @{self.size}{groups}"
 
 
-# Every kind of ungrouped convolution in them once, at 224 x 224.
+def depthwise(channels: int, kernel: int, stride: int, size: int) -> Conv:
+    return Conv(channels, channels, kernel, stride, size, channels)
+
+
+# Every kind of convolution in them once, at 224 x 224; of ResNeXt-50 32x4d those in groups.
 RESNET_18: Final = (
     Conv(3, 64, 7, 2, 224),
     Conv(64, 64, 3, 1, 56),
@@ -87,8 +93,34 @@ MOBILENET_V3: Final = (
     Conv(112, 672, 1, 1, 14),
     Conv(672, 160, 1, 1, 7),
     Conv(160, 960, 1, 1, 7),
+    depthwise(16, 3, 1, 112),
+    depthwise(64, 3, 2, 112),
+    depthwise(72, 3, 1, 56),
+    depthwise(72, 5, 2, 56),
+    depthwise(120, 5, 1, 28),
+    depthwise(240, 3, 2, 28),
+    depthwise(200, 3, 1, 14),
+    depthwise(184, 3, 1, 14),
+    depthwise(480, 3, 1, 14),
+    depthwise(672, 3, 1, 14),
+    depthwise(672, 5, 2, 14),
+    depthwise(960, 5, 1, 7),
 )
-MODELS: Final = {"ResNet-18": RESNET_18, "ResNet-50": RESNET_50, "MobileNetV3": MOBILENET_V3}
+RESNEXT_50: Final = (
+    Conv(128, 128, 3, 1, 56, 32),
+    Conv(256, 256, 3, 2, 56, 32),
+    Conv(256, 256, 3, 1, 28, 32),
+    Conv(512, 512, 3, 2, 28, 32),
+    Conv(512, 512, 3, 1, 14, 32),
+    Conv(1024, 1024, 3, 2, 14, 32),
+    Conv(1024, 1024, 3, 1, 7, 32),
+)
+MODELS: Final = {
+    "ResNet-18": RESNET_18,
+    "ResNet-50": RESNET_50,
+    "ResNeXt-50": RESNEXT_50,
+    "MobileNetV3": MOBILENET_V3,
+}
 # Three layers of a stage, one after another: (channels, size).
 CHAINS: Final = ((64, 56), (128, 28), (256, 14))
 
@@ -160,7 +192,7 @@ def _run(args: argparse.Namespace) -> int:
 def row(model: str, conv: Conv, memory: str, rounds: int, budget_s: float) -> ConvRow:
     """One layer without activation: floats in and out; `codes`: int8 in and out, as inside a linked chain."""
     torch.manual_seed(0)
-    floats = nn.Conv2d(conv.channels, conv.out, conv.kernel, conv.stride, conv.kernel // 2).eval()
+    floats = nn.Conv2d(conv.channels, conv.out, conv.kernel, conv.stride, conv.kernel // 2, groups=conv.groups).eval()
     x = torch.randn(1, conv.channels, conv.size, conv.size).to(memory_format=FORMATS[memory])
     dynamic = QConv2d.from_float(floats, W8A8Dynamic())
     static = QConv2d.from_float(floats, W8A8(), input_scale=INPUT_SCALE)
@@ -239,14 +271,14 @@ def _timed(
 
 
 def bars_of(rows: Sequence[ConvRow]) -> list[Bar]:
-    """Never slower than fp32, kind by kind; chains of codes never slower than dynamic ones."""
+    """Never slower than fp32, kind by kind and memory by memory; chains of codes never slower than dynamic ones."""
     bars = []
-    layers = [row for row in rows if row.model != "chain"]
-    for kind in (DYNAMIC, STATIC, CODES):
-        ratios = [row.ratio[kind] for row in layers]
-        if ratios:
-            mean = geometric_mean(ratios)
-            bars.append(Bar(f"{kind}: smallest ratio to fp32 of {len(ratios)} (mean {mean:.2f}x)", 1.0, min(ratios)))
+    for memory in FORMATS:
+        layers = [row for row in rows if row.model != "chain" and row.memory == memory]
+        for kind in (DYNAMIC, STATIC, CODES) if layers else ():
+            ratios = [row.ratio[kind] for row in layers]
+            mean = f"mean {geometric_mean(ratios):.2f}x"
+            bars.append(Bar(f"{kind}, {memory}: smallest ratio to fp32 of {len(ratios)} ({mean})", 1.0, min(ratios)))
     chains = [row.us[DYNAMIC] / row.us[CODES] for row in rows if row.model == "chain"]
     if chains:
         bars.append(Bar(f"chains of codes against dynamic ones, smallest of {len(chains)}", 1.0, min(chains)))

@@ -29,6 +29,7 @@ def test_a_layer_and_a_chain_are_exact(memory: str) -> None:
     layer = cpu_conv.row("ResNet-18", cpu_conv.Conv(4, 8, 3, 2, 9), memory, 1, 0.0)
     chain = cpu_conv.chain(4, 5, memory, 1, 0.0)
     assert layer.exact
+    assert cpu_conv.row("MobileNetV3", cpu_conv.depthwise(6, 3, 1, 9), memory, 1, 0.0).exact
     assert chain.exact
     assert set(layer.ratio) == {cpu_conv.DYNAMIC, cpu_conv.STATIC, cpu_conv.CODES}
     assert set(chain.ratio) == {cpu_conv.DYNAMIC, cpu_conv.CODES}

@@ -89,6 +89,62 @@ EDITS = [
         ),
         "pieces of ready planes all go to the first pixel",
     ),
+    (
+        (("grouped_conv.cpp", "r < w.kernel[0] ? r * w.kernel[1] + s : -1", "r < 3 ? r * w.kernel[1] + s : -1"),),
+        "lines below the third are not woven in",
+    ),
+    (
+        (("grouped_conv.cpp", "(s * w.dilation[1] * planes + plane)", "(s * planes + plane)"),),
+        "depthwise: dilation is left out",
+    ),
+    (
+        (
+            (
+                "grouped_conv.cpp",
+                "const bool is_inside = y >= 0 && y < windows_.height;",
+                "const bool is_inside = true;",
+            ),
+        ),
+        "depthwise: lines outside of the image are read",
+    ),
+    (
+        (
+            (
+                "grouped_conv.cpp",
+                "for (int64_t x = last; x < columns; ++x) std::memset",
+                "for (int64_t x = last; x < last; ++x) std::memset",
+            ),
+        ),
+        "depthwise: what is right of the image is what was there",
+    ),
+    (
+        (("grouped_conv.cpp", "c < group_channels ? (r", "c < 4 * dwords ? (r"),),
+        "bytes that are no code have weights",
+    ),
+    (
+        (("grouped_conv.cpp", "if (block == block_) return;", "if (block_ >= 0) return;"),),
+        "every block has the weights of the first",
+    ),
+    (
+        (("grouped_conv.cpp", "windows_.channels + group_ * taps_.group_channels", "windows_.channels"),),
+        "every block reads the first groups",
+    ),
+    (
+        (("grouped_conv.cpp", "const int64_t from = first_ + n % ld_;", "const int64_t from = n % ld_;"),),
+        "folded: the last channels have the scales of the first",
+    ),
+    (
+        (("grouped_conv.cpp", "const int64_t rest = held_ * ld_ % kBlockN;", "const int64_t rest = 0;"),),
+        "folded: the last pixels are not finished",
+    ),
+    (
+        (("grouped_conv.cpp", ": widest < kernels_.lanes", ": widest < 64"),),
+        "dwords beyond a vector are looked for in it",
+    ),
+    (
+        (("grouped_conv.cpp", "rows.zero_point + image * rows.zero_point_step", "rows.zero_point"),),
+        "groups: every image has the zero point of the first",
+    ),
 ]
 
 if engine.compiler() is not None:

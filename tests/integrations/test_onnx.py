@@ -190,15 +190,16 @@ def test_look_ups_residuals_and_shared_layers(tmp_path: Path) -> None:
 
 @needs_packages
 def test_convolutions_give_their_own_bits(tmp_path: Path) -> None:
-    """Padding that differs from side to side, strides, dilation."""
+    """Padding that differs from side to side, strides, dilation, groups."""
     model = nn.Sequential(
         conv(4, 8, W8A8Dynamic(), padding="same", dilation=2),
         conv(8, 8, W8A8(symmetric_inputs=False), stride=2, padding=1),
+        conv(8, 8, W8A8Dynamic(), padding=1, groups=8),
         nn.ReLU(),
         conv(8, 4, W4A8Dynamic(None), bias=False),
     ).eval()
     report = export(model, torch.randn(2, 4, 13, 16), tmp_path / "model.onnx", dynamic_shapes=({0: FREE},))
-    assert [one.operators for one in report.layers] == [("ConvInteger",)] * 3
+    assert [one.operators for one in report.layers] == [("ConvInteger",)] * 4
     assert report.equal
     x = torch.randn(3, 4, 13, 16)
     assert torch.equal(run(tmp_path / "model.onnx", x)[0], model(x))

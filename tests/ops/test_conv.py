@@ -20,7 +20,9 @@ from pyquant.core.patches import Patches
 from pyquant.core.presets import W4A8, W8A8, W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.nn.patches import unsupported
+from pyquant.ops.conv import by_patches
 
 SCHEMES = (W8A8Dynamic(), W8A8Dynamic(symmetric_inputs=False), W8A8(symmetric_inputs=False), W4A8(4))
 LAST = torch.channels_last
@@ -206,9 +208,22 @@ def meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
+def test_groups_without_a_kernel_are_refused() -> None:
+    """As on CUDA, where there is none."""
+    buffer, spec = packed()
+    operands = (torch.zeros(1, 6, 3, 3), buffer, None, spec, Patches((2, 2), groups=3).to_ints())
+    assert ops.qconv2d(*operands).shape == (1, 3, 2, 2)
+    with pytest.raises(UnsupportedError, match="3 groups; it takes 1 on cpu"):
+        by_patches(*operands)
+    depthwise = nn.Conv2d(4, 4, 3, groups=4)
+    assert unsupported(depthwise) is None
+    assert unsupported(nn.Conv2d(4, 4, 3), torch.device("cuda")) is None
+    assert "groups=4 on CUDA" in str(unsupported(depthwise, torch.device("cuda")))
+
+
 def test_a_window_travels() -> None:
-    window = Patches((1, 2), (3, 4), (5, 6, 7, 8), (9, 10))
-    assert window.to_ints() == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1)
+    window = Patches((1, 2), (3, 4), (5, 6, 7, 8), (9, 10), 11)
+    assert window.to_ints() == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
     assert Patches.from_ints(window.to_ints()) == window
 
 
