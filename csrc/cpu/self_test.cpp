@@ -337,7 +337,7 @@ bool convolves(const Kernels& candidate, const Kernels& scalar, Random& random) 
       candidate.interleave(run);
       if (!same(want.data(), got.data(), want.size())) return false;
     }
-  const int32_t offsets[kTaps] = {0, kPixel, 8, 2 * kPixel, kPixel + 12};
+  const int64_t offsets[kTaps] = {0, kPixel, 8, 2 * kPixel, kPixel + 12};
   TapRun run;
   run.codes = strip.data();
   run.step = kPixel;

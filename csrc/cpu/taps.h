@@ -19,7 +19,7 @@ struct TapRun {
   const uint8_t* codes = nullptr;  // the dword of tap 0, channel 0, pixel 0; 64 bytes beyond the last may be read
   int64_t step = 0;                // bytes from pixel to pixel
   int64_t pixels = 0;
-  const int32_t* offsets = nullptr;  // [taps], bytes
+  const int64_t* offsets = nullptr;  // [taps], bytes
   int64_t taps = 0;
   Spread spread = Spread::side_by_side;  // for vectors as wide as Kernels::lanes
   const int32_t* dwords = nullptr;       // [64] ascending: of channel n

@@ -178,7 +178,9 @@ def _plain(geometry: object) -> Any:
     if not isinstance(geometry, Mapping):
         return geometry
     plain = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in geometry.items()}
-    return {key: value for key, value in plain.items() if (key, value) != ("groups", 1)}
+    if type(plain.get("groups")) is int and plain["groups"] == 1:
+        del plain["groups"]
+    return plain
 
 
 def _check_geometry(entry: LayerEntry) -> None:

@@ -23,6 +23,7 @@ _WITH = (
     ("layer.cpp", '#include "cpu/layer.h"', '#include  "cpu/layer.h"'),
     ("conv.cpp", '#include "cpu/layer.h"', '#include  "cpu/layer.h"'),
 )
+_GROUPED = (("grouped_conv.cpp", '#include "cpu/grouped_conv.h"', '#include  "cpu/grouped_conv.h"'),)
 EDITS = [
     (
         (("windows.h", "if (y < 0 || y >= of_.height)", "if (y < 0 || y > of_.height)"), *_WITH),
@@ -90,11 +91,14 @@ EDITS = [
         "pieces of ready planes all go to the first pixel",
     ),
     (
-        (("grouped_conv.cpp", "r < w.kernel[0] ? r * w.kernel[1] + s : -1", "r < 3 ? r * w.kernel[1] + s : -1"),),
+        (
+            ("window_taps.h", "r < w.kernel[0] ? r * w.kernel[1] + s : -1", "r < 3 ? r * w.kernel[1] + s : -1"),
+            *_GROUPED,
+        ),
         "lines below the third are not woven in",
     ),
     (
-        (("grouped_conv.cpp", "(s * w.dilation[1] * planes + plane)", "(s * planes + plane)"),),
+        (("window_taps.h", "(s * w.dilation[1] * planes + plane)", "(s * planes + plane)"), *_GROUPED),
         "depthwise: dilation is left out",
     ),
     (
@@ -118,7 +122,7 @@ EDITS = [
         "depthwise: what is right of the image is what was there",
     ),
     (
-        (("grouped_conv.cpp", "c < group_channels ? (r", "c < 4 * dwords ? (r"),),
+        (("window_taps.h", "c < group_channels ? (r", "c < 4 * dwords ? (r"), *_GROUPED),
         "bytes that are no code have weights",
     ),
     (

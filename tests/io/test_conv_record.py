@@ -34,7 +34,6 @@ def layers() -> list[LayerRecord]:
         conv("body.1", "affine codes out"),
         conv("body.2", "W4A16 affine g8"),
         conv("body.3", "FP16"),
-        conv("depthwise", geometry={**GEOMETRY, "groups": 2}),
         checkpoints.layer("head", SCHEMES["W8A8Dynamic"], 5, 4, 9),
     ]
 
@@ -52,6 +51,13 @@ def test_round_trip(tmp_path: Path) -> None:
     assert set(told["ignore"]) >= {"stem", "body.0", "body.1"}
     save_checkpoint(tmp_path, [conv("stem")], {}, extra={})
     assert load_checkpoint(tmp_path).config == {}
+
+
+def test_groups_travel_and_one_is_no_key(tmp_path: Path) -> None:
+    given = [conv(f"conv{groups}", geometry={**GEOMETRY, "groups": groups}) for groups in (1, 2, 4)]
+    save_checkpoint(tmp_path, given, {}, extra={})
+    found = {layer.name: layer.geometry for layer in load_checkpoint(tmp_path).layers}
+    assert found == {"conv1": GEOMETRY, "conv2": GEOMETRY | {"groups": 2}, "conv4": GEOMETRY | {"groups": 4}}
 
 
 @pytest.mark.parametrize(
