@@ -22,7 +22,8 @@ struct Window {
   // The first input pixel of a window, which lies outside of the image where it is negative.
   int64_t first(int axis, int64_t out) const { return out * stride[axis] - padding[2 * axis]; }
   bool is_pointwise() const {
-    return groups == 1 && taps() == 1 && stride[0] == 1 && stride[1] == 1 && !(padding[0] | padding[1] | padding[2] | padding[3]);
+    return groups == 1 && taps() == 1 && stride[0] == 1 && stride[1] == 1 &&
+           !(padding[0] | padding[1] | padding[2] | padding[3]);
   }
 };
 

@@ -40,7 +40,8 @@ class Convolution {
 
   void run() {
     if (o_.batch == 0 || windows_.pixels() == 0 || layer_.n == 0) return;
-    if (o_.channels_last && o_.window.is_pointwise() && (o_.x_type == DType::s8 || rows_suit_floats())) {
+    if (o_.channels_last && !is_narrow() && o_.window.is_pointwise() &&
+        (o_.x_type == DType::s8 || rows_suit_floats())) {
       take_rows();
       multiply(0, o_.batch);
       return;
@@ -67,6 +68,14 @@ class Convolution {
   }
 
  private:
+  // Blocks of 64 output channels would be mostly empty. As one group the layer has rows of several pixels instead; long
+  // rows of K gain more by tiles of six pixels than they lose by that.
+  bool is_narrow() const {
+    constexpr int64_t kLongRow = 512;
+    const int64_t rest = layer_.n % kBlockN;
+    return layer_.n < 2 * kBlockN && rest > 0 && rest <= kBlockN / 2 && layer_.extent.k <= kLongRow;
+  }
+
   // Of few channels they are quicker quantised many pixels at a time.
   bool rows_suit_floats() const { return is_static_ && o_.channels % 64 == 0; }
 
@@ -127,7 +136,7 @@ class Convolution {
     if (o_.residual)
       layer_.tile.residual =
           static_cast<const unsigned char*>(o_.residual) + row * layer_.n * bytes_of(o_.residual_type);
-    if (o_.window.groups > 1)
+    if (o_.window.groups > 1 || is_narrow())
       run_groups(layer_, count);
     else
       cpu::run(layer_);

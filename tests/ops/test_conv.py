@@ -41,6 +41,7 @@ def test_memory_formats_change_the_strides_and_no_bit(scheme: QScheme, dtype: to
         (4, 1, {"kernel_size": 1}),
         (68, 130, {"kernel_size": 1}),
         (20, 64, {"kernel_size": 3, "padding": 1}),
+        (4, 100, {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 2)}),
         (4, 65, {"kernel_size": (2, 5), "stride": (3, 2), "dilation": (2, 1), "padding": (2, 6)}),
     ):
         layer = made(scheme, channels, out, **geometry)
