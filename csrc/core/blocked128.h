@@ -1,5 +1,6 @@
-// The weight layout blocked128: int4 codes in the order in which Hopper's wgmma wants them in registers, so that a
-// kernel loads 16 bytes and spends three instructions on 8 codes (cuda/gemm/main90_w4.cuh).
+// The weight layout blocked128: int4 codes in the order in which Hopper's wgmma and, its operands exchanged, mma.sync
+// want them in registers, so that a kernel loads 16 bytes and spends three instructions on 8 codes
+// (cuda/gemm/main90_w4.cuh, sm80_w4_blocked.cuh).
 //
 //   A matrix [n, k] is cut into blocks of 128 channels x 128 codes of 8192 contiguous bytes; blocks of a row of blocks
 //   follow each other along k. Channels and codes beyond n and k are zero codes.

@@ -41,39 +41,42 @@ constexpr uint32_t kAllOuts = type_bit(DType::f16) | type_bit(DType::bf16) | typ
 constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float accumulators
 
 // In the order of this list. A name here is a function of namespace `families` and a word of cmake/kernels.cmake.
-#define PYQUANT_FAMILIES(X)   \
-  X(simt)                     \
-  X(sm80_s8s8)                \
-  X(sm80_u8s8)                \
-  X(sm80_s8s4)                \
-  X(sm80_s8s4_groups)         \
-  X(sm80_s8s4_steps)          \
-  X(sm80_s4s4)                \
-  X(sm80_s8s8_experts)        \
-  X(sm80_s8s4_experts)        \
-  X(sm80_s8s4_groups_experts) \
-  X(sm80_f16)                 \
-  X(sm80_bf16)                \
-  X(sm80_w8a16)               \
-  X(sm80_w4a16)               \
-  X(sm90_s8s8)                \
-  X(sm90_f16)                 \
-  X(sm90_bf16)                \
-  X(sm90_s8s4)                \
-  X(sm90_s8s4_blocked)        \
-  X(sm90_s8s4_groups)         \
-  X(sm90_s8s4_steps)          \
-  X(decode_s8s8)              \
-  X(decode_s8s4)              \
-  X(decode_s8s4_wide)         \
-  X(decode_s8s4_steps)        \
-  X(decode_w8a16)             \
-  X(decode_w4a16)             \
-  X(sm90_decode_s8s8)         \
-  X(sm90_decode_s8s4)         \
-  X(sm90_decode_s8s4_blocked) \
-  X(sm90_decode_s8s4_steps)   \
-  X(sm90_decode_w8a16)        \
+#define PYQUANT_FAMILIES(X)    \
+  X(simt)                      \
+  X(sm80_s8s8)                 \
+  X(sm80_u8s8)                 \
+  X(sm80_s8s4)                 \
+  X(sm80_s8s4_blocked)         \
+  X(sm80_s8s4_groups)          \
+  X(sm80_s8s4_steps)           \
+  X(sm80_s4s4)                 \
+  X(sm80_s8s8_experts)         \
+  X(sm80_s8s4_experts)         \
+  X(sm80_s8s4_blocked_experts) \
+  X(sm80_s8s4_groups_experts)  \
+  X(sm80_f16)                  \
+  X(sm80_bf16)                 \
+  X(sm80_w8a16)                \
+  X(sm80_w4a16)                \
+  X(sm90_s8s8)                 \
+  X(sm90_f16)                  \
+  X(sm90_bf16)                 \
+  X(sm90_s8s4)                 \
+  X(sm90_s8s4_blocked)         \
+  X(sm90_s8s4_groups)          \
+  X(sm90_s8s4_steps)           \
+  X(decode_s8s8)               \
+  X(decode_s8s4)               \
+  X(decode_s8s4_wide)          \
+  X(decode_s8s4_blocked)       \
+  X(decode_s8s4_steps)         \
+  X(decode_w8a16)              \
+  X(decode_w4a16)              \
+  X(sm90_decode_s8s8)          \
+  X(sm90_decode_s8s4)          \
+  X(sm90_decode_s8s4_blocked)  \
+  X(sm90_decode_s8s4_steps)    \
+  X(sm90_decode_w8a16)         \
   X(sm90_decode_w4a16)
 
 enum class Family : int32_t {
@@ -131,6 +134,22 @@ constexpr FamilyFacts sm80_s8s4() {
   return f;
 }
 
+// Blocks of weights are whole, whatever K is; only the activations' 16-byte copies ask for something.
+constexpr FamilyFacts with_blocks(FamilyFacts f, const char* name, int32_t group_multiple) {
+  f.name = name;
+  f.w_layouts = layout_bit(WeightLayout::blocked128);
+  f.k_multiple = 16;
+  f.group_multiple = group_multiple;
+  return f;
+}
+
+// The same from weights packed for it: bytes of 16 times the code cost the fewest instructions.
+constexpr FamilyFacts sm80_s8s4_blocked() {
+  FamilyFacts f = with_blocks(sm80_s8s4(), "sm80_s8s4_blocked", 0);
+  f.acc_scale = 16;
+  return f;
+}
+
 // Group scales, which leave K whole; bytes of 16 times the weight's code. The group size says what K is a multiple of.
 constexpr FamilyFacts sm80_s8s4_groups() {
   FamilyFacts f = sm80_s8s4();
@@ -177,6 +196,10 @@ constexpr FamilyFacts with_experts(FamilyFacts f, const char* name) {
 
 constexpr FamilyFacts sm80_s8s8_experts() { return with_experts(sm80_s8s8(), "sm80_s8s8_experts"); }
 constexpr FamilyFacts sm80_s8s4_experts() { return with_experts(sm80_s8s4(), "sm80_s8s4_experts"); }
+
+constexpr FamilyFacts sm80_s8s4_blocked_experts() {
+  return with_experts(sm80_s8s4_blocked(), "sm80_s8s4_blocked_experts");
+}
 
 constexpr FamilyFacts sm80_s8s4_groups_experts() {
   return with_experts(sm80_s8s4_groups(), "sm80_s8s4_groups_experts");
@@ -274,14 +297,10 @@ constexpr FamilyFacts decode_w8a16() { return decode("decode_w8a16", DType::f16,
 constexpr FamilyFacts decode_w4a16() { return decode("decode_w4a16", DType::f16, DType::s4); }
 constexpr FamilyFacts sm90_decode_s8s8() { return hopper_decode("sm90_decode_s8s8", DType::s8, DType::s8); }
 constexpr FamilyFacts sm90_decode_s8s4() { return with_int4(hopper_decode("sm90_decode_s8s4", DType::s8, DType::s4)); }
-// Blocks of weights are whole, whatever K is; only the activations' 16-byte copies ask for something.
+// Weights with group scales are blocked for Hopper alone.
+constexpr FamilyFacts decode_s8s4_blocked() { return with_blocks(decode_s8s4_wide(), "decode_s8s4_blocked", 0); }
 constexpr FamilyFacts sm90_decode_s8s4_blocked() {
-  FamilyFacts f = sm90_decode_s8s4();
-  f.name = "sm90_decode_s8s4_blocked";
-  f.w_layouts = layout_bit(WeightLayout::blocked128);
-  f.k_multiple = 16;
-  f.group_multiple = 64;
-  return f;
+  return with_blocks(sm90_decode_s8s4(), "sm90_decode_s8s4_blocked", 64);
 }
 constexpr FamilyFacts decode_s8s4_steps() { return with_steps(decode_s8s4_wide(), "decode_s8s4_steps", 32); }
 constexpr FamilyFacts sm90_decode_s8s4_steps() {

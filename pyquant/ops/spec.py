@@ -31,7 +31,7 @@ class LinearSpec:
     activation   one of ACTIVATIONS; clamp_min and clamp_max matter for 'clamp' only.
     has_bias, codes_out, out_qmin, out_qmax   codes_out: the result is int8 codes of the packed output scale.
     layout       'rows' (as the CUDA kernels and the Python fallback read it), 'cpu_blocked', or 'rows_blocked128'
-                 (4-bit codes in the order of the sm_90 kernels).
+                 (4-bit codes in the order of tensor cores).
     two_level    4-bit codes whose groups have whole-number steps under one scale a channel (docs/numerics.md 4.1), for
                  the layouts 'rows' and, in groups of whole 64, 'rows_blocked128'. 'cpu_blocked' takes the products of
                  codes and steps, which are 8-bit codes.

@@ -123,7 +123,8 @@ def grouped(device: CudaOps, x: Tensor, packed: Any, counts: list[int], spec: op
 def spec_of(name: str, n: int = N, k: int = K, **more: Any) -> ops.LinearSpec:
     row = ROWS[name]
     group = row["group_multiple"] if row["groups_only"] else 0
-    return ops.LinearSpec(n, k, w_bits=4 if "s4" in row["w"] else 8, group_size=group, layout="rows", **more)
+    layout = "rows_blocked128" if "blocked128" in row["w_layouts"] else "rows"
+    return ops.LinearSpec(n, k, w_bits=4 if "s4" in row["w"] else 8, group_size=group, layout=layout, **more)
 
 
 def same(got: Tensor, want: Tensor, what: str) -> None:
@@ -148,7 +149,7 @@ def test_every_row_has_the_bits_of_its_layer(any_mode: CudaOps, name: str) -> No
         layers = Layers.of(len(counts) - 1, spec, (name, index))
         x = problems.Draw(problems.BASE_SEED, "experts x", index).normal(sum(counts), K)
         x = x.to((torch.bfloat16, torch.float32, torch.float16)[index % 3])
-        _, packed = layers.packed("rows", any_mode)
+        _, packed = layers.packed(spec.layout, any_mode)
         got = grouped(any_mode, x, packed, counts, spec, None, None, None, None, name)
         same(got, layers.want(x, counts), f"{name} {counts}")
 
@@ -163,7 +164,7 @@ def test_the_sums_are_those_of_64_bits(device: CudaOps, name: str) -> None:
     draw = problems.Draw(problems.BASE_SEED, "experts codes")
     codes = draw.codes(-128, 127, total, K).to(torch.int8)
     x_scale, zero = draw.uniform(total) / 9 + 0.01, draw.codes(-128, 127, total).to(torch.int32)
-    _, packed = layers.packed("rows", device)
+    _, packed = layers.packed(spec.layout, device)
     got = grouped(device, codes, packed, counts, spec, None, x_scale, zero, torch.float32, name)
     want, owner = [], torch.repeat_interleave(torch.arange(5), torch.tensor(counts[:-1]))
     for row, e in enumerate(owner.tolist()):
@@ -182,7 +183,7 @@ def test_chosen_rows_are_quantised_in_the_order_of_their_experts(any_mode: CudaO
     wide = draw.normal(13, 2 * K).to(torch.bfloat16)
     wide[4, 7] = float("nan")  # poisons its own rows alone
     x, rows = wide[:, :K], draw.codes(0, 12, sum(counts)).long()
-    _, packed = layers.packed("rows", any_mode)
+    _, packed = layers.packed(spec.layout, any_mode)
     got = grouped(any_mode, x, packed, counts, spec, rows, None, None, None, name)
     want = layers.want(x[rows], counts)
     assert torch.equal(got.isnan(), want.isnan())
@@ -199,7 +200,7 @@ def test_more_experts_than_one_launch_knows(device: CudaOps) -> None:
     which = {3: 0, 511: 1, 512: 2, 599: 3}
     stocks = (few.codes, few.scale, few.bias, few.inputs)
     layers = Layers(spec, *([stock[which.get(e, 0)] for e in range(600)] for stock in stocks))
-    _, packed = few.packed("rows", device)
+    _, packed = few.packed(spec.layout, device)
     x = problems.Draw(problems.BASE_SEED, "many").normal(sum(counts), spec.k)
     there = [device.put(p) for p in packed]
     everyone = [there[which.get(e, 0)] for e in range(600)]
@@ -212,7 +213,7 @@ def test_no_k_and_no_columns(device: CudaOps) -> None:
     for n, k in ((N, 0), (0, 32)):
         spec = ops.LinearSpec(n, k, has_bias=True, layout="rows")
         layers, counts = Layers.of(3, spec), [2, 0, 3, 1]
-        _, packed = layers.packed("rows", device)
+        _, packed = layers.packed(spec.layout, device)
         x = torch.zeros(6, k)
         assert torch.equal(grouped(device, x, packed, counts, spec), layers.want(x, counts))
 
@@ -221,7 +222,7 @@ def test_ends_that_lead_nowhere_do_not_leave_the_matrices(device: CudaOps) -> No
     """Nobody looks at the numbers on a device: wrong ones give wrong rows, and touch nothing else."""
     name = next(iter(ROWS))
     spec, layers = spec_of(name), Layers.of(4, spec_of(name), "nowhere")
-    _, packed = layers.packed("rows", device)
+    _, packed = layers.packed(spec.layout, device)
     there = [device.put(p) for p in packed]
     device.mode("checked")
     for ends in ([3, 1, 9, 4], [-5, 2, 1000, 2**31 - 1], [2**31 - 1, -(2**31), 0, 8]):
@@ -234,7 +235,7 @@ def test_what_does_not_go_is_refused(device: CudaOps) -> None:
     name = next(iter(ROWS))
     spec = spec_of(name)
     layers, counts, x = Layers.of(2, spec), [3, 3, 0], torch.randn(6, K)
-    _, packed = layers.packed("rows", device)
+    _, packed = layers.packed(spec.layout, device)
     for words, call in (
         ("argument 'ends'", lambda: grouped(device, x, packed[:1], counts, spec)),
         ("argument 'rows'", lambda: grouped(device, x, packed, counts, spec, torch.zeros(6))),
@@ -247,7 +248,7 @@ def test_what_does_not_go_is_refused(device: CudaOps) -> None:
         with pytest.raises((RuntimeError, pyquant.PyquantError), match=words):
             call()
     odd = replace(spec, w_bits=4, group_size=16)
-    _, few = Layers.of(2, odd).packed("rows", device)
+    _, few = Layers.of(2, odd).packed(odd.layout, device)
     with pytest.raises((RuntimeError, pyquant.PyquantError), match="no kernel takes this problem"):
         grouped(device, x, few, counts, odd)
 
@@ -260,7 +261,7 @@ def test_what_does_not_go_is_refused(device: CudaOps) -> None:
 def test_a_projection_is_two_launches_whatever_the_number_of_experts(device: CudaOps, experts: int) -> None:
     name = next(iter(ROWS))
     spec = spec_of(name, 16)
-    _, packed = Layers.of(1, spec).packed("rows", device)
+    _, packed = Layers.of(1, spec).packed(spec.layout, device)
     there = [device.put(packed[0])] * experts
     x, rows = device.put(torch.randn(5, K)), device.put(torch.arange(10) % 5)
     ends = device.put(torch.tensor([10] * experts, dtype=torch.int32))
@@ -275,7 +276,7 @@ def test_a_captured_call_runs_again_with_another_routing(device: CudaOps, mode: 
     assert runtime is not None
     spec = spec_of(name, has_bias=True)
     layers = Layers.of(4, spec, "graph")
-    there = [device.put(p) for p in layers.packed("rows", device)[1]]
+    there = [device.put(p) for p in layers.packed(spec.layout, device)[1]]
     x, rows = device.put(torch.zeros(20, K)), device.put(torch.zeros(30, dtype=torch.int64))
     ends = device.put(torch.zeros(4, dtype=torch.int32))
     call_there(device, x, there, ends, spec, rows)  # before a capture, as torch asks for
@@ -395,18 +396,20 @@ def test_layers_of_other_kinds_are_called_one_by_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(plan.Device, "of", staticmethod(lambda _: plan.Device(80, 108, 166912, 41943040)))
     monkeypatch.setattr(plan, "select", lambda *a, only_compiled=True, **k: _select(*a, only_compiled=False, **k))
     x = torch.zeros(2, 64)
-    for scheme, goes in (
-        (pyquant.W8A8Dynamic(), True),
-        (pyquant.W4A8Dynamic(32), True),
-        (pyquant.W4A8Dynamic(None), True),
-        (pyquant.W4A8Dynamic(16), False),
-        (pyquant.W4A16(32), False),
+    for scheme, layout, goes in (
+        (pyquant.W8A8Dynamic(), "rows", True),
+        (pyquant.W4A8Dynamic(32), "rows", True),
+        (pyquant.W4A8Dynamic(None), "rows", True),
+        (pyquant.W4A8Dynamic(None), "rows_blocked128", True),
+        (pyquant.W4A8Dynamic(64), "rows_blocked128", False),
+        (pyquant.W4A8Dynamic(16), "rows", False),
+        (pyquant.W4A16(32), "rows", False),
     ):
         expert_rows._kernel_takes.cache_clear()
         layers = [QLinear.from_float(nn.Linear(64, 16), scheme).eval() for _ in range(2)]
         for layer in layers:
             if layer._spec:
-                layer._spec = replace(ops.LinearSpec.from_ints(layer._spec), layout="rows").to_ints()
+                layer._spec = replace(ops.LinearSpec.from_ints(layer._spec), layout=layout).to_ints()
         with torch.no_grad():
             assert expert_rows.is_one_call(layers, x) == goes, scheme
     expert_rows._kernel_takes.cache_clear()

@@ -69,13 +69,16 @@ def _multiple_up(value: int, multiple: int) -> int:
     return -(-max(value, 1) // multiple) * multiple
 
 
-def _shape(draw: Draw, row: dict[str, Any]) -> tuple[int, int, int]:
-    """m, n, k: tails on every side of the tile, small sizes often."""
+def _shape(draw: Draw, row: dict[str, Any], plain: bool) -> tuple[int, int, int]:
+    """m, n, k: tails on every side of the tile, small sizes often. plain: one whole tile of channels at
+    least."""
     tile_m, tile_n, tile_k = row["tile"]
     m = draw.choice((1, 2, 7, 16, 33, 64, 65, 100, 130, tile_m, tile_m + 1, draw.integer(1, 130)))
     if row["m_max"]:
         m = min(m, draw.integer(1, row["m_max"]))
     n = draw.choice((1, 3, 8, 24, 77, tile_n - 1, tile_n, tile_n + 9, draw.integer(1, 2 * tile_n)))
+    if plain:
+        n = draw.choice((tile_n, 2 * tile_n, tile_n + 16))
     k = draw.choice((1, 15, 16, 33, tile_k, tile_k + 1, 3 * tile_k + 5, draw.integer(1, 7 * tile_k)))
     if row["schedule"] == "splitk":  # one share or many
         k = draw.choice((k, draw.integer(2, 12) * tile_k, draw.integer(18 * 128, 30 * 128)))
@@ -144,10 +147,11 @@ def experts_of_one_matrix(draw: Draw, m: int) -> tuple[int, Tensor]:
     return experts, ends
 
 
-def make_case(name: str, out: str, index: int) -> Case:
+def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
+    """plain: with no more than scales and a bias, which most rows have straight-line code for."""
     row = ROWS[name]
-    draw = Draw(BASE_SEED, "gpu gemm", name, out, index)
-    m, n, k = _shape(draw, row)
+    draw = Draw(BASE_SEED, "gpu gemm" + " plain" * plain, name, out, index)
+    m, n, k = _shape(draw, row, plain)
     group_size, k = _group_size(draw, row, out, k)
     x_type = draw.choice(row["x"])
     w_type = x_type if x_type in row["w"] and len(row["x"]) == len(row["w"]) > 1 else draw.choice(row["w"])
@@ -187,7 +191,7 @@ def make_case(name: str, out: str, index: int) -> Case:
         call["w"] = w.to(torch.int16) - wzp.repeat_interleave(k // groups, 1).to(torch.int16)
         problem["has_w_zero_point"] = True
         memory["w_zero_point"] = wzp if group_size else wzp[:, 0].contiguous()
-    zero_point = draw.choice(("absent", "scalar", "token")) if row["zero_point"] else "absent"
+    zero_point = draw.choice(("absent", "scalar", "token")) if row["zero_point"] and not plain else "absent"
     if zero_point != "absent":
         count = m if zero_point == "token" else 1
         zp = draw.codes(*TYPES[x_type], count)
@@ -216,18 +220,20 @@ def make_case(name: str, out: str, index: int) -> Case:
             call["w_scale"] = memory["w_scale"] = s if group_size else s[:, 0].contiguous()
         if draw.chance(0.6):
             call["bias"] = memory["bias"] = draw.normal(n)
-        residual = draw.choice(("absent", "f16", "bf16", "f32"))
+        residual = "absent" if plain else draw.choice(("absent", "f16", "bf16", "f32"))
         if residual != "absent":
             ldr = n + draw.choice((0, 0, 1, 8))
             r = draw.normal(m, ldr).to(DTYPES[residual])
             call["residual"], memory["residual"] = r[:, :n], r
             problem |= {"residual": residual, "ldr": ldr, "residual_align": _alignment(ldr * r.element_size())}
-        activation = draw.choice(ACTIVATIONS)
+        activation = "none" if plain else draw.choice(ACTIVATIONS)
         call |= {"activation": activation, "clamp_min": -0.75, "clamp_max": 0.5}
         epilogue |= {"activation": activation, "clamp_min": -0.75, "clamp_max": 0.5}
     if out in ("s8", "s4"):
         scale = torch.full((1,), 0.013 if out == "s8" else 0.3)
         zp = draw.codes(-20, 20, 1) if out == "s8" else draw.codes(-3, 3, 1)
+        if plain and draw.chance(0.7):
+            zp = torch.zeros_like(zp)  # another is one thing more
         low, high = (draw.choice((-127, -128)), 127) if out == "s8" else (draw.choice((-7, -8)), 7)
         call |= {"out_scale": scale, "out_zero_point": zp[0], "out_qmin": low, "out_qmax": high}
         epilogue |= {"out_qmin": low, "out_qmax": high}
@@ -241,12 +247,13 @@ def make_case(name: str, out: str, index: int) -> Case:
     free = n + draw.choice((0, 0, 1, 8))
     if out == "s4":
         free += free % 2
-    aligned = row["out_align"] == 16 or draw.chance(0.4)
+    aligned = plain or row["out_align"] == 16 or draw.chance(0.4)
     ldo = _multiple_up(n, step) + step * draw.choice((0, 1)) if aligned else free
     problem |= order | {"ldx": ldx, "ldo": ldo, "out_align": _alignment(ldo * BITS[out] // 8)}
     if row["x_align"] == 1:
         problem |= {"x_align": 1, "w_align": 1}
-    return Case(name, out, call, problem, epilogue, memory, f"make_case({name!r}, {out!r}, {index}) seed {BASE_SEED}")
+    repeat = f"make_case({name!r}, {out!r}, {index}, {plain}) seed {BASE_SEED}"
+    return Case(name, out, call, problem, epilogue, memory, repeat)
 
 
 def _alignment(nbytes: int) -> int:
@@ -283,6 +290,25 @@ ROW_OUTPUTS = [(name, out) for name, row in ROWS.items() for out in row["out"]]
 def test_row_equals_the_specification(native: Any, device: Memory, name: str, out: str) -> None:
     for index in range(CASES):
         case = make_case(name, out, index)
+        compare(run(native, device, case), case.want(), case.repeat)
+        device.free()
+
+
+PLAIN_OUTPUTS = [(name, out) for name, out in ROW_OUTPUTS if out in ("f16", "bf16", "s8")]
+
+
+@pytest.mark.parametrize(("name", "out"), PLAIN_OUTPUTS, ids=[f"{n}-{o}" for n, o in PLAIN_OUTPUTS])
+def test_row_with_no_more_than_scales_and_a_bias_equals_the_specification(
+    native: Any, device: Memory, name: str, out: str
+) -> None:
+    """What the straight-line epilogues store (csrc/cuda/gemm/plain80.cuh, plain90.cuh). One token is poisoned, and one
+    channel's scale is at an end of float32."""
+    for index in range(-(-CASES // 3)):
+        case = make_case(name, out, index, plain=True)
+        if "x_scale" in case.memory and case.problem.get("per_token_scale"):
+            case.memory["x_scale"][index % case.problem["m"]] = torch.nan
+        if index % 2 == 1 and "w_scale" in case.memory and case.problem["x"] not in ("f16", "bf16"):
+            case.memory["w_scale"].view(-1)[case.problem["n"] // 2] = (1e-40, 2.0**-122, 3e38)[index // 2 % 3]
         compare(run(native, device, case), case.want(), case.repeat)
         device.free()
 

@@ -117,6 +117,12 @@ FAMILIES = {
     "sm80_s8s8": Family(_multistage("a") + "(?!.*MixedInput)", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
     "sm80_u8s8": Family(_multistage("h"), BOTH, r"IMMA\.16832\.U8\.S8", _warp_steps(32)),
     "sm80_s8s4": Family(_multistage("a") + ".*MixedInput", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
+    "sm80_s8s4_blocked": Family(
+        lambda row: "gemm_blocked80_kernel.*BlockedTraits80ILi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"IMMA\.16832\.S8\.S8",
+        _warp_steps(32),
+    ),
     "sm80_s8s4_groups": Family(
         lambda row: "gemm_groups80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
         BOTH,
@@ -132,6 +138,12 @@ FAMILIES = {
     "sm80_s8s8_experts": Family(r"gemm_experts80_kernel.*Types80Iaai", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)),
     "sm80_s8s4_experts": Family(
         r"gemm_experts80_kernel.*Types80IaN\w+integer_subbyte", BOTH, r"IMMA\.16832\.S8\.S8", _warp_steps(32)
+    ),
+    "sm80_s8s4_blocked_experts": Family(
+        lambda row: "gemm_blocked_experts80_kernel.*BlockedTraits80ILi{}ELi{}E".format(*row["tile"]),
+        BOTH,
+        r"IMMA\.16832\.S8\.S8",
+        _warp_steps(32),
     ),
     "sm80_s8s4_groups_experts": Family(
         lambda row: "gemm_groups_experts80_kernel.*GroupsTraits80ILi{}ELi{}E".format(*row["tile"]),
@@ -184,6 +196,7 @@ FAMILIES = {
         2,
     ),
     **_decode_families("decode_", BOTH, clusters=False),
+    "decode_s8s4_blocked": Family(_decode("17DecodeS8S4Blocked", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     "decode_s8s4_wide": Family(_decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     **_decode_families("sm90_decode_", ("sm_90a",), clusters=True),
     "decode_s8s4_steps": Family(_decode("15DecodeS8S4Steps", False), BOTH, r"IMMA\.16832\.S8\.S8"),
@@ -375,6 +388,67 @@ def test_the_swapped_plain_epilogue_keeps_its_budget(wgmma_kernels: dict[str, li
             seen += 1
     if not seen:
         pytest.skip("no swapped tile of 64 outputs a thread is built")
+
+
+@pytest.fixture(scope="module")
+def mma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
+    """Of the families whose epilogue is csrc/cuda/gemm/plain80.cuh and a general one behind it."""
+    found = machine_code.listings(tool, LIBRARY, r"GemmWithEpilogueVisitor|gemm_\w+80_kernel")
+    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_80"}
+    return kernels or pytest.skip("no kernel of sm_80 is built")
+
+
+# KiB of machine code of an mma.sync kernel: a straight-line form for each of three types, and the general one.
+MMA_CODE_BUDGET = 144
+# Instructions of a warp's step of 128 codes beside its products, of the units that do all but multiply (ALU): what is
+# left of 400 that CUTLASS takes for weights in plain rows. A tile of 128 x 128 has 128 products meanwhile.
+BLOCKED_STEP_BUDGET = 100
+
+
+def test_the_code_of_mma_kernels_stays_small(mma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    sizes = {name: lines[-1].address / 1024 for name, lines in mma_kernels.items()}
+    assert {name: kib for name, kib in sizes.items() if kib > MMA_CODE_BUDGET} == {}
+
+
+def test_the_plain_epilogue_of_mma_kernels_is_a_few_instructions_an_output(
+    mma_kernels: dict[str, list[machine_code.Line]],
+) -> None:
+    """16 bits out, from the first conversion (of two outputs) to the last of a form: nine instructions an output. None
+    of it is there a second time, for lanes that the compiler believes apart."""
+    forms = 0
+    for name, lines in mma_kernels.items():
+        assert not any(line.operation == "WARPSYNC.COLLECTIVE" for line in lines), name
+        for conversion in ("F2FP.PACK_AB", "F2FP.BF16.PACK_AB"):
+            places = [at for at, line in enumerate(lines) if line.operation == conversion]
+            runs: list[list[int]] = []
+            for at in places:
+                if runs and at - runs[-1][-1] < 100:
+                    runs[-1].append(at)
+                else:
+                    runs.append([at])
+            for run in runs:
+                if len(run) < 16:  # of eight neighbours, in the general form
+                    continue
+                length = run[-1] - run[0]
+                assert length <= 18 * len(run), f"{name}: {length} instructions for {2 * len(run)} outputs"
+                forms += 1
+    assert forms
+
+
+@pytest.mark.parametrize("family", ["sm80_s8s4_blocked", "sm80_s8s4_blocked_experts"])
+def test_a_step_of_blocked_weights_on_mma_keeps_its_budget(
+    mma_kernels: dict[str, list[machine_code.Line]], family: str
+) -> None:
+    rows = _rows(family)
+    if not rows:
+        pytest.skip("no row of blocked weights is built")
+    for row in rows:
+        (listing,) = (lines for name, lines in mma_kernels.items() if re.search(FAMILIES[family].pattern(row), name))
+        loop = machine_code.loop_with_most(listing, "IMMA")
+        assert sum("IMMA" in line.operation for line in loop) == _warp_steps(32)(row), row["name"]
+        alu = sum(line.operation.split(".")[0] in machine_code.ALU for line in loop)
+        assert alu <= BLOCKED_STEP_BUDGET, f"{row['name']}: {alu} a step"
+        assert not any(line.operation.startswith("SHFL") for line in loop), row["name"]
 
 
 # Integer, logic and move instructions of a warp for a step of 2 KiB of weights, by tokens: what a scheduler issues at

@@ -133,6 +133,50 @@ def test_the_plain_epilogue_keeps_its_budget(
     assert classes["st.global"] <= before["st.global"]
 
 
+# Of 8-bit activations. Those whose warps have 80 x 64 sums have no registers for it (csrc/cuda/gemm/sm80.cuh).
+MMA = [
+    row
+    for row in NATIVE.kernel_table()
+    if row["compiled"] and row["engine"] == "mma" and not row["experts_only"] and {"s8", "u8"} & {*row["x"]}
+    if not re.search("(s8|u8)s8_160x", row["name"])
+]
+# Instructions that an output costs, moves apart: of the simulator's PTX, in which sums are exchanged, converted, scaled
+# and stored by as many as in machine code.
+MMA_PLAIN = {"f16": 9.0, "bf16": 9.0, "s8": 15.0}
+
+
+@pytest.mark.parametrize("out", MMA_PLAIN)
+@pytest.mark.parametrize("row", MMA, ids=lambda row: row["name"])
+def test_the_plain_epilogue_of_mma_rows_keeps_its_budget(
+    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], out: str
+) -> None:
+    """What more tokens of one tile cost, to which the main loop is all one: so are addresses and scales of the
+    channels, once for each warp, which are less than one instruction an output of a whole tile."""
+    m, n, k = row["tile"]
+    if m == 16:
+        pytest.skip("one tile has no more tokens than a warp stores at once")
+
+    def counted(tokens: int) -> Any:
+        scales = {"x_scale": tokens, "w_scale": n, "bias": n, "out_scale": 1}
+        operands = {name: plain_device.put(torch.ones(size)) for name, size in scales.items()}
+        zeros = {"x": m * k, "w": NATIVE.blocked128_bytes(n, k) + n * k, "out": 2 * m * n, "w_step": n * k}
+        operands |= {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in zeros.items()}
+        problem = {"m": tokens, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "out": out, "per_token_scale": True}
+        problem |= {"x": "s8" if "s8" in row["x"] else "u8", "w": row["w"][0], "w_layout": row["w_layouts"][0]}
+        problem["group_size"] = k if row["groups_only"] else 0
+        problem["step_size"] = k if row["steps_only"] else 0
+        native.gemm(row["name"], problem, operands, {})
+        return counters()
+
+    whole, part = counted(m), counted(16)
+    outputs = (m - 16) * n
+    assert whole["global_store"]["efficiency"] == 1.0
+    assert whole["global_store"]["requests"] == m * n * (1 if out == "s8" else 2) // 512
+    classes = {name: 32 * (count - part["classes"].get(name, 0)) / outputs for name, count in whole["classes"].items()}
+    assert classes.get("cvt.frnd", 0) == classes.get("cvt.f2i", 0) == 0
+    assert sum(count for name, count in classes.items() if name != "mov") <= MMA_PLAIN[out]
+
+
 # What an activation's own operations come to (csrc/core/activation_math.h), an output.
 CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 21}
 

@@ -17,6 +17,7 @@ _STEPS = (
     "steps in natural rows: no row divides K of more than 48 tokens among blocks; on sm90 layers have blocks instead"
 )
 _ROUND = "floats are multiplied at a fourth of int8's rate there, so that a second round of blocks doubles the time"
+_AMPERE = "integers are multiplied at Ampere's rate there: beyond the tiles of the decode kernel tokens cost time"
 _LONE = "at one size of many: tokens of another tile begin a wave"
 # Why a step is left, of those that the walks find.
 CLIFFS = {
@@ -37,6 +38,7 @@ CLIFFS = {
     "f16f16: M = 97 on sm120": _ROUND,
     "bf16bf16: M = 97 on sm120": _ROUND,
     "s8s8: M = 81 on sm100": _LONE,
+    "s8s4 blocked: M = 33 on sm100": _AMPERE,
 }
 
 

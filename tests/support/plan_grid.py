@@ -50,6 +50,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "s8s8 few experts": {"experts": 8},
     "s8s4 experts": {"w": "s4", "experts": 64},
     "s8s4 few experts": {"w": "s4", "experts": 8},
+    "s8s4 blocked experts": {"w": "s4", "w_layout": "blocked128", "experts": 64},
+    "s8s4 blocked few experts": {"w": "s4", "w_layout": "blocked128", "experts": 8},
     "s8s4 group experts": {"w": "s4", "group_size": 128, "experts": 64},
 }
 # N and K of the walks over M and K.

@@ -196,7 +196,7 @@ struct GemmDecode {
       o.partials = static_cast<uint8_t*>(call.operands.workspace) + arrival_bytes(work);
     }
     constexpr bool is_float = std::is_same_v<typename Math::Acc, float>;
-    if constexpr (Math::kTakesGroups && (is_float || (kTileM == 16 && (!kCluster || Math::kBlocked)))) {
+    if constexpr (Math::kTakesGroups && (is_float || (kTileM == 16 && kCluster == Math::kBlocked))) {
       if constexpr (!Math::kBlocked) {
         if (o.unit_groups > 1) return run_tokens<Math, DecodeGroups::parts>(call, work);
       }

@@ -15,7 +15,7 @@
 
 namespace pyquant::cuda {
 
-// What the straight-line epilogue of Hopper's kernels (plain90.cuh) may store in a launch.
+// What the straight-line epilogues (plain80.cuh, plain90.cuh) may store in a launch.
 enum class PlainOut : uint8_t { none, f16, bf16, codes };
 
 // Passed by value to kernels.

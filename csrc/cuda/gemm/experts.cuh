@@ -64,6 +64,7 @@ __device__ __forceinline__ void take_expert(EpilogueParams& p, const Experts& ex
   if (p.x_scale_step == 0) p.x_scale = shifted(p.x_scale, shift);
   if (p.x_zero_point_step == 0) p.x_zero_point = shifted(p.x_zero_point, shift);
   p.m = tile.end;
+  if (shift % 8 != 0) p.plain = PlainOut::none;  // which reads scales by twos
 }
 
 // Zeros in the rows of no expert, one tile.

@@ -15,10 +15,16 @@
 #include <cutlass/epilogue/threadblock/fusion/visitors.hpp>
 
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/plain80.cuh"
 #include "cuda/gemm/splitk80.cuh"
 #include "cuda/launch.h"
 
 namespace pyquant::cuda {
+
+// What the CUTLASS 2.x kernels hand to their epilogue.
+struct EpilogueParams80 : EpilogueParams {
+  int32_t* workspace;  // null: K is not divided
+};
 
 // The row of the matrices that a row of a block's tiles is.
 __device__ __forceinline__ int32_t row_of(const EpilogueParams80&, int32_t m) { return m; }
@@ -83,6 +89,116 @@ struct OrderedEpilogue80 {
   const Params* params_ = nullptr;
 };
 
+// Tiles that plain80.cuh can store go there, from registers; all others through Epilogue and shared memory.
+template <class Epilogue, class Warp>
+class PlainFirst80 : public Epilogue {
+ public:
+  using Params = typename Epilogue::Params;
+  using Sums = typename Epilogue::AccumulatorTile;
+  using Tile = typename Epilogue::Shape;
+  // With more sums a thread ptxas has no register left for it and spills.
+  static constexpr bool kHasRoom = Sums::kElements <= 128;
+  static constexpr int kParts = Epilogue::kPartitionsK;  // of each step of K, a warp's each
+  static constexpr int kThreads = 32 * (Tile::kM / Warp::kM) * (Tile::kN / Warp::kN) * kParts;
+
+  CUTLASS_DEVICE PlainFirst80(const Params& params, typename Epilogue::SharedStorage& shared, int thread, int warp,
+                              int lane)
+      : Epilogue(params, shared, thread, warp, lane), params_(params), shared_(&shared), warp_(warp) {}
+
+  template <class ProblemShape>
+  CUTLASS_DEVICE void operator()(const Sums& sums, cutlass::gemm::GemmCoord tile, ProblemShape shape, int thread) {
+    if constexpr (kHasRoom) {
+      const bool is_plain = params_.plain != PlainOut::none && (tile.n() + 1) * Tile::kN <= params_.n;
+      if (is_plain && store_plain(sums, tile, thread)) return;
+    }
+    Epilogue::operator()(sums, tile, shape, thread);
+  }
+
+ private:
+  static constexpr int kTall = Warp::kM / 16, kWarpsM = Tile::kM / Warp::kM, kWarps = kThreads / 32 / kParts;
+
+  CUTLASS_DEVICE bool store_plain(const Sums& sums, cutlass::gemm::GemmCoord tile, int thread) const {
+    const int32_t m0 = row_of(params_, tile.m() * Tile::kM + warp_ % kWarpsM * Warp::kM);
+    const int32_t n0 = tile.n() * Tile::kN + warp_ % kWarps / kWarpsM * Warp::kN;
+    // CUTLASS keeps the products of 16 x 8 column by column.
+    const auto at = [](int r, int j, int i) { return 4 * (j * kTall + r / 2) + 2 * (r % 2) + i; };
+    if constexpr (kParts == 1) {
+      return store_plain80<2 * kTall, Warp::kN / 32>(params_, m0, n0,
+                                                     [&](int r, int j, int i) { return sums[at(r, j, i)]; });
+    } else {  // two warps have sums of one tile: each takes the half of its columns
+      static_assert(kParts == 2 && Warp::kN == 64, "halves of 32 columns");
+      cutlass::Array<typename Sums::Element, Sums::kElements / 2> half;
+      const bool upper = warp_ >= kWarps;
+      add_parts(half, sums, upper, thread);
+      return store_plain80<2 * kTall, 1>(params_, m0, n0 + (upper ? 32 : 0),
+                                         [&](int r, int j, int i) { return half[at(r, j, i)]; });
+    }
+  }
+
+  // half = this warp's half of the columns, of both parts. The other half goes through the buffers of the main loop.
+  template <class Half>
+  CUTLASS_DEVICE void add_parts(Half& half, const Sums& sums, bool upper, int thread) const {
+    using Sum = typename Sums::Element;
+    struct alignas(16) Piece {
+      Sum sum[4];
+    };
+    Piece* pieces = reinterpret_cast<Piece*>(shared_);
+    const auto exchange = [&](int own, int given) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Half::kElements; i += 4) {
+        const Piece piece{sums[given + i], sums[given + i + 1], sums[given + i + 2], sums[given + i + 3]};
+        pieces[i / 4 * kThreads + thread] = piece;
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Half::kElements; ++i) half[i] = sums[own + i];
+    };
+    __syncthreads();
+    if (upper)
+      exchange(Half::kElements, 0);
+    else
+      exchange(0, Half::kElements);
+    __syncthreads();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Half::kElements; i += 4) {
+      const Piece piece = pieces[i / 4 * kThreads + (thread ^ (kThreads / 2))];
+      CUTLASS_PRAGMA_UNROLL
+      for (int c = 0; c < 4; ++c) half[i + c] = half[i + c] + piece.sum[c];
+    }
+  }
+
+  const Params& params_;
+  typename Epilogue::SharedStorage* shared_;
+  int warp_;
+};
+
+// The epilogue of a block that may have summed only a share of K.
+template <class Epilogue>
+class SplitEpilogue80 : public Epilogue {
+ public:
+  using Params = typename Epilogue::Params;
+  using Accumulators = typename Epilogue::AccumulatorTile;
+
+  CUTLASS_DEVICE SplitEpilogue80(const Params& params, typename Epilogue::SharedStorage& shared, int thread, int warp,
+                                 int lane)
+      : Epilogue(params, shared, thread, warp, lane), workspace_(params.workspace) {}
+
+  template <class ProblemShape>
+  CUTLASS_DEVICE void operator()(const Accumulators& share, cutlass::gemm::GemmCoord tile, ProblemShape shape,
+                                 int thread) {
+    // One call of the epilogue for both cases: two would be inlined twice and cost registers.
+    Accumulators total = share;
+    const int32_t tiles_m = (cute::get<0>(shape) + Epilogue::Shape::kM - 1) / Epilogue::Shape::kM;
+    const int32_t tiles_n = (cute::get<1>(shape) + Epilogue::Shape::kN - 1) / Epilogue::Shape::kN;
+    if (gridDim.z > 1 && !add_shares80<Accumulators::kElements, Epilogue::kThreads>(
+                             total, workspace_, int64_t{tile.n()} * tiles_m + tile.m(), int64_t{tiles_m} * tiles_n))
+      return;
+    Epilogue::operator()(total, tile, shape, thread);
+  }
+
+ private:
+  int32_t* workspace_;
+};
+
 template <int M, int N, int K>
 using Shape80 = cutlass::gemm::GemmShape<M, N, K>;
 
@@ -138,16 +254,18 @@ struct GemmSm80 {
       cutlass::epilogue::thread::LinearCombination<Out, kWidth, Acc, float>, Swizzle, Stages, typename Types::Operator,
       cutlass::gemm::SharedMemoryClearOption::kZfill>::GemmKernel;
   // Not unrolled over its iterations: the activations would be there once per iteration.
-  using Epilogue = typename Schedule::template Wrapped<
-      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>>;
+  using Epilogue = typename Schedule::template Wrapped<PlainFirst80<
+      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Base::Epilogue, Callbacks, 1, false>,
+      Warp>>;
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<typename Base::Mma, Epilogue, Swizzle>;
   static_assert(sizeof(typename Kernel::SharedStorage) ==
                     Stages * Tile::kK * (Tile::kM * kBits<X> + Tile::kN * kBits<W>) / 8,
                 "plan/accept.cpp counts so");
+  using Shares = SplitK80<Tile::kM, Tile::kN, Tile::kK, Kernel::Mma::FragmentC::kElements, Kernel::kThreadCount>;
   static_assert(!Schedule::kSplit || std::is_same_v<Acc, int32_t>, "the order of float sums is the result");
 
   static Workspace workspace(const GemmCall& call) {
-    if constexpr (Schedule::kSplit) return SplitK80<Kernel>(call).workspace();
+    if constexpr (Schedule::kSplit) return Shares(call).workspace();
     return {};
   }
 
@@ -160,7 +278,7 @@ struct GemmSm80 {
                                                p.n * p.ldw, 0, 0, p.ldx, p.ldw, 0, 0);
     typename Kernel::Params params(arguments, call.device.sm_count, 1);
     if constexpr (Schedule::kSplit) {
-      const SplitK80<Kernel> split(call);
+      const Shares split(call);
       params.grid_tiled_shape.k() = static_cast<int>(split.splits);
       params.gemm_k_size = static_cast<int>(split.codes);
     }

@@ -19,8 +19,10 @@ template <class Types, class Tile, class Warp, int Stages>
 struct GemmSm80Experts : NoWorkspace {
   using Plain = GemmSm80<Types, schedule80::multistage, Tile, Warp, Stages>;
   using Mma = typename Plain::Base::Mma;
-  using Epilogue = cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<
-      typename Plain::Base::Epilogue, OrderedEpilogue80<typename Plain::ThreadMap, ExpertEpilogue80>, 1, false>;
+  using Epilogue = PlainFirst80<
+      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<
+          typename Plain::Base::Epilogue, OrderedEpilogue80<typename Plain::ThreadMap, ExpertEpilogue80>, 1, false>,
+      Warp>;
   static constexpr int kTileM = Tile::kM, kTileN = Tile::kN, kTileK = Tile::kK;
   static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
 

@@ -322,6 +322,7 @@ struct GemmSm80W4Groups : NoWorkspace {
     EpilogueParams epilogue = epilogue_params(call);  // of the scaled sum
     epilogue.w_scale = nullptr;
     epilogue.x_zero_point = nullptr;
+    epilogue.plain = plain_out(epilogue, call.problem.out_align);
     return epilogue;
   }
 

@@ -1,6 +1,7 @@
 // What the kernels for mma.sync of our own share: which tile a block takes, and how a warp stores its 32 channels.
 #pragma once
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/plain80.cuh"
 #include "cuda/gemm/transpose.cuh"
 
 namespace pyquant::cuda {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void tile_of_block80(int32_t tiles_m, int32_t tiles_n
 // takes eight of them. The loop is not unrolled, for the epilogue would be there once per row: the sums move up
 // instead.
 template <class Sum, int kRows>
-__device__ __forceinline__ void store_warp80(Sum (&sum)[kRows][4][4], const EpilogueParams& p, int32_t m0, int32_t n0) {
+__device__ __forceinline__ void store_rows80(Sum (&sum)[kRows][4][4], const EpilogueParams& p, int32_t m0, int32_t n0) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, n = n0 + 8 * (lane % 4);
   Channel channel[8];
   load_channels(p, n, channel);
@@ -42,6 +43,14 @@ __device__ __forceinline__ void store_warp80(Sum (&sum)[kRows][4][4], const Epil
       }
     }
   }
+}
+
+// The same by straight-line code where that is enough (plain80.cuh).
+template <class Sum, int kRows>
+__device__ __forceinline__ void store_warp80(Sum (&sum)[kRows][4][4], const EpilogueParams& p, int32_t m0, int32_t n0) {
+  const auto sum_of = [&](int r, int j, int i) { return sum[r / 2][j][2 * (r % 2) + i]; };
+  if (p.plain != PlainOut::none && n0 + 32 <= p.n && store_plain80<2 * kRows, 1>(p, m0, n0, sum_of)) return;
+  store_rows80(sum, p, m0, n0);
 }
 
 }  // namespace pyquant::cuda

@@ -31,7 +31,8 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
              buffer of a layer is a constant of it and the layout a literal, so that moving alone is not enough.
     device   where it is to run: 'cpu', 'cuda', 'cuda:1'.
     layout   of the packed weights; None: the one that layers have on that device. On a CPU 'rows' is for machines where
-             pyquant has no compiled library; for GPUs 'rows' runs on all of them and 'rows_blocked128' on sm_90.
+             pyquant has no compiled library; for GPUs 'rows' runs on all of them, and 'rows_blocked128' too, but with
+             two levels of scales on sm_90 only.
     ->       the program. Codes and scales are the same numbers, so results are the same bits.
     Nothing is changed before everything is packed. Raises ArgumentError; UnsupportedError for a layer whose scales are
     not in the program, where no compiled library can read the CPU's layout, and for 'cuda' where no GPU is.
