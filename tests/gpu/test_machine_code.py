@@ -321,9 +321,10 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
     assert {key: count[machine_code.EARLY] for key, count in waiting.items() if count[machine_code.EARLY]} == {}
 
 
-SWAPPED = 12.5  # instructions of an output, what a tile does once counted in
-# KiB of machine code of a wgmma kernel; where K is divided, CUTLASS's scheduler and sums are about 65 of them.
-CODE_BUDGET = 168
+# Instructions of an output of the plain epilogue, 16 bits out, and KiB of machine code of a wgmma kernel.
+STRAIGHT, SWAPPED, CODE_BUDGET = 9, 10, 96
+WIDE_CODE_BUDGET = 104  # where K is divided and a thread has 80 outputs or more
+CROWDED = 10.5  # swapped, 128 outputs a thread: no register is left to fetch scales ahead
 
 
 @pytest.fixture(scope="module")
@@ -335,8 +336,13 @@ def wgmma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
 
 def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
     """The general epilogue stands once in each (csrc/cuda/gemm/steps90.cuh): unrolled over a tile it was 600 KiB."""
-    sizes = {name: lines[-1].address / 1024 for name, lines in wgmma_kernels.items()}
-    assert {name: kib for name, kib in sizes.items() if kib > CODE_BUDGET} == {}
+    large = {}
+    for name, lines in wgmma_kernels.items():
+        is_wide = "StreamK" in name and sum(line.operation.startswith("F2FP.BF16") for line in lines) >= 40
+        kib = lines[-1].address / 1024
+        if kib > (WIDE_CODE_BUDGET if is_wide else CODE_BUDGET):
+            large[name] = kib
+    assert not large
 
 
 def test_exchanges_between_lanes_are_not_compiled_for_lanes_apart(
@@ -351,43 +357,38 @@ def test_exchanges_between_lanes_are_not_compiled_for_lanes_apart(
     assert not apart
 
 
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["straight", "swapped"])
 def test_the_plain_epilogue_is_a_few_instructions_an_output(
-    wgmma_kernels: dict[str, list[machine_code.Line]],
+    wgmma_kernels: dict[str, list[machine_code.Line]], is_swapped: bool
 ) -> None:
-    """Of straight tiles, 16 bits out, from the converging instruction with which it begins to its last store; branches
-    counted, taken or not. A conversion makes two outputs: nine instructions an output and 64 a tile."""
+    """From the converging instruction with which it begins to its last store, what a tile inside of M executes of it,
+    of kernels with at least 64 outputs a thread: in smaller tiles what is done once counts. A conversion makes two
+    outputs; a movmatrix turns what it made where rows are channels."""
     seen = 0
     for name, lines in wgmma_kernels.items():
         operations = [line.operation for line in lines]
         marks = [at for at, operation in enumerate(operations) if operation == "WARPSYNC.ALL"] + [len(operations)]
         for begin, end in itertools.pairwise(marks):
             stretch = operations[begin:end]
-            converts = sum(operation.startswith("F2FP") for operation in stretch)
-            if converts < 16 or {"BRX", "MOVM.16.MT88"} & {*stretch} or "STG.E.128" not in stretch:
+            if "BRX" in stretch or "STG.E.128" not in stretch or ("MOVM.16.MT88" in stretch) != is_swapped:
                 continue
-            length = len(stretch) - stretch[::-1].index("STG.E.128")
-            assert length <= 18 * converts + 64, f"{name}: {length} instructions for {2 * converts} outputs"
+            converts = max(
+                sum(operation.startswith(f"F2FP.{kind}") for operation in stretch) for kind in ("F16", "BF16")
+            )
+            if converts < 32:
+                continue
+            weight, length = machine_code.busiest_way(lines[begin:end], _work_of_halves)
+            assert weight == 5 * converts + converts // 4, name  # all of it on one way
+            budget = STRAIGHT if not is_swapped else SWAPPED if converts < 64 else CROWDED
+            assert length <= budget * 2 * converts, f"{name}: {length} instructions for {2 * converts} outputs"
             seen += 1
     if not seen:
-        pytest.skip("no straight tile is built")
+        pytest.skip("no such tile of 64 outputs a thread is built")
 
 
-def test_the_swapped_plain_epilogue_keeps_its_budget(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
-    """As above, of tiles whose rows are channels, 64 outputs a thread: a movmatrix turns what a conversion made."""
-    seen = 0
-    for name, lines in wgmma_kernels.items():
-        operations = [line.operation for line in lines]
-        marks = [at for at, operation in enumerate(operations) if operation == "WARPSYNC.ALL"] + [len(operations)]
-        for begin, end in itertools.pairwise(marks):
-            stretch = operations[begin:end]
-            converts = sum(operation.startswith("F2FP") for operation in stretch)
-            if not converts == stretch.count("MOVM.16.MT88") == 32 or "STG.E.128" not in stretch:
-                continue
-            length = len(stretch) - stretch[::-1].index("STG.E.128")
-            assert length <= SWAPPED * 64, f"{name}: {length} instructions for 64 outputs"
-            seen += 1
-    if not seen:
-        pytest.skip("no swapped tile of 64 outputs a thread is built")
+def _work_of_halves(operation: str) -> int:
+    """So that a way through conversions to half words and their stores is worth more than one of int8 codes."""
+    return 5 if operation.startswith("F2FP") else int(operation == "STG.E.128")
 
 
 @pytest.fixture(scope="module")

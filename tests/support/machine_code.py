@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"code for (sm_\w+)")
-INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
 TARGET = re.compile(r"0x([0-9a-f]+)")
 # Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
 ALU = frozenset(
@@ -67,6 +67,7 @@ class Line:
     address: int
     operation: str
     target: int | None  # of a branch
+    is_guarded: bool  # by a predicate
 
 
 def _lines(tool: str, library: Path) -> Iterator[tuple[str, str, Line | None]]:
@@ -77,9 +78,10 @@ def _lines(tool: str, library: Path) -> Iterator[tuple[str, str, Line | None]]:
     assert process.stdout is not None
     for line in process.stdout:
         if instruction := INSTRUCTION.match(line):
-            address, operation, rest = instruction.groups()
+            address, guard, operation, rest = instruction.groups()
             target = TARGET.search(rest) if operation == "BRA" else None
-            yield architecture, name, Line(int(address, 16), operation, int(target[1], 16) if target else None)
+            goes_to = int(target[1], 16) if target else None
+            yield architecture, name, Line(int(address, 16), operation, goes_to, guard is not None)
         elif function := FUNCTION.search(line):
             name = function[1]
             yield architecture, name, None
@@ -118,6 +120,27 @@ def loop_with_most(listing: list[Line], part: str) -> list[Line]:
         if end.target is not None and end.target < end.address
     ]
     return max(loops, key=lambda loop: (sum(part in line.operation for line in loop), -len(loop)))
+
+
+def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int, int]:
+    """Of the ways forward from the first instruction to any other, one that gathers the most weight: its weight, and
+    the instructions of the shortest such way, branches counted, taken or not."""
+    at = {line.address: index for index, line in enumerate(listing)}
+    reached: dict[int, tuple[int, int]] = {0: (0, 0)}  # weight, instructions so far, negative
+    best = (0, 0)
+    for index, line in enumerate(listing):
+        if index not in reached:
+            continue
+        gathered, steps = reached[index]
+        here = (gathered + weight(line.operation), steps - 1)
+        best = max(best, here)
+        next_ones = [] if line.operation in ("BRA", "EXIT") and not line.is_guarded else [index + 1]
+        if line.target is not None:
+            next_ones.append(at.get(line.target, 0))
+        for after in next_ones:
+            if after > index:
+                reached[after] = max(reached.get(after, here), here)
+    return best[0], -best[1]
 
 
 def static_shared(tool: str, library: Path) -> dict[str, int]:

@@ -49,10 +49,7 @@ typename Kernel::Arguments common_arguments90(const GemmCall& call, int64_t rows
   a.hw_info.sm_count = call.device.sm_count;
   a.scheduler.max_swizzle_size = swizzle90<Kernel>(rows, columns, call.device.sm_count);
   if constexpr (splits90<Kernel>) {
-    // Integer sums are the same in any order; float sums are added in the order of K, whoever comes first.
-    using Mode = cutlass::gemm::kernel::detail::ReductionMode;
-    a.scheduler.reduction_mode =
-        std::is_integral_v<typename Kernel::ElementAccumulator> ? Mode::Nondeterministic : Mode::Deterministic;
+    a.scheduler.reduction_mode = Kernel::TileScheduler::template reduction_mode<typename Kernel::ElementAccumulator>;
   }
   return a;
 }

@@ -57,14 +57,61 @@ struct Filled {
 };
 static __device__ const Filled kOnes(1.f), kMinusZeros(-0.f);
 
-template <class Out, class Acc>
+// The values of a tile in pairs, all at a time, so that one branch chooses between 16-bit types and the rest of the
+// code stands once for both.
+struct TileHalves {
+  static constexpr int kBytes = 2;
+  bool is_f16;
+  template <int kCount>
+  __device__ __forceinline__ void pairs(const float (&t)[2 * kCount], uint32_t (&pair)[kCount]) const {
+    if (is_f16) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) pair[i] = pair_of_floats<true>(t[2 * i], t[2 * i + 1]);
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) pair[i] = pair_of_floats<false>(t[2 * i], t[2 * i + 1]);
+    }
+  }
+};
+
+struct TileCodes {
+  static constexpr int kBytes = 1;
+  PlainCodes codes;
+  template <int kCount>
+  __device__ __forceinline__ void pairs(const float (&t)[2 * kCount], uint32_t (&pair)[kCount]) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) pair[i] = codes.pair(t[2 * i], t[2 * i + 1]);
+  }
+};
+
+// Loads and stores under a predicate instead of a branch, which would end the straight line. Addresses are those of
+// global memory.
+__device__ __forceinline__ float load_if(bool inside, size_t from, float otherwise) {
+  asm("{\n"
+      ".reg .pred inside;\n"
+      "setp.ne.u32 inside, %1, 0;\n"
+      "@inside ld.global.nc.f32 %0, [%2];\n"
+      "}"
+      : "+f"(otherwise)
+      : "r"(static_cast<uint32_t>(inside)), "l"(from));
+  return otherwise;
+}
+__device__ __forceinline__ void store_if(bool inside, size_t to, const uint4& v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred inside;\n"
+      "setp.ne.u32 inside, %0, 0;\n"
+      "@inside st.global.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      "}" ::"r"(static_cast<uint32_t>(inside)),
+      "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+
+template <class Acc>
 class Plain90 {
  public:
-  static constexpr bool kCodes = Out::kBytes == 1;
-
   __device__ __forceinline__ Plain90(const EpilogueParams& p, const CodeLimits& limits)
       : p_(p),
-        out_(limits),
+        limits_(limits),
         quad_(static_cast<int32_t>(threadIdx.x) & 3),
         row_(static_cast<int32_t>(threadIdx.x) / 4 % 8) {}
 
@@ -75,26 +122,27 @@ class Plain90 {
                                            int32_t column0) const {
     constexpr int kGroups = cute::size<0, 2>(Fragment{}) / 4, kRows = 2 * cute::size<1>(Fragment{});
     static_assert(32 * kGroups <= Filled::kColumns);
-    static_assert(!kCodes || kGroups % 2 == 0, "a lane's 16 codes are those of 64 columns");
+    static_assert(kGroups % 2 == 0, "a lane's 16 codes are those of 64 columns");
+    // One scale for all tokens is multiplied with the channel's first. Its address depends on the tile as the others
+    // do, and so on the wait for the predecessor (store90.cuh).
+    const int32_t start = cute::get<0>(own(cute::make_coord(0, 0, 0), 0, 0)), m0 = row0 + start;
+    const auto further = [&](int r) {  // the lane's row r, from its first
+      return cute::get<0>(own(cute::make_coord(0, r % 2, 0), r / 2, 0)) - start;
+    };
+    const size_t scales = global(p_.x_scale) + sizeof(float) * (int64_t{m0} * p_.x_scale_step);
+    bool inside[kRows];
     float x[kRows];
-    uint8_t* row[kRows];
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const int32_t m = row0 + cute::get<0>(own(cute::make_coord(0, r % 2, 0), r / 2, 0));
-      x[r] = load_token(p_, m).x_scale;
-      row[r] = m < p_.m ? address(m, column0) + 16 * quad_ : nullptr;
+      inside[r] = m0 + further(r) < p_.m;
+      x[r] = load_if(inside[r] && p_.x_scale && (r == 0 || !p_.scale_product_first), scales + 4 * further(r), 1.f);
     }
-    // One scale for all tokens is multiplied with the channel's first. Its address depends on the tile as the others
-    // do, and so on the wait for the predecessor (store90.cuh); tiles beyond M store nothing.
-    const float all = p_.scale_product_first ? load_token(p_, row0).x_scale : 1.f;
-    if (p_.scale_product_first) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRows; ++r) x[r] = 1.f;
-    }
+    const float all = x[0];
+    if (p_.scale_product_first) x[0] = 1.f;
     const float* scale = (p_.w_scale ? p_.w_scale + column0 : kOnes.value) + 2 * quad_;
     const float* bias = (p_.bias ? p_.bias + column0 : kMinusZeros.value) + 2 * quad_;
     Columns next = load_columns(scale, bias, 0);
-    uint32_t word[kRows][4];
+    float t[8 * kGroups * kRows];
     CUTLASS_PRAGMA_UNROLL
     for (int g = 0; g < kGroups; ++g) {
       Columns columns = next;
@@ -102,30 +150,41 @@ class Plain90 {
       if (g + 1 < kGroups) next = load_columns(scale, bias, 32 * (g + 1));
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        uint32_t pair[4];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          float v[2];
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const float t = real_of(acc(cute::make_coord(i, r % 2, 4 * g + j), r / 2, 0));
-            v[i] = fadd(fmul(fmul(t, columns.scale[j][i]), x[r]), columns.bias[j][i]);
-          }
-          pair[j] = out_.pair(v[0], v[1]);
+        for (int v = 0; v < 8; ++v) {
+          const float sum = real_of(acc(cute::make_coord(v % 2, r % 2, 4 * g + v / 2), r / 2, 0));
+          t[8 * (g * kRows + r) + v] =
+              fadd(fmul(fmul(sum, columns.scale[v / 2][v % 2]), x[r]), columns.bias[v / 2][v % 2]);
         }
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          if constexpr (!kCodes)
-            word[r][j] = pair[j];
-          else if (j % 2 == 0)
-            word[r][2 * (g % 2) + j / 2] = bytes_of_pairs(pair[j], pair[j + 1]);
-        }
-        if (kCodes && g % 2 == 0) continue;
-        const uint4 whole = transpose_words(word[r]);
-        if (row[r])
-          *reinterpret_cast<uint4*>(row[r] + 64 * (kCodes ? g / 2 : g)) = kCodes ? runs_of_codes(whole) : whole;
       }
     }
+    const auto store = [&](const auto& out) {
+      using Out = std::decay_t<decltype(out)>;
+      constexpr bool kCodes = Out::kBytes == 1;
+      size_t row[kRows];
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        row[r] = address<Out>(m0, column0) + 16 * quad_ + further(r) * p_.ldo * Out::kBytes;
+      }
+      uint32_t pair[4 * kGroups * kRows];
+      out.pairs(t, pair);
+      CUTLASS_PRAGMA_UNROLL
+      for (int g = 0; g < kGroups; g += kCodes ? 2 : 1) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const uint32_t* of = pair + 4 * (g * kRows + r);
+          uint32_t word[4] = {of[0], of[1], of[2], of[3]};
+          if constexpr (kCodes) {
+            const uint32_t* also = of + 4 * kRows;
+            word[0] = bytes_of_pairs(of[0], of[1]), word[1] = bytes_of_pairs(of[2], of[3]);
+            word[2] = bytes_of_pairs(also[0], also[1]), word[3] = bytes_of_pairs(also[2], also[3]);
+          }
+          const uint4 whole = transpose_words(word);
+          store_if(inside[r], row[r] + 64 * (kCodes ? g / 2 : g), kCodes ? runs_of_codes(whole) : whole);
+        }
+      }
+    };
+    store_as(store);
   }
 
   // acc: ((2, 2, blocks of eight tokens), repeats, instructions), the sums times 2^shift. False, and nothing is stored:
@@ -134,81 +193,55 @@ class Plain90 {
   __device__ __forceinline__ bool swapped(const Fragment& acc, const Coordinates& own, int32_t row0,
                                           int32_t column0) const {
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{}),
-                  kColumns = cute::size<2>(Fragment{}) * kBlocks, kChunk = kCodes ? 4 : 2,
-                  kMost = 4 * kRepeats * kColumns > 64 ? kChunk : 16,  // registers
-        kAhead = kColumns < kMost ? kColumns : kMost;
-    const float all = p_.scale_product_first ? load_token(p_, column0).x_scale : 1.f;
+                  kColumns = cute::size<2>(Fragment{}) * kBlocks;
+    // What registers are left for: blocks whose tokens' scales are fetched together, and that are converted together.
+    constexpr int kOutputs = 4 * kRepeats * kColumns;
+    constexpr int kAhead = kOutputs <= 64 ? kColumns : (kOutputs <= 96 ? 4 : 1);
+    constexpr int kAtOnce = kOutputs <= 96 ? kColumns : kColumns / 4;
+    const size_t scalar = global(p_.x_scale) + sizeof(float) * (int64_t{column0} * p_.x_scale_step);
+    const float all = load_if(p_.scale_product_first, scalar, 1.f);
     float scale[kRepeats][2], bias[kRepeats][2];
     int32_t n[kRepeats];
     bool fits = true;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRepeats; ++i) {
       n[i] = row0 + cute::get<0>(own(cute::make_coord(0, 0, 0), i, 0)) - row_;
+      const bool inside = n[i] < p_.n;  // N is a multiple of 16
+      const int64_t at = sizeof(float) * (int64_t{n[i]} + row_);
       CUTLASS_PRAGMA_UNROLL
       for (int h = 0; h < 2; ++h) {
-        const Channel channel = load_channel(p_, n[i] + 8 * h + row_);
-        scale[i][h] = fmul(fmul(all, channel.w_scale), 1.f / (1 << kShift));
-        bias[i][h] = channel.bias;
+        const float w_scale = load_if(inside && p_.w_scale, global(p_.w_scale) + at + 32 * h, 1.f);
+        bias[i][h] = load_if(inside && p_.bias, global(p_.bias) + at + 32 * h, -0.f);
+        scale[i][h] = fmul(fmul(all, w_scale), 1.f / (1 << kShift));
         fits = fits && (kShift == 0 || fabsf(scale[i][h]) >= 0x1p-120f);
       }
     }
     if (kShift != 0 && !__all_sync(0xffffffffu, fits)) return false;
-    // Scales of the lane's tokens, a pair of each block; 0 beyond M, where nobody stores.
-    const bool is_one = !p_.x_scale || p_.scale_product_first;
-    const int32_t tokens = is_one ? Filled::kColumns : p_.m - column0 - 2 * quad_;  // whose scales the lane may read
-    const size_t scales = __cvta_generic_to_global((is_one ? kOnes.value : p_.x_scale + column0) + 2 * quad_);
+    // Scales of the lane's tokens, a pair of each block; 0 beyond M, where nobody stores. Only a tile that reaches over
+    // M asks for every block whether it is inside.
     static_assert(8 * kColumns <= Filled::kColumns);
-    const auto load_tokens = [&](int c) {
-      if constexpr (kColumns < 32) {
-        return load_pair(scales, tokens, 8 * c);
-      } else {  // the sums leave no registers for an address: it is made anew, with branches
-        const int32_t m = column0 + 8 * c + 2 * quad_;
-        if (!p_.x_scale || p_.scale_product_first) return make_float2(1.f, 1.f);
-        if (m + 1 < p_.m) return __ldg(reinterpret_cast<const float2*>(p_.x_scale + m));
-        return make_float2(m < p_.m ? __ldg(p_.x_scale + m) : 1.f, 1.f);
-      }
-    };
-    float2 x[kAhead];
+    const bool is_one = !p_.x_scale || p_.scale_product_first;
+    const int32_t tokens = is_one ? Filled::kColumns : p_.m - column0;  // whose scales may be read
+    const size_t scales = global((is_one ? kOnes.value : p_.x_scale + column0) + 2 * quad_);
     CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < kAhead; ++c) x[c] = load_tokens(c);
-    const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
-    const int32_t m0 = column0 + 8 * column + row_;
-    uint8_t* token = address(m0, kCodes ? 0 : 8 * (quad_ % 2));
-    CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < kColumns; c += kChunk) {
-      const bool stores = m0 + 8 * c < p_.m && c + column < kColumns;
+    for (int part = 0; part < kColumns; part += kAtOnce) {
+      float2 x[kAhead];
+      float t[4 * kRepeats * kAtOnce];
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRepeats; ++i) {
-        uint32_t word[4];
+      for (int c = 0; c < kAtOnce; ++c) {
+        if constexpr (kAhead == 1)
+          x[0] = load_pair(scales + 32 * (part + c), tokens - 2 * quad_, 8 * (part + c));
+        else if (c % kAhead == 0)
+          load_tokens(x, scales, tokens, part + c);
+        const float2& at = x[c % kAhead];
         CUTLASS_PRAGMA_UNROLL
-        for (int q = 0; q < kChunk; ++q) {
-          uint32_t pair[2] = {0, 0};
-          if (c + q < kColumns) {
-            const int j = (c + q) % kBlocks, part = (c + q) / kBlocks;
-            CUTLASS_PRAGMA_UNROLL
-            for (int h = 0; h < 2; ++h) {
-              const float2& at = x[(c + q) % kAhead];
-              const float a = fmul(real_of(acc(cute::make_coord(0, h, j), i, part)), scale[i][h]);
-              const float b = fmul(real_of(acc(cute::make_coord(1, h, j), i, part)), scale[i][h]);
-              pair[h] = turned(out_.pair(fadd(fmul(a, at.x), bias[i][h]), fadd(fmul(b, at.y), bias[i][h])));
-            }
-          }
-          if constexpr (kCodes) {
-            word[q] = bytes_of_pairs(pair[0], pair[1]);
-          } else {
-            word[2 * q] = pair[0];
-            word[2 * q + 1] = pair[1];
-          }
+        for (int v = 0; v < 4 * kRepeats; ++v) {
+          const int i = v / 4, h = v / 2 % 2, of = part + c;
+          const float sum = real_of(acc(cute::make_coord(v % 2, h, of % kBlocks), i, of / kBlocks));
+          t[4 * kRepeats * c + v] = fadd(fmul(fmul(sum, scale[i][h]), v % 2 ? at.y : at.x), bias[i][h]);
         }
-        const uint4 whole = transpose_words(word);
-        if (stores && n[i] < p_.n)
-          *reinterpret_cast<uint4*>(token + n[i] * Out::kBytes) = kCodes ? runs_of_codes(whole) : whole;
       }
-      CUTLASS_PRAGMA_UNROLL
-      for (int q = 0; q < kChunk; ++q) {
-        if (c + q + kAhead < kColumns) x[(c + q) % kAhead] = load_tokens(c + q + kAhead);
-      }
-      token += 8 * kChunk * p_.ldo * Out::kBytes;
+      store_as([&](const auto& out) { store_swapped<kRepeats, kAtOnce>(out, t, n, column0 + 8 * part); });
     }
     return true;
   }
@@ -248,16 +281,78 @@ class Plain90 {
         "@last ld.global.nc.f32 %0, [%2];\n"
         "}"
         : "=&f"(v.x), "=&f"(v.y)
-        : "l"(from + 4 * at), "r"(count), "r"(at + 1));
+        : "l"(from), "r"(count), "r"(at + 1));
     return v;
   }
 
-  __device__ __forceinline__ uint8_t* address(int32_t m, int32_t n) const {
-    return static_cast<uint8_t*>(p_.out) + (static_cast<int64_t>(m) * p_.ldo + n) * Out::kBytes;
+  // The lane's tokens in blocks c and on; `tokens` from the first of the tile may be read.
+  template <int kCount>
+  __device__ __forceinline__ void load_tokens(float2 (&x)[kCount], size_t scales, int32_t tokens, int c) const {
+    if (tokens < 8 * (c + kCount)) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int q = 0; q < kCount; ++q) x[q] = load_pair(scales + 32 * (c + q), tokens - 2 * quad_, 8 * (c + q));
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int q = 0; q < kCount; ++q) x[q] = __ldg(reinterpret_cast<const float2*>(scales + 32 * (c + q)));
+    }
+  }
+
+  // The lane's values of kColumns blocks of eight tokens from column0 on, of channels n[i] to n[i] + 16.
+  template <int kRepeats, int kColumns, class Out>
+  __device__ __forceinline__ void store_swapped(const Out& out, const float (&t)[4 * kRepeats * kColumns],
+                                                const int32_t (&n)[kRepeats], int32_t column0) const {
+    constexpr bool kCodes = Out::kBytes == 1;
+    constexpr int kChunk = kCodes ? 4 : 2;              // blocks that a quad exchanges at a time
+    const int32_t column = kCodes ? quad_ : quad_ / 2;  // of a chunk, whose channels the lane stores
+    const int32_t m0 = column0 + 8 * column + row_;
+    uint32_t pair[2 * kRepeats * kColumns];
+    out.pairs(t, pair);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRepeats; ++i) {
+      // Of the tokens from m0 on the lane stores every eighth.
+      const int32_t left = n[i] < p_.n ? min(p_.m - m0, 8 * (kColumns - column)) : 0;
+      size_t token = address<Out>(m0, n[i] + (kCodes ? 0 : 8 * (quad_ % 2)));
+      CUTLASS_PRAGMA_UNROLL
+      for (int c = 0; c < kColumns; c += kChunk) {
+        uint32_t word[4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int q = 0; q < kChunk; ++q) {
+          uint32_t couple[2] = {0, 0};
+          CUTLASS_PRAGMA_UNROLL
+          for (int h = 0; h < 2; ++h) {
+            if (c + q < kColumns) couple[h] = turned(pair[2 * (kRepeats * (c + q) + i) + h]);
+          }
+          if constexpr (kCodes) {
+            word[q] = bytes_of_pairs(couple[0], couple[1]);
+          } else {
+            word[2 * q] = couple[0];
+            word[2 * q + 1] = couple[1];
+          }
+        }
+        const uint4 whole = transpose_words(word);
+        store_if(8 * c < left, token, kCodes ? runs_of_codes(whole) : whole);
+        token += 8 * kChunk * p_.ldo * Out::kBytes;
+      }
+    }
+  }
+
+  // The arithmetic of both kinds of results stands once, in front of this.
+  template <class Store>
+  __device__ __forceinline__ void store_as(const Store& store) const {
+    if (p_.plain == PlainOut::codes)
+      store(TileCodes{PlainCodes(limits_)});
+    else
+      store(TileHalves{p_.plain == PlainOut::f16});
+  }
+
+  __device__ __forceinline__ static size_t global(const void* at) { return __cvta_generic_to_global(at); }
+  template <class Out>
+  __device__ __forceinline__ size_t address(int32_t m, int32_t n) const {
+    return global(p_.out) + (static_cast<int64_t>(m) * p_.ldo + n) * Out::kBytes;
   }
 
   const EpilogueParams& p_;
-  Out out_;
+  const CodeLimits& limits_;
   int32_t quad_, row_;  // lane = 4 * row + quad
 };
 

@@ -109,17 +109,9 @@ class Store90 {
     if (kNoRoom || p_.plain == PlainOut::none) return false;
     if (Swapped ? p_.n % 16 != 0 : column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n) return false;
     const CodeLimits limits = code_limits(zero);
-    if (p_.plain == PlainOut::f16)
-      return store_as(Plain90<PlainHalves<true>, Acc>(p_, limits), acc, own, row0, column0);
-    if (p_.plain == PlainOut::bf16)
-      return store_as(Plain90<PlainHalves<false>, Acc>(p_, limits), acc, own, row0, column0);
-    if (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity)) return false;
-    return store_as(Plain90<PlainCodes, Acc>(p_, limits), acc, own, row0, column0);
-  }
-  template <class Plain, class Fragment, class Coordinates>
-  CUTLASS_DEVICE static bool store_as(const Plain& plain, const Fragment& acc, const Coordinates& own, int32_t row0,
-                                      int32_t column0) {
+    if (p_.plain == PlainOut::codes && (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity))) return false;
     lanes_are_together();
+    const Plain90<Acc> plain(p_, limits);
     if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);
     static_assert(Swapped || AccShift == 0, "straight accumulators hold plain sums");
     if constexpr (!Swapped) plain.straight(acc, own, row0, column0);
