@@ -80,6 +80,7 @@ from pyquant.ptq.improve.bias_correction import bias_correction_
 from pyquant.ptq.improve.equalize import equalize_
 from pyquant.ptq.improve.gptq import gptq_
 from pyquant.ptq.improve.gptq_codes import gptq_codes
+from pyquant.ptq.improve.learned_rotation import LearnedRotation, learn_rotation_
 from pyquant.ptq.improve.learned_rounding import learn_rounding_
 from pyquant.ptq.improve.rotate import rotate_
 from pyquant.ptq.improve.rotate_rules import RotatedHeads, RotationSpec, register_rotation
@@ -128,6 +129,7 @@ __all__ = [
     "LayerReport",
     "LayerSpeed",
     "LearnedPrecision",
+    "LearnedRotation",
     "MSECalibrator",
     "MaxCalibrator",
     "MergeRecord",
@@ -191,6 +193,7 @@ __all__ = [
     "gptq_",
     "gptq_codes",
     "insert_fake_quantize_",
+    "learn_rotation_",
     "learn_rounding_",
     "link_",
     "load_latency",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import equalized, goals, reconstruction, rotated, text, tried, weight_ranges  # noqa: E402
+from bench.accuracy import equalized, goals, learned_rotation, reconstruction, rotated, text, tried, weight_ranges  # noqa: E402
 from bench.accuracy.measure import BEST, Figures, Rig, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
@@ -257,3 +257,16 @@ def test_the_models_of_equalisation_are_the_same_function(tmp_path: Path, monkey
     path.write_text("<!-- equalized -->\n<!-- end of equalized -->\n")
     assert equalized.main(["--jobs", "1", "--docs", str(path)]) == 0
     assert "| digits, W8A8, a scale a layer" in path.read_text()
+
+
+def test_the_table_of_learned_rotations(tmp_path: Path, monkeypatch) -> None:
+    def rises(seed: int, size: Size) -> learned_rotation.Rises:
+        names, ways, hows = learned_rotation.SCHEMES, learned_rotation.WAYS, learned_rotation.HOW
+        found = {(name, way, how): 0.05 for name in names for way in ways for how in hows}
+        return found | {("", "accepted", name): float(seed > 0) for name in names}
+
+    monkeypatch.setattr(learned_rotation, "measure", rises)
+    path = tmp_path / "a.md"
+    path.write_text("<!-- learned_rotation -->\n<!-- end of learned_rotation -->\n")
+    assert learned_rotation.main(["--jobs", "1", "--docs", str(path)]) == 0
+    assert path.read_text().count("| 2 of 3 ") == len(learned_rotation.SCHEMES)

@@ -235,6 +235,16 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
         "search_scales_", **mixed() | {"config": pyquant.W4A8(None), "pairs": [("0", ["2"])]}
     ),
     "ScaleSearch": lambda _: {"chosen": "none", "errors": {}, "found": {}},
+    "learn_rotation_": lambda _: _public(
+        "learn_rotation_",
+        model=nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 4)).eval(),
+        config=pyquant.W4A4Dynamic(),
+        data=[torch.ones(2, 4)] * 2,
+        num_batches=2,
+        spec=pyquant.RotationSpec(["0"], {"1": ["2"]}),
+        steps=1,
+    ),
+    "LearnedRotation": lambda _: {"error_before": 1.0, "error_after": 1.0, "accepted": False, "spread": {}},
     "equalize_": lambda _: _public(
         "equalize_",
         model=nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),

@@ -55,8 +55,8 @@ TOPICS = (
         "docs/calibration.md",
         """QuantizationCalibrator HistogramCollector MaxCalibrator PercentileCalibrator EntropyCalibrator MSECalibrator
         gptq_ gptq_codes bias_correction_ smooth_ register_smoothing equalize_ rotate_ RotationSpec RotatedHeads
-        search_scales_ ScaleSearch insert_fake_quantize_ remove_fake_quantize_ convert_ torch_fake_quantize
-        error_report""",
+        learn_rotation_ LearnedRotation search_scales_ ScaleSearch insert_fake_quantize_ remove_fake_quantize_ convert_
+        torch_fake_quantize error_report""",
     ),
     Topic(
         "Selective quantisation and recipes",

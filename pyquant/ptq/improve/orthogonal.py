@@ -15,12 +15,14 @@ class Rotation:
 
     Where no Hadamard matrix of the size is known: one of the largest power of two that divides it, times (Kronecker) a
     random orthogonal matrix.
+    then        a matrix [size, size] in float64 that follows: Q then. Orthogonal, and with keeps_ones itself such.
     keeps_ones  also 1 Q = 1, so that the mean over channels stays, and LayerNorm commutes with Q as RMSNorm does with
                 every rotation: one Householder reflection, which moves an entry by some 1 / size.
     Source: Ashkboos et al., "QuaRot", arXiv 2404.00456, section 4 (the signs: section 3.1).
     """
 
-    def __init__(self, size: int, generator: torch.Generator, keeps_ones: bool) -> None:
+    def __init__(self, size: int, generator: torch.Generator, keeps_ones: bool, then: Tensor | None = None) -> None:
+        self._then = then
         self.size, self._order = size, size if base_of(size) is not None else size & -size
         self._signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
         parts = size // self._order
@@ -29,7 +31,9 @@ class Rotation:
         self._mirror: Tensor | None = None
         if keeps_ones:
             ones = torch.ones(size, dtype=torch.float64)
+            self._then = None
             mirror = self(ones) - ones
+            self._then = then
             # a rotation that keeps the ones already has no mirror to find
             self._mirror = mirror / mirror.norm() if float(mirror.norm()) > 1e-6 else None
 
@@ -42,4 +46,4 @@ class Rotation:
         if self._mirror is not None:
             mirror = self._mirror.to(x.device)
             y = y - 2 * (y @ mirror)[..., None] * mirror
-        return y
+        return y if self._then is None else y @ self._then.to(y.device)

@@ -88,6 +88,10 @@ class Replay:
         with evaluating(self.module):
             return self.module(*args, **kwargs)
 
+    def inputs(self, batch: Any) -> Inputs:
+        """(arguments, keyword arguments) of the module's call for a batch."""
+        return self._to_inputs(batch)
+
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
         """{layer: most calls in a batch}, in the order of the first calls; layers that no batch reaches are missing.
         Later batches are looked at where the first ones do not reach all, as routers of experts may."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -66,11 +67,32 @@ def rotate_(
     return rotate_reversibly(model, example_inputs, spec, seed, online, [])
 
 
+@dataclass(frozen=True)
+class Turned:
+    """A residual stream that was turned: its channels, the parameters that hold them, each with the dimension, and
+    whether its matrix keeps the ones."""
+
+    width: int
+    parameters: list[tuple[Tensor, int]]
+    keeps_ones: bool
+
+
 @torch.no_grad()
 def rotate_reversibly(
-    model: nn.Module, example_inputs: object, spec: RotationSpec | None, seed: int, online: bool, undo: list[Undo]
+    model: nn.Module,
+    example_inputs: object,
+    spec: RotationSpec | None,
+    seed: int,
+    online: bool,
+    undo: list[Undo],
+    then: Sequence[Tensor] = (),
+    streams: list[Turned] | None = None,
 ) -> dict[str, int]:
-    """rotate_ for a caller that may still fail. undo  receives the steps that take it back."""
+    """rotate_ for a caller that may still fail. undo  receives the steps that take it back.
+
+    then     for each residual stream an orthogonal matrix that follows the Hadamard matrix; none: there is no more.
+    streams  receives what was turned of each.
+    """
     arguments.module("model", model)
     arguments.whole("seed", seed, 0, 2**63 - 1)
     if spec is not None and not isinstance(spec, RotationSpec):
@@ -87,10 +109,13 @@ def rotate_reversibly(
     with evaluating(model), undone_on_error() as steps:
         before = call(model, example_inputs)
         spread: dict[str, int] = {}
+        following = list(then)
         for prefix, root, known in found:
-            turning = _Turning(root, steps, generator)
+            turning = _Turning(root, steps, generator, following)
             spread |= {prefix + name: size for name, size in turning.of(known)}
             turning.finish()
+            if streams is not None:
+                streams += turning.streams
         allowed = "a spec that names every writer and reader of the stream; everything is undone"
         check_unmoved("spec", before, call(model, example_inputs), allowed)
     undo += steps
@@ -100,8 +125,9 @@ def rotate_reversibly(
 class _Turning:
     """What is to be done to every parameter of a model, and its doing, with the steps that take it back."""
 
-    def __init__(self, model: nn.Module, undo: list[Undo], generator: torch.Generator) -> None:
-        self.model, self.undo, self.generator = model, undo, generator
+    def __init__(self, model: nn.Module, undo: list[Undo], generator: torch.Generator, following: list[Tensor]) -> None:
+        self.model, self.undo, self.generator, self.following = model, undo, generator, following
+        self.streams: list[Turned] = []
         self._steps: dict[int, tuple[Tensor, list[Callable[[Tensor], Tensor]]]] = {}
         self.modules, self.parameters = dict(model.named_modules()), dict(model.named_parameters())
 
@@ -132,17 +158,17 @@ class _Turning:
             if size != width:
                 raise ArgumentError("spec", f"'{name}' of {size} channels", f"the {width} of '{names[0]}'")
         keeps_ones = not all(_is_rms(self.modules[norm]) for norm, _ in norms)
-        rotation = Rotation(width, self.generator, keeps_ones)
+        rotation = Rotation(width, self.generator, keeps_ones, self.following.pop(0) if self.following else None)
         self._untie(
             {id(parameter) for parameter, _ in written.values()}, [r for _, readers in norms for _, r in readers]
         )
         for norm, readers in norms:
             self._fold(norm, [linear for _, linear in readers])
-        for parameter, dim in {id(item[0]): item for item in written.values()}.values():
+        turned: list[tuple[Tensor, int]] = list({id(item[0]): item for item in written.values()}.values())
+        turned += [(linear.weight, 1) for _, readers in norms for _, linear in readers]
+        for parameter, dim in turned:
             self._turn(parameter, rotation, dim)
-        for _, readers in norms:
-            for _, linear in readers:
-                self._turn(linear.weight, rotation, 1)
+        self.streams.append(Turned(width, turned, keeps_ones))
         yield from ((name, width) for name in names)
 
     def heads(self, spec: RotationSpec) -> Iterator[tuple[str, int]]:
