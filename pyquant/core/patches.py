@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
+from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 
 Pair = tuple[int, int]
@@ -62,7 +63,7 @@ class Patches:
         else:
             rows, columns = _numbers("padding", padding, 2, 0)
             around = (rows, rows, columns, columns)
-        (count,) = _numbers("groups", groups, 1, 1)
+        count = arguments.whole("groups", groups, 1, 2**31 - 1)
         return Patches((kernel[0], kernel[1]), (steps[0], steps[1]), around, (spread[0], spread[1]), count)  # type: ignore[arg-type]
 
     def to_ints(self) -> tuple[int, ...]:

@@ -247,7 +247,7 @@ def _candidate(scheme: QScheme) -> tuple[str, dict[str, Any]]:
 def _weights(bits: int, group_size: int | None, symmetric: bool = True, two_level: bool = False) -> TensorScheme:
     granularity = "per_channel" if group_size is None else "per_group"
     # with zero points the search costs sixteen times as much (docs/calibration.md 3): for whoever asks for it
-    calibrator = code_type(bits).weight_calibrator if symmetric else "max"
+    calibrator = code_type(bits).weight_calibrator if symmetric is True else "max"
     return TensorScheme(bits, symmetric, granularity, group_size, calibrator=calibrator, two_level=two_level)
 
 
