@@ -23,7 +23,9 @@ FIXTURE_PIN = "443763b2bb81e9cc7b5e8c9925c08ceac3eaccdf90dc9063e3b3bd70e879a850"
 
 
 def conv(name: str, scheme: str = "W8A8 affine", **changes: Any) -> LayerRecord:
-    made = checkpoints.layer(name, SCHEMES[scheme], 4, 24, 7, kind="conv2d", geometry=dict(GEOMETRY))
+    named = SCHEMES[scheme]  # with ranges by the maximum, which presets had when the fixture was made
+    named = replace(named, weights=named.weights and replace(named.weights, calibrator="max"))
+    made = checkpoints.layer(name, named, 4, 24, 7, kind="conv2d", geometry=dict(GEOMETRY))
     return replace(made, **changes)
 
 

@@ -63,8 +63,9 @@ def test_a_trace_is_made_of_torch_operators(case: str, training: bool) -> None:
     assert torch.equal(model(x).detach(), want)  # the switch is off again
     again = torch.jit.load(io.BytesIO(traced.save_to_buffer()))
     other = draw("other").normal(2, 3, 6, 6)
+    # a few codes at ties, and -128 where pyquant clips at -127; -8 for -7 at the ends of 4-bit ranges that clip
+    limit = (0.02 if scheme.weights.bits == 8 else 0.05) * want.abs().max()
     for data in (x, other):
-        limit = 0.02 * want.abs().max()  # a few codes at ties, and -128 where pyquant clips at -127
         assert (again(data) - model(data)).abs().max() <= limit
 
 
