@@ -225,7 +225,8 @@ def test_additivity_is_held_to_its_bar(tmp_path: Path, capsys: pytest.CaptureFix
 # Training and scoring that must come out again to the last bit, whatever the number of cores; and processes side by
 # side whose bytes are counted, which time nothing.
 ONE_THREAD_FOR_EQUAL_RESULTS = {
-    *(f"bench/accuracy/{name}.py" for name in ("measure", "reconstruction", "rotated", "tried")),
+    *(f"bench/accuracy/{name}.py" for name in ("equalized", "learned_rotation", "measure", "reconstruction")),
+    *(f"bench/accuracy/{name}.py" for name in ("rotated", "tried", "weight_ranges")),
     "bench/lm/train.py",
     "bench/search_tables.py",
     "bench/sharding.py",
