@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -19,10 +15,9 @@ from torch import nn
 from bench.accuracy.measure import Rig, Size
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import with_interval
+from bench.accuracy.seeds import run
 from bench.accuracy.train import train_float
-from bench.markers import put
 from pyquant import W4A4, W4A8, W8A8, QScheme, equalize_
-from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
@@ -88,24 +83,7 @@ def tables(found: dict[str, Sequence[Rises]]) -> str:
 
 
 def main(argv: list[str] | None = None, size: Size | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy.equalized", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
-    parser.add_argument("--docs", metavar="FILE", help="put the table between the markers of this Markdown file")
-    args = parser.parse_args(argv)
-    names = [name for name in NAMES for _ in range(args.seeds)]
-    given = (names, [*range(args.seeds)] * len(NAMES), [size or Size()] * len(names))
-    if args.jobs > 1:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            rises = list(pool.map(measure, *given))
-    else:
-        rises = [measure(*one) for one in zip(*given, strict=True)]
-    found = {name: rises[i * args.seeds : (i + 1) * args.seeds] for i, name in enumerate(NAMES)}
-    machine = describe_environment("cpu", clock="none: nothing is timed").line()
-    print(shown := f"{machine}\n\n{tables(found)}")
-    if args.docs:
-        put(Path(args.docs), "equalized", shown)
-    return 0
+    return run("equalized", __doc__, NAMES, measure, tables, argv, size)
 
 
 if __name__ == "__main__":

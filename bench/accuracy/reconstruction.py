@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -18,10 +14,9 @@ from bench.accuracy.measure import CALIBRATION, PLAIN, Rig, Size, inject_outlier
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import goals_table, judge
 from bench.accuracy.rotated import AFFINE, BEST, GAIN, SPECS
+from bench.accuracy.seeds import run
 from bench.accuracy.train import train_float
-from bench.markers import put
 from pyquant import W4A4, W4A8, W4A16, gptq_, rotate_, smooth_
-from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
@@ -115,24 +110,7 @@ def tables(found: dict[str, Sequence[Rises]]) -> str:
 
 
 def main(argv: list[str] | None = None, size: Size | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy.reconstruction", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
-    parser.add_argument("--docs", metavar="FILE", help="put the tables between the markers of this Markdown file")
-    args = parser.parse_args(argv)
-    names = [name for name in ("bytemlp", "gpt3") for _ in range(args.seeds)]
-    given = (names, [*range(args.seeds)] * 2, [size or Size()] * len(names))
-    if args.jobs > 1:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            rises = list(pool.map(measure, *given))
-    else:
-        rises = [measure(*one) for one in zip(*given, strict=True)]
-    found: dict[str, Sequence[Rises]] = {"bytemlp": rises[: args.seeds], "gpt3": rises[args.seeds :]}
-    machine = describe_environment("cpu", clock="none: nothing is timed").line()
-    print(shown := f"{machine}\n\n{tables(found)}")
-    if args.docs:
-        put(Path(args.docs), "reconstruction", shown)
-    return 1 if "MISS" in shown else 0
+    return run("reconstruction", __doc__, ("bytemlp", "gpt3"), measure, tables, argv, size)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -18,10 +14,9 @@ from torch import nn
 from bench.accuracy.measure import CALIBRATION, Rig, Size, inject_outliers
 from bench.accuracy.models import HEADS, TASKS, WIDTH
 from bench.accuracy.records import goals_table, judge
+from bench.accuracy.seeds import run
 from bench.accuracy.train import train_float
-from bench.markers import put
 from pyquant import W4A4, W4A8, W4A16, RotatedHeads, RotationSpec, gptq_, rotate_, smooth_
-from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
@@ -58,9 +53,9 @@ Rises = dict[tuple[str, str], tuple[float, float]]  # {(way, scheme): rise of th
 
 
 @using_threads(1)  # as in measure.py: training that comes out again
-def measure(seed: int, size: Size) -> Rises:
+def measure(name: str, seed: int, size: Size) -> Rises:
     """Everything of one seed: of training, calibration data and signs."""
-    task = TASKS["gpt3"]
+    task = TASKS[name]
     rig = Rig(task, seed, size, train_float(task, seed, size.share))
     found: Rises = {}
     for way in WAYS:
@@ -90,8 +85,9 @@ def _rises(rig: Rig, model: nn.Module, scheme: str) -> tuple[float, float]:
     return by_rounding, rig.judge(rounded)[0] - rig.base[0]
 
 
-def tables(seeds: Sequence[Rises]) -> str:
+def tables(found: dict[str, Sequence[Rises]]) -> str:
     """Means of all seeds, and the goals with their intervals."""
+    (seeds,) = found.values()
 
     def cell(way: str, scheme: str) -> str:
         if (way, scheme) not in seeds[0]:
@@ -108,22 +104,7 @@ def tables(seeds: Sequence[Rises]) -> str:
 
 
 def main(argv: list[str] | None = None, size: Size | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy.rotated", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
-    parser.add_argument("--docs", metavar="FILE", help="put the tables between the markers of this Markdown file")
-    args = parser.parse_args(argv)
-    given = [size or Size()] * args.seeds
-    if args.jobs > 1:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(measure, range(args.seeds), given))
-    else:
-        found = [measure(seed, size) for seed, size in enumerate(given)]
-    machine = describe_environment("cpu", clock="none: nothing is timed").line()
-    print(shown := f"{machine}\n\n{tables(found)}")
-    if args.docs:
-        put(Path(args.docs), "rotated", shown)
-    return 1 if "MISS" in shown else 0
+    return run("rotated", __doc__, ("gpt3",), measure, tables, argv, size)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
 from bench.accuracy.measure import CALIBRATION, Rig, Size
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import with_interval
+from bench.accuracy.seeds import run
 from bench.accuracy.train import train_float
-from bench.markers import put
 from pyquant import W4A16, W4A8TwoLevel, gptq_
-from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import using_threads
 from pyquant.report.render import table
 
@@ -26,7 +21,7 @@ SCHEMES: Final = {
     "groups of 32, affine": W4A16(32, symmetric=False),
     "groups of 32, two levels, 8-bit inputs": W4A8TwoLevel(32),
 }
-TASKS_MEASURED: Final = ("bytemlp", "gpt3")
+NAMES: Final = ("bytemlp", "gpt3")
 METHODS: Final = ("max", "mse")
 Rises = dict[tuple[str, str, str], float]  # {(scheme, calibrator, 'rounding' or 'gptq'): rise of the cross-entropy}
 
@@ -59,24 +54,7 @@ def tables(found: dict[str, Sequence[Rises]]) -> str:
 
 
 def main(argv: list[str] | None = None, size: Size | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.accuracy.weight_ranges", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
-    parser.add_argument("--docs", metavar="FILE", help="put the table between the markers of this Markdown file")
-    args = parser.parse_args(argv)
-    names = [name for name in TASKS_MEASURED for _ in range(args.seeds)]
-    given = (names, [*range(args.seeds)] * len(TASKS_MEASURED), [size or Size()] * len(names))
-    if args.jobs > 1:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            rises = list(pool.map(measure, *given))
-    else:
-        rises = [measure(*one) for one in zip(*given, strict=True)]
-    found = {name: rises[i * args.seeds : (i + 1) * args.seeds] for i, name in enumerate(TASKS_MEASURED)}
-    machine = describe_environment("cpu", clock="none: nothing is timed").line()
-    print(shown := f"{machine}\n\n{tables(found)}")
-    if args.docs:
-        put(Path(args.docs), "weight_ranges", shown)
-    return 0
+    return run("weight_ranges", __doc__, NAMES, measure, tables, argv, size)
 
 
 if __name__ == "__main__":

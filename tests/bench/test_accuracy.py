@@ -166,7 +166,7 @@ def test_the_ways_of_rotation_keep_the_function_and_their_goals_are_judged(tmp_p
 
     rises = {(way, scheme): (0.09, 0.08) for way in rotated.WAYS for scheme in rotated.SCHEMES}
     rises[f"outliers, {rotated.BEST}", rotated.AFFINE] = (0.5, 0.5)
-    monkeypatch.setattr(rotated, "measure", lambda seed, size: rises)
+    monkeypatch.setattr(rotated, "measure", lambda name, seed, size: rises)
     path = tmp_path / "a.md"
     path.write_text("<!-- rotated -->\n<!-- end of rotated -->\n")
     assert rotated.main(["--jobs", "1", "--docs", str(path)]) == 1
@@ -260,7 +260,7 @@ def test_the_models_of_equalisation_are_the_same_function(tmp_path: Path, monkey
 
 
 def test_the_table_of_learned_rotations(tmp_path: Path, monkeypatch) -> None:
-    def rises(seed: int, size: Size) -> learned_rotation.Rises:
+    def rises(name: str, seed: int, size: Size) -> learned_rotation.Rises:
         names, ways, hows = learned_rotation.SCHEMES, learned_rotation.WAYS, learned_rotation.HOW
         found = {(name, way, how): 0.05 for name in names for way in ways for how in hows}
         return found | {("", "accepted", name): float(seed > 0) for name in names}
