@@ -15,10 +15,6 @@ from pyquant.recipe.layer_rule import changed_tensors
 from pyquant.simulate.calibrate import FIELDS
 
 
-class Unsaid(str):
-    """A default that its signature shows, told from the same word in a caller's mouth."""
-
-
 @dataclass(frozen=True)
 class Defaults:
     """What SelectiveQuantizer's default_* arguments say."""

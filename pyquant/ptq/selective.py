@@ -18,7 +18,7 @@ from pyquant.nn.fates import Fate, LayerScheme
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import Key
 from pyquant.nn.swap import Undo
-from pyquant.ptq.layer_scheme import Defaults, Unsaid, check_calibrator
+from pyquant.ptq.layer_scheme import Defaults, check_calibrator
 from pyquant.ptq.mapping import REGISTERED, QuantizedMetadata, ReplacementAction
 from pyquant.ptq.replace import Like, Outcome, Replacement
 from pyquant.ptq.rules import Rule
@@ -29,15 +29,14 @@ _ALLOWED: Final = {"naive": (), "hybrid": ("skip",), "selective": ("skip", "mapp
 log = logging.getLogger("pyquant.ptq")
 
 Keys = Iterable[Key] | Key
-_MAX: Final = Unsaid("max")
 
 
 class SelectiveQuantizer:
     """Holds rules for the layers of a model, then inserts simulated quantisation as they say.
 
     default_quant_modules_calibrator_weights  'max', 'percentile', 'entropy', 'mse', or 'histogram': the method that
-                     QuantizationCalibrator.calibrate_model names. Not given: what the scheme says; presets say 'mse'
-                     for symmetric weights of 4 bits and 'max' for others.
+                     QuantizationCalibrator.calibrate_model names. None: what the scheme says; presets say 'mse' for
+                     symmetric weights of 4 bits and 'max' for others, so for W8A8, the default here.
     default_quant_modules_calibrator_inputs   the same for the inputs of layers.
     default_per_channel_quant_weights   one scale an output channel; False: one for all weights of a layer.
     default_learn_amax   prepare_qat_ makes the ranges of weights and static inputs parameters, which training moves.
@@ -66,7 +65,7 @@ class SelectiveQuantizer:
 
     def __init__(
         self,
-        default_quant_modules_calibrator_weights: str = _MAX,
+        default_quant_modules_calibrator_weights: str | None = None,
         default_quant_modules_calibrator_inputs: str = "histogram",
         default_per_channel_quant_weights: bool = True,
         default_learn_amax: bool = False,
@@ -78,9 +77,9 @@ class SelectiveQuantizer:
         skip_last: int = 0,
         on_indivisible: str = "per_channel",
     ) -> None:
-        said, inputs = default_quant_modules_calibrator_weights, default_quant_modules_calibrator_inputs
-        check_calibrator("default_quant_modules_calibrator_weights", said)
-        weights = None if said is _MAX else said
+        weights, inputs = default_quant_modules_calibrator_weights, default_quant_modules_calibrator_inputs
+        if weights is not None:
+            check_calibrator("default_quant_modules_calibrator_weights", weights)
         check_calibrator("default_quant_modules_calibrator_inputs", inputs)
         flags = {
             "default_per_channel_quant_weights": default_per_channel_quant_weights,
@@ -131,7 +130,7 @@ class SelectiveQuantizer:
             raise ArgumentError("recipe", arguments.shown(recipe), "a Recipe")
         params, calibration = recipe.selective_quantizer_params, recipe.calib_params
         quantizer = SelectiveQuantizer(
-            params.calibrator_w or _MAX,
+            params.calibrator_w,
             params.calibrator_i,
             params.per_channel,
             params.learn_amax,

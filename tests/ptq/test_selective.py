@@ -322,7 +322,7 @@ def test_signature_is_that_of_the_guide() -> None:
 
     found = {n: p.default for n, p in list(inspect.signature(SelectiveQuantizer).parameters.items())[:5]}
     assert found == {
-        "default_quant_modules_calibrator_weights": "max",
+        "default_quant_modules_calibrator_weights": None,  # the scheme's own: "max", as the guide says, for its int8
         "default_quant_modules_calibrator_inputs": "histogram",
         "default_per_channel_quant_weights": True,
         "default_learn_amax": False,

@@ -141,9 +141,8 @@ def _apply(link: Link, factor: Tensor) -> None:
         weight: Any = link.modules[name].weight
         groups = getattr(link.modules[name], "groups", 1)
         by_input = factor.to(weight.device).view(groups, 1, -1)
-        by_input = by_input.repeat_interleave(
-            weight.shape[1] // by_input.shape[2], 2
-        )  # of channels that were flattened
+        pixels = weight.shape[1] // by_input.shape[2]  # of channels that were flattened
+        by_input = by_input.repeat_interleave(pixels, 2)
         shape = [*by_input.shape, *[1] * (weight.dim() - 2)]
         turned = weight.double().unflatten(0, (groups, -1)) * by_input.view(shape)
         weight.copy_(turned.flatten(0, 1))

@@ -16,7 +16,6 @@ from pyquant.calibrate.run import evaluating
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, NonFiniteError
 from pyquant.nn.sites import Config
-from pyquant.nn.swap import Undo
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
 from pyquant.ptq.improve.rotate import Turned, rotate_reversibly
@@ -88,29 +87,6 @@ def learn_rotation_(
         >>> learn_rotation_(model, W4A4Dynamic(), data, 4, spec, steps=5).spread
         {'2': 8}
     """
-    how: dict[str, Any] = {"error": error, "num_held_out": num_held_out, "batch_to_inputs": batch_to_inputs}
-    how |= {"steps": steps, "learning_rate": learning_rate, "seed": seed, "online": online}
-    return learn_rotation_reversibly(model, config, data, num_batches, spec, [], **how)
-
-
-@torch.no_grad()
-def learn_rotation_reversibly(
-    model: nn.Module,
-    config: Config,
-    data: Iterable[Any],
-    num_batches: int,
-    spec: RotationSpec | None,
-    undo: list[Undo],
-    *,
-    steps: int = 100,
-    learning_rate: float = 0.002,
-    seed: int = 0,
-    online: bool = False,
-    error: str | ErrorFunction | None = None,
-    num_held_out: int | None = None,
-    batch_to_inputs: BatchToInputs | None = None,
-) -> LearnedRotation:
-    """learn_rotation_ for a caller that may still fail. undo  receives the steps that take it back."""
     arguments.whole("steps", steps, 1)
     rate = arguments.number("learning_rate", learning_rate, 0, above=True)
     arguments.whole("seed", seed, 0, 2**63 - 1)
@@ -144,7 +120,7 @@ def learn_rotation_reversibly(
     found = _learn(rounded, streams, targets[:split], steps, float(rate), seed)
     before, after = held_out_error(()), held_out_error(found)
     accepted = after < before
-    spread = rotate_reversibly(model, example, spec, seed, online, undo, found if accepted else ())
+    spread = rotate_reversibly(model, example, spec, seed, online, [], found if accepted else ())
     return LearnedRotation(before, after, accepted, spread)
 
 
