@@ -87,9 +87,7 @@ class _BiasCorrection:
         for name, calls in stage.calls.items():
             layer, floats = stage.layers[name], seen[name]
             rounded = _means(stage.rounded, layer, calls)
-            if not (
-                floats.rows and rounded.rows
-            ):  # an expert that only one of the two models reaches: nothing to compare
+            if not floats.rows or not rounded.rows:  # an expert that one of the models does not reach
                 corrections[name] = 0.0
                 continue
             error = rounded.mean - floats.mean

@@ -22,7 +22,7 @@ class Rotation:
     """
 
     def __init__(self, size: int, generator: torch.Generator, keeps_ones: bool, then: Tensor | None = None) -> None:
-        self._then = then
+        self._then: Tensor | None = None  # until the mirror is found, which is that of Q alone
         self.size, self._order = size, size if base_of(size) is not None else size & -size
         self._signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
         parts = size // self._order
@@ -31,11 +31,10 @@ class Rotation:
         self._mirror: Tensor | None = None
         if keeps_ones:
             ones = torch.ones(size, dtype=torch.float64)
-            self._then = None
             mirror = self(ones) - ones
-            self._then = then
             # a rotation that keeps the ones already has no mirror to find
             self._mirror = mirror / mirror.norm() if float(mirror.norm()) > 1e-6 else None
+        self._then = then
 
     def __call__(self, x: Tensor) -> Tensor:
         """x float64 [..., size] -> x Q."""
