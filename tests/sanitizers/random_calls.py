@@ -36,7 +36,10 @@ REFUSED = (
     MemoryError,
 )
 MOST = 1 << 24  # elements of one operand: extreme sizes are asked for by integers, not by memory
-SIZES: tuple[tuple[int, int, int], ...] = ((3, 5, 8), (1, 16, 64), (0, 4, 7), (5, 0, 8), (4, 3, 0), (17, 130, 96))
+SIZES: tuple[tuple[int, int, int], ...] = (
+    *((3, 5, 8), (1, 16, 64), (0, 4, 7), (5, 0, 8), (4, 3, 0), (17, 130, 96)),
+    (6, 32, 1),  # of a convolution in groups: one channel each
+)
 LARGE = (33, 1040, 2080)  # above the packer's grain: work for more than one thread
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import problems
@@ -19,7 +20,7 @@ def spec(n: int, k: int, **kwargs: Any) -> list[int]:
 
 def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
     """One legal call of every op, positional."""
-    draw = problems.Draw(problems.BASE_SEED, "samples", m, n, k)
+    draw, groups = problems.Draw(problems.BASE_SEED, "samples", m, n, k), math.gcd(n, 4)
     x, x_q = draw.normal(m, k), problems.codes(draw, "s8", "uniform", m, k)
     w = problems.codes(draw, "s8", "uniform", n, k)
     w4 = problems.codes(draw, "s4", "uniform", n, k)
@@ -71,7 +72,7 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
         "unpack_linear": (packed, s),
         "qlinear": (x, packed, residual, s, torch.float16),
         "qconv2d": (
-            draw.normal(m, k, 4, 5),
+            draw.normal(m, k * groups, 4, 5),
             torch.ops.pyquant.pack_linear(
                 problems.codes(draw, "s8", "uniform", n, 2 * k),
                 w_scale,
@@ -81,7 +82,7 @@ def samples(m: int, n: int, k: int) -> dict[str, tuple[Any, ...]]:
             ),
             draw.normal(m, n, 2, 6),
             spec(n, 2 * k, has_bias=True),
-            list(Patches((1, 2), (2, 1), (0, 0, 1, 1)).to_ints()),
+            list(Patches((1, 2), (2, 1), (0, 0, 1, 1), groups=groups).to_ints()),
             torch.bfloat16,
         ),
         "weight_only_linear": (x, packed4, w_scale, None, bias, residual, 4, 0, "silu"),
