@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
-from pyquant.core.patches import Patches, is_channels_last
+from pyquant.core.patches import Pair, Patches, is_channels_last
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.qtensor import QTensor
 from pyquant.core.scheme import QScheme, TensorScheme
@@ -213,6 +213,38 @@ class QConv2d(LinearCall):
         rows, added = self._rows(codes, zero_point, residual, size)
         scales, zeros = (_each(v, size[0]).repeat_interleave(size[1] * size[2]) for v in (x.scale, zero_point))
         return self._as_image(self._product(rows, scales, zeros, added, self.dtype, storage), images, size)
+
+    # nn.Conv2d's own names, which models read: those that pad images themselves (MobileNet), for one
+    @property
+    def kernel_size(self) -> Pair:
+        """(height, width)."""
+        return self.patches.kernel_size
+
+    @property
+    def stride(self) -> Pair:
+        """(height, width)."""
+        return self.patches.stride
+
+    @property
+    def dilation(self) -> Pair:
+        """(height, width)."""
+        return self.patches.dilation
+
+    @property
+    def groups(self) -> int:
+        """Of channels."""
+        return self.patches.groups
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """(height, width) where opposite sides have the same, otherwise (top, bottom, left, right)."""
+        top, bottom, left, right = self.patches.padding
+        return (top, left) if (top, left) == (bottom, right) else self.patches.padding
+
+    @property
+    def padding_mode(self) -> str:
+        """'zeros', the only one."""
+        return "zeros"
 
     @property
     def _window(self) -> tuple[int, ...]:

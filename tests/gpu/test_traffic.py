@@ -79,9 +79,14 @@ WGMMA = [
 ]
 
 
+def _cluster(row: dict[str, Any]) -> tuple[int, int, int]:
+    (m, n, k), (blocks_m, blocks_n) = row["tile"], row["cluster"]
+    return m * blocks_m, n * blocks_n, k
+
+
 def _counted(native: Any, memory: Memory, counters: Any, row: dict[str, Any], out: str, **epilogue: Any) -> Any:
-    """The counters of one whole tile."""
-    m, n, k = row["tile"]
+    """The counters of one cluster of whole tiles: a block without outputs executes stores that store nothing."""
+    m, n, k = _cluster(row)
     w, bits = {"s8s4": ("s4", 4), "f16": ("f16", 16), "bf16": ("bf16", 16)}.get(row["family"].split("_")[1], ("s8", 8))
     x = "s8" if w == "s4" else w
     problem = {
@@ -116,7 +121,7 @@ def test_the_plain_epilogue_keeps_its_budget(
     native: Any, plain_device: Memory, counters: Any, row: dict[str, Any], out: str
 ) -> None:
     """Against the general form, which the same tile takes with an activation: relu adds one operation an output."""
-    m, n, _ = row["tile"]
+    m, n, _ = _cluster(row)
     got = _counted(native, plain_device, counters, row, out)
     general = _counted(native, plain_device, counters, row, out, activation="relu")
     # A store is 32 lanes of 16 bytes; swapped, a warp holds 16 tokens (codes: 32) at a time, the last of them in part.

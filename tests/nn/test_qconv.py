@@ -346,6 +346,18 @@ def test_padding_and_the_way_back(padding: Any) -> None:
     assert (back.weight - floats.weight).abs().max() < floats.weight.abs().max() / 127
 
 
+def test_it_has_the_names_that_models_read_of_a_convolution() -> None:
+    """MobileNet of transformers pads images itself, by the stride and the kernel of each of its convolutions."""
+    floats = conv(8, 4, 8, kernel_size=(4, 3), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2)
+    layer = QConv2d.from_float(floats, W8A8Dynamic())
+    names = [*nn.Conv2d.__constants__, "in_channels", "out_channels", "padding"]
+    told = {name: getattr(layer, name) for name in names if name != "output_padding"}
+    assert told == {name: getattr(floats, name) for name in told}
+    uneven = QConv2d.from_float(conv(9, 4, 8, kernel_size=4, padding="same"), W8A8Dynamic())
+    assert uneven.padding == uneven.patches.padding == (1, 2, 1, 2)
+    assert not hasattr(layer, "output_padding")  # of transposed convolutions
+
+
 def test_state_dict_round_trip() -> None:
     for scheme in (AFFINE, W8A8Dynamic(), W4A8(9), CODES_OUT[1], ALL[-1]):
         layer = QConv2d.from_float(
