@@ -101,9 +101,13 @@ def measure(
                 yield timed(rig, scheme, problem, within)
 
 
-def timed(rig: Rig, scheme: str, problem: Problem, within: float) -> Shape:
+def timed(rig: Rig, scheme: str, problem: Problem, within: float, *, only_compiled: bool = True) -> Shape:
     """One problem, and the kernels that the model thinks at most `within` times as slow as its best."""
-    names = candidates(problem, rig.device)
+    names = candidates(problem, rig.device, only_compiled=only_compiled)
+    sizes = (problem["m"], problem["k"], problem["n"])
+    layout = problem.get("w_layout", "natural")
+    if not names:
+        return Shape(scheme, *sizes, layout, [], None, {"all": "no kernel takes the problem"})
     costs = {name: modelled(name, problem, rig.device)[0] for name in names}
     names = [name for name in names if costs[name] <= within * costs[names[0]]]
     build = rig.prepare(problem)
@@ -123,8 +127,7 @@ def timed(rig: Rig, scheme: str, problem: Problem, within: float) -> Shape:
     us = {name: timings.median_us(name) for name in runs}
     torch_us = us.pop(TORCH, None)
     rows = [TimedRow(name, time_us, *modelled(name, problem, rig.device)) for name, time_us in us.items()]
-    sizes = (problem["m"], problem["k"], problem["n"])
-    return Shape(scheme, *sizes, problem.get("w_layout", "natural"), rows, torch_us, wrong)
+    return Shape(scheme, *sizes, layout, rows, torch_us, wrong)
 
 
 def modelled(row: str, problem: Problem, device: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
