@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,23 +48,26 @@ class DecoderRow:
 
 @dataclass(frozen=True)
 class DecoderReport:
-    """All rows. db: the logits' signal over their error against bf16; mib: of weights; failed: variant -> reason."""
+    """All rows. db: the logits' signal over their error against bf16; mib: of weights; seconds: to quantise;
+    failed: variant -> reason."""
 
     environment: Environment
     layers: int
     rows: list[DecoderRow]
     db: dict[str, float]
     mib: dict[str, float]
+    seconds: dict[str, float]
     failed: dict[str, str]
 
 
-def decoder(layers: int, sizes: Mapping[str, int] = SIZES) -> nn.Module:
-    """So many layers of Llama, on the CPU in bf16."""
+def decoder(layers: int, sizes: Mapping[str, int] = SIZES, device: str = "cpu") -> nn.Module:
+    """So many layers of Llama in bf16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=layers, vocab_size=32000, use_cache=False, **sizes)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()  # type: ignore[no-any-return]
+    with torch.device(device):
+        return LlamaForCausalLM(config).to(torch.bfloat16).eval()  # type: ignore[no-any-return]
 
 
 def variants(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
@@ -84,16 +88,21 @@ def variants(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
 
 def measure(
     model: nn.Module, tokens: tuple[int, ...], clocks: tuple[str, ...], rounds: int
-) -> tuple[list[DecoderRow], dict[str, float], dict[str, float], dict[str, str]]:
-    """Every variant at every number of tokens by every clock. -> rows, db, mib, failed."""
+) -> tuple[list[DecoderRow], dict[str, float], dict[str, float], dict[str, float], dict[str, str]]:
+    """Every variant at every number of tokens by every clock. -> rows, db, mib, seconds, failed."""
     device = next(model.parameters()).device
     built: dict[str, nn.Module] = {}
+    seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
     ids = {t: torch.randint(0, 32000, (1, t), device=device) for t in tokens}
     logits: dict[str, torch.Tensor] = {}
     for name, make in variants(model).items():
+        began = time.perf_counter()
         try:
             built[name] = make()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds[name] = time.perf_counter() - began
             with torch.inference_mode():
                 logits[name] = built[name](input_ids=ids[tokens[-1]]).logits
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
@@ -113,7 +122,7 @@ def measure(
             timings = time_interleaved(runs, clock=make_clock(clock), rounds=rounds, min_sample_s=0.005, warm_calls=2)
             ms = {name: timings.median_us(name) / 1e3 for name in runs}
             rows.append(DecoderRow(t, clock, ms, {name: timings.ratio(FLOAT, name) for name in runs}))
-    return rows, db, mib, failed
+    return rows, db, mib, seconds, failed
 
 
 def _bytes(model: nn.Module) -> int:
@@ -134,6 +143,8 @@ def markdown(report: DecoderReport) -> str:
         ]
     parts.append(table(["", *report.mib], [["MiB", *(f"{v:.0f}" for v in report.mib.values())]]))
     parts.append(table(["logits", *report.db], [["dB", *(f"{v:.1f}" for v in report.db.values())]]))
+    took = {name: value for name, value in report.seconds.items() if name != FLOAT}
+    parts.append(table(["quantised in", *took], [["s", *(f"{v:.2f}" for v in took.values())]]))
     parts += [f"- {name} failed: {why}" for name, why in report.failed.items()]
     return "\n\n".join([*parts, f"Command: `{report.environment.command}`\n"])
 
@@ -149,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         print("bench.decoder: torch sees no CUDA device", file=sys.stderr)
         return 2
     environment = describe_environment("cuda", clock="cuda-graph")
-    found = measure(decoder(args.layers).cuda(), tuple(args.tokens), tuple(CLOCKS), args.rounds)
+    found = measure(decoder(args.layers, device="cuda"), tuple(args.tokens), tuple(CLOCKS), args.rounds)
     report = DecoderReport(environment, args.layers, *found)
     out = Path(args.out or Path("bench/results") / folder_name(environment))
     text = markdown(report)

@@ -63,6 +63,7 @@ class Shape:
 
     @property
     def chosen(self) -> TimedRow:
+        """The model's choice, unless it was wrong."""
         return self.rows[0]
 
     @property
@@ -123,6 +124,8 @@ def timed(rig: Rig, scheme: str, problem: Problem, within: float, *, only_compil
             runs[name] = run
         else:
             wrong[name] = "its result differs from the specification"
+    if not runs:
+        return Shape(scheme, *sizes, layout, [], None, wrong)
     timings = time_interleaved(runs, clock=rig.clock, rounds=_ROUNDS, min_sample_s=0.001, warm_calls=1)
     us = {name: timings.median_us(name) for name in runs}
     torch_us = us.pop(TORCH, None)

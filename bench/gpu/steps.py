@@ -64,7 +64,8 @@ def _tests(name: str, out: Path, words: tuple[str, ...], environment: dict[str, 
         "tests",
         unfinished=UNFINISHED_TESTS,
         least=120.0,
-        environment=environment or {},
+        # processes share the cores: each with threads for all of them takes several times as long
+        environment={"OMP_NUM_THREADS": "1", **(environment or {})},
     )
 
 

@@ -116,7 +116,8 @@ def select_device(name: str) -> str:
     allowed = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if name not in ("cuda", *allowed) or not allowed:
         raise ArgumentError("--device", name, "a device that torch can use here: " + ", ".join(["cpu", *allowed]))
-    torch.cuda.set_device(name)
+    if name != "cuda":  # which is the current one, and which set_device refuses for want of an index
+        torch.cuda.set_device(name)
     return name
 
 

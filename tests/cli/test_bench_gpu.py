@@ -122,3 +122,17 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert main([*SMALL[:3], "cuda:1"]) == 2
     assert "cuda:0" in capsys.readouterr().err
+
+
+def test_the_current_device_needs_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.set_device refuses 'cuda' alone: every run of `bench gemm --device cuda` on a GPU ended there."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: taken.append(torch.cuda._utils._get_device_index(device))
+    )
+    assert [bench_gpu.select_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+    assert taken == [1]
+    with pytest.raises(ValueError, match="specified index"):
+        torch.cuda.set_device("cuda")

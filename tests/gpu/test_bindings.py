@@ -391,7 +391,8 @@ def _within_bound(got: Tensor, x: Tensor, real: Tensor, exact_w: Tensor, what: s
     bias, residual = epilogue.get("bias"), epilogue.get("residual")
     wide, n, k = x.double(), exact_w.shape[0], x.shape[-1]
     exact, magnitude = wide @ exact_w.T, wide.abs() @ exact_w.abs().T
-    peer = (x.to(real.dtype) @ real.T).double()
+    there = "cuda" if torch.cuda.is_available() else "cpu"  # sums of different orders have different errors
+    peer = (x.to(real.dtype).to(there) @ real.T.to(there)).cpu().double()
     for term in (None if bias is None else bias.double(), None if residual is None else residual.double()):
         if term is not None:
             exact, magnitude, peer = exact + term, magnitude + term.abs(), peer + term

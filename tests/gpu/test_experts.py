@@ -380,10 +380,11 @@ def test_a_bank_waits_for_nobody_and_has_the_bits_of_the_cpu(
         assert served.calls == 2 * len(cases)
         return
     bank.cuda()
+    there = [[t.cuda() for t in case] for case in cases]  # copies of pageable memory wait
     with torch.cuda.device(0):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            got = [bank(*(t.cuda() for t in case)) for case in cases]
+            got = [bank(*case) for case in there]
         finally:
             torch.cuda.set_sync_debug_mode("default")
     for one, wanted in zip(got, want, strict=True):
