@@ -1,6 +1,6 @@
 """Every kernel that takes a layer, timed on this machine's GPU beside what the plan's cost model says of it.
 
-    python -m bench.rows [--models NAME ...] [--m M ...] [--schemes TEXT ...] [--within F] [--time-budget S] [--out DIR]
+    python -m bench.rows [--models NAME ... | --kn KxN ...] [--m M ...] [--schemes TEXT ...] [--within F] [--time-budget S] [--out DIR]
 
 The model chooses among kernels; this says where it chooses badly, and by which of its terms. Each kernel's result is
 checked first. Writes bench/results/<gpu>/rows.json and rows.md.
@@ -21,7 +21,7 @@ import torch
 
 from bench.shared import folder_name, geometric_mean
 from pyquant import _native
-from pyquant.bench.model_shapes import MODELS
+from pyquant.bench.model_shapes import MODELS, parse_kn
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import time_interleaved
 from pyquant.measure.tune import TORCH, Problem, Rig, candidates, problems_for
@@ -183,6 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m bench.rows", description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["llama-3-8b"], metavar="NAME")
+    parser.add_argument("--kn", nargs="+", metavar="KxN", help="layers instead of a model's")
     parser.add_argument("--m", nargs="+", type=int, default=list(MS), metavar="M", help=f"default: {MS}")
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), metavar="TEXT", help=f"default: {SCHEMES}")
     parser.add_argument("--within", type=float, default=2.0, metavar="F", help="of the best, by the model (default: 2)")
@@ -193,7 +194,8 @@ def main(argv: list[str] | None = None) -> int:
         print("bench.rows: torch sees no CUDA device", file=sys.stderr)
         return 2
     environment = describe_environment("cuda", clock="cuda-graph")
-    shapes = list(dict.fromkeys(kn for model in args.models for kn in MODELS[model]))
+    of_models = [kn for model in args.models for kn in MODELS[model]]
+    shapes = list(dict.fromkeys(map(parse_kn, args.kn) if args.kn else of_models))
     deadline = None if args.time_budget is None else began + args.time_budget
     found = [*measure(GpuRig(), args.schemes, shapes, args.m, args.within, deadline)]
     report = RowsReport(environment, found)
