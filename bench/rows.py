@@ -1,6 +1,7 @@
 """Every kernel that takes a layer, timed on this machine's GPU beside what the plan's cost model says of it.
 
-    python -m bench.rows [--models NAME ... | --kn KxN ...] [--m M ...] [--schemes TEXT ...] [--within F] [--time-budget S] [--out DIR]
+    python -m bench.rows [--models NAME ... | --kn KxN ...] [--m M ...] [--schemes TEXT ...] [--within F]
+        [--time-budget S] [--out DIR]
 
 The model chooses among kernels; this says where it chooses badly, and by which of its terms. Each kernel's result is
 checked first. Writes bench/results/<gpu>/rows.json and rows.md.
