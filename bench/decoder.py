@@ -1,18 +1,20 @@
 """Layers of Llama 3 8B on a GPU, quantised with one line, against bf16: whole forward passes, alone and in CUDA graphs.
 
-    python -m bench.decoder [--layers L] [--tokens T ...] [--out DIR]
+    python -m bench.decoder [--layers L] [--tokens T ...] [--clock faked] [--allow-missing] [--out DIR]
 
-Random weights of `transformers`, nothing is downloaded. Writes bench/results/<gpu>/decoder.json and decoder.md.
+Random weights of `transformers`, nothing is downloaded. A line says when each variant was built and each number of
+tokens timed, and bench/results/<gpu>/decoder.json and decoder.md are written after each: a killed run keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +26,7 @@ import pyquant
 from bench.shared import folder_name
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import make_clock, time_interleaved
-from pyquant.report.records.environment import Environment
+from pyquant.report.records.environment import FAKED, Environment
 from pyquant.report.records.figures import figures_of
 from pyquant.report.records.record import save_record
 from pyquant.report.render import table, write_text
@@ -33,6 +35,7 @@ SCHEMES: Final = ("W8A8Dynamic", "W4A8Dynamic", "W8A16", "W4A16(group_size=128)"
 FLOAT: Final = "bf16"
 TOKENS: Final = (1, 16, 256, 2048)
 SIZES: Final = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+DRY_SIZES: Final = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 CLOCKS: Final = {"cuda-graph": "in a CUDA graph", "cuda-events": "call by call"}
 
 
@@ -53,11 +56,11 @@ class DecoderReport:
 
     environment: Environment
     layers: int
-    rows: list[DecoderRow]
-    db: dict[str, float]
-    mib: dict[str, float]
-    seconds: dict[str, float]
-    failed: dict[str, str]
+    rows: list[DecoderRow] = field(default_factory=list)
+    db: dict[str, float] = field(default_factory=dict)
+    mib: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def decoder(layers: int, sizes: Mapping[str, int] = SIZES, device: str = "cpu") -> nn.Module:
@@ -87,42 +90,41 @@ def variants(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
 
 
 def measure(
-    model: nn.Module, tokens: tuple[int, ...], clocks: tuple[str, ...], rounds: int
-) -> tuple[list[DecoderRow], dict[str, float], dict[str, float], dict[str, float], dict[str, str]]:
-    """Every variant at every number of tokens by every clock. -> rows, db, mib, seconds, failed."""
+    model: nn.Module, tokens: Sequence[int], clocks: Sequence[str], rounds: int, report: DecoderReport
+) -> Iterator[str]:
+    """Fills the report with every variant at every number of tokens by every clock. -> what was done, step by step."""
     device = next(model.parameters()).device
-    built: dict[str, nn.Module] = {}
-    seconds: dict[str, float] = {}
-    failed: dict[str, str] = {}
     ids = {t: torch.randint(0, 32000, (1, t), device=device) for t in tokens}
-    logits: dict[str, torch.Tensor] = {}
+    built: dict[str, nn.Module] = {}
+    true: torch.Tensor | None = None
     for name, make in variants(model).items():
         began = time.perf_counter()
         try:
-            built[name] = make()
+            one = make()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name] = time.perf_counter() - began
+            report.seconds[name] = time.perf_counter() - began
             with torch.inference_mode():
-                logits[name] = built[name](input_ids=ids[tokens[-1]]).logits
+                logits = one(input_ids=ids[tokens[-1]]).logits.double()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            failed[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
-            built.pop(name, None)
-    true = logits[FLOAT].double()
-    db = {
-        n: float(10 * torch.log10(true.square().sum() / (y - true).square().sum()))
-        for n, y in logits.items()
-        if n != FLOAT
-    }
-    mib = {name: _bytes(one) / 2**20 for name, one in built.items()}
-    rows = []
+            report.failed[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            yield f"{name}: failed after {time.perf_counter() - began:.1f} s: {report.failed[name]}"
+            continue
+        built[name] = one
+        report.mib[name] = _bytes(one) / 2**20
+        if true is None:
+            true = logits
+        else:
+            report.db[name] = float(10 * torch.log10(true.square().sum() / (logits - true).square().sum()))
+        yield f"{name}: built in {report.seconds[name]:.1f} s, run after {time.perf_counter() - began:.1f} s"
     for t in tokens:
         for clock in clocks:
+            began = time.perf_counter()
             runs: dict[str, Callable[[], Any]] = {n: partial(one, input_ids=ids[t]) for n, one in built.items()}
             timings = time_interleaved(runs, clock=make_clock(clock), rounds=rounds, min_sample_s=0.005, warm_calls=2)
             ms = {name: timings.median_us(name) / 1e3 for name in runs}
-            rows.append(DecoderRow(t, clock, ms, {name: timings.ratio(FLOAT, name) for name in runs}))
-    return rows, db, mib, seconds, failed
+            report.rows.append(DecoderRow(t, clock, ms, {name: timings.ratio(FLOAT, name) for name in runs}))
+            yield f"{t} tokens {CLOCKS.get(clock, clock)}: timed in {time.perf_counter() - began:.1f} s"
 
 
 def _bytes(model: nn.Module) -> int:
@@ -149,23 +151,40 @@ def markdown(report: DecoderReport) -> str:
     return "\n\n".join([*parts, f"Command: `{report.environment.command}`\n"])
 
 
+def write(report: DecoderReport, out: Path) -> list[Path]:
+    """decoder.md and decoder.json in the folder."""
+    return [write_text(out / "decoder.md", markdown(report)), save_record(out / "decoder.json", figures_of(report))]
+
+
 def main(argv: list[str] | None = None) -> int:
+    """-> 0; 1 when a variant failed; 2 without a GPU or transformers."""
     parser = argparse.ArgumentParser(prog="python -m bench.decoder", description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=4, metavar="L", help="default: 4")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T", help=f"default: {TOKENS}")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
+    parser.add_argument("--clock", choices=(*CLOCKS, FAKED), help=f"default: {' and '.join(CLOCKS)}; faked: a dry run")
+    parser.add_argument("--allow-missing", action="store_true", help="forgive that transformers is not installed")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    is_dry = args.clock == FAKED
+    if not torch.cuda.is_available() and not is_dry:
         print("bench.decoder: torch sees no CUDA device", file=sys.stderr)
         return 2
-    environment = describe_environment("cuda", clock="cuda-graph")
-    found = measure(decoder(args.layers, device="cuda"), tuple(args.tokens), tuple(CLOCKS), args.rounds)
-    report = DecoderReport(environment, args.layers, *found)
+    if importlib.util.find_spec("transformers") is None:
+        print("bench.decoder: nothing is measured: transformers is not installed", file=sys.stderr)
+        return 0 if args.allow_missing else 2
+    clocks = (args.clock,) if args.clock else tuple(CLOCKS)
+    environment = describe_environment("cpu" if is_dry else "cuda", clock=args.clock or "cuda-graph")
+    report = DecoderReport(environment, args.layers)
     out = Path(args.out or Path("bench/results") / folder_name(environment))
-    text = markdown(report)
-    print(text)
-    print(f"wrote {write_text(out / 'decoder.md', text)}, {save_record(out / 'decoder.json', figures_of(report))}")
+    began = time.perf_counter()
+    model = decoder(args.layers, DRY_SIZES if is_dry else SIZES, "cpu" if is_dry else "cuda")
+    print(f"bench.decoder: the float model: made in {time.perf_counter() - began:.1f} s", flush=True)
+    for said in measure(model, args.tokens, clocks, args.rounds, report):
+        print(f"bench.decoder: {said}", flush=True)
+        paths = write(report, out)
+    print(markdown(report))
+    print(f"wrote {', '.join(map(str, paths))}")
     return 1 if report.failed else 0
 
 

@@ -1,10 +1,11 @@
 """Every kernel that takes a layer, timed on this machine's GPU beside what the plan's cost model says of it.
 
     python -m bench.rows [--models NAME ... | --kn KxN ...] [--m M ...] [--schemes TEXT ...] [--within F]
-        [--time-budget S] [--out DIR]
+        [--time-budget S] [--clock cuda-graph|faked] [--out DIR]
 
 The model chooses among kernels; this says where it chooses badly, and by which of its terms. Each kernel's result is
-checked first. Writes bench/results/<gpu>/rows.json and rows.md.
+checked first. Writes bench/results/<gpu>/rows.json and rows.md after every layer, and each problem into
+rows.partial.jsonl at once: a run that was killed, or that --time-budget ended, goes on when it is started again.
 """
 
 from __future__ import annotations
@@ -13,29 +14,34 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from bench.cards import CARDS
 from bench.shared import folder_name, geometric_mean
 from pyquant import _native
 from pyquant.bench.model_shapes import MODELS, parse_kn
-from pyquant.measure.environment import describe_environment
-from pyquant.measure.timing import time_interleaved
+from pyquant.io.journal import Journal
+from pyquant.measure.environment import describe_environment, library_digest
+from pyquant.measure.timing import Candidate, FakedClock, time_interleaved
 from pyquant.measure.tune import TORCH, Problem, Rig, candidates, problems_for
 from pyquant.measure.tune_rig import GpuRig
-from pyquant.report.records.environment import Environment
-from pyquant.report.records.figures import figures_of
-from pyquant.report.records.record import save_record
+from pyquant.report.records.environment import FAKED, Environment
+from pyquant.report.records.figures import Figures, figures_of
+from pyquant.report.records.record import plain_of, save_record
 from pyquant.report.render import table, write_text
 
 SCHEMES: Final = ("W8A8", "W4A8(group_size=None)", "W4A8(group_size=128)", "W4A16(group_size=128)", "W8A16", "BF16")
 MS: Final = (1, 16, 64, 256, 1024, 4096)
 _BF16: Final = "FP16(dtype=bfloat16)"
 _ROUNDS: Final = 5
+UNFINISHED: Final = 3
+_FLAT_TITLE: Final = "Kernels beside the plan's model"
 
 
 @dataclass(frozen=True)
@@ -85,22 +91,50 @@ class RowsReport:
     shapes: list[Shape]
 
 
+class DryRig:
+    """Stands for a GPU in a dry run: kernels of the whole table on an H200 by its data sheet; nothing is launched."""
+
+    device: Final[Mapping[str, Any]] = next(card.device for card in CARDS if card.name == "NVIDIA H200")
+    clock: Final = FakedClock()
+
+    def prepare(self, problem: Problem) -> Callable[[str], tuple[Candidate, bool]]:
+        return lambda name: (lambda: None, True)
+
+
 def measure(
     rig: Rig,
-    schemes: Sequence[str],
-    shapes: Sequence[tuple[int, int]],
+    layers: Sequence[tuple[int, int, str]],
     ms: Sequence[int],
     within: float,
+    done: Journal,
     deadline: float | None = None,
-) -> Iterator[Shape]:
-    """Every problem that is begun before the deadline, on time.monotonic()."""
-    for k, n in shapes:
-        for scheme in schemes:
-            layer = (n, k, _BF16 if scheme == "BF16" else scheme)
-            for problem in problems_for([layer], ms, torch.bfloat16, rig.device):
+) -> Iterator[tuple[tuple[int, int], list[Shape]]]:
+    """Layer by layer: ((K, N), its shapes); problems that the journal holds are not repeated.
+
+    layers    (K, N, scheme).   deadline  on time.monotonic(); no problem is begun after it: the last layer that is
+              yielded may lack some of its shapes.
+    """
+    for kn, group in groupby(layers, key=lambda layer: layer[:2]):
+        found: list[Shape] = []
+        for scheme, problem in ((s, p) for *_, s in group for p in problems_of(rig, *kn, s, ms)):
+            key = f"{scheme} " + " ".join(str(problem[name]) for name in "mkn")
+            if key not in done.entries:
                 if deadline is not None and time.monotonic() > deadline:
+                    yield kn, found
                     return
-                yield timed(rig, scheme, problem, within)
+                done.add(key, plain_of(timed(rig, scheme, problem, within, only_compiled=not isinstance(rig, DryRig))))
+            found.append(shape_of(done.entries[key]))
+        yield kn, found
+
+
+def problems_of(rig: Rig, k: int, n: int, scheme: str, ms: Sequence[int]) -> list[Problem]:
+    """A layer's products, one for each bucket of rows."""
+    return problems_for([(n, k, _BF16 if scheme == "BF16" else scheme)], ms, torch.bfloat16, rig.device)
+
+
+def shape_of(plain: Mapping[str, Any]) -> Shape:
+    """A shape as a journal holds it."""
+    return Shape(**{**plain, "rows": [TimedRow(**row) for row in plain["rows"]]})
 
 
 def timed(rig: Rig, scheme: str, problem: Problem, within: float, *, only_compiled: bool = True) -> Shape:
@@ -139,6 +173,27 @@ def modelled(row: str, problem: Problem, device: Mapping[str, Any]) -> tuple[flo
     return _native.cost_us(row, problem, device), _native.cost_terms(row, problem, device)
 
 
+@dataclass(frozen=True)
+class _Flat:
+    """A report as tables: a line a kernel and shape, torch's products, and what was not timed."""
+
+    environment: Environment
+    kernels: list[dict[str, Any]]
+    torch: list[dict[str, Any]]
+    wrong: list[dict[str, Any]]
+
+
+def figures(report: RowsReport) -> Figures:
+    """Everything that was measured and modelled, for readers of JSON: a line a kernel and shape."""
+    flat = _Flat(report.environment, [], [], [])
+    for s in report.shapes:
+        where = {"scheme": s.scheme, "m": s.m, "k": s.k, "n": s.n, "w_layout": s.w_layout}
+        flat.kernels.extend({**where, "chosen": row is s.chosen, **plain_of(row)} for row in s.rows)
+        flat.torch.extend([{**where, "us": s.torch_us}] if s.torch_us is not None else [])
+        flat.wrong.extend({**where, "row": name, "why": why} for name, why in s.wrong.items())
+    return replace(figures_of(flat), title=_FLAT_TITLE)
+
+
 def markdown(report: RowsReport) -> str:
     """A line a shape, and what the choice loses by scheme."""
     header = ["scheme", "M", "K", "N", "chosen", "us", "modelled", "best", "us", "loss"]
@@ -171,7 +226,7 @@ def markdown(report: RowsReport) -> str:
     ]
     kinds = table(["scheme", "shapes", "loss, mean", "worst", "measured over modelled, median"], by_scheme)
     text = [
-        "# Kernels beside the plan's model",
+        f"# {_FLAT_TITLE}",
         report.environment.line(),
         kinds,
         table(header, lines),
@@ -180,7 +235,13 @@ def markdown(report: RowsReport) -> str:
     return "\n\n".join([*filter(None, text), f"Command: `{report.environment.command}`\n"])
 
 
+def write(report: RowsReport, out: Path) -> list[Path]:
+    """rows.md and rows.json in the folder."""
+    return [write_text(out / "rows.md", markdown(report)), save_record(out / "rows.json", figures(report))]
+
+
 def main(argv: list[str] | None = None) -> int:
+    """-> 0; 1 when a kernel is wrong or was not timed; 2 without a GPU; 3 when problems are left."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m bench.rows", description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["llama-3-8b"], metavar="NAME")
@@ -188,22 +249,42 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--m", nargs="+", type=int, default=list(MS), metavar="M", help=f"default: {MS}")
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), metavar="TEXT", help=f"default: {SCHEMES}")
     parser.add_argument("--within", type=float, default=2.0, metavar="F", help="of the best, by the model (default: 2)")
-    parser.add_argument("--time-budget", type=float, metavar="S", help="no problem is begun after S seconds")
+    parser.add_argument("--time-budget", type=float, metavar="S", help="begin no problem after S seconds; exit code 3")
+    parser.add_argument("--clock", choices=("cuda-graph", FAKED), default="cuda-graph", help="faked: a dry run")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    is_dry = args.clock == FAKED
+    if not torch.cuda.is_available() and not is_dry:
         print("bench.rows: torch sees no CUDA device", file=sys.stderr)
         return 2
-    environment = describe_environment("cuda", clock="cuda-graph")
+    environment = describe_environment("cpu" if is_dry else "cuda", clock=args.clock)
     of_models = [kn for model in args.models for kn in MODELS[model]]
     shapes = list(dict.fromkeys(map(parse_kn, args.kn) if args.kn else of_models))
+    layers = [(*kn, scheme) for kn in shapes for scheme in args.schemes]
     deadline = None if args.time_budget is None else began + args.time_budget
-    found = [*measure(GpuRig(), args.schemes, shapes, args.m, args.within, deadline)]
-    report = RowsReport(environment, found)
+    rig: Rig = DryRig() if is_dry else GpuRig()
     out = Path(args.out or Path("bench/results") / folder_name(environment))
-    text = markdown(report)
-    print(text)
-    print(f"wrote {write_text(out / 'rows.md', text)}, {save_record(out / 'rows.json', figures_of(report))}")
+    facts = {
+        "gpu": environment.gpu or "none: a dry run",
+        "torch": environment.torch,
+        "libraries": library_digest(),
+        "clock": args.clock,
+        "within": args.within,
+        "rounds": _ROUNDS,
+    }
+    found: list[Shape] = []
+    paths: list[Path] = []
+    with Journal(out / "rows.partial.jsonl", "problems of bench.rows", facts) as done:
+        for (k, n), some in measure(rig, layers, args.m, args.within, done, deadline):
+            found += some
+            paths = write(RowsReport(environment, found), out)
+            print(f"bench.rows: {k} x {n}: {len(some)} shapes", flush=True)
+    print(markdown(RowsReport(environment, found)))
+    print(f"wrote {', '.join(map(str, paths))}")
+    whole = sum(len(problems_of(rig, *layer, args.m)) for layer in layers)
+    if len(found) < whole:
+        print(f"{len(found)} of {whole} shapes are done; the same command goes on", file=sys.stderr)
+        return UNFINISHED
     return 1 if any(shape.wrong for shape in found) else 0
 
 

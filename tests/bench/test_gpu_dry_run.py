@@ -3,6 +3,7 @@ which no reader takes for measurements."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -28,7 +29,8 @@ from pyquant.report.records.record import load_record, save_record  # noqa: E402
 
 NAMES = [step.name for step in steps(Path())]
 ON_SIMULATOR = NAMES[:2]  # ready, tests
-WRITTEN = ("gemm.json", "qat_step.json", "mlp.json", "mlp_end_to_end.json")
+OF_TRANSFORMERS = ("decoder.json",) if importlib.util.find_spec("transformers") else ()
+WRITTEN = ("gemm.json", "rows.json", *OF_TRANSFORMERS, "qat_step.json", "mlp.json", "mlp_end_to_end.json")
 
 
 def command(out: Path) -> list[str]:

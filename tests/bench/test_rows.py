@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -16,8 +17,11 @@ sys.path.insert(0, str(ROOT))
 from bench import decoder, rows  # noqa: E402
 from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
+from pyquant.io.journal import Journal  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.measure.tune import TORCH, problems_for  # noqa: E402
+from pyquant.report.records.figures import Figures  # noqa: E402
+from pyquant.report.records.record import load_record  # noqa: E402
 
 DEVICE = next(card.device for card in CARDS if card.name == "NVIDIA H200")
 
@@ -81,8 +85,73 @@ def test_the_report_names_choices_losses_and_what_is_wrong() -> None:
     assert f"{first.row}: its result differs" in text
 
 
-def test_no_shape_is_begun_after_the_deadline() -> None:
-    assert [*rows.measure(_Rig(), ["W8A8"], [(4096, 4096)], [1], 2.0, deadline=0.0)] == []
+LAYERS = [(4096, 4096, "W8A8"), (4096, 4096, "BF16"), (1024, 4096, "W8A8")]
+
+
+def _journal(folder: Path) -> Journal:
+    return Journal(folder / "rows.partial.jsonl", "problems of bench.rows", "one")
+
+
+def test_no_shape_is_begun_after_the_deadline(tmp_path: Path) -> None:
+    with _journal(tmp_path) as done:
+        assert [*rows.measure(rows.DryRig(), LAYERS, [1], 2.0, done, deadline=0.0)] == [((4096, 4096), [])]
+
+
+def test_shapes_of_a_killed_run_are_not_measured_again(tmp_path: Path) -> None:
+    class Killed(rows.DryRig):
+        prepared = 0
+
+        def prepare(self, problem: dict[str, Any]) -> Callable[[str], tuple[Callable[[], None], bool]]:
+            self.prepared += 1
+            if self.prepared == 4:
+                raise KeyboardInterrupt
+            return super().prepare(problem)
+
+    with _journal(tmp_path) as done, pytest.raises(KeyboardInterrupt):
+        [*rows.measure(Killed(), LAYERS, [1, 16], 2.0, done)]
+    again = Killed()
+    with _journal(tmp_path) as done:
+        assert len(done.entries) == 3
+        found = dict(rows.measure(again, LAYERS, [1, 16], 2.0, done))
+    assert again.prepared == 3
+    assert {kn: len(shapes) for kn, shapes in found.items()} == {(4096, 4096): 4, (1024, 4096): 2}
+    with _journal(tmp_path) as done:
+        assert dict(rows.measure(again, LAYERS, [1, 16], 2.0, done)) == found
+    assert again.prepared == 3
+
+
+def test_the_json_holds_every_kernel_of_every_shape(tmp_path: Path) -> None:
+    first = _timed(_Rig()).rows[0]
+    shapes = [_timed(_Rig()), _timed(_Rig(), "FP16(dtype=bfloat16)"), _timed(_Rig(wrong={first.row}))]
+    rows.write(rows.RowsReport(describe_environment("cpu"), shapes), tmp_path)
+    read = load_record(tmp_path / "rows.json", Figures)
+    lines = iter(read.rows("kernels"))
+    for shape in shapes:
+        for row in shape.rows:
+            line = next(lines)
+            assert [line[name] for name in ("scheme", "m", "k", "n", "row")] == [shape.scheme, 64, 4096, 4096, row.row]
+            assert (line["us"], line["modelled_us"]) == (row.us, row.modelled_us)
+            terms = {name.removeprefix("terms "): us for name, us in line.items() if name.startswith("terms ")}
+            assert {name: us for name, us in terms.items() if us is not None} == row.terms
+            assert line["chosen"] is (row is shape.chosen)
+    assert not [*lines]
+    assert [line["us"] for line in read.rows("torch")] == [pytest.approx(1e3)]
+    assert [line["row"] for line in read.rows("wrong")] == [first.row]
+
+
+def test_rows_run_to_their_end_on_a_faked_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--clock", "faked", "--kn", "256x128", "512x256", "--m", "1", "16", "--out", str(tmp_path)]
+    assert rows.main([*words, "--time-budget", "0"]) == rows.UNFINISHED
+    assert "0 of 24 shapes are done" in capsys.readouterr().err
+    assert rows.main(words) == 0
+    said = capsys.readouterr().out
+    assert "bench.rows: 256 x 128: 12 shapes" in said
+    read = load_record(tmp_path / "rows.json", Figures, faked=True)
+    kernels = read.rows("kernels")
+    assert {(line["scheme"], line["k"], line["m"]) for line in kernels if line["chosen"]} == {
+        (scheme, k, m) for scheme in rows.SCHEMES for k in (256, 512) for m in (1, 16)
+    }
+    assert "| scheme" in (tmp_path / "rows.md").read_text()
 
 
 @pytest.mark.parametrize("driver", [rows, decoder])
@@ -95,10 +164,58 @@ def test_without_a_gpu_the_drivers_say_so(driver: Any, capsys: pytest.CaptureFix
 
 def test_the_decoder_runs_as_every_variant() -> None:
     pytest.importorskip("transformers")
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    found = decoder.measure(decoder.decoder(1, sizes), (1, 3), ("wall",), 1)
-    report = decoder.DecoderReport(describe_environment("cpu"), 1, *found)
+    report = decoder.DecoderReport(describe_environment("cpu"), 1)
+    said = [*decoder.measure(decoder.decoder(1, decoder.DRY_SIZES), (1, 3), ("wall",), 1, report)]
     assert report.failed == {}
     assert {row.tokens for row in report.rows} == {1, 3}
+    assert len(said) == len(report.mib) + 2
     assert all(value > 10 for value in report.db.values())
     assert "| tokens | bf16" in decoder.markdown(report)
+
+
+def test_the_decoder_names_a_variant_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+
+    def broken(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
+        def fail() -> nn.Module:
+            raise ValueError("a reason")
+
+        return {decoder.FLOAT: lambda: model, "broken": fail}
+
+    monkeypatch.setattr(decoder, "variants", broken)
+    report = decoder.DecoderReport(describe_environment("cpu"), 1)
+    [*decoder.measure(decoder.decoder(1, decoder.DRY_SIZES), (1,), ("wall",), 1, report)]
+    assert report.failed == {"broken": "a reason"}
+    assert "- broken failed: a reason" in decoder.markdown(report)
+    assert [*report.rows[0].ms] == [decoder.FLOAT]
+
+
+def test_the_decoder_writes_after_every_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    words = ["--clock", "faked", "--rounds", "1", "--layers", "1", "--tokens", "1", "3", "--out", str(tmp_path)]
+    monkeypatch.setattr(decoder, "time_interleaved", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.main(words)
+    kept = load_record(tmp_path / "decoder.json", Figures, faked=True)
+    assert [line["name"] for line in kept.rows("db")] == [*decoder.SCHEMES, f"{decoder.SCHEMES[0]}, fused"]
+    assert "built in" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert decoder.main(words) == 0
+    read = load_record(tmp_path / "decoder.json", Figures, faked=True)
+    assert [line["tokens"] for line in read.rows("rows")] == [1, 3]
+    assert "3 tokens faked: timed in" in capsys.readouterr().out
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_without_transformers_the_decoder_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decoder.importlib.util, "find_spec", lambda name: None)
+    assert decoder.main(["--clock", "faked"]) == 2
+    assert decoder.main(["--clock", "faked", "--allow-missing"]) == 0
+    assert capsys.readouterr().err.count("transformers is not installed") == 2
