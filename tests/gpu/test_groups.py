@@ -26,11 +26,21 @@ NATURAL = [name for name, row in ROWS.items() if "natural" in row["w_layouts"]]
 SMALLEST = list({row["family"]: name for name, row in sorted(ROWS.items(), key=lambda r: -r[1]["tile"][0])}.values())
 
 
-def _check(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, group_size: int, zero_point: int = 0) -> None:
-    """float32 out with random scales: each result bit for bit."""
+def _check(
+    native: Any,
+    device: Memory,
+    name: str,
+    x: Tensor,
+    w: Tensor,
+    group_size: int,
+    zero_point: int = 0,
+    scale: Tensor | None = None,
+) -> None:
+    """float32 out with random scales, unless there are others: each result bit for bit."""
     (m, k), n = x.shape, len(w)
     groups = k // group_size
-    scale = torch.exp2(Draw(BASE_SEED, "groups", name, m, n, k).normal(n, groups)) / 1000
+    if scale is None:
+        scale = torch.exp2(Draw(BASE_SEED, "groups", name, m, n, k).normal(n, groups)) / 1000
     blocked = "blocked128" in ROWS[name]["w_layouts"]
     weights, order = pack_blocked128(w) if blocked else (pack_int4(w), {"ldw": k})
     problem = order | {
@@ -73,6 +83,21 @@ def test_groups_of_every_size(native: Any, plain_device: Memory, name: str) -> N
         for zero_point in (0, -101):
             x, w = _codes(Draw(BASE_SEED, "group sizes", name, group_size), 11, 37, group_size * groups)
             _check(native, plain_device, name, x, w, group_size, zero_point)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_many_groups_with_scales_of_any_size(native: Any, plain_device: Memory, name: str) -> None:
+    """Scales are fetched several groups ahead. A factor of 16 goes into those that float32 can divide by it: beside
+    them stand subnormal ones and others whose sixteenth would be, 0, infinity and NaN, each in a channel of its own."""
+    step = ROWS[name]["group_multiple"]
+    for group_size, groups, zero_point in ((step, 13, 0), (128, 10, 77), (step, 14, 0), (128, 9, 0)):
+        draw = Draw(BASE_SEED, "many groups", name, group_size, groups)
+        x, w = _codes(draw, 19, 43, group_size * groups)
+        scale = torch.exp2(draw.normal(43, groups))
+        for channel, exponent in ((1, -149), (12, -140), (20, -126), (23, -123), (24, -122), (33, -121)):
+            scale[channel] *= 2.0**exponent
+        scale[5, 7], scale[39, groups - 1], scale[36, 3] = 0, float("inf"), float("nan")
+        _check(native, plain_device, name, x, w, group_size, zero_point, scale)
 
 
 @pytest.mark.parametrize("out", ["f16", "bf16", "f32"])

@@ -172,7 +172,7 @@ FAMILIES = {
     "sm90_f16": Family(_wgmma("F32F16F16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _warpgroup_steps(16), 2),
     "sm90_bf16": Family(_wgmma("F32BF16BF16", 16), ("sm_90a",), r"HGMMA\.64\w+\.F32\.BF16", _warpgroup_steps(16), 2),
     # Weights from registers. Ours: a tile of K is 4 steps, which stand once for each set of registers and once for a
-    # last odd tile; with group scales 2 steps for each set.
+    # last odd tile.
     "sm90_s8s4": Family(_mixed_input, ("sm_90a",), r"IGMMA\.64\w+\.S8\.S8", None, 2),
     "sm90_s8s4_blocked": Family(
         _blocked(has_steps=False),
@@ -192,7 +192,8 @@ FAMILIES = {
         lambda row: f"gemm_groups90_kernel.*BlockedTiles90ILi128ELi{row['tile'][0]}E",
         ("sm_90a",),
         r"IGMMA\.64\w+\.S8\.S8",
-        lambda _: 4,
+        # Groups of 128 codes: 4 steps to begin with, and for each set of registers; of 64: half of it; longer ones: 2.
+        lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
         2,
     ),
     **_decode_families("decode_", BOTH, clusters=False),
@@ -324,6 +325,7 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
 # Instructions of an output of the plain epilogue, 16 bits out, and KiB of machine code of a wgmma kernel.
 STRAIGHT, SWAPPED, CODE_BUDGET = 9, 10, 96
 WIDE_CODE_BUDGET = 104  # where K is divided and a thread has 80 outputs or more
+GROUPS_CODE_BUDGET = 112  # three loops, for groups of 64, 128 and more codes, each with the additions to the sums
 CROWDED = 10.5  # swapped, 128 outputs a thread: no register is left to fetch scales ahead
 
 
@@ -340,7 +342,8 @@ def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[mac
     for name, lines in wgmma_kernels.items():
         is_wide = "StreamK" in name and sum(line.operation.startswith("F2FP.BF16") for line in lines) >= 40
         kib = lines[-1].address / 1024
-        if kib > (WIDE_CODE_BUDGET if is_wide else CODE_BUDGET):
+        has_groups = "gemm_groups90_kernel" in name
+        if kib > (GROUPS_CODE_BUDGET if has_groups else WIDE_CODE_BUDGET if is_wide else CODE_BUDGET):
             large[name] = kib
     assert not large
 
@@ -495,6 +498,42 @@ def test_a_step_of_weights_with_steps_keeps_its_budget(wgmma_kernels: dict[str, 
             seen += 1
     if not seen:
         pytest.skip("no row with steps is built")
+
+
+# Instructions of a warp for a group of 128 codes beside the three (convert, multiply, add) of each of its sums.
+GROUPS_BUDGET = 100
+
+
+def test_a_group_keeps_its_budget_and_products_overlap(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:
+    """Two groups at a time, one for each set of registers, and a wait for each product that is started: where ptxas
+    cannot prove that nobody touches a product under way, it waits after every instruction of the tensor cores."""
+    seen = 0
+    for row in _rows("sm90_s8s4_groups"):
+        tokens = row["tile"][0]
+        parts = 2 if tokens > 80 else 1
+        for name, lines in wgmma_kernels.items():
+            if not re.search(FAMILIES["sm90_s8s4_groups"].pattern(row), name):
+                continue
+            for steps in (2, 4):  # of 32 codes
+                loops = [
+                    loop
+                    for end in lines
+                    if end.target is not None and end.target < end.address
+                    for loop in [[line for line in lines if end.target <= line.address <= end.address]]
+                    if sum("GMMA" in line.operation for line in loop) == 2 * parts * steps
+                ]
+                loop = min(loops, key=len)
+                count = collections.Counter(line.operation.removesuffix(".LE") for line in loop)
+                assert count["WARPGROUP.ARRIVE"] == count["WARPGROUP.DEPBAR"] == 2 * parts, name
+                _, length = machine_code.busiest_way(loop, _work_of_groups)
+                assert length <= 2 * (GROUPS_BUDGET + 3 * tokens // 2), f"{name}: {length / 2} a group"
+            seen += 1
+    if not seen:
+        pytest.skip("no row with group scales is built")
+
+
+def _work_of_groups(operation: str) -> int:
+    return int("GMMA" in operation or operation in ("FADD", "I2FP.F32.S32") or operation.startswith("LOP3"))
 
 
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)
