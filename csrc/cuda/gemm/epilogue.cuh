@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "core/bounds.h"
 #include "core/epilogue_math.h"
 #include "cuda/gemm/call.h"
 #include "cuda/pairs.cuh"
@@ -41,12 +42,13 @@ struct EpilogueParams {
   PlainOut plain;
 };
 
-// No more than scales and a bias, on boundaries that vector loads and 16-byte stores need. One scale of all tokens is
-// multiplied with the channels' first, or (group scales) is not plain.
+// No more than zero points, scales and a bias, on boundaries that vector loads and 16-byte stores need. One scale of
+// all tokens is multiplied with the channels' first, or (group scales) is not plain.
 inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
   const auto in_pairs = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 8 == 0; };
-  if (p.activation != Activation::none || p.residual || p.x_zero_point || out_align < 16 || !in_pairs(p.w_scale) ||
-      !in_pairs(p.bias) || !in_pairs(p.x_scale) || (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first))
+  if (p.activation != Activation::none || p.residual || out_align < 16 || !in_pairs(p.w_scale) || !in_pairs(p.bias) ||
+      !in_pairs(p.x_scale) || (p.x_zero_point && !(in_pairs(p.x_zero_point) && in_pairs(p.w_sum))) ||
+      (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first))
     return PlainOut::none;
   switch (p.out_type) {
     case DType::f16: return PlainOut::f16;
@@ -89,6 +91,8 @@ inline EpilogueParams epilogue_params(const GemmCall& call) {
   r.out_qmin = e.out_qmin;
   r.out_qmax = e.out_qmax;
   r.plain = plain_out(r, p.out_align);
+  // Rows that hold sixteen times the sums add a zero point's terms to them.
+  if (r.x_zero_point && p.k > k_max_affine(0, 16 * 255, 8)) r.plain = PlainOut::none;
   return r;
 }
 

@@ -1,8 +1,8 @@
-// The epilogue that most layers run, for the mma.sync kernels, as straight-line code: scales and a bias, no activation,
-// residual or zero point; f16, bf16 or s8 out. The operations of finish_row (epilogue.cuh) in their order, so the same
-// bits, from the registers in which the tensor cores leave them: no shared memory and no barrier. Scales and biases are
-// fetched before the first is used, values are converted and packed before lanes exchange them, and every lane stores
-// 16 bytes of a row, a quad whole sectors.
+// The epilogue that most layers run, for the mma.sync kernels, as straight-line code: zero points, scales and a bias,
+// no activation or residual; f16, bf16 or s8 out. The operations of finish_row (epilogue.cuh) in their order, so the
+// same bits, from the registers in which the tensor cores leave them: no shared memory and no barrier. Scales and
+// biases are fetched before the first is used, values are converted and packed before lanes exchange them, and every
+// lane stores 16 bytes of a row, a quad whole sectors.
 //   A lane holds two columns of every block of eight in every eighth row. Of 16-bit results the packed words of four
 //   blocks are transposed within the quad; of codes those of two rows, so that a lane has 16 columns of one of them.
 // EpilogueParams::plain says whether a launch may come here.
@@ -12,8 +12,8 @@
 namespace pyquant::cuda {
 
 // Sums of a warp: kTall rows of eight tokens from m0 on x kWide times 32 channels from n0 on, all inside of N.
-// sum_of(r, j, i): column 2 * (lane % 4) + i of block j of eight columns, of row r, as 2^kShift times the sum. False,
-// and nothing is stored, where only the general form applies.
+// sum_of(r, j, i): column 2 * (lane % 4) + i of block j of eight columns, of row r, as 2^kShift times the sum, which
+// may be written. False, and nothing is stored or written, where only the general form applies.
 template <int kTall, int kWide, int kShift = 0, class SumOf>
 __device__ __forceinline__ bool store_plain80(const EpilogueParams& p, int32_t m0, int32_t n0, const SumOf& sum_of) {
   static_assert(kTall % 2 == 0, "codes are stored by two rows");
@@ -21,14 +21,33 @@ __device__ __forceinline__ bool store_plain80(const EpilogueParams& p, int32_t m
   const bool is_codes = p.plain == PlainOut::codes;
   CodeLimits limits;
   if (is_codes) limits = load_code_limits(p);
-  if (is_codes && (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity))) return false;
+  if (is_codes && !PlainCodes::serves(limits)) return false;
 
   lanes_are_together();
   constexpr int kBlocks = 4 * kWide;
   static_assert(8 * kBlocks <= Filled::kColumns);
+  const int32_t m = m0 + row, rows = p.m - m0;
+  using Sum = std::decay_t<decltype(sum_of(0, 0, 0))>;
+  if constexpr (kShift != 0) {  // whose kernels have no registers left for it
+    if (p.x_zero_point) return false;
+  } else if constexpr (std::is_same_v<Sum, int32_t>) {
+    if (p.x_zero_point) {
+      int32_t zero[kTall];
+#pragma unroll
+      for (int r = 0; r < kTall; ++r) zero[r] = load_token(p, m + 8 * r).zero_point;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int2 w_sum = __ldg(reinterpret_cast<const int2*>(p.w_sum + n0 + 8 * j) + quad);
+#pragma unroll
+        for (int r = 0; r < kTall; ++r) {
+          sum_of(r, j, 0) = corrected(sum_of(r, j, 0), zero[r], w_sum.x);
+          sum_of(r, j, 1) = corrected(sum_of(r, j, 1), zero[r], w_sum.y);
+        }
+      }
+    }
+  }
   const float* w_scale = (p.w_scale ? p.w_scale + n0 : kOnes.value) + 2 * quad;
   const float* biases = (p.bias ? p.bias + n0 : kMinusZeros.value) + 2 * quad;
-  const int32_t m = m0 + row, rows = p.m - m0;
   float x_scale[kTall];
 #pragma unroll
   for (int r = 0; r < kTall; ++r) x_scale[r] = p.scale_product_first ? 1.f : load_token(p, m + 8 * r).x_scale;

@@ -1,10 +1,11 @@
-// The epilogue that most layers run, as straight-line code: scales and a bias, no activation, residual or zero point;
+// The epilogue that most layers run, as straight-line code: zero points, scales and a bias, no activation or residual;
 // f16, bf16 or s8 out. The operations of finish_row (epilogue.cuh) in their order, so the same bits; what differs is
 // what surrounds them: scales are fetched ahead, values are converted and packed before lanes exchange them, and every
 // lane stores 16 bytes of a row at a time.
 //   Straight (tokens are the rows of the accumulator): a lane holds pairs of columns of every block of eight; packed
 //   words of four blocks (codes: of eight) are transposed within the quad.
 //   Swapped (channels are the rows): movmatrix turns 8 channels x 8 tokens around, then the same transposition.
+//   Zero points come first and on their own, one operation a sum, so that launches without them pay one branch.
 // EpilogueParams::plain says whether a launch may come here.
 #pragma once
 #include <cute/tensor.hpp>
@@ -25,15 +26,23 @@ struct PlainHalves {
 struct PlainCodes {
   static constexpr int kBytes = 1;
   float recip, low, high;
+  int32_t zero_points;  // for both halves of a word
   __device__ __forceinline__ explicit PlainCodes(const CodeLimits& limits)
-      : recip(limits.recip), low(limits.low), high(limits.high) {}
-  // code_from_real for a zero point of 0, in the low byte. The limits are whole numbers, so that clamping may come
-  // first; adding 1.5 * 2^23 then rounds to the nearest even integer and leaves it in the low bits.
+      : recip(limits.recip), low(limits.low), high(limits.high), zero_points(limits.zero_point * 0x10001) {}
+  // NaN has the code of 0, which a code must be in reach of; differences of codes are those of bytes.
+  __device__ __forceinline__ static bool serves(const CodeLimits& limits) {
+    return fabsf(limits.recip) < kInfinity && limits.low <= 0 && limits.high >= 0 && abs(limits.zero_point) <= 128;
+  }
+  // code_from_real without its zero point, and 256, in the low half. The limits are whole numbers, so that clamping may
+  // come first; adding 1.5 * 2^23 then rounds to the nearest even integer and leaves it in the low bits.
   __device__ __forceinline__ uint32_t code(float t) const {
     const float v = fmul(t, recip);
-    return __float_as_uint(fadd(fminf(fmaxf(v == v ? v : 0.f, low), high), 12582912.f));
+    return __float_as_uint(fadd(fminf(fmaxf(v == v ? v : 0.f, low), high), 12582912.f + 256.f));
   }
-  __device__ __forceinline__ uint32_t pair(float a, float b) const { return __byte_perm(code(a), code(b), 0x5410); }
+  // Halves are positive with their zero points too: nothing is carried between them.
+  __device__ __forceinline__ uint32_t pair(float a, float b) const {
+    return __byte_perm(code(a), code(b), 0x5410) + static_cast<uint32_t>(zero_points);
+  }
 };
 
 // Two pairs of codes as four bytes.
@@ -115,11 +124,13 @@ class Plain90 {
         quad_(static_cast<int32_t>(threadIdx.x) & 3),
         row_(static_cast<int32_t>(threadIdx.x) / 4 % 8) {}
 
-  // acc: ((2, 2, 4 groups), repeats, 1) values of a thread; own: their coordinates within the tile at (row0, column0),
+  // sums: ((2, 2, 4 groups), repeats, 1) values of a thread; own: their coordinates within the tile at (row0, column0),
   // whose columns are all inside of N.
   template <class Fragment, class Coordinates>
-  __device__ __forceinline__ void straight(const Fragment& acc, const Coordinates& own, int32_t row0,
+  __device__ __forceinline__ void straight(const Fragment& sums, const Coordinates& own, int32_t row0,
                                            int32_t column0) const {
+    auto acc = cute::make_fragment_like(sums);
+    cute::copy(sums, acc);
     constexpr int kGroups = cute::size<0, 2>(Fragment{}) / 4, kRows = 2 * cute::size<1>(Fragment{});
     static_assert(32 * kGroups <= Filled::kColumns);
     static_assert(kGroups % 2 == 0, "a lane's 16 codes are those of 64 columns");
@@ -139,6 +150,27 @@ class Plain90 {
     }
     const float all = x[0];
     if (p_.scale_product_first) x[0] = 1.f;
+    if constexpr (std::is_same_v<Acc, int32_t>) {
+      if (p_.x_zero_point) {
+        const int32_t step = p_.x_zero_point_step;
+        const size_t zeros = global(p_.x_zero_point) + sizeof(int32_t) * (int64_t{m0} * step);
+        int32_t zero[kRows];
+        CUTLASS_PRAGMA_UNROLL
+        for (int r = 0; r < kRows; ++r)
+          zero[r] = __float_as_int(load_if(inside[r], zeros + 4 * further(r) * step, 0.f));
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < 4 * kGroups; ++j) {
+          const int2 w_sum = __ldg(reinterpret_cast<const int2*>(p_.w_sum + column0 + 8 * j) + quad_);
+          CUTLASS_PRAGMA_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            int32_t& first = acc(cute::make_coord(0, r % 2, j), r / 2, 0);
+            int32_t& second = acc(cute::make_coord(1, r % 2, j), r / 2, 0);
+            first = corrected(first, zero[r], w_sum.x);
+            second = corrected(second, zero[r], w_sum.y);
+          }
+        }
+      }
+    }
     const float* scale = (p_.w_scale ? p_.w_scale + column0 : kOnes.value) + 2 * quad_;
     const float* bias = (p_.bias ? p_.bias + column0 : kMinusZeros.value) + 2 * quad_;
     Columns next = load_columns(scale, bias, 0);
@@ -187,11 +219,15 @@ class Plain90 {
     store_as(store);
   }
 
-  // acc: ((2, 2, blocks of eight tokens), repeats, instructions), the sums times 2^shift. False, and nothing is stored:
-  // a channel's scale is so small that it cannot take the factor.
+  // sums: ((2, 2, blocks of eight tokens), repeats, instructions), the sums times 2^shift; of zero points one for all
+  // tokens, whose terms fit (epilogue_params). False, and nothing is stored: a channel's scale is so small that it
+  // cannot take the factor.
   template <int kShift, class Fragment, class Coordinates>
-  __device__ __forceinline__ bool swapped(const Fragment& acc, const Coordinates& own, int32_t row0,
+  __device__ __forceinline__ bool swapped(const Fragment& sums, const Coordinates& own, int32_t row0,
                                           int32_t column0) const {
+    using cute::make_coord;
+    auto acc = cute::make_fragment_like(sums);
+    cute::copy(sums, acc);
     constexpr int kBlocks = cute::size<0, 2>(Fragment{}), kRepeats = cute::size<1>(Fragment{}),
                   kColumns = cute::size<2>(Fragment{}) * kBlocks;
     // What registers are left for: blocks whose tokens' scales are fetched together, and that are converted together.
@@ -217,6 +253,26 @@ class Plain90 {
       }
     }
     if (kShift != 0 && !__all_sync(0xffffffffu, fits)) return false;
+    // The zero point's terms: one zero point for all tokens, by a step of 0, which makes the address depend on the
+    // tile. Few sums are changed ahead, under one branch; of many, with every register in use, each as it is taken.
+    constexpr bool kInteger = std::is_same_v<Acc, int32_t>, kTermsAhead = kInteger && kOutputs <= 64;
+    int32_t term[kRepeats][2] = {};
+    if (kInteger && p_.x_zero_point) {
+      const size_t one = global(p_.x_zero_point) + sizeof(int32_t) * (int64_t{column0} * p_.x_zero_point_step);
+      const int32_t zero = __float_as_int(load_if(true, one, 0.f)) * (1 << kShift);
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2 * kRepeats; ++r) {
+        const size_t at = global(p_.w_sum) + sizeof(int32_t) * (int64_t{n[r / 2]} + row_ + 8 * (r % 2));
+        term[r / 2][r % 2] = corrected(0, zero, __float_as_int(load_if(n[r / 2] < p_.n, at, 0.f)));
+      }
+      if constexpr (kTermsAhead) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int v = 0; v < kOutputs; ++v) {
+          const int i = v / (4 * kColumns), c = v / 4 % kColumns, h = v / 2 % 2;
+          acc(make_coord(v % 2, h, c % kBlocks), i, c / kBlocks) += term[i][h];
+        }
+      }
+    }
     // Scales of the lane's tokens, a pair of each block; 0 beyond M, where nobody stores. Only a tile that reaches over
     // M asks for every block whether it is inside.
     static_assert(8 * kColumns <= Filled::kColumns);
@@ -237,7 +293,8 @@ class Plain90 {
         CUTLASS_PRAGMA_UNROLL
         for (int v = 0; v < 4 * kRepeats; ++v) {
           const int i = v / 4, h = v / 2 % 2, of = part + c;
-          const float sum = real_of(acc(cute::make_coord(v % 2, h, of % kBlocks), i, of / kBlocks));
+          const Acc whole = acc(make_coord(v % 2, h, of % kBlocks), i, of / kBlocks);
+          const float sum = real_of(kInteger && !kTermsAhead ? whole + term[i][h] : whole);
           t[4 * kRepeats * c + v] = fadd(fmul(fmul(sum, scale[i][h]), v % 2 ? at.y : at.x), bias[i][h]);
         }
       }

@@ -123,15 +123,16 @@ class PlainFirst80 : public Epilogue {
     // CUTLASS keeps the products of 16 x 8 column by column.
     const auto at = [](int r, int j, int i) { return 4 * (j * kTall + r / 2) + 2 * (r % 2) + i; };
     if constexpr (kParts == 1) {
+      Sums own = sums;
       return store_plain80<2 * kTall, Warp::kN / 32>(params_, m0, n0,
-                                                     [&](int r, int j, int i) { return sums[at(r, j, i)]; });
+                                                     [&](int r, int j, int i) -> auto& { return own[at(r, j, i)]; });
     } else {  // two warps have sums of one tile: each takes the half of its columns
       static_assert(kParts == 2 && Warp::kN == 64, "halves of 32 columns");
       cutlass::Array<typename Sums::Element, Sums::kElements / 2> half;
       const bool upper = warp_ >= kWarps;
       add_parts(half, sums, upper, thread);
       return store_plain80<2 * kTall, 1>(params_, m0, n0 + (upper ? 32 : 0),
-                                         [&](int r, int j, int i) { return half[at(r, j, i)]; });
+                                         [&](int r, int j, int i) -> auto& { return half[at(r, j, i)]; });
     }
   }
 

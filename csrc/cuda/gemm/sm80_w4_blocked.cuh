@@ -187,7 +187,7 @@ struct BlockedBlock80 {
   }
 
   __device__ __forceinline__ void store() {
-    const auto sum_of = [&](int r, int j, int i) { return acc[j / 4][r / 2][j % 4][2 * (r % 2) + i]; };
+    const auto sum_of = [&](int r, int j, int i) -> auto& { return acc[j / 4][r / 2][j % 4][2 * (r % 2) + i]; };
     if (p.plain != PlainOut::none && n0 + 32 * T::kWide <= p.n &&
         store_plain80<2 * T::kRows, T::kWide, 4>(p, m0, n0, sum_of))
       return;

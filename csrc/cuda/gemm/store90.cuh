@@ -108,8 +108,9 @@ class Store90 {
     constexpr bool kNoRoom = AccShift != 0 && cute::size(Fragment{}) == 96;
     if (kNoRoom || p_.plain == PlainOut::none) return false;
     if (Swapped ? p_.n % 16 != 0 : column0 + 8 * cute::size<0, 2>(Fragment{}) > p_.n) return false;
+    if (Swapped && p_.x_zero_point && p_.x_zero_point_step != 0) return false;
     const CodeLimits limits = code_limits(zero);
-    if (p_.plain == PlainOut::codes && (limits.zero_point != 0 || !(fabsf(limits.recip) < kInfinity))) return false;
+    if (p_.plain == PlainOut::codes && !PlainCodes::serves(limits)) return false;
     lanes_are_together();
     const Plain90<Acc> plain(p_, limits);
     if constexpr (Swapped) return plain.template swapped<AccShift>(acc, own, row0, column0);

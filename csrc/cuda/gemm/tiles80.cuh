@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_rows80(Sum (&sum)[kRows][4][4], const Epil
 // The same by straight-line code where that is enough (plain80.cuh).
 template <class Sum, int kRows>
 __device__ __forceinline__ void store_warp80(Sum (&sum)[kRows][4][4], const EpilogueParams& p, int32_t m0, int32_t n0) {
-  const auto sum_of = [&](int r, int j, int i) { return sum[r / 2][j][2 * (r % 2) + i]; };
+  const auto sum_of = [&](int r, int j, int i) -> auto& { return sum[r / 2][j][2 * (r % 2) + i]; };
   if (p.plain != PlainOut::none && n0 + 32 <= p.n && store_plain80<2 * kRows, 1>(p, m0, n0, sum_of)) return;
   store_rows80(sum, p, m0, n0);
 }
