@@ -23,6 +23,7 @@ class Card:
     name         as the driver tells it.
     sm           compute capability times ten.
     sm_count     multiprocessors; clock_mhz their highest clock; shared_kib shared memory that a block may have.
+    rated_mhz    the clock that int8 and bf16 are published for, where it is another (0: it is not).
     l2_mib       second-level cache.
     dram_gbps    peak of the memory bus, 1e9 bytes a second.
     int8, bf16   published dense peaks of the tensor cores, 1e12 operations a second; bf16 with float32 sums. None: what
@@ -38,6 +39,7 @@ class Card:
     dram_gbps: int
     int8: float | None
     bf16: float
+    rated_mhz: int = 0
 
     @property
     def device(self) -> dict[str, Any]:
@@ -62,7 +64,7 @@ CARDS = (
     Card("NVIDIA L40S", 89, 142, 2520, 99, 96, 864, 733, 362),
     Card("NVIDIA GeForce RTX 4090", 89, 128, 2520, 99, 72, 1008, 660.6, 165.2),
     Card("NVIDIA H100 80GB HBM3", 90, 132, 1830, 227, 50, 3350, 1979, 989),
-    Card("NVIDIA H200", 90, 132, 1830, 227, 50, 4800, 1979, 989),
+    Card("NVIDIA H200", 90, 132, 1980, 227, 60, 4800, 1979, 989, rated_mhz=1830),  # clock and cache: its driver
     Card("NVIDIA B200", 100, 148, 1850, 227, 126, 8000, None, 2250),
     Card("NVIDIA B300", 103, 148, 1850, 227, 126, 8000, None, 2250),
     Card("NVIDIA GeForce RTX 5090", 120, 170, 2407, 99, 96, 1792, 838, 209.5),

@@ -108,10 +108,11 @@ _FROM: Final = {
     "latency": "latency_us (csrc/plan/chip.cpp), which both sides pay",
     "stores": "kStraightSteps, kSwappedSteps (csrc/plan/cost.cpp): counted instructions an output",
     "sums": "the way through memory by which blocks that share K meet (csrc/plan/cost.cpp)",
-    "loads": "l2_bytes (csrc/plan/chip.cpp) and kPortBytes (csrc/plan/cost.cpp)",
+    "loads": "l2_bytes and port_bytes (csrc/plan/chip.cpp), of decode rows kCopiedBytes (csrc/plan/decode_cost.cpp)",
     "memory": "the card's memory bus",
-    "arithmetic decode": "widening (csrc/plan/cost.cpp), kLanes of it a clock",
-    "arithmetic mma": "mma_macs, mma_float_macs (csrc/plan/chip.cpp): mma.sync, half of wgmma's rate",
+    "arithmetic decode": "widening (csrc/plan/cost_parts.h), kLanes of it a clock",
+    "arithmetic mma": "mma_macs, mma_float_macs (csrc/plan/chip.cpp): mma.sync, half of wgmma's rate; of weight-only "
+    "rows weight_only_steps (csrc/plan/cost.cpp) as much",
     "arithmetic wgmma": "wgmma_macs (csrc/plan/chip.cpp)",
     "framework": "kPassUs and the memory bus: weights dequantised for the framework's product",
 }

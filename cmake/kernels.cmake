@@ -320,7 +320,7 @@ endmacro()
 set(PYQUANT_INSTANCES_PER_FILE 3)
 set(PYQUANT_WARP_SCHEDULES multistage splitk)  # whose shape is a warp's; others have a cluster, which is in the name
 set(PYQUANT_PLAN_SOURCES csrc/core/build_facts.cpp csrc/core/claim.cpp csrc/core/reason.cpp csrc/plan/accept.cpp csrc/plan/chip.cpp
-    csrc/plan/choice.cpp csrc/plan/cost.cpp csrc/plan/layer.cpp csrc/plan/route.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
+    csrc/plan/choice.cpp csrc/plan/cost.cpp csrc/plan/decode_cost.cpp csrc/plan/layer.cpp csrc/plan/route.cpp csrc/plan/select.cpp csrc/plan/tuned.cpp)
 set(PYQUANT_SAMPLE "" CACHE STRING "which rows PYQUANT_KERNELS=sample adds: any word")
 option(PYQUANT_EMBED_PTX "keep PTX, uncompressed, beside the machine code, so that a PTX simulator can run the kernels" OFF)
 

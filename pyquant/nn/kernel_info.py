@@ -9,7 +9,7 @@ import torch
 
 from pyquant import ops
 from pyquant.core import arguments
-from pyquant.ops import plan
+from pyquant.ops import layer_time, plan
 
 if TYPE_CHECKING:
     from pyquant.nn.linear_call import LinearCall
@@ -45,9 +45,7 @@ def explain(layer: LinearCall, M: int) -> KernelInfo:
         return KernelInfo("torch matmul", str(device), False, "16-bit weights")
     if device.type == "cpu":
         return _on_cpu(layer, device)
-    if not layer.scheme.is_integer:
-        return KernelInfo("torch matmul", str(device), False, "dequantised weights, floating-point activations")
-    return _on_cuda(layer, M, device)
+    return _on_cuda(layer, M, device) if layer.scheme.is_integer else _weight_only_on_cuda(layer, M, device)
 
 
 def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
@@ -55,9 +53,23 @@ def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
     choice = plan.select(ops.LinearSpec.from_ints(layer._spec), M, out_dtype, plan.Device.of(device))
     if choice.kernel is None:
         return KernelInfo("none", str(device), False, "no kernel takes the problem", choice.refusals)
+    return KernelInfo(choice.kernel, str(device), True, _why(choice), choice.refusals)
+
+
+def _weight_only_on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
+    """A row of the table for few rows of 16-bit floats, else torch's product of dequantised weights."""
+    if layer.dtype in layer_time.HALVES:
+        on, shape = plan.Device.of(device), (layer.out_features, layer.in_features)
+        entry, problem, _ = layer_time.product_of(layer.scheme, *shape, M, layer.dtype, on)
+        choice = plan.routed(entry, problem, on)
+        if choice.kernel is not None:
+            return KernelInfo(choice.kernel, str(device), False, _why(choice))
+    return KernelInfo("torch matmul", str(device), False, "dequantised weights, floating-point activations")
+
+
+def _why(choice: plan.Selection) -> str:
     source = "measured on this GPU" if choice.is_measured else "by the cost model"
-    reason = f"cheapest of the rows that take it: {choice.predicted_us:.1f} us {source}"
-    return KernelInfo(choice.kernel, str(device), True, reason, choice.refusals)
+    return f"cheapest of the rows that take it: {choice.predicted_us:.1f} us {source}"
 
 
 def _on_cpu(layer: LinearCall, device: torch.device) -> KernelInfo:

@@ -182,8 +182,26 @@ def select(
     if given == "packed":
         problem["x_align"] = _alignment((spec.k + 1) // 2)
     int4_range = INT4.holds(spec.x_qmin, spec.x_qmax)
+    return routed(
+        "linear", problem, device, has_residual=has_residual, int4_range=int4_range, only_compiled=only_compiled
+    )
+
+
+def routed(
+    entry: str,
+    problem: dict[str, Any],
+    device: Device,
+    *,
+    has_residual: bool = False,
+    int4_range: bool = False,
+    only_compiled: bool = True,
+) -> Selection:
+    """Where the plan sends a problem; a kernel of None without refusals: the framework multiplies.
+
+    entry, problem, int4_range  as layer_time.product_of gives them.
+    """
     _, kernel, us, refused, is_measured = _native().route(
-        "linear", problem, vars(device), has_residual, int4_range, only_compiled
+        entry, problem, vars(device), has_residual, int4_range, only_compiled
     )
     return Selection(kernel, us, tuple(f"{name}: {why}" for name, why in refused.items()), is_measured)
 

@@ -32,7 +32,7 @@ def shared_bytes(row: dict) -> int:
 @pytest.mark.parametrize("card", CARDS, ids=NAMES)
 def test_the_rates_are_the_published_ones(card: Card) -> None:
     chip = native.chip(card.device)
-    per_mac = 2 * card.sm_count * card.clock_mhz * 1e6 / 1e12
+    per_mac = 2 * card.sm_count * (card.rated_mhz or card.clock_mhz) * 1e6 / 1e12
     if card.int8 is not None:
         assert max(chip["mma_macs"], chip["wgmma_macs"]) * per_mac == pytest.approx(card.int8, rel=0.03)
     assert chip["framework_macs"] * per_mac == pytest.approx(card.bf16, rel=0.03)
@@ -125,9 +125,9 @@ def test_published_products_of_an_a100(tops: float) -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k", "tile", "us"),
     [
-        # vLLM's and sgl-kernel's own choices, in one run (sglang pull request 3035): 1321 TOPS, 34 us, 75 us
+        # vLLM's and sgl-kernel's own choices, in one run (sglang pull request 3035): 1321 TOPS, 75 us. Its 34 us for
+        # 256 x 4096 x 8192 are launched one by one: an H200 took 28 for 256 x 4096 x 14336 in a graph.
         (2048, 4096, 8192, "128x128x128_c2x1_pingpong", 104),
-        (256, 4096, 8192, "128x128x128_c2x1_pingpong", 34),
         (1, 8192, 21760, "64x128x256_c1x4_plain", 75),
         (32, 8192, 21760, "64x128x256_c1x4_plain", 75),
         # vLLM after tuning (its pull request 5514)
@@ -154,7 +154,7 @@ def test_published_products_of_the_framework_on_an_h100(m: int, n: int, k: int, 
 
 
 def test_the_published_record_of_an_h100() -> None:
-    """1357 TOPS (sglang pull request 3035), which is where the rate of L2 is from."""
+    """1357 TOPS (sglang pull request 3035)."""
     problem = {"m": 1024, "n": 8192, "k": 21760, "out": "bf16"}
     us = native.cost_us("gemm_sm90_s8s8_128x128x128_c2x1_pingpong", problem, named("H100").device)
     assert 2 * 1024 * 8192 * 21760 / us / 1e6 > 1300

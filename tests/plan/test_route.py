@@ -30,7 +30,14 @@ STEPS = {"w": "s4", "w_layout": "blocked128", "step_size": 128}
 CASES = {
     "float rows become bytes": ("linear", {"x": "f16"}, False, 80, "bytes", "gemm_sm80_s8s8"),
     "whatever K is": ("linear", {"x": "f32", "k": 4097}, False, 80, "bytes", "gemm_sm80_s8s8"),
-    "a token gets a decode row": ("linear", {"x": "f16", "m": 1}, False, 90, "bytes", "gemm_sm90_decode_s8s8"),
+    "a token gets a decode row": (
+        "linear",
+        {"x": "f16", "m": 1, "n": 1024},
+        False,
+        90,
+        "bytes",
+        "gemm_sm90_decode_s8s8",
+    ),
     "many int4 codes are packed": ("linear", {"x": "f16", "m": 4096} | INT4, True, 80, "nibbles", "gemm_sm80_s4s4"),
     "few are not worth the pass": ("linear", {"x": "f16", "m": 16} | INT4, True, 80, "bytes", "gemm_sm80_s8s4"),
     "Hopper takes int4 as bytes": ("linear", {"x": "f16", "m": 4096} | INT4, True, 90, "bytes", "gemm_sm90_s8s4"),

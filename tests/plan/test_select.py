@@ -17,7 +17,9 @@ PINNED = Path(__file__).with_name("pinned.txt")
 ANY = "gemm_simt_any"
 REPIN = "python tests/plan/pin.py > tests/plan/pinned.txt, and read the diff"
 # Selectable rows that no problem of the grid gets, and why they are in the table all the same.
-UNREACHED: dict[str, str] = {}
+UNREACHED: dict[str, str] = {
+    "gemm_sm90_s8s8_256x128x128_c2x1_cooperative": "with zero points the quickest of three on an H200, and within 3 %",
+}
 
 
 @pytest.fixture(scope="module")
