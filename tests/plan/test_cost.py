@@ -57,7 +57,7 @@ CLIFFS = {
 }
 
 
-# Of _STEPS on chips whose many multiprocessors multiply them at Ampere's rate, and of what an H200 was measured to take.
+# Steps on chips whose many multiprocessors multiply at Ampere's rate, and what an H200 was measured to take.
 STEEP = {_STEPS: 1.75, _GROUPS: 1.85, _ORDER: 1.5, _TOKENS: 1.55}
 
 
