@@ -21,6 +21,7 @@ from pyquant.nn import reference, straight_through, weights
 from pyquant.nn.linear_codes import LinearCodes
 from pyquant.nn.linear_state import traced
 from pyquant.nn.obstacles import is_watched
+from pyquant.ops import tuned
 from pyquant.ops.transforms import autocast
 from pyquant.ops.translate import reraise
 
@@ -128,10 +129,30 @@ class LinearCall(LinearCodes):
         storage, fused = self.storage, (self.activation, *self.clamp)
         if self.scheme.is_float:
             x = autocast(x)
+            if residual is None and self._is_torchs_linear(x, storage):
+                return self._torchs_linear(x, storage)
             return _tensor(_float(x.to(storage.dtype), storage, self.bias_, residual, *fused, x.dtype))
         w, zero_point = self.scheme.weights, self.weight_zero_point
         scaled = (storage, self.weight_scale, zero_point, self.bias_)
         return _tensor(_weight_only(x, *scaled, residual, w.bits, w.group_size or 0, *fused))
+
+    def _is_torchs_linear(self, x: Tensor, storage: Tensor) -> bool:
+        """Whether the op would hand a whole 16-bit layer, but for the residual, to torch's Linear: what is left to it
+        is the bias in float32, which it converts in each call."""
+        return (
+            storage.is_cuda
+            and x.dtype == storage.dtype
+            and self.activation == "none"
+            and not tuned.has_float_rows()
+            and not needs_derivative(x, None)
+            and not straight_through.is_transformed()
+        )
+
+    def _torchs_linear(self, x: Tensor, storage: Tensor) -> Tensor:
+        """As the op computes it: of rows, to which torch adds the bias before it rounds."""
+        rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 2 else x.unsqueeze(0)
+        y = torch.nn.functional.linear(rows, storage, self._buffers["bias_narrow"])
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], storage.shape[0])
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:
         inputs = self.scheme.inputs

@@ -89,6 +89,7 @@ class LinearState(nn.Module):
         self._is_packed = False
         self._spec: tuple[int, ...] = ()
         self.register_buffer("storage", None, persistent=False)
+        self.register_buffer("bias_narrow", None, persistent=False)
         for name in state.NUMBERS:
             self.register_buffer(state.held(name), None)
 
@@ -130,11 +131,18 @@ class LinearState(nn.Module):
         self._buffers["storage"] = new["storage"]
         for name in state.NUMBERS:
             self._buffers[state.held(name)] = new.get(name)
+        self._buffers["bias_narrow"] = self._narrowed(new.get("bias"))
         self._spec, self.missing = spec, self._weight_name if waits else missing
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
         self._parameters["stand_in"] = state.stand_in(self.dtype, storage.device)
         self._form = Form(self.in_features, codes_of, spec if is_packed else (), getattr(self, "patches", None))
+
+    def _narrowed(self, bias: Tensor | None) -> Tensor | None:
+        """The bias in the type of 16-bit weights, as torch's Linear takes it on a GPU: not converted in every call."""
+        if bias is None or not self.scheme.is_float or self.storage.device.type != "cuda":
+            return None
+        return bias.to(self.storage.dtype)
 
     @property
     def _waits(self) -> bool:

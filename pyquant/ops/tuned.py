@@ -34,6 +34,7 @@ _log = logging.getLogger("pyquant.tuned")
 _remarks: list[str] = []
 _layers: dict[tuple[str, tuple[object, ...]], LayerChoice] = {}  # of the table that is followed, by GPU and key
 _edition = 0  # how many tables were handed over
+_has_float_rows = False  # whether it puts a kernel of ours in the place of torch's float product somewhere
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,10 @@ def load() -> Table:
 def activate(table: Table) -> None:
     """Hands a table to the compiled plan: selections that start later follow it. Rows that this build does not have
     are left out with a remark."""
-    global _edition
+    global _edition, _has_float_rows
     _edition += 1
+    chosen = [choice for choices in table.gpus.values() for choice in choices.values()]
+    _has_float_rows = any(choice.w in _HALVES and choice.row != "torch" for choice in chosen)
     _layers.clear()
     _layers.update({(gpu, key): layer for gpu, layers in table.layers.items() for key, layer in layers.items()})
     for line in torch.ops.pyquant._set_tuned(wire(table)).splitlines():
@@ -209,6 +212,11 @@ def activate(table: Table) -> None:
 def edition() -> int:
     """Another number after every activate: what was asked of the plan before may have another answer."""
     return _edition
+
+
+def has_float_rows() -> bool:
+    """Whether a 16-bit product may be another than torch's own: a table that is followed says so for some size."""
+    return _has_float_rows
 
 
 def activate_found() -> None:
