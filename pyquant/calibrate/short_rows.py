@@ -14,6 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pyquant.core.scheme import TensorScheme
+from pyquant.numerics.passes import at_once
 from pyquant.numerics.qparams import divisor
 
 LONGEST: Final = 256  # numbers of a row: the tables are quicker for longer ones
@@ -25,20 +27,26 @@ _POLISHED: Final = 2  # of all these
 _ROUNDS: Final = 3  # of polishing: the codes of further ones are the same
 
 
+def are_rounded(scheme: TensorScheme, columns: int) -> bool:
+    """Whether 'mse' rounds rows of so many weights at every candidate, instead of asking tables."""
+    return scheme.symmetric and scheme.code_range[1] < FEW and columns <= LONGEST
+
+
 def least_squares_steps(rows: Tensor, qmin: int, qmax: int, ratios: Tensor) -> Tensor:
     """The step s of every row with the least squared error of clamp(round(w / s), qmin, qmax) * s.
 
     rows    float [R, n], finite, n at least 1.
-    ratios  float64 [P], descending from 1: the candidates, of the step that clips nothing (max |w| / qmax), which is
-            never exceeded; at least 3.
+    ratios  float64 [P] on the CPU, descending from 1: the candidates, of the step that clips nothing (max |w| / qmax),
+            which is never exceeded; at least 3.
     ->      float64 [R, 1]; 0 for rows of zeros. A row's step is the same in whatever company, and that of a row times a
             power of two is the step times that power, bit for bit.
     """
-    parts = rows.split(max(1, _AT_ONCE // rows.shape[1]))
-    return torch.cat([_least(part.to(torch.float32), qmin, qmax, ratios.to(rows.device)) for part in parts])
+    parts = rows.split(max(1, at_once(rows.device, _AT_ONCE) // rows.shape[1]))
+    width, ratios = float(1 / ratios[1]) - 1, ratios.to(rows.device)
+    return torch.cat([_least(part.to(torch.float32), qmin, qmax, ratios, width) for part in parts])
 
 
-def _least(rows: Tensor, qmin: int, qmax: int, ratios: Tensor) -> Tensor:
+def _least(rows: Tensor, qmin: int, qmax: int, ratios: Tensor, width: float) -> Tensor:
     amax = rows.abs().amax(1, keepdim=True)
     exponent = torch.frexp(amax).exponent
     real = torch.ldexp(rows, -exponent)  # magnitudes in [0.5, 1): their squares are normal numbers
@@ -47,7 +55,6 @@ def _least(rows: Tensor, qmin: int, qmax: int, ratios: Tensor) -> Tensor:
     errors = _errors_of(real, qmin, qmax)
     steps = first * ratios
     best = steps.gather(1, errors(steps).topk(_KEPT, largest=False).indices)
-    width = float(1 / ratios[1]) - 1
     around = 1 + width * torch.arange(-_FINE, _FINE + 1, dtype=torch.float64, device=rows.device) / _FINE
     steps = torch.minimum((best[..., None] * around).flatten(1), first)
     best = steps.gather(1, errors(steps).topk(_POLISHED, largest=False).indices)

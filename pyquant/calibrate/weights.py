@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyquant import numerics
 from pyquant.calibrate.registry import Range, range_to_qparams
+from pyquant.calibrate.short_rows import are_rounded
 from pyquant.calibrate.statistics import HistogramStatistics, RangeStatistics
 from pyquant.calibrate.tails import Distribution, SortedTails, Tails
 from pyquant.core.dtypes import FLOATS, describe
@@ -20,6 +21,7 @@ from pyquant.errors import ArgumentError, NonFiniteError, SchemeError
 
 _CHUNK: Final = 1 << 19  # weights searched at once: the tables of a search are some 20 times as large
 _LOOKUPS: Final = 1 << 22  # and so many thresholds, some 512 for each code of each row
+_MORE: Final = 8  # times of both on a GPU, where each part costs the launches of the whole search: 1 GiB
 _SIDES: Final = (lambda x: (-x).clamp_min(0), lambda x: x.clamp_min(0), torch.abs)  # of a Distribution
 
 
@@ -61,9 +63,11 @@ def weight_range(weight: Tensor, scheme: TensorScheme) -> Range:
     method = CALIBRATORS.find(scheme.calibrator)
     if method.statistics not in (RangeStatistics, HistogramStatistics):
         raise ArgumentError("scheme.calibrator", repr(scheme.calibrator), "a method that looks at the weights")
-    per_chunk = rows.shape[0]
-    if method.statistics is not RangeStatistics:
-        per_chunk = max(1, min(_CHUNK // rows.shape[1], _LOOKUPS >> (8 + scheme.bits)))
+    per_chunk, columns = rows.shape
+    is_rounded = scheme.calibrator == "mse" and are_rounded(scheme, columns)  # which goes over its own parts
+    if method.statistics is not RangeStatistics and not is_rounded:
+        more = 1 if rows.device.type == "cpu" else _MORE
+        per_chunk = max(1, min(more * _CHUNK // columns, more * _LOOKUPS >> (8 + scheme.bits)))
     parts = [method.function(RowStatistics(chunk), scheme) for chunk in rows.split(per_chunk)]
     return Range(*(torch.cat([part[end] for part in parts]).reshape(shape) for end in (0, 1)))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyquant.core.dtypes import INT8
+from pyquant.numerics.passes import at_once
 
 BASE_BITS: Final = 17  # significant bits of a base: base * step has at most 24, so that float32 holds it exactly
 _MASK: Final = -1 << 24 - BASE_BITS
@@ -110,7 +111,7 @@ def two_level_scales(weight: Tensor, target: Tensor, qmin: int, qmax: int) -> Te
     if target.numel() == 0:
         return target
     groups = weight.reshape(*target.shape, -1)
-    per_chunk = max(1, _CHUNK // max(weight.shape[1], 1))
+    per_chunk = max(1, at_once(weight.device, _CHUNK) // max(weight.shape[1], 1))
     pairs = zip(groups.split(per_chunk), target.split(per_chunk), strict=True)
     return torch.cat([_searched(rows, wanted, qmin, qmax) for rows, wanted in pairs])
 

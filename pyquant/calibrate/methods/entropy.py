@@ -17,6 +17,7 @@ from pyquant.calibrate.registry import Range, calibrator
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Tails
 from pyquant.core.scheme import TensorScheme
+from pyquant.numerics.passes import at_once
 
 BINS = 2048
 PER_BIN = 64  # numbers a bin on average, where that leaves enough bins: fewer are noise, not a shape
@@ -85,8 +86,8 @@ def divergences(counts: Tensor, beyond: Tensor, codes: int) -> Tensor:
     and, above the last bin, beyond float64 [R, 1] -> float64 [R, candidates]."""
     ends = _code_ends(codes, counts.shape[-1]).to(counts.device)  # [candidates, K + 1]
     sums = (_prefix(counts), _prefix((counts > 0).to(torch.float64)), _prefix(_xlogx(counts)))
-    at_once = max(1, _AT_ONCE // (counts.shape[0] * (codes + 1)))
-    return torch.cat([_divergences(counts, beyond, sums, some) for some in ends.split(at_once)], -1)
+    candidates = max(1, at_once(counts.device, _AT_ONCE) // (counts.shape[0] * (codes + 1)))
+    return torch.cat([_divergences(counts, beyond, sums, some) for some in ends.split(candidates)], -1)
 
 
 def _divergences(counts: Tensor, beyond: Tensor, sums: tuple[Tensor, Tensor, Tensor], ends: Tensor) -> Tensor:
@@ -109,8 +110,8 @@ def _divergences(counts: Tensor, beyond: Tensor, sums: tuple[Tensor, Tensor, Ten
 @functools.lru_cache(maxsize=8)
 def _code_ends(codes: int, bins: int) -> Tensor:
     """[candidates, K + 1]: code j of candidate i takes the bins ceil(j i / K) to ceil((j + 1) i / K) - 1."""
-    i = torch.arange(codes, bins + 1)[:, None]
-    j = torch.arange(codes + 1)
+    i = torch.arange(codes, bins + 1, device="cpu")[:, None]
+    j = torch.arange(codes + 1, device="cpu")
     return (j * i + codes - 1) // codes
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyquant.calibrate.registry import Range, calibrator
-from pyquant.calibrate.short_rows import FEW, LONGEST, least_squares_steps
+from pyquant.calibrate.short_rows import LONGEST, are_rounded, least_squares_steps
 from pyquant.calibrate.statistics import HistogramStatistics
 from pyquant.calibrate.tails import Distribution, Tails
 from pyquant.core.scheme import TensorScheme
@@ -31,10 +31,11 @@ def mse(statistics: HistogramStatistics, scheme: TensorScheme) -> Range:
     """The range with the least squared error of quantise and dequantise, within 0.01 % in the step. Affine ranges
     may end up to one step beyond the data, as zero points are whole. Source: docs/calibration.md 2.4."""
     qmin, qmax = scheme.code_range
-    rows = statistics.short_rows(LONGEST) if scheme.symmetric and qmax < FEW else None
-    if rows is not None:
-        step = least_squares_steps(rows, qmin, qmax, _ratios(lowest(qmax, math.sqrt(rows.shape[1]) / 2), rows.device))
-        return Range.symmetric(torch.minimum(step * qmax, rows.abs().amax(1, keepdim=True).double())[:, 0])
+    rows = statistics.short_rows(LONGEST)
+    if rows is not None and are_rounded(scheme, rows.shape[1]):
+        ratios = _ratios(lowest(qmax, math.sqrt(rows.shape[1]) / 2), torch.device("cpu"))
+        step = least_squares_steps(rows, qmin, qmax, ratios)
+        return Range.symmetric(torch.minimum(step[:, 0] * qmax, statistics.amax().double()))
     data = statistics.distribution()
     span, count = qmax - qmin, float(data.magnitudes.count[0])
     alive = data.amax > 0
