@@ -107,7 +107,7 @@ def measure(
             with torch.inference_mode():
                 logits = one(input_ids=ids[tokens[-1]]).logits.double()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            report.failed[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            report.failed[name] = _reason(error)
             yield f"{name}: failed after {time.perf_counter() - began:.1f} s: {report.failed[name]}"
             continue
         built[name] = one
@@ -120,11 +120,28 @@ def measure(
     for t in tokens:
         for clock in clocks:
             began = time.perf_counter()
-            runs: dict[str, Callable[[], Any]] = {n: partial(one, input_ids=ids[t]) for n, one in built.items()}
-            timings = time_interleaved(runs, clock=make_clock(clock), rounds=rounds, min_sample_s=0.005, warm_calls=2)
+            one_clock, runs = make_clock(clock), {}
+            for name, one in built.items():
+                run: Callable[[], Any] = partial(one, input_ids=ids[t])
+                try:
+                    with torch.inference_mode():
+                        run()
+                        one_clock.seconds(run, 1)
+                except RuntimeError as error:  # such as a graph that cannot be captured
+                    report.failed[f"{name}, {t} tokens, {clock}"] = _reason(error)
+                else:
+                    runs[name] = run
+            if FLOAT not in runs:
+                yield f"{t} tokens {CLOCKS.get(clock, clock)}: {FLOAT} failed"
+                continue
+            timings = time_interleaved(runs, clock=one_clock, rounds=rounds, min_sample_s=0.005, warm_calls=2)
             ms = {name: timings.median_us(name) / 1e3 for name in runs}
             report.rows.append(DecoderRow(t, clock, ms, {name: timings.ratio(FLOAT, name) for name in runs}))
             yield f"{t} tokens {CLOCKS.get(clock, clock)}: timed in {time.perf_counter() - began:.1f} s"
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _bytes(model: nn.Module) -> int:
@@ -132,13 +149,17 @@ def _bytes(model: nn.Module) -> int:
     return sum(held.values())
 
 
+def _cell(row: DecoderRow, name: str) -> str:
+    return f"{row.ms[name]:.3f} ({row.speedup[name]:.2f}x)" if name in row.ms else "-"
+
+
 def markdown(report: DecoderReport) -> str:
     """A table a clock, and what the logits lose."""
     parts = [f"# {report.layers} layers of Llama 3 8B", report.environment.line()]
     for clock in dict.fromkeys(row.clock for row in report.rows):
         mine = [row for row in report.rows if row.clock == clock]
-        names = list(mine[0].ms)
-        lines = [[row.tokens, *(f"{row.ms[n]:.3f} ({row.speedup[n]:.2f}x)" for n in names)] for row in mine]
+        names = list(dict.fromkeys(name for row in mine for name in row.ms))
+        lines = [[row.tokens, *(_cell(row, name) for name in names)] for row in mine]
         parts += [
             f"Milliseconds {CLOCKS.get(clock, clock)}; in brackets bf16's over it:",
             table(["tokens", *names], lines),

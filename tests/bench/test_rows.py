@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
 from pyquant.io.journal import Journal  # noqa: E402
 from pyquant.measure.environment import describe_environment  # noqa: E402
+from pyquant.measure.timing import WallClock  # noqa: E402
 from pyquant.measure.tune import TORCH, problems_for  # noqa: E402
 from pyquant.report.records.figures import Figures  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
@@ -187,6 +189,28 @@ def test_the_decoder_names_a_variant_that_fails(monkeypatch: pytest.MonkeyPatch)
     [*decoder.measure(decoder.decoder(1, decoder.DRY_SIZES), (1,), ("wall",), 1, report)]
     assert report.failed == {"broken": "a reason"}
     assert "- broken failed: a reason" in decoder.markdown(report)
+    assert [*report.rows[0].ms] == [decoder.FLOAT]
+
+
+def test_a_variant_that_a_clock_cannot_run_is_named_and_the_others_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+
+    class Refusing(WallClock):
+        def seconds(self, candidate: Any, calls: int) -> float:
+            if getattr(getattr(candidate, "func", None), "is_refused", False):
+                raise RuntimeError("cannot be captured")
+            return super().seconds(candidate, calls)
+
+    def two(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
+        other = copy.deepcopy(model)
+        other.is_refused = True
+        return {decoder.FLOAT: lambda: model, "other": lambda: other}
+
+    monkeypatch.setattr(decoder, "variants", two)
+    monkeypatch.setattr(decoder, "make_clock", lambda name: Refusing())
+    report = decoder.DecoderReport(describe_environment("cpu"), 1)
+    [*decoder.measure(decoder.decoder(1, decoder.DRY_SIZES), (1,), ("wall",), 1, report)]
+    assert report.failed == {"other, 1 tokens, wall": "cannot be captured"}
     assert [*report.rows[0].ms] == [decoder.FLOAT]
 
 
