@@ -55,12 +55,12 @@ def measure(rounds: int) -> dict[str, float]:
     """Microseconds a call of each part, and of the whole."""
     torch.manual_seed(0)
     layer = QLinear.from_float(nn.Linear(SIDE, SIDE), W8A8Dynamic())
-    x, none, nothing = torch.randn(1, SIDE), torch.zeros(0, SIDE), _Nothing()
+    x, none, nothing = torch.randn(1, SIDE, device="cpu"), torch.zeros(0, SIDE, device="cpu"), _Nothing()
     op, operands = torch.ops.pyquant.qlinear.default, (layer.storage, None, layer._spec)
     candidates = {
         RELU: lambda: torch.relu(x),
         MODULE: lambda: nothing(x),
-        RESULT: lambda: torch.empty(1, SIDE),
+        RESULT: lambda: torch.empty(1, SIDE, device="cpu"),
         EMPTY: lambda: op(none, *operands),
         OP: lambda: op(x, *operands),
         LAYER: lambda: layer(x),

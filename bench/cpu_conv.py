@@ -193,7 +193,7 @@ def row(model: str, conv: Conv, memory: str, rounds: int, budget_s: float) -> Co
     """One layer without activation: floats in and out; `codes`: int8 in and out, as inside a linked chain."""
     torch.manual_seed(0)
     floats = nn.Conv2d(conv.channels, conv.out, conv.kernel, conv.stride, conv.kernel // 2, groups=conv.groups).eval()
-    x = torch.randn(1, conv.channels, conv.size, conv.size).to(memory_format=FORMATS[memory])
+    x = torch.randn(1, conv.channels, conv.size, conv.size, device="cpu").to(memory_format=FORMATS[memory])
     dynamic = QConv2d.from_float(floats, W8A8Dynamic())
     static = QConv2d.from_float(floats, W8A8(), input_scale=INPUT_SCALE)
     linked = QConv2d.from_float(floats, _linked(), input_scale=INPUT_SCALE, output_scale=INPUT_SCALE)
@@ -214,7 +214,7 @@ def chain(channels: int, size: int, memory: str, rounds: int, budget_s: float) -
     """Three 3 x 3 layers with relu: fused static ones hand on codes, dynamic ones floats."""
     torch.manual_seed(0)
     convs = [nn.Conv2d(channels, channels, 3, padding=1).eval() for _ in range(3)]
-    x = torch.randn(1, channels, size, size).to(memory_format=FORMATS[memory])
+    x = torch.randn(1, channels, size, size, device="cpu").to(memory_format=FORMATS[memory])
     dynamic = [QConv2d.from_float(conv, W8A8Dynamic(), activation="relu") for conv in convs]
     scales = {"input_scale": INPUT_SCALE, "activation": "relu"}
     static = [QConv2d.from_float(conv, _linked(), output_scale=INPUT_SCALE, **scales) for conv in convs[:2]]

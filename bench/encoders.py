@@ -76,7 +76,7 @@ def measure(rounds: int, budget_s: float) -> list[EncoderRow]:
     for name, model in models():
         built = variants(model)
         for sentences, tokens in SIZES:
-            ids = torch.randint(0, 1000, (sentences, tokens))
+            ids = torch.randint(0, 1000, (sentences, tokens), device="cpu")
             runs: dict[str, Callable[[], object]] = {v: partial(m, input_ids=ids) for v, m in built.items()}
             timings = time_interleaved(runs, clock=clock, rounds=rounds, budget_s=budget_s)
             ms = {v: timings.median_us(v) / 1e3 for v in runs}

@@ -68,7 +68,7 @@ def measure(tokens: tuple[int, ...], rounds: int, budget_s: float) -> tuple[list
     """Every number of tokens, the models interleaved."""
     model, clock, rows = mixture(), make_clock(default_clock(torch.get_num_threads())), []
     quantised = {s: pyquant.quantize_(copy.deepcopy(model), s, heads=True, check_speed=False) for s in SCHEMES}
-    ids = torch.randint(0, 1024, (1, 128))
+    ids = torch.randint(0, 1024, (1, 128), device="cpu")
     with torch.inference_mode():
         want = model(ids).logits
         errors = {scheme: m(ids).logits - want for scheme, m in quantised.items()}
@@ -79,7 +79,7 @@ def measure(tokens: tuple[int, ...], rounds: int, budget_s: float) -> tuple[list
         model(ids)
 
     for count in tokens:
-        ids = torch.randint(0, 1024, (1, count))
+        ids = torch.randint(0, 1024, (1, count), device="cpu")
         runs: dict[str, Callable[[], object]] = {f"fp32 {how}": partial(run_float, how, ids) for how in FLOATS}
         runs |= {scheme: partial(m, ids) for scheme, m in quantised.items()}
         timings = time_interleaved(runs, clock=clock, rounds=rounds, budget_s=budget_s)

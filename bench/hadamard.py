@@ -48,7 +48,7 @@ def _row(m: int, k: int, rounds: int, clock: str) -> list[str]:
     torch.manual_seed(0)
     layer = HadamardLinear.from_linear(nn.Linear(k, k), k)
     quantize_(layer, W4A4Dynamic(group_size=None), check_speed=False)
-    x = torch.randn(m, k)
+    x = torch.randn(m, k, device="cpu")
     candidates = {"plain": lambda: layer.linear(x), "transformed": lambda: layer(x)}
     times = time_interleaved(candidates, clock=make_clock(clock), rounds=rounds)
     plain, transformed = (times.median_us(name) / 1e3 for name in candidates)

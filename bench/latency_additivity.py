@@ -85,7 +85,7 @@ def mlp() -> tuple[nn.Module, list[Any], None]:
     layers: list[nn.Module] = []
     for k, n in itertools.pairwise(MLP_SIZES):
         layers += [nn.Linear(k, n), nn.ReLU()]
-    return nn.Sequential(*layers).eval(), [torch.randn(64, MLP_SIZES[0]) for _ in range(4)], None
+    return nn.Sequential(*layers).eval(), [torch.randn(64, MLP_SIZES[0], device="cpu") for _ in range(4)], None
 
 
 def minilm() -> tuple[nn.Module, list[Any], Callable[[Any], Any]]:

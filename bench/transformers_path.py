@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     path.enable()
     is_met = True
     with using_threads(args.threads), torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
-        ids = torch.randint(5, 90, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(5, 90, (1, TOKENS), generator=torch.Generator().manual_seed(0), device="cpu")
         bert = minilm.load_float().bert
         bert.save_pretrained(Path(folder, "bert", "float"))
         load = lambda *a, **k: AutoModel.from_pretrained(*a, add_pooling_layer=False, **k)  # noqa: E731

@@ -56,7 +56,7 @@ def compare() -> int:
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
     own = pyquant.QLinear.from_float(torch.nn.Linear(K, N, bias=False), pyquant.W8A8Dynamic())
-    x = torch.randn(1, K)
+    x = torch.randn(1, K, device="cpu")
     op, storage, spec = torch.ops.pyquant.qlinear.default, own.storage, own._spec
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(VllmConfig()), torch.inference_mode():
         init_distributed_environment(1, 0, f"file://{folder}/meeting", 0, "gloo")

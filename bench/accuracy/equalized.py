@@ -46,7 +46,7 @@ def spread(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for first, second in itertools.pairwise(layers):
-            factor = torch.exp2(OCTAVES * (torch.rand(first.out_features, generator=generator) - 0.5))
+            factor = torch.exp2(OCTAVES * (torch.rand(first.out_features, generator=generator, device="cpu") - 0.5))
             first.weight *= factor[:, None]
             if first.bias is not None:
                 first.bias *= factor

@@ -118,8 +118,8 @@ def _digits_batches(split: str, count: int, size: int, seed: int) -> Iterator[Ba
     images, labels = digits()[split == "test"]
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        chosen = torch.randint(len(images), (size,), generator=generator)
-        noise = 0.05 * torch.randn(images[chosen].shape, generator=generator)
+        chosen = torch.randint(len(images), (size,), generator=generator, device="cpu")
+        noise = 0.05 * torch.randn(images[chosen].shape, generator=generator, device="cpu")
         yield images[chosen] + noise, labels[chosen]
 
 
@@ -128,8 +128,11 @@ def digits() -> tuple[Batch, Batch]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images, labels = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    images, labels = (
+        torch.tensor(data.data, dtype=torch.float32, device="cpu") / 16,
+        torch.tensor(data.target, device="cpu"),
+    )
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0), device="cpu")
     train, test = order[:1257], order[1257:]
     return (images[train], labels[train]), (images[test], labels[test])
 

@@ -32,5 +32,5 @@ def corpus() -> tuple[Tensor, Tensor]:
 
 def windows(data: Tensor, length: int, count: int, generator: torch.Generator) -> Tensor:
     """int64 [count, length]: windows at random places of a text."""
-    starts = torch.randint(data.numel() - length, (count, 1), generator=generator)
-    return data[starts + torch.arange(length)]
+    starts = torch.randint(data.numel() - length, (count, 1), generator=generator, device="cpu")
+    return data[starts + torch.arange(length, device="cpu")]

@@ -137,8 +137,10 @@ def _load(folder: Path, device: str) -> nn.Module:
 
 def _draw(data: Tensor, length: int, options: LmOptions, draw: int) -> list[Any]:
     generator = torch.Generator().manual_seed(draw)
-    starts = torch.randint(data.numel() - length, (options.batches * options.rows, 1), generator=generator)
-    return list((data[starts + torch.arange(length)]).to(options.device).split(options.rows))
+    starts = torch.randint(
+        data.numel() - length, (options.batches * options.rows, 1), generator=generator, device="cpu"
+    )
+    return list((data[starts + torch.arange(length, device="cpu")]).to(options.device).split(options.rows))
 
 
 @torch.no_grad()

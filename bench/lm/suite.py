@@ -99,7 +99,7 @@ def _minilm(large: Path | None, share: float) -> Subject:
         return Judgement((1 - (embedded * floats).sum(1)).tolist(), near, embedded)
 
     def batches(draw: int) -> list[Any]:
-        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(draw)).tolist()
+        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(draw), device="cpu").tolist()
         count = len(others) * 3 // 4 // 8  # of a batch
         rows = [[others[i] for i in order[at * count : (at + 1) * count]] for at in range(8)]
         return [dict(zip(("ids", "mask"), tokenise(part))) for part in rows]
@@ -139,7 +139,7 @@ def _vit(large: Path | None, share: float) -> Subject:
         return Judgement(losses, (logits.argmax(1) == answers).int().tolist())
 
     def batches(draw: int) -> list[Any]:
-        order = torch.randperm(len(patches), generator=torch.Generator().manual_seed(draw))[:256]
+        order = torch.randperm(len(patches), generator=torch.Generator().manual_seed(draw), device="cpu")[:256]
         return list(patches[order].split(32))
 
     # the patches' 4 pixels: too few for groups, and where bits count most

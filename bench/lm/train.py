@@ -165,7 +165,9 @@ def _keep(
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for i, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
+            tensors |= {
+                f"optimizer.{i}.{index}.{key}": torch.as_tensor(value, device="cpu") for key, value in state.items()
+            }
     known = {"told": told, "step": step, "steps": schedule.steps, "seconds": seconds}
     write_file(out / CHECKPOINT, save({n: t.contiguous() for n, t in tensors.items()}, {"training": json.dumps(known)}))
 

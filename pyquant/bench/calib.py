@@ -72,7 +72,7 @@ def mse_optimum(x: Tensor, bits: int) -> float:
     """The amax with the least squared error of symmetric codes on the numbers themselves: 400 points, then 81."""
     tails, qmax = SortedTails(x.reshape(1, -1).abs()), 2 ** (bits - 1) - 1
     largest, best = float(x.abs().max()), 0.0
-    for points in (torch.arange(1, 401) / 400, torch.arange(-40, 41) / 16000):
+    for points in (torch.arange(1, 401, device="cpu") / 400, torch.arange(-40, 41, device="cpu") / 16000):
         amax = (best + largest * points.double())[None]
         amax = amax[:, amax[0] > 0]
         best = float(amax[0, side_errors(tails, amax / qmax, qmax)[0, :, -1].argmin()])

@@ -45,7 +45,7 @@ def _ours(x: Tensor, scale: Tensor, granularity: str) -> Function:
 
 def _ours_kept(x: Tensor, scale: Tensor, granularity: str) -> Function:
     """Buffers that are allocated once, as pyquant keeps them for weights; the gradient is masked in place."""
-    y, mask = torch.empty_like(x), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    y, mask = torch.empty_like(x), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
 
     class Kept(torch.autograd.Function):
         @staticmethod
@@ -82,14 +82,14 @@ def _ours_learned(x: Tensor, scale: Tensor, granularity: str) -> Function:
 
 
 def _torch(x: Tensor, scale: Tensor, granularity: str) -> Function:
-    step, zero = float(scale[0]), torch.zeros(len(scale), dtype=torch.int32)
+    step, zero = float(scale[0]), torch.zeros(len(scale), dtype=torch.int32, device="cpu")
     if granularity == "per_tensor":
         return lambda v: torch.fake_quantize_per_tensor_affine(v, step, 0, -127, 127)
     return lambda v: torch.fake_quantize_per_channel_affine(v, scale, zero, 0, -127, 127)
 
 
 def _torch_learned(x: Tensor, scale: Tensor, granularity: str) -> Function:
-    learned, zero = scale.clone().requires_grad_(), torch.zeros(len(scale))
+    learned, zero = scale.clone().requires_grad_(), torch.zeros(len(scale), device="cpu")
     if granularity == "per_tensor":
         return lambda v: torch._fake_quantize_learnable_per_tensor_affine(v, learned, zero, -127, 127, 1.0)
     return lambda v: torch._fake_quantize_learnable_per_channel_affine(v, learned, zero, 0, -127, 127, 1.0)

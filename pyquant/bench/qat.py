@@ -68,9 +68,9 @@ def run_qat_bench(bench: QatBench, *, on_case: Callable[[str], None] | None = No
 
 def _passes(bench: QatBench, granularity: str, elements: int, missing: list[Unavailable], case: str) -> list[QatRow]:
     columns = min(4096, elements)
-    x = torch.randn(max(elements // columns, 1), columns, generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    scale = torch.tensor([4.0 / 127]) if granularity == "per_tensor" else x.abs().amax(-1) / 127
+    x = torch.randn(max(elements // columns, 1), columns, generator=torch.Generator().manual_seed(0), device="cpu")
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), device="cpu")
+    scale = torch.tensor([4.0 / 127], device="cpu") if granularity == "per_tensor" else x.abs().amax(-1) / 127
 
     def made(candidate: fake_quantize.Candidate) -> Call:
         call = _both_ways(candidate.build(x, scale, granularity), x, grad)

@@ -39,11 +39,11 @@ class _Block(nn.Module):
 def _mlp() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(
         nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1024)
-    ), torch.randn(256, 1024)
+    ), torch.randn(256, 1024, device="cpu")
 
 
 def _transformer() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*(_Block() for _ in range(6))), torch.randn(8, 64, 384)
+    return nn.Sequential(*(_Block() for _ in range(6))), torch.randn(8, 64, 384, device="cpu")
 
 
 MODELS: Final[dict[str, Callable[[], tuple[nn.Module, Tensor]]]] = {"mlp": _mlp, "transformer": _transformer}
@@ -89,8 +89,12 @@ def _swap(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module
 
 
 def _pyquant_ops(linear: nn.Linear) -> nn.Module:
-    scale = torch.tensor([_STEP])
-    buffers = torch.empty_like(linear.weight), torch.empty(len(linear.weight)), torch.empty(len(linear.weight)).int()
+    scale = torch.tensor([_STEP], device="cpu")
+    buffers = (
+        torch.empty_like(linear.weight),
+        torch.empty(len(linear.weight), device="cpu"),
+        torch.empty(len(linear.weight), device="cpu").int(),
+    )
     return _FakeLinear(
         linear,
         lambda x: ops.fake_quantize(x, scale)[0],
@@ -100,7 +104,7 @@ def _pyquant_ops(linear: nn.Linear) -> nn.Module:
 
 def _torch_static(linear: nn.Linear) -> nn.Module:
     scale = (linear.weight.detach().abs().amax(1) / 127).clone()
-    zero = torch.zeros(len(scale), dtype=torch.int32)
+    zero = torch.zeros(len(scale), dtype=torch.int32, device="cpu")
     return _FakeLinear(
         linear,
         lambda x: torch.fake_quantize_per_tensor_affine(x, _STEP, 0, -127, 127),
@@ -109,7 +113,7 @@ def _torch_static(linear: nn.Linear) -> nn.Module:
 
 
 def _naive_linear(linear: nn.Linear) -> nn.Module:
-    scale = torch.tensor([_STEP])
+    scale = torch.tensor([_STEP], device="cpu")
     return _FakeLinear(linear, _naive(scale), lambda w: _naive(w.detach().abs().amax(1, keepdim=True) / 127)(w))
 
 
@@ -142,7 +146,7 @@ def step_of(model: str, variant: Variant) -> Callable[[], Tensor]:
     """A training step of the model under the variant: every variant starts from the same weights."""
     torch.manual_seed(0)
     plain, x = MODELS[model]()
-    target = torch.randn(x.shape)
+    target = torch.randn(x.shape, device="cpu")
     trained = variant.prepare(copy.deepcopy(plain), x).train()
     optimizer = torch.optim.SGD(trained.parameters(), lr=1e-5, momentum=0.9)
 

@@ -29,7 +29,7 @@ class FirstBatchHistogram:
 
     def __init__(self) -> None:
         self.width = 0.0
-        self.counts = torch.zeros(BINS, dtype=torch.int64)
+        self.counts = torch.zeros(BINS, dtype=torch.int64, device="cpu")
 
     def observe(self, x: Tensor) -> None:
         """Takes in one batch, float of any shape, finite. CalibrationError (nothing is remembered) for numbers 32

@@ -89,14 +89,14 @@ class RangeStatistics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything as plain tensors; load_state_dict() of a new object goes on from there."""
-        state = {"count": torch.tensor(self.count, dtype=torch.int64)}
+        state = {"count": torch.tensor(self.count, dtype=torch.int64, device="cpu")}
         if self.low is not None and self.high is not None:
             state |= {"low": self.low.clone(), "high": self.high.clone()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Becomes what state_dict() described. Raises ArgumentError for missing, unknown or ill-shaped entries."""
-        names = {"count", *(self._STATE if int(state.get("count", torch.tensor(0))) else ())}
+        names = {"count", *(self._STATE if int(state.get("count", torch.tensor(0, device="cpu"))) else ())}
         if set(state) != names:
             raise ArgumentError("state", sorted(state), sorted(names))
         low, high = state.get("low"), state.get("high")
@@ -161,16 +161,16 @@ class RangeStatistics:
         self.count += count
 
     def _reduce(self, group: _Group) -> None:
-        channels = group.largest(torch.tensor([-1 if self.low is None else self.low.numel()]))
+        channels = group.largest(torch.tensor([-1 if self.low is None else self.low.numel()], device="cpu"))
         if channels.item() < 0:
             return
         shape = [] if self.channel_axis is None else [int(channels.item())]
         if self.low is None or self.high is None:
-            low, high = torch.full(shape, torch.inf), torch.full(shape, -torch.inf)
+            low, high = torch.full(shape, torch.inf, device="cpu"), torch.full(shape, -torch.inf, device="cpu")
         else:
             low, high = self.low, self.high
         self.low, self.high = -group.largest(-low), group.largest(high)
-        self.count = int(group.total(torch.tensor([self.count])).item())
+        self.count = int(group.total(torch.tensor([self.count], device="cpu")).item())
 
 
 class HistogramStatistics(RangeStatistics):
@@ -193,7 +193,7 @@ class HistogramStatistics(RangeStatistics):
     def __init__(self, channel_axis: int | None = None) -> None:
         super().__init__(channel_axis)
         self.counts: Tensor | None = None
-        self.exponent = torch.empty(0, dtype=torch.int64)
+        self.exponent = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def channels(self) -> list[HistogramStatistics]:
         """One whole-tensor view a channel (itself where there are no channels). CalibrationError before any data."""
@@ -232,7 +232,7 @@ class HistogramStatistics(RangeStatistics):
         super().load_state_dict(state)
         counts, exponent = state.get("counts"), state.get("exponent")
         if counts is None or exponent is None or self.low is None:
-            self.counts, self.exponent = None, torch.empty(0, dtype=torch.int64)
+            self.counts, self.exponent = None, torch.empty(0, dtype=torch.int64, device="cpu")
             return
         shape = [self.low.numel(), 2, BINS]
         if counts.dtype != torch.int64 or list(counts.shape) != shape:
@@ -269,10 +269,10 @@ class HistogramStatistics(RangeStatistics):
         """Lets every window end at least where `exponents` says; the counts live on `device` from here on."""
         if self.counts is None:
             self.counts = torch.zeros(len(exponents), 2, BINS, dtype=torch.int64, device=device)
-            self.exponent = torch.tensor(exponents).clamp_min(EXPONENT_MIN)
+            self.exponent = torch.tensor(exponents, device="cpu").clamp_min(EXPONENT_MIN)
             return
         self.counts = self.counts.to(device)
-        exponent = torch.maximum(self.exponent, torch.tensor(exponents))
+        exponent = torch.maximum(self.exponent, torch.tensor(exponents, device="cpu"))
         for c, octaves in enumerate((exponent - self.exponent).tolist()):
             if octaves:
                 self.counts[c] = numerics.widen_histogram(self.counts[c], octaves)
@@ -283,7 +283,8 @@ class HistogramStatistics(RangeStatistics):
         if self.low is None:
             return
         channels = self.low.numel()
-        mine = self.exponent if self.counts is not None else torch.full([channels], EXPONENT_MIN, dtype=torch.int64)
+        none = torch.full([channels], EXPONENT_MIN, dtype=torch.int64, device="cpu")
+        mine = none if self.counts is None else self.exponent
         self._widen(group.largest(mine).tolist(), self.low.device)
         self.counts = group.total(self._bins)
 

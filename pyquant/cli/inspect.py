@@ -75,12 +75,12 @@ def kernel_name(scheme: QScheme) -> str:
     k, n = scheme.weights.group_size or 32, 8
     shape = (n, 1) if scheme.weights.granularity == "per_group" else (n,)  # a scale of the tensor is held for each row
     quantised = not scheme.is_float
-    codes = torch.zeros(n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""))
+    codes = torch.zeros(n, k, dtype=torch.int8 if quantised else getattr(torch, scheme.float_dtype or ""), device="cpu")
     layer = QLinear.from_codes(
         codes,
-        torch.ones(shape) if quantised else None,
+        torch.ones(shape, device="cpu") if quantised else None,
         scheme=scheme,
-        weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32),
+        weight_zero_point=None if scheme.weights.symmetric else torch.zeros(shape, dtype=torch.int32, device="cpu"),
         input_scale=1.0 if scheme.is_static else None,
         input_zero_point=0 if scheme.is_static and scheme.inputs and not scheme.inputs.symmetric else None,
         output_scale=1.0 if scheme.outputs else None,

@@ -45,7 +45,7 @@ def _for_layer(layer: nn.Module) -> Tensor | None:
     if weight is None:
         return None
     if isinstance(layer, (nn.Embedding, QEmbedding)):
-        ids = torch.randint(max(layer.num_embeddings, 1), (_ROWS, _ROWS), generator=generator)
+        ids = torch.randint(max(layer.num_embeddings, 1), (_ROWS, _ROWS), generator=generator, device="cpu")
         return ids.to(weight.device)
     if isinstance(layer, (nn.Linear, QLinear)):
         size: tuple[int, ...] = (_ROWS, layer.in_features)
@@ -53,4 +53,4 @@ def _for_layer(layer: nn.Module) -> Tensor | None:
         size = (1, layer.in_channels, _PIXELS, _PIXELS)
     else:
         return None
-    return torch.randn(size, generator=generator).to(weight.device, weight.dtype)
+    return torch.randn(size, generator=generator, device="cpu").to(weight.device, weight.dtype)

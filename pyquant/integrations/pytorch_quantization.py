@@ -121,7 +121,7 @@ class TensorQuantizer(nn.Module, metaclass=_Switches):
         self.statistics = new_statistics(scheme)
         self._disabled, self._if_calib = disabled, if_calib
         if self.quant_desc.amax is not None:
-            self.amax = torch.tensor(self.quant_desc.amax)
+            self.amax = torch.tensor(self.quant_desc.amax, device="cpu")
 
     @property
     def amax(self) -> Tensor | None:
@@ -131,7 +131,9 @@ class TensorQuantizer(nn.Module, metaclass=_Switches):
 
     @amax.setter
     def amax(self, value: Tensor | float) -> None:
-        self.fake_quantize.set_range(Range.symmetric(torch.as_tensor(value, dtype=torch.float32)))
+        self.fake_quantize.set_range(
+            Range.symmetric(torch.as_tensor(value, dtype=torch.float32, device=self.fake_quantize.scale.device))
+        )
 
     def enable(self) -> None:
         """Quantise (or collect) again."""

@@ -56,7 +56,7 @@ def to_tensors(layer: LayerRecord, entry: LayerEntry) -> dict[str, torch.Tensor]
     by_suffix: dict[str, torch.Tensor] = {}
     if format_of(entry) == "pack-quantized":
         by_suffix["weight_packed"] = pack_to_int32(codes, bits)
-        by_suffix["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64)
+        by_suffix["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64, device="cpu")
     else:
         by_suffix["weight"] = codes
     if layer.weight_scale is not None:
@@ -159,7 +159,7 @@ def pack_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """
     rows, columns = codes.shape
     per_word = 32 // bits
-    values = torch.zeros(rows, -(-columns // per_word) * per_word, dtype=torch.uint8)
+    values = torch.zeros(rows, -(-columns // per_word) * per_word, dtype=torch.uint8, device=codes.device)
     values[:, :columns] = (codes - code_type(bits).qmin).view(torch.uint8)  # of 8 bits: modulo 256
     packed = values[:, 0 :: 8 // bits]
     for i in range(1, 8 // bits):
@@ -173,7 +173,7 @@ def unpack_from_int32(packed: torch.Tensor, bits: int, columns: int, name: str) 
     rows, words = packed.shape
     values = packed.reshape(-1).view(torch.uint8).reshape(rows, words * 4)
     if bits < 8:
-        wide = torch.empty(rows, words * (32 // bits), dtype=torch.uint8)
+        wide = torch.empty(rows, words * (32 // bits), dtype=torch.uint8, device=packed.device)
         for i in range(8 // bits):
             wide[:, i :: 8 // bits] = values >> bits * i & (1 << bits) - 1
         values = wide

@@ -42,7 +42,7 @@ def decode(
     data = read_file(name, dir_fd=dir_fd, check=lambda size: check_size(f"{where}/{name}", size, file))
     check_digest(f"{where}/{name}", data, file)
     try:
-        tensors = safetensors.torch.load(data)
+        tensors = parsed(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         raise CheckpointError(f"{where}/{name}: not a valid safetensors file: {str(error)[:200]}") from None
     _check_header(f"{where}/{name}", data)
@@ -58,6 +58,12 @@ def decode(
         if digest(tensor) != entry.sha256:
             raise CheckpointError(f"{where}/{name}: tensor '{key}': its bytes do not have the SHA-256 of the manifest")
     return tensors
+
+
+def parsed(data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, on the CPU; the package's own errors."""
+    with torch.device("cpu"):  # it makes those of no elements on torch's default device
+        return safetensors.torch.load(data)
 
 
 def digest(tensor: torch.Tensor) -> str:

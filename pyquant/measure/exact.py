@@ -27,7 +27,9 @@ def is_exact(layer: QLinear, x: Tensor) -> bool:
 
 def check_rows(m: int, most: int = 8) -> Tensor:
     """Up to `most` row numbers of [0, m), spread evenly, first and last among them; int64."""
-    return torch.linspace(0, m - 1, most).round().to(torch.int64) if m > most else torch.arange(m)
+    if m <= most:
+        return torch.arange(m, device="cpu")
+    return torch.linspace(0, m - 1, most, device="cpu").round().to(torch.int64)
 
 
 def sqnr_db(exact: Tensor, y: Tensor) -> float:

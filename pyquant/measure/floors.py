@@ -107,7 +107,7 @@ def read_limit(size_bytes: int, *, cold: bool = False) -> Limit:
     Raises UnsupportedError without the native libraries.
     """
     _need_native()
-    source = torch.ones(max(1, size_bytes // 4))
+    source = torch.ones(max(1, size_bytes // 4), device="cpu")
     times = 1 if cold else max(1, _READ_A_CALL // size_bytes)
     return Limit(lambda: torch.ops.pyquant._cpu_read(source, times), times * size_bytes)
 

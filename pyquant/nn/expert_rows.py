@@ -137,7 +137,7 @@ def _in_one_call(layers: Sequence[Any], x: Tensor, counts: Sequence[int], rows: 
     if len(layers) == 1:
         y: Tensor = layers[0](x if rows is None else x[rows])
         return y
-    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    ends = torch.tensor(counts, dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
     first = layers[0]
     if first._is_direct:
         return _of_codes(layers, x, ends, rows)

@@ -86,7 +86,8 @@ class Recurrent(nn.Module):
         last: list[tuple[Tensor, ...]] = []
         running = None  # bool [steps, B, 1]: whether a sequence still has input at a step
         if lengths is not None:
-            running = (torch.arange(x.shape[0])[:, None] < lengths[None, :]).to(x.device)[..., None]
+            steps = torch.arange(x.shape[0], device=lengths.device)
+            running = (steps[:, None] < lengths[None, :]).to(x.device)[..., None]
         directions = 1 + self.bidirectional
         for layer in range(self.num_layers):
             if layer and self.dropout:

@@ -56,5 +56,5 @@ class Reordered(nn.Module):
 def check_order(order: object, columns: int) -> None:
     """Raise ArgumentError for what is no order of so many columns."""
     is_order = isinstance(order, Tensor) and order.dtype == torch.int64 and tuple(order.shape) == (columns,)
-    if not is_order or not torch.equal(torch.sort(order.cpu())[0], torch.arange(columns)):  # type: ignore[attr-defined]
+    if not is_order or not torch.equal(torch.sort(order.cpu())[0], torch.arange(columns, device="cpu")):  # type: ignore[attr-defined]
         raise ArgumentError("order", describe(order), f"int64 [{columns}], each of 0 to {columns - 1} once")

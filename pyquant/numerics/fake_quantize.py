@@ -99,7 +99,7 @@ def fake_quantize_dynamic(
 
 def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
     """grad where the mask is 1, else +0. Source: docs/numerics.md 10.3."""
-    return torch.where(unpack_mask(mask, tuple(grad.shape)), grad, torch.zeros((), dtype=grad.dtype)).contiguous()
+    return torch.where(unpack_mask(mask, tuple(grad.shape)), grad, 0.0).contiguous()
 
 
 def fake_quantize_lsq_backward(
@@ -123,5 +123,5 @@ def fake_quantize_lsq_backward(
     clipped = torch.where(rounded.isnan(), 0.0, torch.minimum(torch.maximum(rounded, low), high))
     slope = torch.where(inside, rounded - v, clipped)
     grad_scale = sum_in_blocks(_grouped(grad.to(torch.float32), granularity, group_size) * slope).reshape(scale.shape)
-    grad_x = torch.where(inside.reshape(x.shape), grad, torch.zeros((), dtype=grad.dtype)).contiguous()
+    grad_x = torch.where(inside.reshape(x.shape), grad, 0.0).contiguous()
     return grad_x, grad_scale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ def fma(a: Tensor | float, b: Tensor | float, c: Tensor | float) -> Tensor:
     """
     product = _widen(a) * _widen(b)  # exact: 48 significant bits
     addend = _widen(c)
-    total = torch.as_tensor(product + addend)
+    total = cast(Tensor, product + addend)
     back = total - product
     error = (product - (total - back)) + (addend - back)  # what rounding the sum to float64 lost, exactly
     # Rounding to odd keeps the lost part visible in the last of the 53 bits, so the rounding to 24 bits (or fewer, for

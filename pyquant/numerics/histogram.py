@@ -58,9 +58,9 @@ def magnitude_edges(exponent: int) -> Tensor:
     Bin i holds edges[i] <= |x| < edges[i + 1].
     """
     steps = 1 << MANTISSA_BITS
-    octaves = torch.exp2(torch.arange(exponent - OCTAVES, exponent, dtype=torch.float64))
-    fractions = torch.arange(steps, 2 * steps, dtype=torch.float64) / steps
-    end = torch.tensor([2.0**exponent], dtype=torch.float64)
+    octaves = torch.exp2(torch.arange(exponent - OCTAVES, exponent, dtype=torch.float64, device="cpu"))
+    fractions = torch.arange(steps, 2 * steps, dtype=torch.float64, device="cpu") / steps
+    end = torch.tensor([2.0**exponent], dtype=torch.float64, device="cpu")
     return torch.cat([end.new_zeros(1), (octaves[:, None] * fractions).reshape(-1), end])
 
 

@@ -46,7 +46,7 @@ class _Rows:
     def ends(self, layers: Sequence[int]) -> Tensor:
         """int32: where the rows of each of these layers end, one behind the other."""
         counts = [self.parts[i].stop - self.parts[i].start for i in layers]
-        return torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return torch.tensor(counts, dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
 
     def taken(self, values: Tensor, layers: Sequence[int]) -> Tensor:
         """The rows of these layers, one behind the other."""

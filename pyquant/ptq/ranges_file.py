@@ -65,7 +65,7 @@ def _tensor(value: Any, where: str) -> Tensor:
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
             raise CheckpointError(f"{where}: {number!r:.40}; allowed: finite numbers")
-    tensor = torch.tensor(value, dtype=torch.float32)
+    tensor = torch.tensor(value, dtype=torch.float32, device="cpu")
     if not bool(tensor.isfinite().all()):
         raise CheckpointError(f"{where}: beyond float32; allowed: finite float32 numbers")
     return tensor

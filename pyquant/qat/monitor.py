@@ -25,7 +25,7 @@ from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.kinds import is_simulated
 
 COLUMNS: Final = ("step", "loss", "layer", "tensor", "clip_share", "scale", "scale_drift", "grad_norm")
-_ONES: Final = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.uint8)
+_ONES: Final = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.uint8, device="cpu")
 
 
 class QATMonitor(AbstractContextManager["QATMonitor"]):
@@ -129,7 +129,7 @@ class _Watched:
         scale, zero_point = fake.qparams(x)
         self.log_scale = scale.log().mean()
         if fake.follows:
-            self.seen.append((torch.zeros((), dtype=torch.int64), x.numel()))
+            self.seen.append((torch.zeros((), dtype=torch.int64, device="cpu"), x.numel()))
             return
         mask = torch.ops.pyquant.fake_quantize(x, scale, zero_point, *fake.how)[1]
         inside = _ONES.to(mask.device)[mask.to(torch.int64)].sum(dtype=torch.int64)

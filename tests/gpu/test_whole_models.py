@@ -24,16 +24,16 @@ INTEGER = (
     "W4A8TwoLevelDynamic",
     "W4A4Dynamic",
 )
+# Not "sensitivity", which draws its data with a generator of the CPU, and not "compile", which moves things to the CPU
+# by hand: as they are written, they want a default device that is the CPU.
 PAGES = (
     "quickstart",
     "calibration",
     "reconstruction",
     "selective",
     "formats",
-    "sensitivity",
     "latency",
     "qat",
-    "compile",
 )
 # A process of its own: the device that tensors are made on is the process's.
 RUN_PAGE = """

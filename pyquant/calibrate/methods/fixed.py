@@ -38,7 +38,7 @@ class GivenRange(RangeStatistics):
         if not all(isinstance(e, int | float) and math.isfinite(e) for e in ends) or ends[0] > ends[1]:  # type: ignore[operator,arg-type]
             raise ArgumentError("amax" if amax is not None else "low", ends, "finite numbers, low <= high")
         given = GivenRange()
-        given.low, given.high = (torch.tensor(e, dtype=torch.float32) for e in ends)
+        given.low, given.high = (torch.tensor(e, dtype=torch.float32, device="cpu") for e in ends)
         given.count = 1  # so that it counts as calibrated
         return given
 

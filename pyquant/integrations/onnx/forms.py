@@ -27,7 +27,8 @@ class Range(nn.Module):
 
     def __init__(self, scale: Tensor, zero_point: Tensor | None) -> None:
         super().__init__()
-        zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(()).to(torch.int8)
+        none = torch.zeros((), dtype=torch.int8, device=scale.device)
+        zero = none if zero_point is None else zero_point.reshape(()).to(torch.int8)
         self.register_buffer("scale", scale.detach().reshape(()).clone())
         self.register_buffer("zero_point", zero)
 
@@ -158,9 +159,9 @@ class GemmLinear(Form):
         scale = layer.input_scale * weight_scale
         self.inputs = Range(layer.input_scale, layer.input_zero_point)
         self.register_buffer("scale", weight_scale.clone())
-        self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int8))
+        self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int8, device=scale.device))
         self.register_buffer("bias_scale", scale)
-        self.register_buffer("bias_zero_points", torch.zeros(len(scale), dtype=torch.int32))
+        self.register_buffer("bias_zero_points", torch.zeros(len(scale), dtype=torch.int32, device=scale.device))
         self.bias = whole_bias(layer.bias_, scale)
 
     def product(self, x: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ class DequantizedLinear(Form):
         self.operator = "DQ MatMul" if self.inputs is None else self.operator
         scale = weight_scale.T.contiguous() if group_size else weight_scale
         self.register_buffer("scale", scale.clone())
-        self.register_buffer("zero_points", torch.zeros(scale.shape, dtype=torch.int8))
+        self.register_buffer("zero_points", torch.zeros(scale.shape, dtype=torch.int8, device=scale.device))
 
     def product(self, x: Tensor) -> Tensor:
         x = x if self.inputs is None else self.inputs(x)
@@ -287,7 +288,7 @@ class DequantizedLookup(nn.Module):
         self.dtype = layer.dtype
         self.register_buffer("codes", layer.codes.contiguous())
         self.register_buffer("scale", layer.weight_scale.detach().clone())
-        self.register_buffer("zero_points", torch.zeros(len(self.scale), dtype=torch.int8))
+        self.register_buffer("zero_points", torch.zeros(len(self.scale), dtype=torch.int8, device=self.scale.device))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = operators.dequantize(self.codes, self.scale, self.zero_points, axis=0)
@@ -320,7 +321,7 @@ class IntegerConv(_Convolution):
         scale = weight_scale if dynamic else layer.input_scale * weight_scale
         self.register_buffer("scale", scale.reshape(-1, 1, 1).clone())
         zero = 128 if layer.input_zero_point is None else 128 + int(layer.input_zero_point)
-        self.register_buffer("zero_point", torch.tensor(zero, dtype=torch.uint8))
+        self.register_buffer("zero_point", torch.tensor(zero, dtype=torch.uint8, device=scale.device))
 
     def product(self, x: Tensor) -> Tensor:
         v, scale, _ = self.inputs(x)
@@ -341,7 +342,9 @@ class DequantizedConv(_Convolution):
         self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale, layer.input_zero_point)
         self.operator = "DQ Conv" if self.inputs is None else self.operator
         self.register_buffer("scale", weight_scale.clone())
-        self.register_buffer("zero_points", torch.zeros(len(weight_scale), dtype=torch.int8))
+        self.register_buffer(
+            "zero_points", torch.zeros(len(weight_scale), dtype=torch.int8, device=weight_scale.device)
+        )
 
     def product(self, x: Tensor) -> Tensor:
         x = x if self.inputs is None else self.inputs(x)

@@ -126,14 +126,16 @@ def example_of(model: Any) -> dict[str, Any]:
     Raises ArgumentError for a model of which the principal input is something else.
     """
     generator, main = torch.Generator().manual_seed(0), str(getattr(model, "main_input_name", ""))
-    home = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
+    home = next(
+        (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0, device="cpu")
+    )
 
     def ids(length: int) -> torch.Tensor:
         vocabulary = int(_setting(model.config, "vocab_size") or 1)
-        return torch.randint(vocabulary, (_EXAMPLES, length), generator=generator).to(home.device)
+        return torch.randint(vocabulary, (_EXAMPLES, length), generator=generator, device="cpu").to(home.device)
 
     def real(*shape: int) -> torch.Tensor:
-        return torch.randn(_EXAMPLES, *shape, generator=generator).to(home.device, home.dtype)
+        return torch.randn(_EXAMPLES, *shape, generator=generator, device="cpu").to(home.device, home.dtype)
 
     frames = _setting(model.config, "max_source_positions") or 16
     sizes: dict[str, Callable[[], torch.Tensor]] = {

@@ -117,4 +117,4 @@ def windows_of(ids: Tensor, length: int, count: int | None, argument: str) -> Te
         raise ArgumentError(argument, f"a text of {ids.numel()} tokens", f"at least one window of {length}")
     if count is None or count >= len(whole):
         return whole
-    return whole[torch.arange(count) * len(whole) // count]
+    return whole[torch.arange(count, device=whole.device) * len(whole) // count]

@@ -99,7 +99,7 @@ def _layers(weights: Weights, inputs: Inputs | None, bias: Tensor | None, dtype:
         raise ArgumentError("weight_zero_point", got, "symmetric weights, or floating-point inputs")
     by_part = [] if inputs is None else _static_inputs(inputs, len(weights.widths))
     is_one = len(set(by_part)) < 2
-    ends = [rows] if is_one else torch.tensor(list(weights.widths)).cumsum(0).tolist()
+    ends = [rows] if is_one else torch.tensor(list(weights.widths), device="cpu").cumsum(0).tolist()
     layers, start = [], 0
     for i, end in enumerate(ends):
         one = slice(start, end)

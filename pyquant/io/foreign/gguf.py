@@ -144,7 +144,7 @@ class Source:
         if not isinstance(heads, int) or heads < 1 or shape[0] % (2 * heads):
             got = f"{shape[0]} rows for {str(heads)[:40]} heads"
             raise CheckpointError(f"{self.directory}: tensor '{name}': {got}; allowed: an even number a head")
-        return torch.arange(shape[0]).reshape(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return torch.arange(shape[0], device="cpu").reshape(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 class Reader:

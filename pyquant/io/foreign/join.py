@@ -55,7 +55,9 @@ def joined(name: str, gate: ForeignLayer, up: ForeignLayer, *, interleaved: bool
     zero_point = None
     if has_points:
         filled = [
-            torch.zeros(record.out_features, groups, dtype=torch.int32) if point is None else _by_groups(record, point)
+            torch.zeros(record.out_features, groups, dtype=torch.int32, device="cpu")
+            if point is None
+            else _by_groups(record, point)
             for record, point in zip((one, other), points, strict=True)
         ]
         zero_point = rows(*(point.expand(-1, groups) for point in filled)).reshape(shape)

@@ -150,12 +150,18 @@ def positive_scales(
         if zero_point is None and not bool((turned & (codes == qmin)).any()):
             codes = torch.where(turned, -codes, codes)
         else:
-            zero_point = torch.zeros(scale.shape, dtype=torch.int32) if zero_point is None else zero_point
+            zero_point = (
+                torch.zeros(scale.shape, dtype=torch.int32, device=scale.device) if zero_point is None else zero_point
+            )
             codes = torch.where(turned, -1 - codes, codes)
             zero_point = torch.where(negative, -1 - zero_point, zero_point)
         scale = scale.abs()
     if bool(zero.any()):
-        reals = torch.zeros(1, 1, dtype=torch.int8) if zero_point is None else zero_point.to(torch.int8)
+        reals = (
+            torch.zeros(1, 1, dtype=torch.int8, device=codes.device)
+            if zero_point is None
+            else zero_point.to(torch.int8)
+        )
         codes = torch.where(_spread(zero, codes.shape[1]), _spread(reals, codes.shape[1]), codes)
         scale = torch.where(zero, torch.ones_like(scale), scale)
     return codes, scale, zero_point
@@ -191,7 +197,7 @@ def _order(group_of: torch.Tensor, groups: int, columns: int) -> torch.Tensor | 
         sizes = f"groups of {int(counts.min())} to {int(counts.max())} columns" if groups else "no groups"
         raise ArgumentError("g_idx", sizes, "groups of one size")
     order = torch.argsort(group_of, stable=True)
-    return None if torch.equal(order, torch.arange(columns)) else order
+    return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
 
 
 def _spread(numbers: torch.Tensor, columns: int) -> torch.Tensor:

@@ -110,7 +110,7 @@ class TensorFile:
 def as_tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Bytes as a tensor over the same memory."""
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io.atomic import write_file
+from pyquant.io.shards import parsed
 from pyquant.ptq.blockwise.calls import Ref
 
 Key = tuple[str, int, Ref]  # which pass ('float', 'rounded', 'both'), which batch, which tensor of its calls
@@ -51,7 +52,7 @@ class Kept:
         if isinstance(found, Tensor):
             return found
         try:
-            return safetensors.torch.load(found.read_bytes())["t"]
+            return parsed(found.read_bytes())["t"]
         except (SafetensorError, KeyError, OSError) as error:
             raise CheckpointError(f"{found}: damaged or gone while it was in use: {error}") from error
 

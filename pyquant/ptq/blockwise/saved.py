@@ -16,7 +16,7 @@ from pyquant.core.paths import file_path
 from pyquant.errors import CheckpointError
 from pyquant.io.atomic import write_file
 from pyquant.io.journal import Journal
-from pyquant.io.shards import digest
+from pyquant.io.shards import digest, parsed
 from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.plan import Plan
 from pyquant.ptq.blockwise.stage import LayerState, Stage
@@ -92,7 +92,7 @@ class Saved:
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != entry["sha256"]:
                 raise CheckpointError(f"{path}: damaged; allowed: the file as it was written")
-            tensors = safetensors.torch.load(data)
+            tensors = parsed(data)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: of the finished block {stage.name}: {error}") from error
         for name, layer in stage.layers.items():

@@ -101,7 +101,7 @@ def _factors(links: list[Link]) -> dict[str, Tensor]:
     """{producer: float64 [channels], by which its channels are divided}, from sweeps over all links."""
     known = {name: magnitudes(link, name) for link in links for name in link.consumers}
     known |= {link.producer: magnitudes(link, link.producer) for link in links if link.producer not in known}
-    found = {link.producer: torch.ones(link.channels, dtype=torch.float64) for link in links}
+    found = {link.producer: torch.ones(link.channels, dtype=torch.float64, device="cpu") for link in links}
     for _ in range(_SWEEPS):
         furthest = 0.0
         for link in links:

@@ -140,7 +140,9 @@ def column_codes(
     if not bool(moments.isfinite().all()):
         raise NonFiniteError("moments", "NaN or infinity", "finite numbers")
     hessian = moments.double()
-    order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(k)
+    order = (
+        hessian.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(k, device=weight.device)
+    )
     order = order.to(weight.device)
     upper = _inverse_factor(hessian[order][:, order], damp)
     left = weight.double()[:, order].clone()

@@ -155,7 +155,7 @@ def _learn(
             return _divergence(targets[i], functional_call(model, turned, args, keywords))
 
     for step in range(steps):
-        order = order or torch.randperm(len(targets), generator=generator).tolist()
+        order = order or torch.randperm(len(targets), generator=generator, device="cpu").tolist()
         with torch.enable_grad():
             leaves = [m.float().requires_grad_() for m in found]
             loss = loss_of(leaves, order.pop())

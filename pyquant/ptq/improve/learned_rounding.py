@@ -143,13 +143,16 @@ class _LearnedRounding:
         looks = {self.steps - 1 - i * self.steps // (2 * _LOOKS) for i in range(_LOOKS)}
         best, least = [value.detach().clone() for value in values], float("inf")
         for step in range(self.steps):
-            order = order or torch.randperm(self.split, generator=generator).tolist()
+            order = order or torch.randperm(self.split, generator=generator, device="cpu").tolist()
             i = order.pop()
             with torch.enable_grad():
                 pairs = zip(
                     tensors_of(seen[i]), tensors_of(stage.rounded.forward(stage.rounded.batches[i])), strict=True
                 )
-                loss = sum(((b.float() - a.float()).square().sum() for a, b in pairs), torch.zeros(())) / scale
+                loss = (
+                    sum(((b.float() - a.float()).square().sum() for a, b in pairs), torch.zeros((), device="cpu"))
+                    / scale
+                )
             if not bool(loss.detach().isfinite()):
                 raise NonFiniteError(f"output of {stage.name or 'the model'}", "NaN or infinity", "finite values")
             if not loss.requires_grad:
@@ -188,8 +191,9 @@ class _Moves(FakeQuantize):
         object.__setattr__(self, "layer", layer)  # not a child of its own child
         n, k = matrix.shape
         self._step = _spread(scale, n, k)
-        self._zero = torch.zeros(()) if self.zero_point is None else _spread(self.zero_point, n, k).float()
-        self._zero = self._zero.to(matrix.device)
+        self._zero = (
+            torch.zeros((), device=matrix.device) if self.zero_point is None else _spread(self.zero_point, n, k).float()
+        )
         self._real = matrix.float() / self._step + self._zero
         # codes that an improver has chosen are where it begins
         chosen = (matrix_of(layer).float() / self._step + self._zero).round()

@@ -24,13 +24,13 @@ class Rotation:
     def __init__(self, size: int, generator: torch.Generator, keeps_ones: bool, then: Tensor | None = None) -> None:
         self._then: Tensor | None = None  # until the mirror is found, which is that of Q alone
         self.size, self._order = size, size if base_of(size) is not None else size & -size
-        self._signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
+        self._signs = torch.randint(2, (size,), generator=generator, device="cpu").double() * 2 - 1
         parts = size // self._order
-        normal = torch.randn(parts, parts, generator=generator, dtype=torch.float64)
+        normal = torch.randn(parts, parts, generator=generator, dtype=torch.float64, device="cpu")
         self._across = torch.linalg.qr(normal)[0] if parts > 1 else None
         self._mirror: Tensor | None = None
         if keeps_ones:
-            ones = torch.ones(size, dtype=torch.float64)
+            ones = torch.ones(size, dtype=torch.float64, device="cpu")
             mirror = self(ones) - ones
             # a rotation that keeps the ones already has no mirror to find
             self._mirror = mirror / mirror.norm() if float(mirror.norm()) > 1e-6 else None
