@@ -143,6 +143,7 @@ class LinearCall(LinearCodes):
             storage.is_cuda
             and x.dtype == storage.dtype
             and self.activation == "none"
+            and (self.bias_ is None or "bias_narrow" in self._buffers)
             and not tuned.has_float_rows()
             and not needs_derivative(x, None)
             and not straight_through.is_transformed()
@@ -151,7 +152,7 @@ class LinearCall(LinearCodes):
     def _torchs_linear(self, x: Tensor, storage: Tensor) -> Tensor:
         """As the op computes it: of rows, to which torch adds the bias before it rounds."""
         rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 2 else x.unsqueeze(0)
-        y = torch.nn.functional.linear(rows, storage, self._buffers["bias_narrow"])
+        y = torch.nn.functional.linear(rows, storage, self._buffers.get("bias_narrow"))
         return y if x.dim() == 2 else y.view(*x.shape[:-1], storage.shape[0])
 
     def _forward_codes(self, x: QTensor, residual: Tensor | None) -> Tensor:

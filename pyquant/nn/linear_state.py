@@ -89,7 +89,6 @@ class LinearState(nn.Module):
         self._is_packed = False
         self._spec: tuple[int, ...] = ()
         self.register_buffer("storage", None, persistent=False)
-        self.register_buffer("bias_narrow", None, persistent=False)
         for name in state.NUMBERS:
             self.register_buffer(state.held(name), None)
 
@@ -131,7 +130,9 @@ class LinearState(nn.Module):
         self._buffers["storage"] = new["storage"]
         for name in state.NUMBERS:
             self._buffers[state.held(name)] = new.get(name)
-        self._buffers["bias_narrow"] = self._narrowed(new.get("bias"))
+        self._buffers.pop("bias_narrow", None)  # not held as None: torch.export counts such buffers wrongly
+        if (narrow := self._narrowed(new.get("bias"))) is not None:
+            self.register_buffer("bias_narrow", narrow, persistent=False)
         self._spec, self.missing = spec, self._weight_name if waits else missing
         self._is_packed, self._is_direct = is_packed, is_packed and not waits and not self._gives_codes
         codes_of = None if self.scheme.is_float else self.scheme.weights
