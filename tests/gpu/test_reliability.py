@@ -6,6 +6,7 @@ Equality is bit for bit, against the CPU or the exact product. PYQUANT_SOAK_SECO
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import subprocess
@@ -101,6 +102,8 @@ class Launch:
             "out": "s32",
             "ldx": x.stride(0) if x.shape[0] > 1 else k,
         }
+        rows = {"x_align": x.stride(0), "w_align": self.memory.stride(0), "out_align": 4 * w.shape[0]}
+        self.problem |= {name: math.gcd(stride, 16) for name, stride in rows.items()}
         self.index = torch.cuda.current_device()
         self.workspace = torch.empty(0, dtype=torch.uint8, device=DEVICE)
 

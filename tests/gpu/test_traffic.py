@@ -116,9 +116,11 @@ def _counted(
     zeros = {"x": m * k * (2 if bits == 16 else 1), "out": 4 * m * n}
     zeros["w"] = _blocked_bytes(native, row, n, k) if blocked else n * k * bits // 8
     zeros["workspace"] = native.workspace_bytes(row["name"], problem)
-    zeros |= {"x_zero_point": 4 * m, "w_sum": 4 * n} if zero_point else {}
+    zeros |= {"x_zero_point": 4 * m + 4, "w_sum": 4 * n} if zero_point else {}
     operands = {name: memory.put(torch.zeros(size, dtype=torch.uint8)) for name, size in zeros.items()}
     operands |= {name: memory.put(values) for name, values in ones.items()}
+    if zero_point:
+        operands["x_zero_point"] += 4  # where a packed layer has it: behind the scale
     native.gemm(row["name"], problem, operands, epilogue)
     return counters()
 

@@ -46,8 +46,9 @@ struct EpilogueParams {
 // all tokens is multiplied with the channels' first, or (group scales) is not plain.
 inline PlainOut plain_out(const EpilogueParams& p, int64_t out_align) {
   const auto in_pairs = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 8 == 0; };
+  // Scalars, which layers keep side by side, are loaded one by one.
   if (p.activation != Activation::none || p.residual || out_align < 16 || !in_pairs(p.w_scale) || !in_pairs(p.bias) ||
-      !in_pairs(p.x_scale) || (p.x_zero_point && !(in_pairs(p.x_zero_point) && in_pairs(p.w_sum))) ||
+      (p.x_scale_step && !in_pairs(p.x_scale)) || (p.x_zero_point && !in_pairs(p.w_sum)) ||
       (p.x_scale && p.x_scale_step == 0 && !p.scale_product_first))
     return PlainOut::none;
   switch (p.out_type) {
