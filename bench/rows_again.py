@@ -47,7 +47,7 @@ class Again:
 def device_of(gpu: str) -> Mapping[str, Any]:
     """The card of that name. Raises ArgumentError for one that bench.cards does not have."""
     for card in CARDS:
-        if card.name == gpu:
+        if card.name == gpu.split(",")[0]:  # "NVIDIA H200, sm_90, 132 SMs"
             return card.device
     raise ArgumentError("file", f"measured on {gpu!r}", ", ".join(card.name for card in CARDS))
 

@@ -26,9 +26,9 @@ constexpr double kStoredBytes = 24;  // by an epilogue to L2, a clock and multip
 // int4 weights of wgmma: a step of 128 codes is loaded, widened into registers and waited for one after another, in 440
 // to 570 clocks at 16 to 64 tokens, under which no multiplication falls.
 constexpr double kWidenedStepClocks = 440;
-// Group scales of wgmma kernels: for every group of K the wait for a product whose registers its scaled sums share (an
-// addend of 900 to 1050 clocks for 128 codes, whatever the tile).
-constexpr double kGroupWaitClocks = 900;
+// Group scales of wgmma kernels: for every group of K what the next product does not hide of its scaled sums (an addend
+// of 230 to 400 clocks for 128 codes, the most for 32 tokens).
+constexpr double kGroupWaitClocks = 280;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;

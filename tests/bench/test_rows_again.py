@@ -20,7 +20,7 @@ from pyquant.report.records.figures import Figures
 SCHEMES = ("W8A8", "W4A16(group_size=128)")
 
 
-def _figures(scale: dict[str, float], gpu: str = "NVIDIA H200") -> Figures:
+def _figures(scale: dict[str, float], gpu: str = "NVIDIA H200, sm_90, 132 SMs") -> Figures:
     """Times of `scale` by scheme, over what the model says."""
     shapes = []
     for scheme in SCHEMES:
