@@ -382,7 +382,8 @@ def test_the_plain_epilogue_is_a_few_instructions_an_output(
                 continue
             weight, length = machine_code.busiest_way(lines[begin:end], _work_of_halves)
             assert weight == 5 * converts + converts // 4, name  # all of it on one way
-            budget = STRAIGHT if not is_swapped else SWAPPED if converts < 64 else CROWDED
+            # With more than 64 outputs a thread adds a zero point's term to each (csrc/cuda/gemm/plain90.cuh).
+            budget = STRAIGHT if not is_swapped else SWAPPED + (converts > 32) if converts < 64 else CROWDED
             assert length <= budget * 2 * converts, f"{name}: {length} instructions for {2 * converts} outputs"
             seen += 1
     if not seen:
