@@ -83,7 +83,7 @@ EDITS = {
             "slope of a clipped element as if it were inside",
         ),
         (
-            "torch.where(inside.reshape(x.shape), grad, torch.zeros((), dtype=grad.dtype))",
+            "torch.where(inside.reshape(x.shape), grad, 0.0)",
             "grad",
             "clipped elements keep their gradient",
         ),

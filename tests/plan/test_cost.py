@@ -33,7 +33,6 @@ CLIFFS = {
     "s8s4 group: M = 97 on sm90": _LONE,
     "s8s4 blocked group: M = 17 on sm90": _GROUPS,
     "s8s4 blocked group: M = 33 on sm90": _GROUPS,
-    "s8s4 blocked group: M = 65 on sm90": _TOKENS,
     "s8s4 blocked group: M = 81 on sm90": _ORDER,
     "s8s4 blocked group: M = 129 on sm90": _GROUPS,
     "s8s4 steps: M = 17 on sm90": _STEPS,
