@@ -24,6 +24,8 @@ from torch import nn
 
 import pyquant
 from bench.shared import folder_name
+from pyquant.core import arguments
+from pyquant.errors import PyquantError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.timing import make_clock, time_interleaved
 from pyquant.report.records.environment import FAKED, Environment
@@ -178,7 +180,15 @@ def write(report: DecoderReport, out: Path) -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """-> 0; 1 when a variant failed; 2 without a GPU or transformers."""
+    """-> 0; 1 when a variant failed; 2 without a GPU or transformers, or for wrong words."""
+    try:
+        return _run(argv)
+    except PyquantError as error:
+        print(f"bench.decoder: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.decoder", description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=4, metavar="L", help="default: 4")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T", help=f"default: {TOKENS}")
@@ -187,6 +197,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--allow-missing", action="store_true", help="forgive that transformers is not installed")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
+    for option, values in (("--layers", [args.layers]), ("--tokens", args.tokens), ("--rounds", [args.rounds])):
+        for value in values:
+            arguments.whole(option, value, 1)
     is_dry = args.clock == FAKED
     if not torch.cuda.is_available() and not is_dry:
         print("bench.decoder: torch sees no CUDA device", file=sys.stderr)

@@ -26,6 +26,8 @@ from bench.cards import CARDS
 from bench.shared import folder_name, geometric_mean
 from pyquant import _native
 from pyquant.bench.model_shapes import MODELS, parse_kn
+from pyquant.core import arguments
+from pyquant.errors import PyquantError
 from pyquant.io.journal import Journal
 from pyquant.measure.environment import describe_environment, library_digest
 from pyquant.measure.timing import Candidate, FakedClock, time_interleaved
@@ -241,8 +243,15 @@ def write(report: RowsReport, out: Path) -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """-> 0; 1 when a kernel is wrong or was not timed; 2 without a GPU; 3 when problems are left."""
-    began = time.monotonic()
+    """-> 0; 1 when a kernel is wrong or was not timed; 2 without a GPU or for wrong words; 3 when problems are left."""
+    try:
+        return _run(argv, time.monotonic())
+    except PyquantError as error:
+        print(f"bench.rows: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str] | None, began: float) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rows", description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["llama-3-8b"], metavar="NAME")
     parser.add_argument("--kn", nargs="+", metavar="KxN", help="layers instead of a model's")
@@ -253,6 +262,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clock", choices=("cuda-graph", FAKED), default="cuda-graph", help="faked: a dry run")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
     args = parser.parse_args(argv)
+    for m in args.m:
+        arguments.whole("--m", m, 1)
+    arguments.number("--within", args.within, 1)
     is_dry = args.clock == FAKED
     if not torch.cuda.is_available() and not is_dry:
         print("bench.rows: torch sees no CUDA device", file=sys.stderr)

@@ -18,7 +18,7 @@ from bench.cards import CARDS
 from bench.rows import DryRig, problems_of
 from bench.shared import geometric_mean
 from pyquant import _native
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, PyquantError
 from pyquant.measure.tune import Problem, candidates
 from pyquant.report.records.figures import Figures
 from pyquant.report.records.record import load_record
@@ -89,10 +89,15 @@ def text(found: Sequence[Again]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """-> 0; 2 for a file that is not one of bench.rows, or of a card that is not known."""
     parser = argparse.ArgumentParser(prog="python -m bench.rows_again", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", help="rows.json of bench.rows")
     args = parser.parse_args(argv)
-    print(text([*again(load_record(args.file, Figures))]))
+    try:
+        print(text([*again(load_record(args.file, Figures))]))
+    except PyquantError as error:
+        print(f"bench.rows_again: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

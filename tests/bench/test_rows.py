@@ -15,7 +15,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import decoder, rows  # noqa: E402
+from bench import decoder, rows, rows_again  # noqa: E402
 from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
 from pyquant.io.journal import Journal  # noqa: E402
@@ -243,3 +243,24 @@ def test_without_transformers_the_decoder_says_so(
     assert decoder.main(["--clock", "faked"]) == 2
     assert decoder.main(["--clock", "faked", "--allow-missing"]) == 0
     assert capsys.readouterr().err.count("transformers is not installed") == 2
+
+
+@pytest.mark.parametrize(
+    ("driver", "words", "told"),
+    [
+        (rows, ["--m", "0"], "--m"),
+        (rows, ["--within", "0.5"], "--within"),
+        (rows, ["--kn", "12"], "--kn"),
+        (rows, ["--schemes", "nonsense"], "nonsense"),
+        (decoder, ["--tokens", "0"], "--tokens"),
+        (decoder, ["--layers", "0"], "--layers"),
+        (rows_again, ["no-such-file.json"], "no-such-file.json"),
+    ],
+    ids=str,
+)
+def test_wrong_words_are_a_line_that_names_them(
+    driver: Any, words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = [] if driver is rows_again else ["--clock", "faked", "--out", str(tmp_path)]
+    assert driver.main([*dry, *words]) == 2
+    assert told in capsys.readouterr().err
