@@ -46,6 +46,7 @@ py::list kernel_table() {
     d["k_multiple"] = f.k_multiple;
     d["m_max"] = f.m_max;
     d["group_multiple"] = f.group_multiple;
+    d["group_step"] = f.group_step;
     d["groups_only"] = f.groups_only;
     d["step_multiple"] = f.step_multiple;
     d["steps_only"] = f.steps_only;

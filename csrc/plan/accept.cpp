@@ -58,6 +58,8 @@ Refusal accept_groups(const FamilyFacts& f, const GemmProblem& p) {
   if (p.group_size == 0) return f.groups_only ? refuse(Reason::groups_only, f.group_multiple, 0) : Refusal{};
   if (f.group_multiple == 0 || p.out == DType::s32) return refuse(Reason::group_size, 0, p.group_size);
   if (p.group_size % f.group_multiple != 0) return refuse(Reason::group_size, f.group_multiple, p.group_size);
+  if (p.group_size > f.group_step / 2 && f.group_step != 0 && p.group_size % f.group_step != 0)
+    return refuse(Reason::group_size, f.group_step, p.group_size);
   if (p.k % p.group_size != 0) return refuse(Reason::k_multiple, p.group_size, p.k);
   return {};
 }

@@ -29,6 +29,9 @@ constexpr double kWidenedStepClocks = 440;
 // Group scales of wgmma kernels: for every group of K what the next product does not hide of its scaled sums (an addend
 // of 230 to 400 clocks for 128 codes, the most for 32 tokens).
 constexpr double kGroupWaitClocks = 280;
+// Integer weights under floats by wgmma: what a warp issues in a step of 128 codes beside the addition of a group's
+// sums. Two warps share a scheduler.
+constexpr double kWeightOnlyStep = 320;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;
@@ -74,6 +77,11 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
     shared = (row.tile_m % 32 == 0 ? 3 : 2) * (m * x_bytes + n * w_bytes);
   }
   const bool is_wgmma = engine == Engine::wgmma;
+  if (is_wgmma && is_weight_only(p)) {
+    const double group = static_cast<double>(p.group_size > 0 ? p.group_size : p.k);
+    const double issued = 2 * (kWeightOnlyStep / row.tile_k + m / 2 / group);
+    return overlapped(std::max(multiply, shared / kSharedBytes) / kWgmmaReached, issued);
+  }
   const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
   const double groups = p.group_size > 0 ? 1 / static_cast<double>(p.group_size) : 0;  // of a code
   const double scaling = m * n / (kLanes / 2) * groups;
@@ -125,7 +133,9 @@ Waves waves_of(const Row& row, Split split, const GemmProblem& p, const DeviceIn
   const double sums_us =
       3 * 4.0 * row.tile_m * row.tile_n / chip.l2_bytes_per_us;  // added, read, or cleared: a block's
   if (split == Split::blocks) {
-    const int64_t splits = k_splits(p.m, p.n, p.k, row.tile_m, row.tile_n, row.tile_k, device.sm_count);
+    const int64_t splits =
+        k_splits(p.m, p.n, p.k, int64_t{row.tile_m} * row.cluster_m, int64_t{row.tile_n} * row.cluster_n, row.tile_k,
+                 device.sm_count / (row.cluster_m * row.cluster_n));
     const double blocks = tiles * static_cast<double>(splits);
     const double share = std::ceil(steps / static_cast<double>(splits));
     const double waves = std::ceil(blocks / sms);

@@ -25,6 +25,7 @@ struct FamilyFacts {
   int32_t k_multiple = 1;
   int32_t m_max = 0;           // 0: any M
   int32_t group_multiple = 0;  // of the group size; 0: no group scales
+  int32_t group_step = 0;      // sizes beyond half of it are multiples of it
   bool groups_only = false;    // takes problems with group scales only
   int32_t step_multiple = 0;   // of the codes that share a step; 0: no steps
   bool steps_only = false;     // takes weights with steps only
@@ -65,6 +66,8 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm90_s8s4_blocked)         \
   X(sm90_s8s4_groups)          \
   X(sm90_s8s4_steps)           \
+  X(sm90_w8a16)                \
+  X(sm90_w4a16)                \
   X(decode_s8s8)               \
   X(decode_s8s4)               \
   X(decode_s8s4_wide)          \
@@ -255,6 +258,20 @@ constexpr FamilyFacts sm90_s8s4_groups() {
 constexpr FamilyFacts sm90_s8s4_steps() {
   return with_steps(sm90_s8s4_blocked(), "sm90_s8s4_steps", kBlocked128StepCodes);
 }
+
+// Integer weights as in a checkpoint under 16-bit activations. A step of K is a group, or several, or a part of one.
+constexpr FamilyFacts hopper_weight_only(const char* name, DType w) {
+  FamilyFacts f = weight_only(name, w);
+  f.engine = Engine::wgmma;
+  f.sm_min = 90;
+  f.sm_end = 91;
+  f.k_multiple = 1;
+  f.group_step = 128;
+  return f;
+}
+
+constexpr FamilyFacts sm90_w8a16() { return hopper_weight_only("sm90_w8a16", DType::s8); }
+constexpr FamilyFacts sm90_w4a16() { return hopper_weight_only("sm90_w4a16", DType::s4); }
 
 // Shared by the kernels for few tokens: 16-byte loads of rows of weights, so K is a whole number of loads.
 constexpr FamilyFacts decode(const char* name, DType x, DType w) {

@@ -93,10 +93,15 @@ def _group_size(draw: Draw, row: dict[str, Any], out: str, k: int) -> tuple[int,
     multiple = row["group_multiple"]
     if not multiple or out == "s32" or k == 0:
         return 0, k
+    step = row["group_step"]
+
+    def takes(size: int) -> bool:
+        return not step or size <= step // 2 or size % step == 0
+
     if row["groups_only"] or (multiple > 1 and draw.chance(0.5)):
-        group_size = multiple * draw.choice((1, 2, 3))
+        group_size = draw.choice([g for g in (multiple, 2 * multiple, step or 3 * multiple, 2 * step) if g and takes(g)])
         return group_size, group_size * max(1, round(k / group_size))
-    sizes = [g for g in range(multiple, k + 1, multiple) if k % g == 0]
+    sizes = [g for g in range(multiple, k + 1, multiple) if k % g == 0 and takes(g)]
     return (draw.choice(sizes), k) if sizes and draw.chance(0.4) else (0, k)
 
 

@@ -74,6 +74,15 @@ def _blocked(has_steps: bool) -> Callable[[Row], str]:
     return kernel
 
 
+def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]:
+    """Our main loop over integer weights under floats: tokens, and blocks of a cluster."""
+
+    def kernel(row: Row) -> str:
+        return rf"gemm_weight_only90_kernel.*{math}I{float_type}EELi{row['tile'][0]}ELi{row['cluster'][1]}E"
+
+    return kernel
+
+
 def _warpgroup_steps(depth: int) -> Callable[[Row], int]:
     """wgmma: 64 rows by `depth` at a time, in the first step of K and in the loop over the others."""
 
@@ -196,6 +205,9 @@ FAMILIES = {
         lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
         2,
     ),
+    # A step of 128 codes is 8 instructions, which stand in three loops: for groups of 32, of 64 and of 128 or more.
+    "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", lambda row: 24, 2),
+    "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", lambda row: 24, 2),
     **_decode_families("decode_", BOTH, clusters=False),
     "decode_s8s4_blocked": Family(_decode("17DecodeS8S4Blocked", False), BOTH, r"IMMA\.16832\.S8\.S8"),
     "decode_s8s4_wide": Family(_decode("10DecodeS8S4", False), BOTH, r"IMMA\.16832\.S8\.S8"),

@@ -156,6 +156,10 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         assert not takes(group_size=128)
     elif row["group_multiple"] > 1:
         assert not takes(group_size=row["group_multiple"] // 2, out="f16")
+    if step := row["group_step"]:
+        assert takes(group_size=step // 2, k=6 * step)
+        assert takes(group_size=3 * step, k=6 * step)
+        assert not takes(group_size=step * 3 // 4, k=6 * step)
     if row["groups_only"]:
         assert not takes(group_size=0)
     assert takes(experts=1) == row["experts_only"]

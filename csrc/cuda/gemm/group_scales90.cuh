@@ -1,4 +1,4 @@
-// Scales of groups, and sums of their codes, for the main loop over groups of Hopper (sm90_w4_groups.cuh).
+// What a group of K brings to the two channels of a thread, for the main loops of Hopper that scale group by group.
 #pragma once
 #include <cstdint>
 
@@ -7,27 +7,33 @@
 
 namespace pyquant::cuda {
 
-// Both [n, groups]; either may be null: scales of 1, no zero points.
+// Both [n, groups]; either may be null: scales of 1, terms of 0. The term: of integer activations the sum of a group's
+// codes, which their zero point is multiplied with; of floats the zero point of the weights.
 struct GroupTables {
   const float* scale;
-  const int32_t* w_sum;
+  const int32_t* term;
   int32_t n, groups;
 };
 
-// What a group brings to the two channels of a thread, g and g + 8: a factor for accumulators that hold 16 times a sum
-// (where `shifts` is set: for the sums), and the sum of its codes.
+// Of channels g and g + 8.
 struct GroupFactors {
   float scale[2];
-  int32_t w_sum[2];
-  bool shifts;
+  int32_t term[2];
+  bool shifts;  // see GroupScales
 };
 
 // For the channels of a thread, fetched far ahead: the lanes of a quad have the same two channels, so each keeps one of
-// four groups, and four more are under way.
+// four groups, and four more are under way. Sixteenths: scales are for accumulators that hold 16 times a sum, but where
+// `shifts` is set for the sums.
+template <bool Sixteenths>
 class GroupScales {
  public:
-  __device__ __forceinline__ GroupScales(const GroupTables& tables, int32_t channel)
-      : t_(tables), at_(static_cast<int64_t>(channel) * t_.groups), lane_(static_cast<int32_t>(threadIdx.x) % 4) {
+  // first: the group of all that this one counts as 0.
+  __device__ __forceinline__ GroupScales(const GroupTables& tables, int32_t channel, int32_t first = 0)
+      : t_(tables),
+        at_(static_cast<int64_t>(channel) * t_.groups + first),
+        count_(t_.groups - first),
+        lane_(static_cast<int32_t>(threadIdx.x) % 4) {
     inside_[0] = channel < t_.n;
     inside_[1] = channel + 8 < t_.n;
     now_ = load(0);
@@ -43,7 +49,7 @@ class GroupScales {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       f.scale[h] = __shfl_sync(0xffffffffu, now_.scale[h], source, 4);
-      f.w_sum[h] = t_.w_sum ? __shfl_sync(0xffffffffu, now_.w_sum[h], source, 4) : 0;
+      f.term[h] = t_.term ? __shfl_sync(0xffffffffu, now_.term[h], source, 4) : 0;
     }
     if (source == 3) {
       now_ = next_;
@@ -56,7 +62,7 @@ class GroupScales {
  private:
   struct Own {
     float scale[2] = {1.f, 1.f};
-    int32_t w_sum[2] = {0, 0};
+    int32_t term[2] = {0, 0};
   };
 
   __device__ __forceinline__ Own load(int32_t first) const {
@@ -64,10 +70,10 @@ class GroupScales {
     const int32_t group = first + lane_;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (!inside_[h] || group >= t_.groups) continue;
+      if (!inside_[h] || group >= count_) continue;
       const int64_t at = at_ + h * 8 * static_cast<int64_t>(t_.groups) + group;
       if (t_.scale) own.scale[h] = __ldg(t_.scale + at);
-      if (t_.w_sum) own.w_sum[h] = __ldg(t_.w_sum + at);
+      if (t_.term) own.term[h] = __ldg(t_.term + at);
     }
     return own;
   }
@@ -75,6 +81,7 @@ class GroupScales {
   // The product of 16 times a sum and a sixteenth of a scale is rounded as that of both, unless the sixteenth is below
   // what float32 holds exactly.
   __device__ __forceinline__ void scale_down() {
+    if constexpr (!Sixteenths) return;
     const float down[2] = {fmul(now_.scale[0], 0.0625f), fmul(now_.scale[1], 0.0625f)};
     const bool loses = fmul(down[0], 16.f) != now_.scale[0] || fmul(down[1], 16.f) != now_.scale[1];
     shifts_ = __any_sync(0xffffffffu, loses) != 0;
@@ -85,8 +92,8 @@ class GroupScales {
 
   const GroupTables t_;
   int64_t at_;
-  int32_t lane_;
-  bool inside_[2], shifts_;
+  int32_t count_, lane_;
+  bool inside_[2], shifts_ = false;
   Own now_, next_;
 };
 

@@ -78,7 +78,7 @@ class MainGroups90 {
                            : 0;
     }
     cute::fill(sum, 0.f);
-    GroupScales scales(p_.groups, row0 + cute::get<0>(at(cute::make_coord(0, 0, 0), 0, 0)));
+    GroupScales<true> scales(p_.groups, row0 + cute::get<0>(at(cute::make_coord(0, 0, 0), 0, 0)));
     if (p_.halves == 2)
       short_groups<2>(sum, scales);
     else if (p_.halves == 1)
@@ -125,7 +125,7 @@ class MainGroups90 {
     const auto at = [](int j, int h, int v) { return cute::make_coord(cute::make_coord(v, h, j), 0, 0); };
     if (corrects()) {
       each(
-          [&](int j, int h, int v) { product(at(j, h, v)) += correction_[2 * (kFirst / 8 + j) + v] * group.w_sum[h]; });
+          [&](int j, int h, int v) { product(at(j, h, v)) += correction_[2 * (kFirst / 8 + j) + v] * group.term[h]; });
     }
     if (group.shifts) each([&](int j, int h, int v) { product(at(j, h, v)) >>= 4; });
     each([&](int j, int h, int v) {
@@ -160,7 +160,7 @@ class MainGroups90 {
 
   // Groups of one unit each.
   template <int kHalves>
-  CUTLASS_DEVICE void short_groups(Sum& sum, GroupScales& scales) {
+  CUTLASS_DEVICE void short_groups(Sum& sum, GroupScales<true>& scales) {
     const int units = p_.groups.groups;
     Fragment even, odd;
     ProductOf<kTokens0> product0;
@@ -226,7 +226,7 @@ class MainGroups90 {
   }
 
   // Any other groups, 64 codes at a time: one product, added where a group ends.
-  CUTLASS_DEVICE void long_groups(Sum& sum, GroupScales& scales) {
+  CUTLASS_DEVICE void long_groups(Sum& sum, GroupScales<true>& scales) {
     const int steps = p_.depth / 64;
     ProductOf<kTokens> product;
     Fragment w;

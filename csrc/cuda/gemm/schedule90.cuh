@@ -2,6 +2,7 @@
 //   plain        one consumer warpgroup;  pingpong  two, each with a tile of its own: one stores, the other multiplies;
 //   cooperative  two halves of one tile;  streamk   cooperative, tiles divided along K so that every SM has work.
 //   swapped_*    weights are the left operand: few tokens fill a narrow tile.
+//   swapped_splitk  cooperative, K divided over blocks, of which the last one of a tile adds all sums.
 #pragma once
 #include <cutlass/gemm/dispatch_policy.hpp>
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
@@ -104,6 +105,7 @@ using cooperative = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCooperative,
 using streamk = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCooperative, false, true>;
 using swapped_pingpong = Schedule<cutlass::gemm::KernelTmaWarpSpecializedPingpong, true, false>;
 using swapped_cooperative = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCooperative, true, false>;
+using swapped_splitk = swapped_cooperative;
 using swapped_streamk = Schedule<cutlass::gemm::KernelTmaWarpSpecializedCooperative, true, true>;
 
 }  // namespace pyquant::cuda::schedule90

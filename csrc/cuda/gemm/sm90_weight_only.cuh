@@ -1,0 +1,239 @@
+// GEMM for Hopper of int4 or int8 weights as in a checkpoint and 16-bit activations: more tokens than the decode
+// kernels take (docs/numerics.md 8). Where tiles are few, K is divided over blocks (csrc/plan/split_k.h), and the block
+// that arrives last adds their sums in ascending order of K.
+//   partition: a persistent block takes tiles of 128 channels; one thread of the first warpgroup fetches both operands
+//   by TMA, two warpgroups own 64 channels each (main90_weight_only.cuh). Blocks of a cluster have neighbouring
+//   channels and fetch their activations together. limits: rows of x and w on 16-byte boundaries; groups of 32, of 64
+//   or of multiples of 128 codes; any M, N, K, output and residual.
+#pragma once
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "cuda/gemm/launch90.cuh"
+#include "cuda/gemm/main90_weight_only.cuh"
+#include "cuda/gemm/schedule90.cuh"
+#include "cuda/gemm/store90.cuh"
+#include "cuda/overlap.cuh"
+#include "plan/split_k.h"
+
+namespace pyquant::cuda {
+
+template <class Tiles>
+struct WeightOnlyKernel90 {
+  static constexpr int kThreads = 384, kCluster = Tiles::kCluster;
+  using Main = MainWeightOnly90<Tiles>;
+  using Params = typename Main::Params;
+  using Pipeline = typename Main::Pipeline;
+  using State = typename Main::State;
+  using Sum = typename Main::Sum;
+  static constexpr int kQuarters = cute::size(Sum{}) / 4;
+  struct SharedStorage {
+    typename Tiles::TensorStorage tensors;
+    typename Pipeline::SharedStorage pipeline;
+    int32_t arrived[2];  // of the shares of a tile, before this one
+  };
+
+  // A cluster's part of the work, one after another.
+  struct Work {
+    int32_t at, tile = 0, share = 0, first = 0, count = 0;
+
+    CUTLASS_DEVICE explicit Work(const Params& p) : at(static_cast<int32_t>(blockIdx.x) / kCluster) { find(p); }
+    CUTLASS_DEVICE bool is_left(const Params& p) const { return at < p.tiles * p.shares; }
+    CUTLASS_DEVICE bool is_last(const Params& p) const { return at + stride() >= p.tiles * p.shares; }
+    CUTLASS_DEVICE void advance(const Params& p) {
+      at += stride();
+      find(p);
+    }
+    // Of the block.
+    CUTLASS_DEVICE int32_t tile_n(const Params& p) const {
+      return tile % p.tiles_n * kCluster + static_cast<int32_t>(blockIdx.x) % kCluster;
+    }
+    CUTLASS_DEVICE int32_t tile_m(const Params& p) const { return tile / p.tiles_n; }
+
+   private:
+    CUTLASS_DEVICE static int32_t stride() { return static_cast<int32_t>(gridDim.x) / kCluster; }
+    CUTLASS_DEVICE void find(const Params& p) {
+      share = at / p.tiles;
+      tile = at - share * p.tiles;
+      first = share * p.share_steps;
+      count = min(p.share_steps, p.steps - first);
+    }
+  };
+
+  // One thread.
+  CUTLASS_DEVICE static void produce(const Params& p, SharedStorage& shared, Pipeline& pipeline) {
+    const int rank = static_cast<int>(blockIdx.x) % kCluster;
+    const auto slice_x = p.tma_x.get_slice(rank);
+    const auto slice_w = p.tma_w.get_slice(0);
+    const auto to_x =
+        slice_x.partition_D(cute::as_position_independent_swizzle_tensor(Tiles::shared_x(shared.tensors)));
+    const auto to_w = slice_w.partition_D(Tiles::shared_w(shared.tensors));
+    const auto every = cute::make_coord(cute::_, cute::_);
+    const auto x = cute::local_tile(p.tma_x.get_tma_tensor(cute::make_shape(p.epilogue.m, p.depth)),
+                                    typename Tiles::TileX{}, every);
+    const auto w = cute::local_tile(p.tma_w.get_tma_tensor(cute::make_shape(p.epilogue.n, p.row_bytes)),
+                                    typename Tiles::TileW{}, every);
+    wait_for_predecessor();
+    State state = cutlass::make_producer_start_state<Pipeline>();
+    for (Work work(p); work.is_left(p); work.advance(p)) {
+      const auto from_x = slice_x.partition_S(x(cute::_, cute::_, work.tile_m(p), cute::_));
+      const auto from_w = slice_w.partition_S(w(cute::_, cute::_, work.tile_n(p), cute::_));
+      for (int step = work.first; step < work.first + work.count; ++step, ++state) {
+        pipeline.producer_acquire(state);
+        uint64_t* barrier = pipeline.producer_get_barrier(state);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Tiles::kParts; ++i)
+          cute::copy(p.tma_w.with(*barrier), from_w(cute::_, cute::_, cute::_, Tiles::kParts * step + i),
+                     to_w(cute::_, cute::_, cute::_, Tiles::kParts * state.index() + i));
+        cute::copy(p.tma_x.with(*barrier, static_cast<uint16_t>((1u << kCluster) - 1)),
+                   from_x(cute::_, cute::_, cute::_, step), to_x(cute::_, cute::_, cute::_, state.index()));
+      }
+    }
+    pipeline.producer_tail(state);
+  }
+
+  // Lays the sums of a share down; of the block that comes last, true, and the sums of all.
+  CUTLASS_DEVICE static bool add_shares(const Params& p, SharedStorage& shared, Sum& sum, const Work& work,
+                                        int thread) {
+    const int warpgroup = thread / 128;
+    const int64_t at = int64_t{2} * (work.tile * kCluster + static_cast<int32_t>(blockIdx.x) % kCluster) + warpgroup;
+    float4* partials = p.partials + at * p.shares * kQuarters * 128 + thread % 128;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kQuarters; ++i)
+      partials[(work.share * kQuarters + i) * 128] =
+          make_float4(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+    __threadfence();
+    cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));
+    if (thread % 128 == 0) shared.arrived[warpgroup] = static_cast<int32_t>(atomicAdd(p.arrivals + at, 1u));
+    cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));
+    if (shared.arrived[warpgroup] != p.shares - 1) return false;
+    __threadfence();  // the others' arrivals before their sums
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int32_t share = 0; share < p.shares; ++share) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kQuarters; ++i) {
+        const float4 v = __ldcg(partials + (share * kQuarters + i) * 128);
+        const float part[4] = {v.x, v.y, v.z, v.w};
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < 4; ++c) sum(4 * i + c) = share == 0 ? part[c] : fadd(sum(4 * i + c), part[c]);
+      }
+    }
+    return true;
+  }
+
+  CUTLASS_DEVICE static void consume(const Params& p, SharedStorage& shared, Pipeline& pipeline, int thread) {
+    wait_for_predecessor();
+    Main main(p, shared.tensors, pipeline, thread);
+    Sum sum;
+    for (Work work(p); work.is_left(p); work.advance(p)) {
+      const int32_t row0 = work.tile_n(p) * Tiles::kChannels;
+      main.run(sum, row0, work.first, work.count);
+      if (work.is_last(p)) release_successor();
+      if (p.shares > 1 && !add_shares(p, shared, sum, work, thread)) continue;
+      Store90<float, true>(p.epilogue).store(sum, main.own(), row0, work.tile_m(p) * Tiles::kTokens);
+    }
+  }
+
+  CUTLASS_DEVICE static void run(const Params& p, char* raw) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(raw);
+    const int warpgroup = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
+    typename Pipeline::Params options;
+    options.transaction_bytes = Tiles::kTransactionBytes;
+    options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+    options.is_leader = threadIdx.x % 128 == 0;
+    options.num_consumers = kThreads - 128;
+    Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>{});
+    if constexpr (kCluster > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    if (warpgroup == 0) {
+      cutlass::arch::warpgroup_reg_dealloc<24>();
+      if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<240>();
+      consume(p, shared, pipeline, static_cast<int>(threadIdx.x) - 128);
+    }
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
+    gemm_weight_only90_kernel(const __grid_constant__ typename Kernel::Params params) {
+  extern __shared__ __align__(1024) char weight_only90_shared[];
+  Kernel::run(params, weight_only90_shared);
+}
+
+template <template <class> class Math, int M, int N, int K, int ClusterM, int ClusterN, class Schedule>
+struct GemmSm90WeightOnly {
+  static_assert(Schedule::kSwapped && N == 128 && K == 128 && ClusterM == 1);
+
+  // How a launch divides K, and what it needs for that.
+  struct Shares {
+    int64_t tiles, count, steps;  // of clusters; of K: shares, and steps of one
+
+    explicit Shares(const GemmCall& call) {
+      const GemmProblem& p = call.problem;
+      tiles = ceil_div(p.m, M) * ceil_div(p.n, N * ClusterN);
+      count = k_splits(p.m, p.n, p.k, M, N * ClusterN, K, call.device.sm_count / ClusterN);
+      steps = ceil_div(ceil_div(p.k, K), count);
+    }
+    int64_t arrival_bytes() const { return ceil_div(tiles * ClusterN * 2 * 4, 256) * 256; }
+    Workspace workspace() const {
+      if (count == 1) return {};
+      return {arrival_bytes() + tiles * ClusterN * count * M * N * 4, 0, arrival_bytes()};
+    }
+  };
+
+  static Workspace workspace(const GemmCall& call) { return Shares(call).workspace(); }
+
+  template <class Float>
+  static void run_as(const GemmCall& call) {
+    using Tiles = WeightOnlyTiles90<Math<Float>, M, ClusterN>;
+    using Kernel = WeightOnlyKernel90<Tiles>;
+    const GemmProblem& p = call.problem;
+    const int64_t codes_per_byte = 8 / bits_of(Tiles::Math::kW);
+    const int32_t row_bytes = static_cast<int32_t>(ceil_div(p.k, codes_per_byte));
+    const Shares shares(call);
+    typename Kernel::Params params{
+        Tiles::tensor_map_x(static_cast<const typename Tiles::X*>(call.operands.x), static_cast<int>(p.m),
+                            static_cast<int>(p.k), p.ldx),
+        Tiles::tensor_map_w(static_cast<const uint8_t*>(call.operands.w), static_cast<int>(p.n), row_bytes,
+                            p.ldw / codes_per_byte),
+        {call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr, static_cast<int32_t>(p.n),
+         p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size)},
+        epilogue_params(call)};
+    params.epilogue.w_scale = nullptr;
+    params.epilogue.plain = plain_out(params.epilogue, p.out_align);  // scales are in the sums
+    params.depth = static_cast<int32_t>(p.k);
+    params.row_bytes = row_bytes;
+    params.steps = static_cast<int32_t>(ceil_div(p.k, K));
+    params.group_codes =
+        static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(params.steps, 1) * K : p.group_size);
+    params.tiles_n = static_cast<int32_t>(ceil_div(p.n, N * ClusterN));
+    params.tiles = static_cast<int32_t>(shares.tiles);
+    params.shares = static_cast<int32_t>(shares.count);
+    params.share_steps = static_cast<int32_t>(shares.steps);
+    if (shares.count > 1) {
+      params.arrivals = static_cast<uint32_t*>(call.operands.workspace);
+      params.partials =
+          reinterpret_cast<float4*>(static_cast<uint8_t*>(call.operands.workspace) + shares.arrival_bytes());
+    }
+    const int64_t clusters = std::min(shares.tiles * shares.count, int64_t{call.device.sm_count} / ClusterN);
+    LaunchShape shape;
+    shape.grid = dim3(static_cast<unsigned>(std::max<int64_t>(clusters, 1) * ClusterN));
+    shape.block = dim3(Kernel::kThreads);
+    shape.cluster = dim3(ClusterN, 1, 1);
+    shape.shared_bytes = static_cast<int>(sizeof(typename Kernel::SharedStorage));
+    shape.overlaps = true;
+    launch<gemm_weight_only90_kernel<Kernel>>(call.name, shape, call.context, params);
+  }
+
+  static void run(const GemmCall& call) {
+    call.problem.x == DType::f16 ? run_as<__half>(call) : run_as<__nv_bfloat16>(call);
+  }
+};
+
+}  // namespace pyquant::cuda
