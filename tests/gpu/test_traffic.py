@@ -92,8 +92,8 @@ def _counted(
     zero_point  '', 'scalar' or 'token'.
     """
     m, n, k = _cluster(row)
-    w, bits = {"s8s4": ("s4", 4), "f16": ("f16", 16), "bf16": ("bf16", 16)}.get(row["family"].split("_")[1], ("s8", 8))
-    x = "s8" if w == "s4" else w
+    w, x = row["w"][0], "s8" if "s8" in row["x"] else row["x"][0]
+    bits = {"s4": 4, "s8": 8}.get(w, 16)
     problem = {
         "m": m,
         "n": n,
@@ -113,7 +113,7 @@ def _counted(
     }
     ones = {name: torch.ones(size) for name, size in (("x_scale", m), ("w_scale", n), ("bias", n), ("out_scale", 1))}
     blocked = problem["w_layout"] == "blocked128"
-    zeros = {"x": m * k * (2 if bits == 16 else 1), "out": 4 * m * n}
+    zeros = {"x": m * k * (1 if x == "s8" else 2), "out": 4 * m * n}
     zeros["w"] = _blocked_bytes(native, row, n, k) if blocked else n * k * bits // 8
     zeros["workspace"] = native.workspace_bytes(row["name"], problem)
     zeros |= {"x_zero_point": 4 * m + 4, "w_sum": 4 * n} if zero_point else {}
