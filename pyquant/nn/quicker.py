@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pyquant.nn.dequantize import float_of
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.speed import best_of, each_call
+from pyquant.nn.whole_layer import WRAPPERS, without
 from pyquant.ops import layer_time
 from pyquant.ops.plan import Device
 
@@ -85,11 +86,17 @@ class LayerChoice:
 
 @dataclass
 class _Seen:
-    """Calls of one layer. shapes: {(shape, stride, dtype): how often}; left: why its form is not open."""
+    """Calls of one layer. whole: it, or the wrapper that the model calls; shapes: {(shape, stride, dtype): how often};
+    left: why its form is not open."""
 
-    layer: Any
+    whole: Any
     shapes: dict[tuple[torch.Size, tuple[int, ...], torch.dtype], int] = field(default_factory=dict)
     left: str = ""
+
+    @property
+    def layer(self) -> Any:
+        """The layer that is quantised."""
+        return self.whole.linear if isinstance(self.whole, WRAPPERS) else self.whole
 
 
 def judge(
@@ -110,7 +117,7 @@ def judge(
     """
     seen = _calls_of(model, examples)
     timed: dict[Any, tuple[float, float]] = {}
-    kinds = {_kind(one.layer, key) for one in seen.values() if not one.left for key in one.shapes}
+    kinds = {_kind(one, key) for one in seen.values() if not one.left for key in one.shapes}
     budget = seconds / max(1, len(kinds))
     return [_choice(name, one, device, measure, budget, tolerance, timed) for name, one in seen.items()]
 
@@ -154,9 +161,10 @@ def _choice(
         return choice
     calls = []
     for key, count in seen.shapes.items():
-        call = _time_of(seen.layer, key, count, device, measure, budget, timed)
+        call = _time_of(seen, key, count, device, measure, budget, timed)
         if call is None:
-            return replace(choice, reason="not compared: the plan knows no convolutions, and this is another device")
+            what = "steps before a layer" if seen.whole is not seen.layer else "convolutions"
+            return replace(choice, reason=f"not compared: the plan knows no {what}, and this is another device")
         calls.append(call)
     calls.sort(key=lambda call: call.rows)
     choice = replace(choice, calls=tuple(calls))
@@ -166,7 +174,7 @@ def _choice(
 
 
 def _time_of(
-    layer: Any,
+    seen: _Seen,
     key: tuple[torch.Size, tuple[int, ...], torch.dtype],
     count: int,
     device: Device | None,
@@ -176,30 +184,33 @@ def _time_of(
 ) -> CallTime | None:
     """The times of calls of one shape: the plan's for 16-bit Linears of a GPU, else from the clock. None: unknown."""
     shape, stride, dtype = key
+    layer = seen.layer
     where = layer.storage.device
     is_linear = isinstance(layer, QLinear)
     rows = math.prod(shape[:-1]) if is_linear else _pixels(layer, shape)
-    is_planned = is_linear and not measure and (where.type == "cuda" and dtype in layer_time.HALVES)
+    is_known = is_linear and seen.whole is layer  # the plan has no figures of what a wrapper does
+    is_planned = is_known and not measure and (where.type == "cuda" and dtype in layer_time.HALVES)
     if device is not None or is_planned:
-        if not is_linear:
+        if not is_known:
             return None
         half = dtype if dtype in layer_time.HALVES else torch.bfloat16
         target = Device.of(where) if device is None else device
         sizes = (layer.scheme, layer.out_features, layer.in_features, rows, half, target)
         ours, theirs = layer_time.beside(*sizes, only_compiled=device is None)
         return CallTime(rows, tuple(shape), count, ours.us, theirs.us, ours.source)
-    kind = _kind(layer, key)
+    kind = _kind(seen, key)
     if kind not in timed:
         x = torch.empty_strided(shape, stride, dtype=dtype, device=where).uniform_()
-        twin = float_of(layer, [""], {}).to(device=where, dtype=dtype)
-        timed[kind] = best_of(layer, twin, x, budget)
+        twin = float_of(layer, [""], {})
+        twin = twin if seen.whole is layer else without(seen.whole, twin)
+        timed[kind] = best_of(seen.whole, twin.to(device=where, dtype=dtype), x, budget)
     quantised, real = timed[kind]
     return CallTime(rows, tuple(shape), count, quantised * 1e6, real * 1e6, _HERE)
 
 
-def _kind(layer: Any, key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _kind(seen: _Seen, key: tuple[Any, ...]) -> tuple[Any, ...]:
     """What layers have in common that take the same time with inputs of one kind; repr() shows scheme and geometry."""
-    return (type(layer), str(layer), layer.storage.device, *key)
+    return (type(seen.layer), str(seen.whole), seen.layer.storage.device, *key)
 
 
 def _pixels(layer: Any, shape: torch.Size) -> int:
@@ -222,7 +233,10 @@ def with_both_forms(
     choices: Iterable[LayerChoice], layers: Mapping[str, Any], spare_bytes: float, device: Device | None = None
 ) -> list[LayerChoice]:
     """The choices, where layers that are quicker in integers at some rows and in floats at others have both forms, as
-    far as the bytes reach: what saves most a byte comes first. device: as in judge."""
+    far as the bytes reach: what saves most a byte comes first. device: as in judge.
+
+    layers  {name: the layer as the model calls it}; one within a wrapper has one form: floats need no wrapper.
+    """
     choices = list(choices)
     gains = {}
     for place, choice in enumerate(choices):

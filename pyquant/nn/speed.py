@@ -18,6 +18,7 @@ from pyquant.nn.flow import Calls, call
 from pyquant.nn.obstacles import has_hooks
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.whole_layer import WRAPPERS, without, wrappers_of
 from pyquant.ops import layer_time, plan
 from pyquant.ops.plan import Device
 
@@ -55,6 +56,9 @@ class LayerSpeed:
 def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 2.0) -> list[LayerSpeed]:
     """Time every QLinear and QConv2d against the float layer of the same weights, in the model's own shapes.
 
+    A layer is timed as the model calls it: with the transform of a HadamardLinear, which the float layer beside it has
+    no need of.
+
     model           with quantised layers; it is run once, without gradients, in the mode that it is in.
     example_inputs  a tensor or other single argument, a tuple of arguments, or a mapping of keyword arguments.
     seconds         of measuring altogether, about; every pair of layers runs three times at least.
@@ -79,8 +83,7 @@ def compare_speed(model: nn.Module, example_inputs: object, *, seconds: float = 
     speeds = []
     for names in groups.values():
         layer, x = given[names[0]]
-        twin = layer.to_float(x.dtype).to(x.device)
-        quantised, real = best_of(layer, twin, x, seconds / len(groups))
+        quantised, real = best_of(layer, _twin(layer, x.dtype).to(x.device), x, seconds / len(groups))
         speeds += [LayerSpeed(name, tuple(x.shape), quantised * 1e6, real * 1e6) for name in names]
     return sorted(speeds, key=lambda one: one.ratio)
 
@@ -117,27 +120,28 @@ def small_weight_only(model: nn.Module, seconds: float = 0.2) -> list[LayerSpeed
     The smallest first, up to MOST_WEIGHTS, each kind once in a process; kinds that the seconds do not suffice for are
     left out. -> one record a layer that was timed, the slowest ratio first.
     """
-    start, speeds = perf_counter(), []
+    start, speeds, wrappers = perf_counter(), [], wrappers_of(model.modules())
     named = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QLinear)]
     for name, layer in sorted(named, key=lambda one: one[1].in_features * one[1].out_features):
         is_weight_only = not layer.scheme.is_integer and not layer.scheme.is_float and layer.missing is None
         if not is_weight_only or not 0 < layer.in_features * layer.out_features <= MOST_WEIGHTS:
             continue
-        if layer.storage.device.type != "cpu" or has_hooks(layer):
+        whole = wrappers.get(id(layer), layer)
+        if layer.storage.device.type != "cpu" or has_hooks(layer) or has_hooks(whole):
             continue
-        key = (str(layer), layer.dtype, torch.get_num_threads())
+        key = (str(whole), layer.dtype, torch.get_num_threads())
         if key not in _at_rows:
             if perf_counter() - start > seconds:
                 break
-            _at_rows[key] = [_at(layer, rows, seconds / 40) for rows in _ROWS]
+            _at_rows[key] = [_at(whole, layer, rows, seconds / 40) for rows in _ROWS]
         best = max(_at_rows[key], key=lambda one: one.ratio)
         speeds.append(replace(best, name=name))
     return sorted(speeds, key=lambda one: one.ratio)
 
 
-def _at(layer: QLinear, rows: int, budget: float) -> LayerSpeed:
+def _at(whole: nn.Module, layer: QLinear, rows: int, budget: float) -> LayerSpeed:
     x = torch.rand((rows, layer.in_features), generator=torch.Generator().manual_seed(0), device="cpu").to(layer.dtype)
-    quantised, real = best_of(layer, layer.to_float(x.dtype), x, budget)
+    quantised, real = best_of(whole, _twin(whole, x.dtype), x, budget)
     return LayerSpeed("", (rows, layer.in_features), quantised * 1e6, real * 1e6)
 
 
@@ -145,7 +149,7 @@ def slower_by_plan(
     layers: Mapping[str, QLinear], device: Device, only_compiled: bool = True
 ) -> list[tuple[LayerSpeed, str]]:
     """16-bit Linears that the plan knows to be clearly slower than torch's, whatever the number of rows: the best they
-    reach, with the source of the figures. Nothing is run."""
+    reach, with the source of the figures. Nothing is run; what a wrapper does first would only add to it."""
     found = []
     for name, layer in layers.items():
         if layer.dtype not in layer_time.HALVES or layer.scheme.is_float or layer.scheme.outputs is not None:
@@ -210,7 +214,7 @@ def warn_of_speed(model: nn.Module, check_speed: object, stacklevel: int = 4) ->
 
 
 def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any, Tensor]]:
-    """{name: (layer, its first float input)} of every quantised layer that the example reaches."""
+    """{name: (layer as the model calls it, its first float input)} of every quantised layer that is reached."""
     seen: dict[str, tuple[Any, Tensor]] = {}
 
     def note(name: str, layer: Any, args: tuple[Any, ...], _: Mapping[str, Any]) -> None:
@@ -224,18 +228,30 @@ def _inputs_of(model: nn.Module, example_inputs: object) -> dict[str, tuple[Any,
 def each_call(model: nn.Module, example_inputs: object, note: Callable[..., None]) -> None:
     """Run a model once, without gradients; note(name, layer, args, kwargs) is told of every call of a quantised layer.
 
+    A layer that another module wraps is noted with the call of that module, as `layer`, under its own name: what it
+    gets inside is neither what the model has nor, with a hook on it, what it would get without.
     Raises ArgumentError for a model without such layers.
     """
     if not any(isinstance(module, (QLinear, QConv2d)) for module in model.modules()):
         raise ArgumentError("model", f"a {type(model).__name__} without quantised layers", "one that quantize_ changed")
 
+    wrappers = wrappers_of(model.modules())
+
     def entered(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if isinstance(module, (QLinear, QConv2d)):
-            note(calls.names[id(module)], module, args, kwargs)
+        layer: Any = module.linear if isinstance(module, WRAPPERS) else module
+        if isinstance(layer, (QLinear, QConv2d)) and wrappers.get(id(layer), layer) is module:
+            note(calls.names[id(layer)], module, args, kwargs)
 
     calls = Calls(model, entered)
     with torch.no_grad(), calls.watched():
         call(model, example_inputs)
+
+
+def _twin(layer: Any, dtype: torch.dtype) -> nn.Module:
+    """The float layer of the same weights, without what a wrapper needs for the sake of its codes."""
+    inner: Any = layer.linear if isinstance(layer, WRAPPERS) else layer
+    real: nn.Module = inner.to_float(dtype)
+    return real if inner is layer else without(layer, real)
 
 
 def best_of(layer: nn.Module, twin: nn.Module, x: Tensor, budget: float) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from pyquant.nn.quicker import BOTH, FLOATS, INTEGERS, LayerChoice, judge, with_
 from pyquant.nn.sites import find_all_sites, find_owners
 from pyquant.nn.swap import Undo, distinct, swap_modules, undone_on_error
 from pyquant.nn.two_forms import TwoFormLinear
+from pyquant.nn.whole_layer import WRAPPERS, without, wrappers_of
 from pyquant.ops.plan import Device
 from pyquant.ptq.quantize import quantize_
 
@@ -108,8 +109,10 @@ def auto_(
     layers or kernels that `pyquant tune` measured on that GPU, else the cost model; the launch that quantises the
     activations counts. Convolutions and float32 layers of a GPU are timed. Layers that take or give codes (link_) or
     add a residual are left as they are, and so are layers that no example reaches.
-    Layers that a float model brought go back themselves, with weights that were never rounded. Transactional: on any
-    exception the model is as before. Raises ArgumentError for wrong arguments, and what quantize_ raises.
+    Layers that a float model brought go back themselves, with weights that were never rounded. A layer whose inputs are
+    transformed first (HadamardLinear) is timed with the transform, against a Linear without: that is what takes its
+    place where integers lose, its weight turned back in float64. Transactional: on any exception the model is as
+    before. Raises ArgumentError for wrong arguments, and what quantize_ raises.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
@@ -144,8 +147,10 @@ def auto_(
             quantize_(model, W8A8Dynamic() if config is None else config, check_speed=False, **options)
         how: dict[str, Any] = {"device": device, "measure": measure, "seconds": seconds, "tolerance": tolerance}
         choices = judge(model, examples, **how)
-        layers = {choice.name: model.get_submodule(choice.name) for choice in choices}
         if spare_bytes:
+            wrappers = wrappers_of(model.modules())
+            layers = {choice.name: model.get_submodule(choice.name) for choice in choices}
+            layers = {name: wrappers.get(id(layer), layer) for name, layer in layers.items()}
             choices = with_both_forms(choices, layers, spare_bytes, device)
         _carry_out(model, choices, originals, undo)
     return AutoReport(tuple(choices), where)
@@ -164,7 +169,11 @@ def _carry_out(
     ]
     swap_modules(model, both, undo=undo)
     lost = [(names, layer) for names, layer, choice in chosen if choice.form == FLOATS]
+    inside = {id(layer) for _, layer in lost}
+    wrapped = distinct(model, lambda name, m: bool(name) and isinstance(m, WRAPPERS) and id(m.linear) in inside)
     put_floats(model, lost, undo, originals)
+    new = [(names, without(module, cast(nn.Module, module.linear))) for names, module in wrapped]
+    swap_modules(model, new, undo=undo)
     for names, _ in lost:
         remember(_nearest(model, names[0]), by_name[names[0]].reason, undo)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 import pyquant
 from pyquant import W8A8Dynamic
 from pyquant.nn import speed
+from pyquant.nn.reordered import Reordered
+from pyquant.nn.whole_layer import without
 from pyquant.ops.plan import Device
 
 
@@ -34,6 +37,33 @@ def test_slow_layers_are_named_with_their_figures(monkeypatch: pytest.MonkeyPatc
     with warnings.catch_warnings():
         warnings.simplefilter("error", pyquant.QuantizationWarning)
         pyquant.quantize_(model(), W8A8Dynamic(), check_speed={"input": torch.randn(3, 16)})
+
+
+def test_a_layer_is_timed_with_what_is_done_to_its_inputs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: dict[str, torch.dtype] = {}
+    clock = {"HadamardLinear": 3e-6, "Reordered": 2e-6, "Linear": 1e-6}
+
+    def read(module: nn.Module, x: torch.Tensor) -> float:
+        timed[type(module).__name__] = x.dtype
+        return clock[type(module).__name__]
+
+    monkeypatch.setattr(speed, "_seconds", read)
+    monkeypatch.setattr(speed, "_at_rows", {})
+    order = torch.randperm(16)
+    first = pyquant.HadamardLinear.from_linear(nn.Linear(16, 16), 16)
+    wrapped = nn.Sequential(first, Reordered(nn.Linear(16, 32), order)).bfloat16()
+    quantised = pyquant.quantize_(copy.deepcopy(wrapped), W8A8Dynamic(), check_speed=False)
+    x = torch.randn(3, 16, dtype=torch.bfloat16)
+    records = pyquant.compare_speed(quantised, x, seconds=0.01)
+    assert [(r.name, round(r.ratio, 2)) for r in records] == [("0.linear", 0.33), ("1.linear", 0.5)]
+    assert timed == dict.fromkeys(clock, torch.bfloat16)  # as the model calls them, not the float32 of the transform
+    with pytest.warns(pyquant.QuantizationWarning, match=r"0.linear \[1, 16\] 3 us against 1 us"):
+        pyquant.quantize_(copy.deepcopy(wrapped), pyquant.W8A16())
+    for index, module in enumerate(wrapped):  # what they are compared with is the same function
+        real = without(module, module.linear)
+        assert type(real) is nn.Linear
+        torch.testing.assert_close(real(x), module(x), rtol=0.05, atol=0.05)
+        assert index == 0 or torch.equal(real.weight[:, order], module.linear.weight)
 
 
 def test_an_example_that_fails_leaves_the_model_and_no_hooks() -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import pyquant
-from pyquant import W8A8Dynamic
+from pyquant import HadamardLinear, W8A8Dynamic
 from pyquant.nn import speed
+from pyquant.nn.reordered import Reordered
 from pyquant.ops.plan import Device
 
 H200 = Device(sm=90, sm_count=132, shared_bytes=232448, l2_bytes=62914560, dram_gbps=4800, name="H200")
@@ -64,6 +65,45 @@ def test_what_loses_is_the_float_layer_itself_again(monkeypatch: pytest.MonkeyPa
     assert torch.equal(model.up.weight, before["up.weight"])  # never rounded
     strict = pyquant.auto_(Net().eval(), torch.randn(5, 16), tolerance=0)
     assert [c.form for c in strict] == ["floats", "integers", "floats"]
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_transform_counts_and_goes_where_integers_lose(monkeypatch: pytest.MonkeyPatch, calibrated: bool) -> None:
+    def wrapped() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [HadamardLinear.from_linear(nn.Linear(16, out)) for out in (16, 16, 32)]
+        return nn.Sequential(*layers[:2], Reordered(layers[2].linear, torch.randperm(16))).eval()
+
+    # the layer inside alone would be quicker than the float one
+    clock(monkeypatch, HadamardLinear16=4.0, Reordered16=4.0, Linear16=2.0, QLinear16=1.0)
+    x, model = torch.randn(5, 16), wrapped()
+    model[0].register_forward_hook(lambda *_: None)
+    expected = model(x)
+    scheme = pyquant.W8A8() if calibrated else W8A8Dynamic()
+    data = {"data": [x]} if calibrated else {}
+    report = pyquant.auto_(model, x, {"0.linear": scheme, "2.linear": scheme}, spare_bytes=1 << 20, **data)
+    assert [(c.name, c.form) for c in report] == [("0.linear", "floats"), ("2.linear", "floats")]
+    assert "4.0 us against 2.0 us at 5 rows" in report[0].reason
+    assert [type(m).__name__ for m in model] == ["Linear", "HadamardLinear", "Linear"]
+    assert len(model[0]._forward_hooks) == 1
+    torch.testing.assert_close(model(x), expected)
+    assert {r.name: r.reason for r in pyquant.quantization_report(model)}["0"] == report[0].reason
+    clock(monkeypatch, HadamardLinear16=1.0, Reordered16=1.0, Linear16=2.0, QLinear16=4.0)
+    kept = pyquant.quantize_(wrapped(), W8A8Dynamic(), check_speed=False)
+    assert {c.form for c in pyquant.auto_(kept, x)} == {"integers"}
+    assert type(kept[0]) is HadamardLinear
+    unknown = pyquant.auto_(kept, x, device=H200)  # the plan has no figures of a transform
+    assert {c.reason for c in unknown} == {
+        "not compared: the plan knows no steps before a layer, and this is another device"
+    }
+
+
+def test_both_forms_are_of_layers_whose_inputs_are_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("QLinear", "HadamardLinear")
+    clock(monkeypatch, Linear16=2.0, **{f"{kind}16_{rows}": us for kind in kinds for rows, us in ((1, 1.0), (64, 2.5))})
+    model = nn.Sequential(HadamardLinear.from_linear(nn.Linear(16, 16)), nn.Linear(16, 16)).eval()
+    report = pyquant.auto_(model, [torch.randn(1, 16), torch.randn(64, 16)], spare_bytes=1 << 20)
+    assert [c.form for c in report] == ["integers", "both"]
 
 
 def test_a_quantised_model_gets_back_what_its_codes_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from pyquant.nn.fates import twin_of
 from pyquant.nn.flow import first_tensor
 from pyquant.nn.sites import Filter, Site
 from pyquant.nn.swap import Undo, swap_modules
+from pyquant.nn.whole_layer import around, wrappers_of
 from pyquant.ptq.calibrator import QuantizationCalibrator, Ranges
 from pyquant.simulate.kinds import simulate
 
@@ -70,6 +71,8 @@ class SwitchableModel:
         self.model = arguments.module("model", model)
         arguments.function("to_output", to_output, "result of the model -> tensor")
         self._sites = {site.names[0]: site for site in quantisable(model, filter_fn)}
+        wrappers = wrappers_of(model.modules())
+        self._wrappers = {n: wrappers[id(s.module)] for n, s in self._sites.items() if id(s.module) in wrappers}
         self.formats = formats_of(formats, {_weight(site).dtype for site in self._sites.values()})
         self.groups = find_groups(model, grouping, filter_fn)
         # batch -> (arguments, keyword arguments) of the model's call, on its device
@@ -94,6 +97,16 @@ class SwitchableModel:
     def layer(self, name: str, format_index: int) -> nn.Module:
         """The layer object that replaces `name` in that format."""
         return self._layers[name][format_index]
+
+    def called(self, name: str, format_index: int) -> nn.Module:
+        """What the model calls for the layer in that format: the layer, or the module that transforms its inputs, with
+        whatever layer is in it. A clock belongs around this one: both may be one kernel."""
+        return self._wrappers.get(name) or self.layer(name, format_index)
+
+    def alone(self, name: str, format_index: int) -> nn.Module:
+        """The same as a module of its own, which may be called outside of the model."""
+        layer = self.layer(name, format_index)
+        return around(self._wrappers[name], layer) if name in self._wrappers else layer
 
     @property
     def device(self) -> torch.device:

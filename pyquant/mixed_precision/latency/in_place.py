@@ -22,7 +22,7 @@ def samples_in_place(task: Task, design: Sequence[Config], whole: Sequence[Confi
     switchable, now = task.switchable, clock.now_ns
     model, args, kwargs = switchable.model, task.args, task.kwargs
     names, formats = list(switchable.group_of.items()), range(len(switchable.formats))
-    layers = {switchable.layer(name, f): i for i, (name, _) in enumerate(names) for f in formats}
+    layers = {switchable.called(name, f): i for i, (name, _) in enumerate(names) for f in formats}
     own_ns = overhead_ns(clock)
     calls, samples = _calls(task), Samples()
     runs = [*((config, True) for config in design), *((config, False) for config in whole)]

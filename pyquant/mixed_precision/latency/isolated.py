@@ -58,7 +58,7 @@ def layer_calls(switchable: SwitchableModel, args: tuple[Any, ...], kwargs: Mapp
     def watch(name: str) -> Callable[..., None]:
         return lambda _, a, k: calls[name].append((_kept(a), _kept(k)))
 
-    watched = [(switchable.layer(name, f), watch(name)) for name, f in chosen.items()]
+    watched = [(switchable.called(name, f), watch(name)) for name, f in chosen.items()]
     with hooked(watched, before=True), switchable.using(config):
         switchable.model(*args, **kwargs)
     return calls
@@ -77,7 +77,7 @@ def _kept(value: Any) -> Any:
 
 def rotating(switchable: SwitchableModel, name: str, format: int, calls: Sequence[Call]) -> Rotating:
     """A layer in a format, on copies of its weights that hold as much as all layers in that format."""
-    layer = switchable.layer(name, format)
+    layer = switchable.alone(name, format)
     everything = sum(held_bytes(switchable.layer(n, format)) for n in switchable.group_of)
     count = copies_beyond_cache(held_bytes(layer), min(everything, ROTATE_BYTES))
     return Rotating([partial(_run, copy, calls) for copy in copies_of(layer, count)])

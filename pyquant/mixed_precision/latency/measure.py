@@ -171,7 +171,11 @@ def latency_fingerprint(switchable: SwitchableModel, example_inputs: Any = None)
     for name, g in switchable.group_of.items():
         layer: Any = switchable.layer(name, 0)
         shape, dtype = " x ".join(map(str, layer.weight.shape)), dtype_name(layer.weight.dtype)
-        facts[f"layer {name!r}"] = f"{type(layer).__name__} {shape} {dtype}, in group {switchable.groups[g].name}"
+        called = switchable.called(name, 0)
+        before = "" if called is layer else f" behind {type(called).__name__}({called.extra_repr()})"
+        facts[f"layer {name!r}"] = (
+            f"{type(layer).__name__} {shape} {dtype}{before}, in group {switchable.groups[g].name}"
+        )
     return facts
 
 
@@ -222,7 +226,7 @@ def _look(task: Task, plan: _Plan, borders: bool | None) -> bool:
 
     for config in plan.uniform:
         before = len(called)
-        watched = [(switchable.layer(name, f), watch(name)) for name, f in switchable.chosen(config).items()]
+        watched = [(switchable.called(name, f), watch(name)) for name, f in switchable.chosen(config).items()]
         with switchable.using(config), hooked(watched):
             task.run()
     missing = [name for name in group_of if name not in called]

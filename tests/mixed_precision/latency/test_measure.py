@@ -21,6 +21,8 @@ from pyquant.mixed_precision.latency.isolated import layer_calls, rotating
 from pyquant.mixed_precision.latency.measure import latency_fingerprint, load_latency, measure_latency
 from pyquant.mixed_precision.latency.samples import design, held_out, median_interval
 from pyquant.mixed_precision.latency.timers import stamping
+from pyquant.nn import hadamard_linear
+from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.report.records.latency import LatencyTable
 
 FORMATS = ("fp32", "W8A8Dynamic", "W4A8Dynamic(group_size=8)")
@@ -320,6 +322,30 @@ def test_alone_layers_see_the_inputs_of_the_model() -> None:
     )
     assert seen == {"0": {(5, 8)}, "2": {(5, 16)}}
     assert table.group_us == ((0.0, 0.0), (0.0, 0.0))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_done_to_the_inputs_first_is_time_of_the_layer(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    clock = FakeClock()
+
+    def costs(holder: Any, name: str, us: float) -> None:
+        inside = getattr(holder, name)
+        monkeypatch.setattr(holder, name, lambda *a, **k: (clock.spend(us), inside(*a, **k))[1])
+
+    costs(hadamard_linear.ops, "hadamard_quantize", 3.0)  # one kernel with the quantiser: the layer has no call then
+    costs(hadamard_linear.ops, "hadamard_transform", 2.0)
+    costs(nn.Linear, "forward", 20.0)
+    costs(pyquant.QLinear, "forward", 999.0)  # not what the model calls
+    costs(pyquant.QLinear, "_multiply_tokens", 5.0)
+    model = nn.Sequential(HadamardLinear.from_linear(nn.Linear(16, 16)), nn.Tanh(), nn.Linear(16, 4)).eval()
+    switchable = SwitchableModel(model, ("fp32", "W4A4Dynamic"), grouping="none")
+    options: dict[str, Any] = {"clock": CudaGraphClock(FakeDevice(clock)) if alone else clock}
+    table = measure_latency(switchable, torch.ones(2, 16), rounds=4, min_rounds=4, **options)
+    assert [table.us("0.linear", name) for name in ("fp32", "W4A4Dynamic")] == pytest.approx([22.0, 8.0])
+    assert [table.us("2", name) for name in ("fp32", "W4A4Dynamic")] == pytest.approx([20.0, 999.0])
+    assert table.base_us == pytest.approx(0.0)
+    said = latency_fingerprint(switchable, torch.ones(2, 16))["layer '0.linear'"]
+    assert said == "Linear 16 x 16 float32 behind HadamardLinear(block=16), in group 0.linear"
 
 
 def test_a_table_belongs_to_its_machine_and_inputs(tmp_path: Path) -> None:
