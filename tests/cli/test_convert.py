@@ -48,7 +48,7 @@ def test_a_checkpoint_of_others_becomes_ours(
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "gptq -> ours" in told
-    assert "(group_size=16), weights full range" in told
+    assert "(group_size=16), weights full range fixed" in told
     assert main(["verify", "ours"]) == 0
     direct = pyquant.load_quantized_(foreign.Net(), path, activations=activations)
     again = pyquant.load_pretrained("ours", foreign.Net)

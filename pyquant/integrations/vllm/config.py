@@ -13,6 +13,7 @@ from torch import nn
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import CheckpointError
 from pyquant.integrations.vllm.embedding import PyquantEmbeddingMethod
@@ -147,7 +148,7 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
         if name not in self.manifest:
             return name in self.narrow, None
         scheme = self.manifest[name]
-        two_level = replace(scheme.weights, calibrator="max") if scheme.weights.two_level else None
+        two_level = replace(scheme.weights, calibrator=GIVEN_CALIBRATOR) if scheme.weights.two_level else None
         return scheme.inputs is not None and scheme.inputs.narrow_range, two_level
 
     def _joined(self, name: str) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.core.dtypes import FLOATS, code_type
+from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError, PyquantError
 from pyquant.io.foreign.record import positive_scales
@@ -93,7 +94,8 @@ def _layers(weights: Weights, inputs: Inputs | None, bias: Tensor | None, dtype:
     granularity, size = ("per_channel", None) if groups == 1 else ("per_group", codes.shape[1] // groups)
     scheme = weights.scheme
     if scheme is None:
-        scheme = TensorScheme(weights.bits, zero_point is None, granularity, size, narrow_range=False)
+        given = {"narrow_range": False, "calibrator": GIVEN_CALIBRATOR}
+        scheme = TensorScheme(weights.bits, zero_point is None, granularity, size, **given)  # type: ignore[arg-type]
     if inputs is not None and zero_point is not None:
         got = "zero points of weights whose inputs are quantised"
         raise ArgumentError("weight_zero_point", got, "symmetric weights, or floating-point inputs")
@@ -165,7 +167,9 @@ def input_scheme(bits: int, symmetric: bool, dynamic: bool, narrow: bool = False
     narrow  whether symmetric static codes leave the lowest out, as pyquant's presets do; other tools use it.
     """
     granularity = "per_token" if dynamic else "per_tensor"
-    return TensorScheme(bits, symmetric, granularity, dynamic=dynamic, narrow_range=dynamic or narrow)
+    calibrator = "max" if dynamic else GIVEN_CALIBRATOR
+    narrow = dynamic or narrow
+    return TensorScheme(bits, symmetric, granularity, dynamic=dynamic, narrow_range=narrow, calibrator=calibrator)
 
 
 def unpacked(packed: Any, bits: int) -> Tensor:

@@ -7,12 +7,13 @@ above zero, groups of neighbours, one range of codes) is brought about here, onc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
 
 from pyquant.core.dtypes import FLOATS, KERNEL_BITS, code_type, describe
+from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.presets import W8A8Dynamic
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import ArgumentError, CheckpointError
@@ -39,7 +40,8 @@ class Options:
 class ForeignLayer:
     """A layer of another tool in pyquant's terms: weight[n, order[k]] = scale * (codes[n, k] - zero_point).
 
-    record  codes, scales, zero points, bias and scheme; columns in the order of their groups.
+    record  codes, scales, zero points, bias and scheme; columns in the order of their groups. Static ranges are
+            'fixed' in the scheme: the file has them, and does not say by what rule they were found.
     order   int64 [K], which input each column multiplies, or None: its own.
     """
 
@@ -98,8 +100,11 @@ def foreign_layer(
         codes, scale, zero_point = positive_scales(codes, scale, zero_point, code_type(bits).qmin)
         granularity = "per_tensor" if scale.dim() == 1 else "per_channel" if spread == 1 else "per_group"
         group_size = columns // spread if granularity == "per_group" else None
-        weights = TensorScheme(bits, zero_point is None, granularity, group_size, narrow_range=False)
+        given = {"narrow_range": False, "calibrator": GIVEN_CALIBRATOR}
+        weights = TensorScheme(bits, zero_point is None, granularity, group_size, **given)  # type: ignore[arg-type]
         inputs = inputs_as(options.activations, inputs)
+        if inputs is not None and not inputs.dynamic:
+            inputs = replace(inputs, calibrator=GIVEN_CALIBRATOR)
         if zero_point is not None and inputs is not None:
             why = "zero points of weights with quantised activations, whose product no kernel has"
             raise ArgumentError("weight_zero_point", why, "activations='float', which multiplies these weights")

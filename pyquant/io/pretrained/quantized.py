@@ -169,8 +169,8 @@ def built(layer: ForeignLayer, old: nn.Module) -> nn.Module:
 def _table(record: LayerRecord) -> LayerRecord:
     """A weight-only layer as an embedding's table: int8 in [-127, 127], one scale a row."""
     scheme = QScheme.from_dict(record.scheme)
-    wide = QScheme(replace(W8A16().weights, narrow_range=False))
-    if scheme not in (wide, W8A16()) or record.bias is not None or bool((record.codes == -128).any()):
+    rows = replace(scheme, weights=replace(scheme.weights, narrow_range=True, calibrator="max"))
+    if rows != W8A16() or record.bias is not None or bool((record.codes == -128).any()):
         got = (
             f"an embedding of {scheme.weights.bits} bits {scheme.weights.granularity}, codes from {record.codes.min()}"
         )

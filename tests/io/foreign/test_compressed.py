@@ -166,12 +166,12 @@ def test_schemes_are_what_the_config_says(tmp_path: Path) -> None:
     for case in CASES:
         folder, _, _ = folder_of(case, tmp_path)
         told[case] = str(pyquant.load_quantized_(foreign.Net(), folder).body["fc1"].scheme)
-    accept.t0(told["W8A8 static affine"], "W8A8(symmetric_inputs=False), weights full range")
-    accept.t0(told["W8A8 static"], "W8A8, weights full range, inputs full range")
-    accept.t0(told["W4A8"], "W4A8Dynamic(group_size=None), weights full range")
-    accept.t0(told["W4A16"], "W4A16(group_size=16), weights full range")
-    accept.t0(told["W4A16 affine"], "W4A16(group_size=16, symmetric=False)")
-    accept.t0(told["W8A8 naive, tensor"], "W8A8Dynamic, weights per_tensor full range")
+    accept.t0(told["W8A8 static affine"], "W8A8(symmetric_inputs=False), weights full range fixed, inputs fixed")
+    accept.t0(told["W8A8 static"], "W8A8, weights full range fixed, inputs full range fixed")
+    accept.t0(told["W4A8"], "W4A8Dynamic(group_size=None), weights full range fixed")
+    accept.t0(told["W4A16"], "W4A16(group_size=16), weights full range fixed")
+    accept.t0(told["W4A16 affine"], "W4A16(group_size=16, symmetric=False), weights fixed")
+    accept.t0(told["W8A8 naive, tensor"], "W8A8Dynamic, weights per_tensor full range fixed")
 
 
 def test_a_static_range_comes_from_the_file(tmp_path: Path) -> None:
