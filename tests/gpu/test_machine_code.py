@@ -549,6 +549,42 @@ def _work_of_groups(operation: str) -> int:
     return int("GMMA" in operation or operation in ("FADD", "I2FP.F32.S32") or operation.startswith("LOP3"))
 
 
+# Instructions of a warp for a step of 128 codes of integer weights under floats, but for the one of each of its sums
+# (half a sum a token) that ends a group of as many codes: without zero points, and where the scales of four further groups are not due.
+WEIGHT_ONLY_BUDGET = {
+    ("sm90_w4a16", "6__half"): 280,
+    ("sm90_w4a16", "13__nv_bfloat16"): 280,
+    ("sm90_w8a16", "6__half"): 280,
+    ("sm90_w8a16", "13__nv_bfloat16"): 400,
+}
+
+
+@pytest.mark.parametrize(("family", "float_type"), WEIGHT_ONLY_BUDGET)
+def test_a_step_of_weights_under_floats_keeps_its_budget(
+    wgmma_kernels: dict[str, list[machine_code.Line]], family: str, float_type: str
+) -> None:
+    """Two starts and two waits a step: while one half is multiplied, the other is widened."""
+    rows = _rows(family)
+    if not rows:
+        pytest.skip(f"no row of {family} is built")
+    math = FAMILIES[family].pattern(rows[0]).split(".*")[1].split("I6__half")[0]
+    for row in rows:
+        pattern = _weight_only(math, float_type)(row)
+        (lines,) = (lines for name, lines in wgmma_kernels.items() if re.search(pattern, name))
+        loops = [
+            loop
+            for end in lines
+            if end.target is not None and end.target < end.address
+            for loop in [[line for line in lines if end.target <= line.address <= end.address]]
+            if sum("GMMA" in line.operation for line in loop) == 8
+        ]
+        loop = min(loops, key=len)
+        count = collections.Counter(line.operation.removesuffix(".LE") for line in loop)
+        assert count["WARPGROUP.ARRIVE"] == count["WARPGROUP.DEPBAR"] == 2, pattern
+        _, length = machine_code.busiest_way(loop, lambda operation: int("GMMA" in operation or operation == "FFMA" or operation.startswith(("PRMT", "HADD2", "F2F"))))
+        assert length <= WEIGHT_ONLY_BUDGET[family, float_type] + row["tile"][0] // 2, f"{pattern}: {length}"
+
+
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)
 def test_a_step_of_a_decode_kernel_keeps_its_budget(
     decode_kernels: dict[tuple[str, str], list[machine_code.Line]], family: str, groups: int

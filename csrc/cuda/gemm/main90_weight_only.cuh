@@ -1,10 +1,11 @@
 // Main loop for Hopper over integer weights as in a checkpoint, under 16-bit activations: a consumer warpgroup's part
 // of a tile. Weights are the left operand: read from shared memory, widened in registers less their zero points, which
 // is exact, and multiplied; scales are multiplied with the float sums of groups, so that weights are never rounded.
-//   While the tensor cores work on 64 codes, a warpgroup widens the next ones; while it adds a group's sums, they work
-//   for the other warpgroup. No register of a product is touched between its start and the wait for it (ptxas: C7514).
+//   Tensor cores are fed by two warpgroups in turns: while they work for one, the other adds its sums and widens its next
+//   weights. No register of a product is touched between its start and the wait for it (ptxas: C7514).
 #pragma once
 #include <cute/tensor.hpp>
+#include <cutlass/arch/barrier.h>
 #include <cutlass/cutlass.h>
 #include <cutlass/numeric_types.h>
 #include <cutlass/pipeline/pipeline.hpp>
@@ -25,9 +26,10 @@ struct WgmmaFloat<__nv_bfloat16> {
 };
 
 // Shared memory of a tile, 128 channels wide, and its copies: steps of 128 codes.
-template <class Math_, int Tokens, int Cluster_>
+template <class Math_, class Pieces_, int Tokens, int Cluster_>
 struct WeightOnlyTiles90 {
   using Math = Math_;
+  using Pieces = Pieces_;
   using X = typename WgmmaFloat<typename Math::X>::type;
   static constexpr int kChannels = 128, kTokens = Tokens, kDepth = 128, kCluster = Cluster_;
   static constexpr int kRowBytes = 64;  // of weights that lie together: other rows of a quarter warp are in other banks
@@ -38,8 +40,9 @@ struct WeightOnlyTiles90 {
   using LayoutX =
       decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
                                    cute::make_shape(cute::Int<Tokens>{}, cute::Int<kDepth>{}, cute::Int<kStages>{})));
-  using LayoutW = cute::Layout<cute::Shape<cute::Int<kChannels>, cute::Int<kRowBytes>, cute::Int<kParts * kStages>>,
-                               cute::Stride<cute::Int<kRowBytes>, cute::_1, cute::Int<kChannels * kRowBytes>>>;
+  using LayoutW = decltype(cute::tile_to_shape(
+      typename Pieces::Layout{},
+      cute::make_shape(cute::Int<kChannels>{}, cute::Int<kRowBytes>{}, cute::Int<kParts * kStages>{})));
   using TileX = cute::Shape<cute::Int<Tokens>, cute::Int<kDepth>>;
   using TileW = cute::Shape<cute::Int<kChannels>, cute::Int<kRowBytes>>;
   using Stride = cute::Stride<int64_t, cute::_1>;
@@ -47,7 +50,7 @@ struct WeightOnlyTiles90 {
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
     cute::array_aligned<X, cute::cosize_v<LayoutX>, 1024> x;
-    cute::array_aligned<uint8_t, cute::cosize_v<LayoutW>, 128> w;
+    cute::array_aligned<uint8_t, cute::cosize_v<LayoutW>, 1024> w;
   };
 
   static auto tensor_map_x(const X* x, int tokens, int depth, int64_t ld) {
@@ -91,14 +94,14 @@ class MainWeightOnly90 {
   using Math = typename Tiles::Math;
   using X = typename Tiles::X;
   using Offset = typename Math::Offset;
-  using Pieces = QuadPieces<Math>;
+  using Pieces = typename Tiles::Pieces;
   static constexpr int kTokens = Tiles::kTokens, kParts = Tiles::kParts;
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::rs_op_selector<X, X, float, cute::Shape<cute::_64, cute::Int<kTokens>, cute::_64>>(),
       cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
-  static constexpr int kHalfCodes = 64, kInstructions = 4;  // of a half of a step: of 16 codes
+  static constexpr int kInstructions = Tiles::kDepth / 16;  // of a step
   using Fragment = decltype(Mma{}.get_thread_slice(0).partition_fragment_A(
-      cute::make_tensor(static_cast<X*>(nullptr), cute::Layout<cute::Shape<cute::_128, cute::Int<kHalfCodes>>>{})));
+      cute::make_tensor(static_cast<X*>(nullptr), cute::Layout<cute::Shape<cute::_128, cute::Int<Tiles::kDepth>>>{})));
 
  public:
   using Params = WeightOnlyParams90<Tiles>;
@@ -113,7 +116,9 @@ class MainWeightOnly90 {
         pipeline_(pipeline),
         thread_(thread),
         warpgroup_(__shfl_sync(0xffffffffu, thread / 128, 0)),
-        exchange_(thread) {}
+        pieces_(thread) {
+    if (warpgroup_ == 1) pass_turn();
+  }
 
   // Coordinates of the thread's sums within a tile.
   CUTLASS_DEVICE auto own() const {
@@ -125,82 +130,39 @@ class MainWeightOnly90 {
   CUTLASS_DEVICE void run(Sum& sum, int32_t row0, int32_t first, int32_t count) {
     cute::fill(sum, 0.f);
     if (count <= 0) return;
-    const int32_t channel = row0 + 64 * warpgroup_ + thread_ % 128 / 32 * 16 + thread_ % 32 / 4;
     const int32_t group = first * Tiles::kDepth / p_.group_codes;
-    Groups groups(p_.groups, channel, group);
+    Groups groups(p_.groups, row0 + row(), group);
     if (p_.group_codes == 32)
-      short_groups<2>(sum, groups, count);
+      multiply<4>(sum, groups, 0, count);
     else if (p_.group_codes == 64)
-      short_groups<1>(sum, groups, count);
+      multiply<2>(sum, groups, 0, count);
     else
-      long_groups(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);
+      multiply<1>(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);
   }
 
  private:
   using Groups = GroupScales<false>;
-  // What a lane has of a step's codes: of channels g and g + 8.
-  struct Codes {
-    uint32_t word[2][kParts][4];
-  };
+
+  // Of the thread's channels the first one, within a tile.
+  CUTLASS_DEVICE int row() const { return 64 * warpgroup_ + thread_ % 128 / 32 * 16 + thread_ % 32 / 4; }
 
   CUTLASS_DEVICE auto x_of() const {
     const auto slice = Mma{}.get_slice(128 * warpgroup_);
     return slice.make_fragment_B(slice.partition_B(Tiles::shared_x(storage_)));
   }
 
+  // What a lane has of a step's codes: of channels g and g + 8.
+  struct Codes {
+    typename Pieces::Words part[2][kParts];
+  };
+
   // Waits for the step of `state`.
   CUTLASS_DEVICE void read(Codes& codes, const State& state) const {
     pipeline_.consumer_wait(state);
-    const int row = warpgroup_ * 64 + thread_ % 128 / 32 * 16 + thread_ % 32 / 4;
-    const auto* pieces = reinterpret_cast<const uint4*>(storage_.w.data()) + state.index() * (Tiles::kWBytes / 16) +
-                         row * 4 + thread_ % 4;
+    const uint8_t* rows = storage_.w.data() + state.index() * Tiles::kWBytes + row() * Tiles::kRowBytes;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kParts; ++i) {
-      const uint4 v = pieces[i / 2 * Tiles::kChannels * 4 + i % 2 * 32];
-      uint32_t (&word)[4] = codes.word[i % 2][i / 2];
-      word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
-      exchange_(word);
-    }
-  }
-
-  // Half `Half` of a step; offset: of each of its groups, channels g and g + 8.
-  template <int Half, int Count>
-  CUTLASS_DEVICE static void widen(const Codes& codes, const Offset (&offset)[Count][2], Fragment& w) {
-    auto to = cute::recast<uint32_t>(w);
-    CUTLASS_PRAGMA_UNROLL
-    for (int c = 0; c < 8; ++c) {
-      constexpr int kFirst = Pieces::kEights == 16 ? 8 * Half : 0;  // of the codes that lie together
-      CUTLASS_PRAGMA_UNROLL
-      for (int row = 0; row < 2; ++row)
-        to(4 * (c / 2) + 2 * (c % 2) + row) =
-            Pieces::pair(codes.word[row][kParts == 2 ? Half : 0], kFirst + c, offset[c * Count / 8][row]);
-    }
-    // Here, not behind the fence of the tensor cores, where the compiler would need another one.
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 16; ++i) cute::warpgroup_fence_operand(to(i));
-  }
-
-  // Starts instructions [kFrom, kFrom + kCount) of a half.
-  template <int kFrom = 0, int kCount = kInstructions>
-  CUTLASS_DEVICE void start(const Fragment& w, int stage, int half, Sum& product, bool adds) const {
-    const auto x = x_of();
-    Mma mma;
-    mma.accumulate_ = adds ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero;
-    cute::warpgroup_fence_operand(product);
-    cute::warpgroup_arrive();
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = kFrom; i < kFrom + kCount; ++i) {
-      cute::gemm(mma, w(cute::_, cute::_, i), x(cute::_, cute::_, kInstructions * half + i, stage), product);
-      mma.accumulate_ = cute::GMMA::ScaleOut::One;
-    }
-    cute::warpgroup_commit_batch();
-  }
-
-  // Adds a group's product, which has ended.
-  CUTLASS_DEVICE static void add(Sum& product, Sum& sum, const GroupFactors& group) {
-    cute::warpgroup_fence_operand(product);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = ffma(product(i), group.scale[i / 2 % 2], sum(i));
+    for (int i = 0; i < 2 * kParts; ++i)
+      pieces_.read(rows + (i / 2 * Tiles::kChannels + i % 2 * 8) * Tiles::kRowBytes, codes.part[i % 2][i / 2]);
   }
 
   template <int Count>
@@ -218,83 +180,100 @@ class MainWeightOnly90 {
     }
   };
 
-  // Groups of whole steps; `left`: steps of the first one.
-  CUTLASS_DEVICE void long_groups(Sum& sum, Groups& groups, int32_t left, int32_t count) {
+  // The codes of a step as floats.
+  template <int Count>
+  CUTLASS_DEVICE static void widen(const Codes& codes, const Factors<Count>& factors, Fragment& w) {
+    auto to = cute::recast<uint32_t>(w);
+    constexpr int kEights = Tiles::kDepth / 8;
+    CUTLASS_PRAGMA_UNROLL
+    for (int e = 0; e < kEights; ++e) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int h = 0; h < 2; ++h)
+        to(4 * (e / 2) + 2 * (e % 2) + h) =
+            Pieces::pair(codes.part[h][e / Pieces::kEights], e % Pieces::kEights,
+                         factors.offset[e * Count / kEights][h]);
+    }
+    // Here, not behind the fence of the tensor cores, where the compiler would need another one.
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2 * kEights; ++i) cute::warpgroup_fence_operand(to(i));
+  }
+
+  // Starts kCount instructions of a step.
+  template <int kCount>
+  CUTLASS_DEVICE void start(const Fragment& w, int first, Sum& product, bool adds) const {
+    const auto x = x_of();
+    const int stage = state_.index();
+    Mma mma;
+    mma.accumulate_ = adds ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero;
+    cute::warpgroup_fence_operand(product);
+    await_turn();
+    cute::warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      cute::gemm(mma, w(cute::_, cute::_, first + i), x(cute::_, cute::_, first + i, stage), product);
+      mma.accumulate_ = cute::GMMA::ScaleOut::One;
+    }
+    cute::warpgroup_commit_batch();
+    pass_turn();
+  }
+
+  // Adds a group's product, which has ended.
+  CUTLASS_DEVICE static void add(Sum& product, Sum& sum, const GroupFactors& group) {
+    cute::warpgroup_fence_operand(product);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = ffma(product(i), group.scale[i / 2 % 2], sum(i));
+  }
+
+  // Count: groups of a step; 1: a group is a step or several, `left` of them the first one.
+  template <int Count>
+  CUTLASS_DEVICE void multiply(Sum& sum, Groups& groups, int32_t left, int32_t count) {
     Sum product;
-    Fragment low, high;
+    Fragment w;
     Codes codes;
-    Factors<1> now;
-    int32_t taken = 0;
+    Factors<Count> now;
+    State ahead = state_;  // of the step that is read next
+    int32_t taken = Count;
     bool adds = false;
-    now.take(groups, taken++);
-    read(codes, state_);
-    widen<0>(codes, now.offset, low);
+    now.take(groups, 0);
+    read(codes, ahead);
+    ++ahead;
+    widen(codes, now, w);
+    if (count > 1) read(codes, ahead);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int32_t step = 0; step < count; ++step) {
-      const int stage = state_.index();
-      start(low, stage, 0, product, adds);
-      widen<1>(codes, now.offset, high);
-      start(high, stage, 1, product, true);
-      const GroupFactors ended = now.group[0];
-      const bool more = step + 1 < count, ends = --left == 0 || !more;  // a share may end in the middle of a group
-      if (more) {
-        State next = state_;
-        ++next;
-        read(codes, next);
-        if (left == 0) now.take(groups, taken++);
-        cute::warpgroup_wait<1>();
-        widen<0>(codes, now.offset, low);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i + 1 < Count; ++i) {
+        start<kInstructions / Count>(w, i * kInstructions / Count, product, false);
+        cute::warpgroup_wait<0>();
+        add(product, sum, now.group[i]);
       }
+      start<kInstructions / Count>(w, (Count - 1) * kInstructions / Count, product, adds);
       cute::warpgroup_wait<0>();
       release();
+      const bool more = step + 1 < count;
+      // A share may end in the middle of a group.
+      const bool ends = Count > 1 || --left == 0 || !more;
       adds = !ends;
-      if (!ends) continue;
-      left = p_.group_codes / Tiles::kDepth;
-      add(product, sum, ended);
+      if (ends) add(product, sum, now.group[Count - 1]);
+      if (!more) break;
+      if (Count > 1 || left == 0) {
+        now.take(groups, taken);
+        taken += Count;
+        left = p_.group_codes / Tiles::kDepth;
+      }
+      widen(codes, now, w);
+      ++ahead;
+      if (step + 2 < count) read(codes, ahead);
     }
   }
 
-  // Count groups to half a step.
-  template <int Count>
-  CUTLASS_DEVICE void short_groups(Sum& sum, Groups& groups, int32_t count) {
-    constexpr int kEach = kInstructions / Count;
-    Sum product;
-    Fragment low, high;
-    Codes codes;
-    Factors<Count> now;
-    int32_t taken = 0;
-    now.take(groups, taken);
-    read(codes, state_);
-    widen<0>(codes, now.offset, low);
-    // One half, and what comes after it is made ready meanwhile.
-    const auto half = [&](auto is_high, const Fragment& w, bool more, auto prepare) {
-      Factors<Count> next = now;
-      if constexpr (Count == 2) {
-        start<0, kEach>(w, state_.index(), is_high, product, false);
-        if (more) next.take(groups, taken += Count);
-        cute::warpgroup_wait<0>();
-        add(product, sum, now.group[0]);
-        start<kEach, kEach>(w, state_.index(), is_high, product, false);
-      } else {
-        start(w, state_.index(), is_high, product, false);
-        if (more) next.take(groups, taken += Count);
-      }
-      if (more) prepare(next);
-      cute::warpgroup_wait<0>();
-      if (is_high) release();
-      add(product, sum, now.group[Count - 1]);
-      now = next;
-    };
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int32_t step = 0; step < count; ++step) {
-      half(cute::false_type{}, low, true, [&](const Factors<Count>& next) { widen<1>(codes, next.offset, high); });
-      half(cute::true_type{}, high, step + 1 < count, [&](const Factors<Count>& next) {
-        State ahead = state_;
-        ++ahead;
-        read(codes, ahead);
-        widen<0>(codes, next.offset, low);
-      });
-    }
+  // The warpgroups take turns at the tensor cores: while they work for one, the other adds and widens. Left alone both
+  // would do the same at the same time.
+  CUTLASS_DEVICE void await_turn() const {
+    cutlass::arch::NamedBarrier::sync(256, static_cast<uint32_t>(kTurns + warpgroup_));
+  }
+  CUTLASS_DEVICE void pass_turn() const {
+    cutlass::arch::NamedBarrier::arrive(256, static_cast<uint32_t>(kTurns + 1 - warpgroup_));
   }
 
   CUTLASS_DEVICE void release() {
@@ -302,11 +281,12 @@ class MainWeightOnly90 {
     ++state_;
   }
 
+  static constexpr int kTurns = 2;  // barriers 0 and 1 are those of a warpgroup's own threads (sm90_weight_only.cuh)
   const Params& p_;
   Storage& storage_;
   Pipeline& pipeline_;
   const int thread_, warpgroup_;
-  const typename Pieces::Exchange exchange_;
+  const Pieces pieces_;
   State state_;
 };
 

@@ -18,6 +18,10 @@
 
 namespace pyquant::cuda {
 
+namespace schedule90 {
+struct swapped_lanes_splitk : swapped_cooperative {};
+}  // namespace schedule90
+
 template <class Tiles>
 struct WeightOnlyKernel90 {
   static constexpr int kThreads = 384, kCluster = Tiles::kCluster;
@@ -191,7 +195,8 @@ struct GemmSm90WeightOnly {
 
   template <class Float>
   static void run_as(const GemmCall& call) {
-    using Tiles = WeightOnlyTiles90<Math<Float>, M, ClusterN>;
+    using Pieces = std::conditional_t<std::is_same_v<Schedule, schedule90::swapped_lanes_splitk>, LanePieces<Math<Float>>, QuadPieces<Math<Float>>>;
+    using Tiles = WeightOnlyTiles90<Math<Float>, Pieces, M, ClusterN>;
     using Kernel = WeightOnlyKernel90<Tiles>;
     const GemmProblem& p = call.problem;
     const int64_t codes_per_byte = 8 / bits_of(Tiles::Math::kW);
