@@ -52,6 +52,7 @@ class LinearState(nn.Module):
     fused_activation: str | None = None  # the sibling whose work fuse_ moved into `activation`
     note: str = ""  # why quantize_ gave the layer another scheme than the config says
     share: str = ""  # which part of a layer this is, where each of several processes holds one
+    _layouts: Any = None  # how the parts of inputs and results lie on these processes
     packs: bool = True  # whether `storage` is to be what qlinear reads, where the scheme runs in integers
     # the weight where vmap makes a batch of the buffer alone, by its scales or bias: what functional_call restores
     _plain_weight: Tensor | None = None

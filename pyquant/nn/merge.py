@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
-from pyquant import ops
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import flow as flows
-from pyquant.nn import obstacles
-from pyquant.nn.merged_linear import Group, MergedLinear
+from pyquant.nn.merge_rules import difference, obstacle
+from pyquant.nn.merged_linear import Group, MergedLinear, member_kind
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import swap_modules, uses_of
 
@@ -81,7 +80,8 @@ def merge_(model: nn.Module, example_inputs: object = None) -> nn.Module:
         if record.state == "mergeable":
             found = [layers[name] for name in record.names]
             group = Group(found)
-            members = [MergedLinear.of(layer, group, place) for place, layer in enumerate(found)]
+            kind = cast(type[MergedLinear], member_kind(found[0]))
+            members = [kind.of(layer, group, place) for place, layer in enumerate(found)]
             new += [([name], member) for name, member in zip(record.names, members, strict=True)]
     swap_modules(model, new)
     return model
@@ -116,10 +116,10 @@ def _records(model: nn.Module, example_inputs: object) -> list[MergeRecord]:
     layers, uses = _named(model), uses_of(model)
     records: list[MergeRecord] = []
     for names in _by_names(model, layers) if example_inputs is None else _by_run(model, layers, example_inputs):
-        apart = {name: reason for name in names if (reason := _obstacle(layers[name], uses[id(layers[name])]))}
+        apart = {name: reason for name in names if (reason := obstacle(layers[name], uses[id(layers[name])]))}
         alike: list[list[str]] = []
         for name in (name for name in names if name not in apart):
-            others = next((one for one in alike if not _difference(layers[one[0]], layers[name])), None)
+            others = next((one for one in alike if not difference(layers[one[0]], layers[name])), None)
             alike.append([name]) if others is None else others.append(name)
         for one in alike:
             if len(one) > 1:
@@ -127,7 +127,7 @@ def _records(model: nn.Module, example_inputs: object) -> list[MergeRecord]:
         for one in (one for one in alike if len(one) == 1 and len(names) > 1):
             other = next((n for n in names if n != one[0] and n not in apart), None)
             if other is not None:
-                apart[one[0]] = _difference(layers[other], layers[one[0]])
+                apart[one[0]] = difference(layers[other], layers[one[0]])
         for reason in dict.fromkeys(apart.values()):
             records.append(MergeRecord(tuple(n for n in names if apart.get(n) == reason), "apart", reason))
     return records
@@ -169,47 +169,3 @@ def _by_run(model: nn.Module, layers: dict[str, QLinear], example_inputs: object
         if id(layer) in reads:
             found.setdefault(tuple(reads[id(layer)]), []).append(name)
     return [names for names in found.values() if len(names) > 1]
-
-
-def _obstacle(layer: QLinear, places: int) -> str:
-    """Why a layer cannot be merged with any other; '' where it can."""
-    own_forward = type(layer).forward not in (QLinear.forward, MergedLinear.forward) or "forward" in layer.__dict__
-    reasons = {
-        "it computes in floating point, where a wider product may round in another order": not _is_exact(layer),
-        f"it is a {type(layer).__name__} with a forward of its own": own_forward,
-        "it gives codes to the next layer": layer.scheme.outputs is not None,
-        "it is not calibrated": layer.missing is not None,
-        "it has hooks": obstacles.has_hooks(layer),
-        "it stands in several places of the model": places != 1,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _is_exact(layer: QLinear) -> bool:
-    """Whether a channel has the same bits beside any other channels: integers; codes of weights on a CPU, where the
-    compiled library adds each channel up by itself, in one order."""
-    if layer.scheme.is_integer or layer.scheme.is_float:
-        return layer.scheme.is_integer
-    return layer.weight_scale is not None and layer.weight_scale.device.type == "cpu" and ops.native_available()
-
-
-def _difference(one: QLinear, other: QLinear) -> str:
-    """Why two layers cannot be one product; '' where they can."""
-    groups = [layer._group if isinstance(layer, MergedLinear) else None for layer in (one, other)]
-    reasons = {
-        "one is merged already": groups[0] is not groups[1],
-        f"their schemes differ: {one.scheme}, {other.scheme}": one.scheme != other.scheme,
-        "their inputs have different widths": one.in_features != other.in_features,
-        "one has a bias and another none": ("bias" in one.state_slots) != ("bias" in other.state_slots),
-        f"their activations differ: {one.activation}, {other.activation}": (one.activation, one.clamp)
-        != (other.activation, other.clamp),
-        f"their types differ: {one.dtype}, {other.dtype}": one.dtype != other.dtype,
-        "they are on different devices": one.weight_scale.device != other.weight_scale.device,
-        "their static input scales differ": not _same(one.input_scale, other.input_scale)
-        or not _same(one.input_zero_point, other.input_zero_point),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else a.device == b.device and torch.equal(a, b)

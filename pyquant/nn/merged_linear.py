@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,11 @@ class Group:
     depends on who was called before: at worst the product is computed once more.
     """
 
+    members: weakref.WeakSet[MergedLinear]  # those that read this product now; a copy of the group knows its copies
+
     def __init__(self, layers: Sequence[QLinear]) -> None:
         first = layers[0]
+        self.members = weakref.WeakSet()
         self.sizes = [layer.out_features for layer in layers]
         states = [layer._state() for layer in layers]
         joined = {n: torch.cat([s[n] for s in states]) if n in _OF_ROWS else t for n, t in states[0].items()}
@@ -63,15 +66,26 @@ class Group:
         begin = sum(self.sizes[:place])
         return slice(begin, begin + self.sizes[place])
 
-    def part(self, x: Tensor | QTensor, place: int) -> Any:
-        """A member's part of the product."""
+    def part(self, x: Any, place: int, collect: Callable[[], Any] | None = None, mark: object = None) -> Any:
+        """A member's part of the product.
+
+        x        what is to be the same tensor for all members, and the operand where `collect` is None.
+        collect  () -> the operand, which ranks put together: all must do it, or none.
+        mark     what else must be the same for all members.
+        """
         moment = _moment(x)
+        if collect is not None and moment is not None and x.is_inference():
+            moment = (
+                None  # the numbers of x would tell, and each rank has others: one might collect where another waits
+            )
         if moment is None:
-            return self.whole(x)[..., self.rows(place)].contiguous()
+            return self.whole(x if collect is None else collect())[..., self.rows(place)].contiguous()
+        moment = *moment, mark
         seen = self._seen  # once: another thread may put its own there
         if seen is None or not _is_for(seen, x, moment) or seen.parts[place] is None:
             numbers = _uncounted(x)  # before the product: a write meanwhile is noticed
-            parts = [part.contiguous() for part in self.whole(x).split(self.sizes, -1)]
+            y = self.whole(x if collect is None else collect())
+            parts = [part.contiguous() for part in y.split(self.sizes, -1)]
             seen = _Seen(weakref.ref(cast(Tensor, x), self._dropped), moment, list(parts), numbers)
             self._seen = seen
             mine = parts[place]
@@ -91,7 +105,10 @@ class Group:
             self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None}
+        return {name: value for name, value in self.__dict__.items() if name != "members"} | {"_seen": None}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self.__dict__.update(held, members=weakref.WeakSet())
 
 
 class MergedLinear(QLinear):
@@ -104,16 +121,42 @@ class MergedLinear(QLinear):
 
     _group: Group
     _place: int
+    alone_kind: ClassVar[type[QLinear]] = QLinear  # what a member is outside of a group
 
     @classmethod
     def of(cls, layer: QLinear, group: Group, place: int) -> MergedLinear:
         """The member of a group that takes the place of a layer."""
         new = cls.__new__(cls)
         new.__dict__.update(layer.__dict__)
-        new.__dict__["_buffers"], new.__dict__["_parameters"] = {}, dict(layer._parameters)
-        new.__dict__.update(_group=group, _place=place)
-        new._show()
+        new._join(group, place)
         return new
+
+    @classmethod
+    def become(cls, layer: QLinear, group: Group, place: int) -> None:
+        """Make a layer the member of a group, in place."""
+        if isinstance(layer, MergedLinear):
+            layer._group.members.discard(layer)
+        layer.__class__ = cls
+        cast(MergedLinear, layer)._join(group, place)
+
+    def _join(self, group: Group, place: int) -> None:
+        self.__dict__["_buffers"], self.__dict__["_parameters"] = {}, dict(self._parameters)
+        self.__dict__.update(_group=group, _place=place)
+        group.members.add(self)
+        self._show()
+
+    def leave(self) -> None:
+        """Become a layer with weights of its own, in place. The group goes on computing these rows for nobody: who
+        takes a layer out of it makes a group of the others (regroup.separate)."""
+        alone = self.alone({name: tensor.clone() for name, tensor in self._state().items()})
+        self._group.members.discard(self)
+        self.__class__ = self.alone_kind  # type: ignore[assignment]
+        self.__dict__.clear()
+        self.__dict__.update(alone.__dict__)
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        super().__setstate__(held)
+        self._group.members.add(self)
 
     # ---- the state: rows of the whole
 
@@ -167,18 +210,18 @@ class MergedLinear(QLinear):
         return self
 
     def _twin(self) -> QLinear:  # type: ignore[override]
-        """A QLinear with containers of its own, which its caller fills."""
-        twin = QLinear.__new__(QLinear)
+        """A layer with containers of its own, which its caller fills."""
+        twin = self.alone_kind.__new__(self.alone_kind)
         twin.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_group", "_place")})
         twin.__dict__["_buffers"], twin.__dict__["_parameters"] = {"storage": None}, dict(self._parameters)
         twin.__dict__["_non_persistent_buffers_set"] = {"storage"}
         twin.__dict__["_spec"] = ()
         return twin
 
-    def alone(self) -> QLinear:
-        """The same layer as a QLinear with weights of its own."""
+    def alone(self, numbers: Mapping[str, Tensor] | None = None) -> QLinear:
+        """The same layer with weights of its own: `numbers`, or views of those that it has."""
         twin = self._twin()
-        twin._fill(self._state(), waits=self._waits)
+        twin._fill(self._state() if numbers is None else numbers, waits=self._waits)
         return twin
 
     # ---- running
@@ -199,6 +242,28 @@ class MergedLinear(QLinear):
     def extra_repr(self) -> str:
         """The layer in one line, as print(model) shows it."""
         return f"{super().extra_repr()}, {self._place + 1} of {len(self._group.sizes)} merged"
+
+
+# How a layer is called -> what it is in a group, for every class that can be in one.
+_MEMBERS: Final[dict[Callable[..., Any], type[MergedLinear]]] = {}
+
+
+def register_member(kind: type[MergedLinear]) -> None:
+    """Let layers that are called as kind.alone_kind is be members of groups, of this kind."""
+    _MEMBERS[kind.alone_kind.forward] = _MEMBERS[kind.forward] = kind
+
+
+register_member(MergedLinear)
+
+
+def member_kind(layer: QLinear) -> type[MergedLinear] | None:
+    """What a layer is in a group; None: its calls are its own, and no group makes them.
+
+    Example:
+        >>> member_kind(QLinear(8, 4)).__name__
+        'MergedLinear'
+    """
+    return None if "forward" in layer.__dict__ else _MEMBERS.get(type(layer).forward)
 
 
 def _is_for(seen: _Seen, x: object, moment: tuple[Any, ...]) -> bool:
