@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
 from pyquant import ops
-from pyquant.errors import NativeLibraryError
+from pyquant.errors import NativeLibraryError, UnsupportedError
 from pyquant.nn.expert_kinds import CODES, WEIGHT_ONLY, by_kind, weight_only_operands
 from pyquant.nn.linear_call import needs_derivative
 from pyquant.nn.qlinear import QLinear
@@ -135,6 +135,11 @@ def _calls(layers: Sequence[nn.Module], x: Tensor) -> list[list[int]]:
 def _in_one_call(layers: Sequence[Any], x: Tensor, counts: Sequence[int], rows: Tensor | None) -> Tensor:
     """Rows of layers of one kind; each layer has some."""
     if len(layers) == 1:
+        if getattr(layers[0], "_layouts", None) is not None:
+            raise UnsupportedError(
+                f"an expert's layer of which ranks hold shares ({layers[0].share}): gates and ups are parted; cut the "
+                "bank with PyquantExpertParallel instead (docs/distributed.md)"
+            )
         y: Tensor = layers[0](x if rows is None else x[rows])
         return y
     ends = torch.tensor(counts, dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)

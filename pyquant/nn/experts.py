@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import FLOATS, describe
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.nn import expert_graph, expert_rows
 from pyquant.nn.attention import linear_of
 from pyquant.nn.expert_info import explain
@@ -41,6 +41,7 @@ class QExperts(nn.Module):
     num_experts: int
     hidden_size: int
     tokens_seen: list[int] | None = None  # by each expert in the last calibration of static inputs
+    share: str = ""  # which of the experts are here, where each of several processes holds some
 
     @classmethod
     def from_float(cls, module: nn.Module) -> QExperts:
@@ -69,6 +70,8 @@ class QExperts(nn.Module):
 
     def _into_float(self, module: nn.Module) -> None:
         """Put the numbers of the layers, float Linears, into a module whose parameters are None."""
+        if self.share:
+            raise UnsupportedError(f"a float bank of {self.share}: gather_quantized_ makes the whole bank first")
         rule = self.rule
         for place, (name, bias) in enumerate(((rule.up, rule.up_bias), (rule.down, rule.down_bias))):
             linears = [cast(nn.Linear, layers[place]) for layers in self.experts()]
@@ -79,9 +82,14 @@ class QExperts(nn.Module):
         for name in module._modules:
             module._modules[name] = self._modules[name]
 
+    @property
+    def here(self) -> range:
+        """The numbers of the experts that this process holds: all, where no other holds some."""
+        return range(self.num_experts)
+
     def experts(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """The two layers of every expert, in order."""
-        return (self.expert(e) for e in range(self.num_experts))
+        """The two layers of every expert that is here, in order."""
+        return (self.expert(e) for e in self.here)
 
     def expert(self, index: int) -> tuple[nn.Module, nn.Module]:
         """The two layers of one expert: (gate and) up, down. Raises ArgumentError for an expert that is not there."""
@@ -106,28 +114,34 @@ class QExperts(nn.Module):
                 raise ArgumentError("hidden_states", describe(hidden_states), f"as many rows for {self.num_experts}")
             return self._layers(hidden_states, Split.even(rows, self.num_experts, hidden_states.device))
         x = self._rows(hidden_states)
-        _check_routing(x, top_k_index, top_k_weights)
+        check_routing(x, top_k_index, top_k_weights)
         ids, weights = cast(Tensor, top_k_index), cast(Tensor, top_k_weights)
-        is_told = self._is_told_by_device(x)
+        y, order = self._slots(x, ids)
+        return added(y, order, weights).to(x.dtype)
+
+    def _slots(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """What experts give for the slots (token, j) of a routing, which are counted row by row.
+
+        ids  int [T, k]: others than 0, 1, ... for the experts that are here mean experts elsewhere.
+        ->   [S, H], and int64 [T * k], whose first S say of which slots; of others nobody here knows the result.
+        """
+        # By the device: kernels multiply the rows of all experts at once, and learn there whose they are.
+        is_told = all(is_one_call(layers, x) for layers in self._pairs())
         if not is_told and must_not_wait(x):  # every expert takes every token: more work, and no count of rows to know
-            y = chosen((self._alone(e, x) for e in range(self.num_experts)), ids, x)
-            return added(y, torch.arange(ids.numel(), device=x.device), weights).to(x.dtype)
-        slots = Sorted.of(ids, self.num_experts)
+            y = chosen((self._alone(e, x) for e in range(len(self.here))), ids, x)
+            return y, torch.arange(ids.numel(), device=x.device)
+        slots = Sorted.of(ids, len(self.here))
         split = Split(slots.ends, None) if is_told or self._is_in_graph(x) else slots.split()
         # Where nobody knows how many slots have their expert here, all have a row.
         y = self._layers(x, split, slots.tokens(ids.shape[1], None if split.counts is None else sum(split.counts)))
         if is_told and self.rule.after:
             places = torch.arange(y.shape[0], device=y.device)
             y = y.masked_fill((places >= slots.ends[-1]).unsqueeze(1), 0)
-        return added(y, slots.order, weights).to(x.dtype)
+        return y, slots.order
 
     def _is_in_graph(self, x: Tensor) -> bool:
         """Whether this call is part of a compiled graph as a whole: then its numbers of rows stay on the device."""
         return torch.compiler.is_compiling() and all(expert_graph.are_nodes(layers, x) for layers in self._pairs())
-
-    def _is_told_by_device(self, x: Tensor) -> bool:
-        """Whether kernels multiply the rows of all experts at once, and learn from the device whose they are."""
-        return all(is_one_call(layers, x) for layers in self._pairs())
 
     def _pairs(self) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
         """The first layers of all experts, and the second ones."""
@@ -144,10 +158,10 @@ class QExperts(nn.Module):
         y = multiply(downs, y, split)
         return cast(nn.Module, self._modules[self.rule.after])(y) if self.rule.after else y
 
-    def _alone(self, index: int, x: Tensor) -> Tensor:
-        """All rows of x through one expert."""
-        counts = [x.shape[0] if e == index else 0 for e in range(self.num_experts)]
-        ends = torch.arange(self.num_experts, dtype=torch.int32, device=x.device).ge(index).int() * x.shape[0]
+    def _alone(self, place: int, x: Tensor) -> Tensor:
+        """All rows of x through one of the experts that are here."""
+        counts = [x.shape[0] if e == place else 0 for e in range(len(self.here))]
+        ends = torch.arange(len(counts), dtype=torch.int32, device=x.device).ge(place).int() * x.shape[0]
         return self._layers(x, Split(ends, counts))
 
     def _rows(self, x: object) -> Tensor:
@@ -181,7 +195,8 @@ def _without_tensors(module: nn.Module, children: dict[str, nn.Module | None]) -
     return new
 
 
-def _check_routing(x: Tensor, ids: object, weights: object) -> None:
+def check_routing(x: Tensor, ids: object, weights: object) -> None:
+    """Raise ArgumentError for what is no routing of the tokens x."""
     is_whole = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32)
     if not isinstance(ids, Tensor) or not is_whole or ids.dim() != 2 or ids.shape[0] != x.shape[0]:
         got = describe(ids) if isinstance(ids, Tensor) else type(ids).__name__

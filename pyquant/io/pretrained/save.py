@@ -25,6 +25,7 @@ from pyquant.io.atomic import put_beside
 from pyquant.io.compressed_tensors import NARROW, narrow_inputs
 from pyquant.io.prepare import check_layers, check_tensors, config_of, parts_of
 from pyquant.nn.chain import QResidual
+from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
 from pyquant.nn.hadamard_linear import HadamardLinear
@@ -200,12 +201,12 @@ def _recipe_data(recipe: object, extra: Mapping[str, Any] | None) -> object:
 
 def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmbedding]]:
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, (QLinear, QConv2d, QEmbedding, QExperts)) and module.share:
+            raise UnsupportedError(
+                f"layer '{name}' is {module.share}, and a directory holds whole layers: call gather_quantized_ of "
+                "pyquant.integrations.distributed on every rank first, and save on one"
+            )
         if isinstance(module, (QLinear, QConv2d, QEmbedding)):
-            if module.share:
-                raise UnsupportedError(
-                    f"layer '{name}' is {module.share}, and a directory holds whole layers: call gather_quantized_ of "
-                    "pyquant.integrations.distributed on every rank first, and save on one"
-                )
             yield name, module
 
 
