@@ -50,6 +50,7 @@ PACKAGES = {
     "transformers": ("transformers", "compressed_tensors", "accelerate"),
     "peft": ("peft", "transformers", "accelerate"),
     "diffusers": ("diffusers", "accelerate"),
+    "distributed": ("transformers",),
 }
 # Of single blocks, where they are installed: make nightly-recipes.
 RARE = ("sentence_transformers", "lm_eval")

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from children import ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch without gloo")
-PARTS = {2: ("layers", "planted", "checkpoints", "models", "llama"), 4: ("layers", "planted", "checkpoints", "models")}
+EVERYWHERE = ("layers", "merged", "banks", "meshes", "planted", "checkpoints", "models")
+PARTS = {2: (*EVERYWHERE, "llama"), 4: EVERYWHERE}
 NIGHTLY = {4: ("llama",)}  # four imports of transformers
 
 

@@ -130,14 +130,13 @@ class ColwiseQLinear(SharedQLinear):
             raise UnsupportedError(
                 f"a residual of a colwise layer with output_layouts={layouts.outputs}; allowed: Shard(-1), local"
             )
-        y = super().forward(layouts.enter(x, Replicate()), residual)
-        dims = y.data.dim() if isinstance(y, QTensor) else y.dim()
-        shape = () if isinstance(y, QTensor) else (*y.shape[:-1], self._whole_features)
-        return layouts.leave(y, Shard(dims - 1), shape)
+        return self._leave(super().forward(layouts.enter(x, Replicate()), residual))
 
-    @property
-    def _whole_features(self) -> int:
-        return self._whole_shapes[self._weight_name][0]
+    def _leave(self, y: Any) -> Any:
+        """The outputs of this rank under the layout that was asked for."""
+        if isinstance(y, QTensor):
+            return self._layouts.leave(y, Shard(y.data.dim() - 1), ())
+        return self._layouts.leave(y, Shard(y.dim() - 1), (*y.shape[:-1], self._whole_shapes[self._weight_name][0]))
 
 
 class RowwiseQLinear(SharedQLinear):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError, UnsupportedError
+
+# Names of dimensions of a mesh, as torch's and transformers' documents have them.
+TENSOR_PARALLEL: Final = "tp"
+EXPERT_PARALLEL: Final = "ep"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,14 @@ class Layouts:
         """A copy of a model talks to the same ranks."""
         return self
 
+    def is_there(self, x: Any, wanted: Placement) -> bool:
+        """Whether an input, as enter takes it, lies under the layout that the product wants: the ranks exchange
+        nothing."""
+        if not isinstance(x, Tensor):
+            return True
+        held = x.placements[0] if isinstance(x, DTensor) else self.inputs
+        return _are_same(held, wanted, x.dim())
+
     def enter(self, x: Any, wanted: Placement) -> Any:
         """The local part of an input under the layout that the product wants.
 
@@ -58,12 +70,16 @@ class Layouts:
         if not isinstance(x, Tensor):
             return x  # the layer refuses it
         is_replicated = isinstance(wanted, Replicate)
+        is_there = self.is_there(x, wanted)
         if not isinstance(x, DTensor):
             has_gradient = is_replicated and torch.is_grad_enabled() and x.requires_grad
-            if _are_same(self.inputs, wanted, x.dim()) and not has_gradient:
+            if is_there and not has_gradient:
                 return x
             x = DTensor.from_local(x, self.mesh, [self.inputs], run_check=False)
-        if not _are_same(x.placements[0], wanted, x.dim()):
+        elif x.device_mesh != self.mesh:
+            got = f"a DTensor on the {described(x.device_mesh)}"
+            raise ArgumentError("x", got, f"one on the {described(self.mesh)}, or the local tensor")
+        if not is_there:
             x = x.redistribute(placements=[wanted])
         return x.to_local(grad_placements=[Partial()] if is_replicated else None)
 
@@ -95,6 +111,27 @@ class Layouts:
         whole = torch.Size(shape)
         strides = torch.empty(whole, device="meta").stride()
         return DTensor.from_local(y, self.mesh, [placement], run_check=False, shape=whole, stride=strides)
+
+
+def described(mesh: DeviceMesh) -> str:
+    """A mesh in words."""
+    names = mesh.mesh_dim_names or ()
+    sizes = " x ".join(str(size) for size in mesh.shape)
+    return f"mesh of {sizes} ranks ({', '.join(names) or 'no names'})"
+
+
+def one_dimension(mesh: DeviceMesh, names: Sequence[str] = (TENSOR_PARALLEL,)) -> DeviceMesh:
+    """The dimension of a mesh over which layers are cut: its only one, or the first of `names` that it has.
+
+    Raises ArgumentError for a mesh of several dimensions with other names, or none.
+    """
+    if mesh.ndim == 1:
+        return mesh
+    name = next((name for name in names if name in (mesh.mesh_dim_names or ())), None)
+    if name is None:
+        allowed = f"one dimension (mesh['NAME'] of a larger one), or one that is named {' or '.join(map(repr, names))}"
+        raise ArgumentError("device_mesh", f"a {described(mesh)}", allowed)
+    return mesh[name]
 
 
 def one_placement(name: str, given: object, default: Placement) -> Placement:

@@ -1,4 +1,4 @@
-"""PyquantColwise and PyquantRowwise: what parallelize_module does to layers that hold codes."""
+"""PyquantColwise, PyquantRowwise, PyquantExpertParallel: what parallelize_module does to layers that hold codes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import Any, cast
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.distributed.embedding import ColwiseQEmbedding, RowwiseQEmbedding
+from pyquant.integrations.distributed.experts import SharedQExperts
 from pyquant.integrations.distributed.layer import FLOAT, ColwiseQLinear, RowwiseQLinear, sums_are_exact
-from pyquant.integrations.distributed.layouts import Layouts, bounds, one_placement
+from pyquant.integrations.distributed.layouts import (
+    EXPERT_PARALLEL,
+    TENSOR_PARALLEL,
+    Layouts,
+    bounds,
+    one_dimension,
+    one_placement,
+)
 from pyquant.integrations.distributed.state import Share
 from pyquant.nn.experts import QExperts
 from pyquant.nn.hadamard_linear import HadamardLinear
@@ -21,6 +29,7 @@ from pyquant.nn.linear_state import LinearState
 from pyquant.nn.merged_linear import MergedLinear
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
+from pyquant.nn.regroup import reunite, separate
 from pyquant.nn.reordered import Reordered
 
 
@@ -32,7 +41,9 @@ class PyquantColwise(ColwiseParallel):
     they are packed for the device, and every rank's outputs have the bits that they have on one (schemes with
     floating-point inputs: within the tolerance of docs/numerics.md 8). Outputs that the number of ranks does not divide
     are cut as Shard cuts: the last ranks have fewer.
-    Raises UnsupportedError naming what cannot be cut, and why; ArgumentError for a mesh of more than one dimension.
+    Layers that merge_ joined stay one product: each rank's holds its share of each of them.
+    Of a mesh of several dimensions the one named 'tp' is taken.
+    Raises UnsupportedError naming what cannot be cut, and why; ArgumentError for a mesh without such a dimension.
 
     Example:
         >>> PyquantColwise().output_layouts
@@ -54,16 +65,20 @@ class PyquantColwise(ColwiseParallel):
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dimension(device_mesh)
         if not is_ours(module):
-            return super()._apply(module, device_mesh)
-        layouts, source = Layouts(one_dimension(device_mesh), *self._given), self.src_data_rank
+            return super()._apply(module, mesh)
+        layouts, source = Layouts(mesh, *self._given), self.src_data_rank
         check_whole(module)
         if isinstance(module, QEmbedding):
             ColwiseQEmbedding.take(module, layouts, source)
             return module
         layer = inner_of(module)
         check_layer(layer)
+        if isinstance(layer, MergedLinear):
+            separate(layer)
         ColwiseQLinear.take(layer, layouts, source)
+        reunite(layer)  # with those that were cut before
         if isinstance(module, HadamardLinear):
             module.out_features = layer.out_features
         return module
@@ -100,11 +115,12 @@ class PyquantRowwise(RowwiseParallel):
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dimension(device_mesh)
         if not is_ours(module):
-            return super()._apply(module, device_mesh)
+            return super()._apply(module, mesh)
         usual = Replicate() if isinstance(module, QEmbedding) else Shard(-1)
         inputs = self._inputs or usual
-        layouts = Layouts(one_dimension(device_mesh), inputs, self._outputs, self.use_local_output)
+        layouts = Layouts(mesh, inputs, self._outputs, self.use_local_output)
         check_whole(module)
         if isinstance(module, QEmbedding):
             RowwiseQEmbedding.take(module, layouts, self.src_data_rank)
@@ -114,6 +130,8 @@ class PyquantRowwise(RowwiseParallel):
         check_columns(layer, layouts.world, module.block if isinstance(module, HadamardLinear) else 1)
         if isinstance(module, HadamardLinear) and inputs not in (Shard(-1),):
             raise UnsupportedError(f"input_layouts={inputs} of a HadamardLinear; allowed: Shard(-1)")
+        if isinstance(layer, MergedLinear):
+            separate(layer)
         RowwiseQLinear.take(layer, layouts, self.src_data_rank)
         if layer.scheme.is_integer and not sums_are_exact(layer.scheme):
             layer.__dict__["_note_before"] = layer.note
@@ -123,18 +141,50 @@ class PyquantRowwise(RowwiseParallel):
         return module
 
 
+class PyquantExpertParallel(ParallelStyle):
+    """Expert parallel for a QExperts: each rank holds some of the experts, whole, and multiplies the tokens of those.
+
+    input_layouts     of hidden_states, top_k_index and top_k_weights; None is Replicate(): every rank has all tokens.
+    output_layouts    of the result; None is Replicate().
+    use_local_output  whether the result is the local tensor, or a DTensor.
+    Every scheme gives the bits of one rank: results of experts are exchanged, and each token's are added in the order
+    of its routing afterwards. Ranks hold as many experts, or one more. The router stays whole: every rank routes all
+    tokens. Of a mesh of several dimensions the one named 'ep' is taken, or else 'tp'.
+    Raises UnsupportedError for other modules (quantize_ and expose_linears_ make banks of transformers' classes), and
+    for fewer experts than ranks.
+
+    Example:
+        >>> PyquantExpertParallel().output_layouts
+        Replicate()
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__()
+        self.input_layouts = one_placement("input_layouts", input_layouts, Replicate())
+        self.output_layouts = one_placement("output_layouts", output_layouts, Replicate())
+        self.use_local_output = arguments.flag("use_local_output", use_local_output)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dimension(device_mesh, (EXPERT_PARALLEL, TENSOR_PARALLEL))
+        layouts = Layouts(mesh, self.input_layouts, self.output_layouts, self.use_local_output)
+        if not isinstance(module, QExperts):
+            got = f"a {type(module).__name__}"
+            raise UnsupportedError(f"{got} for expert parallel; allowed: QExperts, which quantize_ makes of a bank")
+        check_bank(module, layouts.world)
+        SharedQExperts.take(module, layouts, self.src_data_rank)
+        return module
+
+
 def is_ours(module: nn.Module) -> bool:
     """Whether a module holds codes, or wraps one that does."""
     held = (LinearState, QExperts)
     return isinstance(module, held) or any(isinstance(m, held) for m in module.children())
-
-
-def one_dimension(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh, which has one dimension. Raises ArgumentError."""
-    if mesh.ndim != 1:
-        names = ", ".join(mesh.mesh_dim_names or ()) or "no names"
-        raise ArgumentError("device_mesh", f"{mesh.ndim} dimensions ({names})", "one: mesh['tp'] of a larger one")
-    return mesh
 
 
 def check_whole(module: nn.Module) -> None:
@@ -142,15 +192,10 @@ def check_whole(module: nn.Module) -> None:
     inner = getattr(module, "linear", None) if isinstance(module, (HadamardLinear, Reordered)) else module
     if isinstance(inner, Share):
         raise UnsupportedError(f"a layer that is shared already ({inner.share}): each is parallelised once")
-    if isinstance(inner, MergedLinear):
-        raise UnsupportedError(
-            "a layer that merge_ joined with others, whose weights are rows of one matrix: parallelise first, or "
-            "leave merge_ out"
-        )
     if isinstance(module, QExperts):
         raise UnsupportedError(
             "a bank of experts: its first matrix holds gates and ups one after the other, which a cut along its rows "
-            "would part, and routing is not known here; give each rank whole experts, or parallelise without experts"
+            "would part; PyquantExpertParallel gives each rank whole experts"
         )
     if isinstance(module, Reordered):
         raise UnsupportedError(
@@ -171,6 +216,21 @@ def check_layer(layer: QLinear) -> None:
     """Raise where a layer has not all of its numbers."""
     if layer.missing is not None:
         raise ArgumentError("module", f"a layer without {layer.missing}", "one that is calibrated, or loaded")
+
+
+def check_bank(bank: QExperts, world: int) -> None:
+    """Raise where a bank is shared already, has fewer experts than there are ranks, or a layer without its numbers."""
+    if bank.share:
+        raise UnsupportedError(f"a bank that is shared already ({bank.share}): each is parallelised once")
+    if bank.num_experts < world:
+        raise UnsupportedError(f"{bank.num_experts} experts over {world} ranks; allowed: one a rank, or more")
+    for layer in (layer for pair in bank.experts() for layer in pair):
+        if isinstance(layer, Share):
+            raise UnsupportedError(
+                f"a bank with a layer of which ranks hold shares ({layer.share}): cut the bank alone"
+            )
+        if isinstance(layer, QLinear):
+            check_layer(layer)
 
 
 def check_columns(layer: QLinear, world: int, block: int) -> None:

@@ -311,28 +311,6 @@ def changed_afterwards(rank: int, world: int, folder: Path) -> None:
     accept.t1(pyquant.fuse_(late)(x), part(plain(x), world, rank))
 
 
-def joined(rank: int, world: int, folder: Path) -> None:
-    """merge_ leaves shares alone, and what it joined is refused."""
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k = layer_of(W8A8Dynamic(), 0), layer_of(W8A8Dynamic(), 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.q(x) + self.k(x)
-
-    model, x = Two().eval(), rows_of(1, 4, K)
-    with torch.no_grad():
-        shares = parallelize_module(copy.deepcopy(model), mesh_of(world), {n: PyquantColwise() for n in "qk"})
-        pyquant.merge_(shares, x)
-        accept.t1(shares(x), part(model(x), world, rank))
-        pyquant.merge_(model, x)
-        assert type(model.q).__name__ == "MergedLinear"
-        with pytest.raises(UnsupportedError, match="merge_"):
-            parallelize_module(model, mesh_of(world), {"q": PyquantColwise()})
-
-
 def refused(rank: int, world: int, folder: Path) -> None:
     mesh = mesh_of(world)
 
@@ -362,9 +340,6 @@ def refused(rank: int, world: int, folder: Path) -> None:
         PyquantRowwise(output_layouts="Replicate")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="use_local_output"):
         PyquantColwise(use_local_output=1)  # type: ignore[arg-type]
-    square = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
-    with pytest.raises(ArgumentError, match="2 dimensions"):
-        PyquantColwise()._apply(layer_of(W8A8Dynamic()), square)
     share = nn.Sequential(layer_of(W8A8Dynamic()))
     parallelize_module(share, mesh, {"0": PyquantRowwise()})
     for call in (
@@ -433,7 +408,6 @@ for case in (
     embeddings,
     taken_from_one,
     changed_afterwards,
-    joined,
     refused,
     compiled,
     noted,
