@@ -12,6 +12,7 @@ from pyquant.errors import UnsupportedError
 # How a plan calls what this package does: its class, and whether inputs come, or results go, whole.
 _COLWISE = {"colwise": False, "colwise_gather_output": True, "colwise_rep": True, "embedding_colwise": True}
 _ROWWISE = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True, "embedding_rowwise": True}
+_BANKS = frozenset({"moe_tp_experts"})  # a plan cuts experts inside; here ranks hold whole ones, and give the same sums
 _WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce"})  # every rank keeps all of it
 
 
@@ -35,7 +36,7 @@ def mesh_of(model: Any) -> Any:
 
 
 def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
-    """{name of a module: PyquantColwise or PyquantRowwise}, as the plan of the model has them.
+    """{name of a module: PyquantColwise, PyquantRowwise or PyquantExpertParallel}, as the plan of the model has them.
 
     names  of the modules that are, or will be, quantised; None: all that the plan names.
     Raises UnsupportedError naming the layer for a style of the plan that parts codes cannot follow.
@@ -43,7 +44,7 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
     from torch.distributed.tensor import Replicate
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
-    from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise
+    from pyquant.integrations.distributed import PyquantColwise, PyquantExpertParallel, PyquantRowwise
 
     plan: dict[str, str] = dict(model.tp_plan or {})
     found: dict[str, Any] = {}
@@ -55,8 +56,10 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
             found[name] = PyquantColwise(output_layouts=Replicate() if _COLWISE[style] else None)
         elif style in _ROWWISE:
             found[name] = PyquantRowwise(input_layouts=Replicate() if _ROWWISE[style] else None)
+        elif style in _BANKS:
+            found[name] = PyquantExpertParallel()
         elif names is not None:
-            allowed = ", ".join((*_COLWISE, *_ROWWISE, *sorted(_WHOLE)))
+            allowed = ", ".join((*_COLWISE, *_ROWWISE, *sorted(_BANKS | _WHOLE)))
             raise UnsupportedError(
                 f"layer '{name}': style '{style}' of the plan, and it is quantised; allowed: {allowed}"
             )
@@ -64,7 +67,7 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
 
 
 def cutter(model: Any) -> Callable[[str, nn.Module], nn.Module]:
-    """(name, whole quantised layer) -> this rank's share of it, where the model is loaded in parts."""
+    """(name, whole quantised layer or bank) -> this rank's share of it, where the model is loaded in parts."""
     mesh = mesh_of(model)
 
     def cut(name: str, layer: nn.Module) -> nn.Module:
@@ -72,6 +75,7 @@ def cutter(model: Any) -> Callable[[str, nn.Module], nn.Module]:
         if style is None:
             return layer
         style.src_data_rank = None  # every rank reads the same file
+        layer.__dict__.pop("forward", None)  # transformers' exchange around a bank, whose share has its own
         try:
             style._apply(layer, mesh)
         except UnsupportedError as error:

@@ -97,6 +97,8 @@ class Takeover:
             swap_modules(model, new, undo=undo)
             for parent, name in identities:
                 put_identity(parent, name, undo)
+        for name in sorted(self._banks):
+            cut(name, model.get_submodule(name))
         return len(new)
 
     def _own(self, model: nn.Module, directory: Path) -> Layers:

@@ -84,6 +84,9 @@ def by_hand(rank: int, world: int, folder: Path) -> None:
         if scheme in EXACT:
             tokens = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
             assert torch.equal(model.generate(IDS, **tokens), whole.generate(IDS, **tokens))
+        pyquant.merge_(model)  # as it would be after transformers has loaded it in parts
+        assert sum(type(m).__name__ == "ColwiseMergedLinear" for m in model.modules()) == 10
+        agree(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
         gather_quantized_(model)
         assert "over" not in repr(model)
 
@@ -123,6 +126,36 @@ def plan_of_codes(rank: int, world: int, folder: Path) -> None:
                 model.save_pretrained(folder / "no")
     finally:
         ours.disable()
+
+
+@torch.no_grad()
+def plan_of_experts(rank: int, world: int, folder: Path) -> None:
+    """Another tool's mixture: its plan cuts experts inside, and ranks hold whole ones, with the same results."""
+    from pyquant.integrations import transformers as ours
+    from tests.integrations.test_foreign_experts import written
+
+    ours.enable()
+    try:
+        for form in ("W8A8Dynamic", "W4A16"):
+            path = folder / f"experts {form}"
+            if rank == 0:
+                written(path, "Qwen3Moe", form)
+            dist.barrier()
+            whole, model = load_pretrained_whole(path), loaded(path, world)
+            banks = [m for m in model.modules() if isinstance(m, pyquant.QExperts)]
+            assert [len(bank.here) for bank in banks] == [8 // world] * 2
+            near(model(IDS).logits, whole(IDS).logits, form in EXACT)
+            x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
+            case = x, torch.arange(12).view(6, 2) % 8, torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
+            accept.t1(banks[1](*case), whole.model.layers[1].mlp.experts(*case))
+    finally:
+        ours.disable()
+
+
+def load_pretrained_whole(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 @torch.no_grad()
@@ -174,4 +207,4 @@ def plan_refused(rank: int, world: int, folder: Path) -> None:
 
 CASES: dict[str, Callable[[int, int, Path], None]] = {}
 if importlib.util.find_spec("transformers") is not None:
-    CASES = {case.__name__: case for case in (by_hand, plan_of_codes, plan_on_the_fly, plan_refused)}
+    CASES = {case.__name__: case for case in (by_hand, plan_of_codes, plan_of_experts, plan_on_the_fly, plan_refused)}
