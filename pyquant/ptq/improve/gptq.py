@@ -18,10 +18,11 @@ from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.stage import LayerState, Stage
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
-from pyquant.ptq.improve.gptq_codes import column_codes
+from pyquant.ptq.improve.gptq_codes import codes_by
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
 from pyquant.ptq.improve.moments import Moments, bias_shift, moments_of, targets
 from pyquant.ptq.improve.replay import BatchToInputs, Replay
+from pyquant.ptq.improve.same_input import noting_groups
 from pyquant.simulate.fake_quantize import FakeQuantize
 from pyquant.simulate.float_model import float_parameters
 
@@ -108,6 +109,19 @@ def gptq_(
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """Of the float model: what it gives out for the batches that judge; groups of layers that are given one tensor."""
+
+    outputs: list[Any]
+    groups: list[list[str]]
+
+    def from_here(self, name: str) -> list[str]:
+        """The layer, and those of its group behind it."""
+        group = next((group for group in self.groups if name in group), [name])
+        return group[group.index(name) :]
+
+
+@dataclass(frozen=True)
 class _Gptq:
     """The improver. measure: the error of the model's outputs; split: the first batch that is held out."""
 
@@ -118,20 +132,26 @@ class _Gptq:
     measure: ErrorFunction
     split: int
 
-    def look(self, stage: Stage) -> list[Any]:
-        batches = stage.floats.batches
-        return [stage.floats.run(batches[i]) for i in range(self.split, len(batches))]
+    def look(self, stage: Stage) -> _Seen:
+        with noting_groups(stage.layers, stage.calls) as groups:
+            outputs = [stage.floats.run(stage.floats.batches[self.split])]
+        rest = range(self.split + 1, len(stage.floats.batches))
+        return _Seen([*outputs, *(stage.floats.run(stage.floats.batches[i]) for i in rest)], groups)
 
-    def improve(self, stage: Stage, seen: list[Any]) -> dict[str, GptqLayer]:
+    def improve(self, stage: Stage, looked: _Seen) -> dict[str, GptqLayer]:
         results: dict[str, GptqLayer] = {}
+        seen = looked.outputs
         before = self._error(stage, seen)
-        for name, calls in stage.calls.items():
+        moments, same = None, list[str]()
+        for name in stage.calls:
             layer = stage.layers[name]
             old = LayerState.of(layer)
             found: list[tuple[float, LayerState, tuple[bool, bool]]] = []
             with undone_on_error([old.put_back]):
-                corrects = self.corrects is not False and stage.is_whole
-                moments = moments_of(stage, layer, calls, self.split, cross=corrects)
+                if moments is None or name not in same:
+                    corrects = self.corrects is not False and stage.is_whole
+                    moments, same = None, looked.from_here(name)
+                    moments, same = moments_of(stage, same, self.split, cross=corrects)
                 for how in self._ways(moments, found):
                     _choose_codes(layer, moments, self.damp, *how)
                     found.append((self._error(stage, seen), LayerState.of(layer), how))
@@ -178,9 +198,8 @@ def _choose_codes(layer: Layer, moments: Moments, damp: float, act_order: bool, 
         scale = scale.expand(matrix.shape[0])
         zero_point = None if zero_point is None else zero_point.expand(matrix.shape[0])
     qmin, qmax = scheme.code_range
-    codes = column_codes(
-        wanted, moments.hessian, scale, zero_point, qmin=qmin, qmax=qmax, damp=damp, act_order=act_order
-    )
+    ldl = moments.ldl(damp, act_order=act_order)
+    codes = codes_by(wanted, ldl, scale, zero_point, qmin=qmin, qmax=qmax)
     real = dequantise_weight(codes, scale.contiguous(), zero_point, scheme)
     new = weight_from(layer, real.to(layer.weight.dtype))
     layer.weight = nn.Parameter(new, requires_grad=layer.weight.requires_grad)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -11,11 +11,12 @@ from pyquant.calibrate import weight_qparams
 from pyquant.core import arguments
 from pyquant.core.dtypes import describe
 from pyquant.core.scheme import QScheme, TensorScheme
-from pyquant.errors import ArgumentError, NonFiniteError
+from pyquant.errors import ArgumentError
 from pyquant.numerics.qparams import scale_recip
-from pyquant.numerics.quantize import code_from_real
+from pyquant.ptq.improve.ldl import Ldl, ldl_of
 
-_BLOCK: Final = 128  # columns whose updates are gathered before the rest of the matrix sees them (the paper's B)
+_BLOCK: Final = 128  # columns whose errors are gathered before the rest of the matrix sees them (the paper's B)
+_PART: Final = 16  # and before the rest of their block does
 
 
 @torch.no_grad()
@@ -137,44 +138,48 @@ def column_codes(
     if moments.shape != (k, k) or scale.shape[0] != n or k % groups != 0:
         got = f"moments {list(moments.shape)}, scale {list(scale.shape)}"
         raise ArgumentError("moments", got, f"[{k}, {k}], and [{n}] or [{n}, groups]: weight is [{n}, {k}]")
-    if not bool(moments.isfinite().all()):
-        raise NonFiniteError("moments", "NaN or infinity", "finite numbers")
-    hessian = moments.double()
-    order = (
-        hessian.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(k, device=weight.device)
-    )
-    order = order.to(weight.device)
-    upper = _inverse_factor(hessian[order][:, order], damp)
-    left = weight.double()[:, order].clone()
-    codes = torch.empty(n, k, dtype=torch.int8, device=weight.device)
-    recip = scale_recip(scale)
-    group_of = (order // (k // groups)).tolist()
+    ldl = ldl_of(moments.double(), damp, act_order=act_order)
+    return codes_by(weight, ldl, scale, zero_point, qmin=qmin, qmax=qmax)
+
+
+@torch.no_grad()
+def codes_by(
+    weight: Tensor, ldl: Ldl, scale: Tensor, zero_point: Tensor | None = None, *, qmin: int, qmax: int
+) -> Tensor:
+    """The same, where the moments' triangles are known. What is rounded in column j is W_j + the sum over the columns i
+    before it of L_ji (W_i - rounded W_i): the paper's algorithm without its inverse and its division of errors.
+
+    Columns are rows of memory here, and a step is a handful of operations on one of them; what earlier blocks add to a
+    block is one product, and what earlier columns of a block add to a part of it another (the paper's lazy updates).
+    """
+    (n, k), count = weight.shape, 1 if scale.dim() == 1 else scale.shape[1]
+    left = weight.t().index_select(0, ldl.order).double()  # [K, N]: W, and W - rounded W once a column is done
+    by_group = scale.reshape(n, count).t().contiguous()  # [groups, N], as what follows
+    recip, minus = scale_recip(by_group).unbind(0), by_group.double().neg().unbind(0)
+    low: list[Any] = [qmin] * count
+    high: list[Any] = [qmax] * count
+    zeros = None if zero_point is None else zero_point.reshape(n, count).t().contiguous()
+    if zeros is not None:  # the clamp acts before the zero point is added, as docs/numerics.md 2.2 says
+        low, high = (list((end - zeros).float().unbind(0)) for end in (qmin, qmax))
+    groups = ldl.order // (k // count)
+    group_of, columns = groups.tolist(), left.unbind(0)
+    codes = torch.empty(k, n, dtype=torch.int8, device=weight.device)
+    steps = torch.empty(min(_BLOCK, k), n, dtype=torch.float32, device=weight.device)  # codes less their zero points
     for start in range(0, k, _BLOCK):
         stop = min(start + _BLOCK, k)
-        errors = torch.empty(n, stop - start, dtype=torch.float64, device=weight.device)
-        for j in range(start, stop):
-            at = (slice(None),) if scale.dim() == 1 else (slice(None), group_of[j])
-            zero = None if zero_point is None else zero_point[at]
-            code = code_from_real(left[:, j].float(), recip[at], zero, qmin, qmax)
-            steps = code.to(torch.int32) if zero is None else code.to(torch.int32) - zero
-            error = (left[:, j] - steps.double() * scale[at].double()) / upper[j, j]
-            left[:, j + 1 : stop] -= error[:, None] * upper[j, j + 1 : stop]
-            codes[:, j], errors[:, j - start] = code, error
-        left[:, stop:] -= errors @ upper[start:stop, stop:]
-    return codes[:, order.argsort()].contiguous()
-
-
-def _inverse_factor(hessian: Tensor, damp: float) -> Tensor:
-    """Upper U with U^T U = (H + damping)^-1; its row j holds what column j's error costs the columns after it."""
-    diagonal = hessian.diagonal()
-    unseen = diagonal <= 0
-    hessian = hessian + torch.diag(unseen.double())  # an input that is always zero: nothing to make up for
-    mean = float(diagonal.mean())
-    for factor in (1, 10, 100, 1000):  # inputs that depend on each other need more damping than asked for
-        damped = hessian + torch.eye(len(hessian), dtype=torch.float64, device=hessian.device) * (damp * factor * mean)
-        lower, info = torch.linalg.cholesky_ex(damped)
-        if int(info) == 0:
-            upper, info = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if int(info) == 0:
-                return upper
-    raise ArgumentError("damp", damp, "a larger share: the second moments are singular")
+        block = torch.addmm(left[start:stop], ldl.lower[start:stop, :start], left[:start])
+        for first in range(start, stop, _PART):
+            last = min(first + _PART, stop)
+            if first > start:
+                block[first - start : last - start].addmm_(ldl.lower[first:last, start:first], left[start:first])
+            for j in range(first, last):
+                column, step, group = block[j - start], steps[j - start], group_of[j]
+                if j > first:
+                    column.addmv_(left[first:j].t(), ldl.lower[j, first:j])
+                step.copy_(column).mul_(recip[group]).round_().clamp_(low[group], high[group])
+                columns[j].addcmul_(step, minus[group])
+        whole = steps[: stop - start].nan_to_num(0.0).to(torch.int32)
+        codes[start:stop] = whole if zeros is None else whole + zeros[groups[start:stop]]
+    found = torch.empty(n, k, dtype=torch.int8, device=weight.device)
+    found[:, ldl.order] = codes.t()
+    return found

@@ -125,6 +125,23 @@ class Replay:
                 with suppress(Enough):
                     self.run(self.batches[i])
 
+    def run_until(self, layer: nn.Module, calls: int, batch: int) -> None:
+        """The pass of one batch, as far as the last call of a layer, which itself is not needed any more."""
+        left = calls
+
+        def hook(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Enough
+
+        handle = layer.register_forward_pre_hook(hook)
+        try:
+            with suppress(Enough):
+                self.run(self.batches[batch])
+        finally:
+            handle.remove()
+
 
 def _as_they_are(inputs: Inputs) -> Inputs:
     return inputs
