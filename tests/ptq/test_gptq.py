@@ -69,7 +69,7 @@ def correlated(rows: int, k: int, seed: int) -> Tensor:
         (3, 16, 4, True, 4),
         (4, 24, 8, False, 4),
         (2, 150, None, True, 4),
-        (3, 280, 20, False, 4),
+        (3, 140, 20, False, 4),
         (6, 9, None, True, 8),
         (1, 1, None, True, 4),
         (0, 4, None, True, 4),
