@@ -149,3 +149,26 @@ def test_a_layer_that_is_given_something_else_in_one_pass_has_moments_of_its_own
         expected.b.weight, moments.ldl_of((x.t() @ x).double(), 0.01, act_order=False), scale, qmin=-7, qmax=7
     )
     assert float((wrong == codes).float().mean()) < 0.99
+
+
+class Halving(Switching):
+    """The same, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 1.0
+        y = self.a(h)
+        if len(x) != 30:
+            h.mul_(0.5)
+        return y + self.b(h)
+
+
+def test_a_tensor_that_is_changed_in_one_pass_counts_as_it_was_given(monkeypatch) -> None:
+    torch.manual_seed(0)
+    model = insert_fake_quantize_(Halving(), W4A8Dynamic(group_size=8))
+    alone, batches = copy.deepcopy(model), data(4)
+    batches[0] = torch.cat([batches[0], batches[0]])
+    found = gptq_(model, batches, 4, correct_targets=True, error=lambda a, b: 0.0)
+    monkeypatch.setattr(gptq._Seen, "from_here", lambda _, name: [name])
+    assert gptq_(alone, batches, 4, correct_targets=True, error=lambda a, b: 0.0) == found
+    for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert torch.equal(a, b), name

@@ -98,7 +98,7 @@ def moments_of(stage: Stage, names: Sequence[str], batches: int, *, cross: bool)
         if found.cross is not None:
             floats.clear()
             with stage.as_float():
-                watch(stage.floats, floats.append, i)
+                watch(stage.floats, lambda x: floats.append(x.clone()), i)  # the pass goes on, and may change it
         watch(stage.rounded, see, i)
     if k > _PANEL:
         found.hessian.triu_().add_(found.hessian.triu(1).t())
