@@ -66,12 +66,11 @@ class Group:
         begin = sum(self.sizes[:place])
         return slice(begin, begin + self.sizes[place])
 
-    def part(self, x: Any, place: int, collect: Callable[[], Any] | None = None, mark: object = None) -> Any:
+    def part(self, x: Any, place: int, collect: Callable[[], Any] | None = None) -> Any:
         """A member's part of the product.
 
         x        what is to be the same tensor for all members, and the operand where `collect` is None.
         collect  () -> the operand, which ranks put together: all must do it, or none.
-        mark     what else must be the same for all members.
         """
         moment = _moment(x)
         if collect is not None and moment is not None and x.is_inference():
@@ -80,7 +79,6 @@ class Group:
             )
         if moment is None:
             return self.whole(x if collect is None else collect())[..., self.rows(place)].contiguous()
-        moment = *moment, mark
         seen = self._seen  # once: another thread may put its own there
         if seen is None or not _is_for(seen, x, moment) or seen.parts[place] is None:
             numbers = _uncounted(x)  # before the product: a write meanwhile is noticed

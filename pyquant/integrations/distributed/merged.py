@@ -31,8 +31,8 @@ class ColwiseMergedLinear(ColwiseQLinear, MergedLinear):
         group.whole.training = self.training
         if layouts.is_there(x, Replicate()):
             return self._leave(group.part(layouts.enter(x, Replicate()), self._place))
-        key, mark = (x.to_local(), x.placements) if isinstance(x, DTensor) else (x, None)
-        return self._leave(group.part(key, self._place, partial(layouts.enter, x, Replicate()), mark))
+        key = x.to_local() if isinstance(x, DTensor) else x  # the tensor that a DTensor holds, under torch.no_grad()
+        return self._leave(group.part(key, self._place, partial(layouts.enter, x, Replicate())))
 
 
 register_member(ColwiseMergedLinear)

@@ -101,6 +101,14 @@ def signs_of_zero(rank: int, world: int, folder: Path) -> None:
     for w in (weights, -weights):
         got, want = model.experts(x, ids, w), whole.experts(x, ids, w)
         assert torch.equal(got.view(torch.int32), want.view(torch.int32))
+    small = Block()
+    with torch.no_grad():
+        small.experts.down_proj.mul_(1e-7)
+    tiny: Any = pyquant.quantize_(small, "W8A8Dynamic", check_speed=False).eval()
+    case = tokens(15, 8, torch.float16, slots=1)
+    got, want = cut(copy.deepcopy(tiny), world).experts(*case), tiny.experts(*case)
+    assert bool((want.view(torch.int16) == -(2**15)).any()), "some results are -0"
+    assert torch.equal(got.view(torch.int16), want.view(torch.int16))
     x[6, 3], x[7, 0] = math.nan, math.inf
     got = model.experts(x, ids, weights)
     accept.t1(got, whole.experts(x, ids, weights))
