@@ -2,9 +2,10 @@
 // kernels take (docs/numerics.md 8). Where tiles are few, K is divided over blocks (csrc/plan/split_k.h), and the block
 // that arrives last adds their sums in ascending order of K.
 //   partition: a persistent block takes tiles of 128 channels; one thread of the first warpgroup fetches both operands
-//   by TMA, two warpgroups own 64 channels each (main90_weight_only.cuh). Blocks of a cluster have neighbouring
-//   channels and fetch their activations together. limits: rows of x and w on 16-byte boundaries; groups of 32, of 64
-//   or of multiples of 128 codes; any M, N, K, output and residual.
+//   by TMA, two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh). Blocks of a
+//   cluster have neighbouring channels and fetch their activations together.
+//   limits: rows of x and w on 16-byte boundaries; groups of 32, of 64 or of multiples of 128 codes; any M, N, K, output
+//   and residual.
 #pragma once
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
@@ -18,22 +19,20 @@
 
 namespace pyquant::cuda {
 
-namespace schedule90 {
-struct swapped_lanes_splitk : swapped_cooperative {};
-}  // namespace schedule90
-
 template <class Tiles>
 struct WeightOnlyKernel90 {
-  static constexpr int kThreads = 384, kCluster = Tiles::kCluster;
+  static constexpr int kThreads = 640, kCluster = Tiles::kCluster;
   using Main = MainWeightOnly90<Tiles>;
-  using Params = typename Main::Params;
-  using Pipeline = typename Main::Pipeline;
-  using State = typename Main::State;
+  using Params = WeightOnlyParams90<Tiles>;
+  using Pipeline = typename Tiles::Pipeline;
+  using Ready = typename Tiles::Ready;
+  using State = typename Tiles::State;
   using Sum = typename Main::Sum;
   static constexpr int kQuarters = cute::size(Sum{}) / 4;
   struct SharedStorage {
     typename Tiles::TensorStorage tensors;
     typename Pipeline::SharedStorage pipeline;
+    typename Ready::SharedStorage ready;
     int32_t arrived[2];  // of the shares of a tile, before this one
   };
 
@@ -125,9 +124,18 @@ struct WeightOnlyKernel90 {
     return true;
   }
 
-  CUTLASS_DEVICE static void consume(const Params& p, SharedStorage& shared, Pipeline& pipeline, int thread) {
+  CUTLASS_DEVICE static void widen(const Params& p, SharedStorage& shared, Pipeline& pipeline, Ready& ready,
+                                   int thread) {
     wait_for_predecessor();
-    Main main(p, shared.tensors, pipeline, thread);
+    Widener90<Tiles> widener(p, shared.tensors, pipeline, ready, thread);
+    for (Work work(p); work.is_left(p); work.advance(p))
+      widener.run(work.tile_n(p) * Tiles::kChannels, work.first, work.count);
+  }
+
+  CUTLASS_DEVICE static void multiply(const Params& p, SharedStorage& shared, Pipeline& pipeline, Ready& ready,
+                                      int thread) {
+    wait_for_predecessor();
+    Main main(p, shared.tensors, pipeline, ready, thread);
     Sum sum;
     for (Work work(p); work.is_left(p); work.advance(p)) {
       const int32_t row0 = work.tile_n(p) * Tiles::kChannels;
@@ -147,6 +155,10 @@ struct WeightOnlyKernel90 {
     options.is_leader = threadIdx.x % 128 == 0;
     options.num_consumers = kThreads - 128;
     Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>{});
+    typename Ready::Params ready_options;
+    ready_options.role = warpgroup < 3 ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
+    ready_options.producer_arv_count = ready_options.consumer_arv_count = 8;  // warps
+    Ready ready(shared.ready, ready_options);
     if constexpr (kCluster > 1) {
       cute::cluster_arrive_relaxed();
       cute::cluster_wait();
@@ -156,9 +168,12 @@ struct WeightOnlyKernel90 {
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
+    } else if (warpgroup < 3) {
+      cutlass::arch::warpgroup_reg_dealloc<56>();
+      widen(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128);
     } else {
-      cutlass::arch::warpgroup_reg_alloc<240>();
-      consume(p, shared, pipeline, static_cast<int>(threadIdx.x) - 128);
+      cutlass::arch::warpgroup_reg_alloc<168>();
+      multiply(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 384);
     }
   }
 };
@@ -195,8 +210,7 @@ struct GemmSm90WeightOnly {
 
   template <class Float>
   static void run_as(const GemmCall& call) {
-    using Pieces = std::conditional_t<std::is_same_v<Schedule, schedule90::swapped_lanes_splitk>, LanePieces<Math<Float>>, QuadPieces<Math<Float>>>;
-    using Tiles = WeightOnlyTiles90<Math<Float>, Pieces, M, ClusterN>;
+    using Tiles = WeightOnlyTiles90<Math<Float>, M, ClusterN>;
     using Kernel = WeightOnlyKernel90<Tiles>;
     const GemmProblem& p = call.problem;
     const int64_t codes_per_byte = 8 / bits_of(Tiles::Math::kW);
@@ -207,13 +221,12 @@ struct GemmSm90WeightOnly {
                             static_cast<int>(p.k), p.ldx),
         Tiles::tensor_map_w(static_cast<const uint8_t*>(call.operands.w), static_cast<int>(p.n), row_bytes,
                             p.ldw / codes_per_byte),
-        {call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr, static_cast<int32_t>(p.n),
-         p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size)},
-        epilogue_params(call)};
+        call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr, epilogue_params(call)};
     params.epilogue.w_scale = nullptr;
     params.epilogue.plain = plain_out(params.epilogue, p.out_align);  // scales are in the sums
     params.depth = static_cast<int32_t>(p.k);
     params.row_bytes = row_bytes;
+    params.groups = p.group_size == 0 ? 1 : static_cast<int32_t>(p.k / p.group_size);
     params.steps = static_cast<int32_t>(ceil_div(p.k, K));
     params.group_codes =
         static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(params.steps, 1) * K : p.group_size);

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -24,13 +25,13 @@ class Kept:
     """Tensors by key. folder  where they lie, as safetensors files below a new folder of its own; None: in memory."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self._tensors: dict[Key, Tensor | Path] = {}
+        self._tensors: dict[Key, Tensor | tuple[Path, torch.device]] = {}
         self._parent = None if folder is None else file_path("cache", folder)
         self._folder: Path | None = None  # made for the first tensor
         self._written = 0
 
     def put(self, key: Key, tensor: Tensor) -> None:
-        """Keeps a tensor; one on the disk is contiguous when it comes back, and on the CPU."""
+        """Keeps a tensor; one on the disk is contiguous when it comes back."""
         if self._parent is None:
             self._tensors[key] = tensor
             return
@@ -44,23 +45,24 @@ class Kept:
         except (SafetensorError, KeyError, ValueError) as error:
             raise ArgumentError("cache", f"a folder, with inputs of {tensor.dtype} ({error})", "None") from error
         write_file(path, data)
-        self._tensors[key] = path
+        self._tensors[key] = path, tensor.device
 
     def get(self, key: Key) -> Tensor:
-        """The tensor of a key; KeyError where there is none."""
+        """The tensor of a key, on the device that it came from; KeyError where there is none."""
         found = self._tensors[key]
         if isinstance(found, Tensor):
             return found
+        path, device = found
         try:
-            return parsed(found.read_bytes())["t"]
+            return parsed(path.read_bytes())["t"].to(device)
         except (SafetensorError, KeyError, OSError) as error:
-            raise CheckpointError(f"{found}: damaged or gone while it was in use: {error}") from error
+            raise CheckpointError(f"{path}: damaged or gone while it was in use: {error}") from error
 
     def drop(self, key: Key) -> None:
         """Forgets a tensor; one that is not there is fine."""
         found = self._tensors.pop(key, None)
-        if isinstance(found, Path):
-            found.unlink(missing_ok=True)
+        if isinstance(found, tuple):
+            found[0].unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Forgets all."""
