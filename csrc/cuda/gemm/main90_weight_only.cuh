@@ -102,7 +102,7 @@ struct WeightOnlyParams90 {
   float4* partials = nullptr;    // [tile of a block][warpgroup][share][quarter of a thread's sums][thread]
 };
 
-// One of two warpgroups, for 64 channels.
+// One of two warpgroups, which take steps in turns.
 template <class Tiles>
 class Widener90 {
   using Math = typename Tiles::Math;
@@ -110,6 +110,7 @@ class Widener90 {
   static constexpr int kParts = Tiles::kParts;
   static constexpr bool kNibbles = is_packed(Math::kW);
   static constexpr int kEights = kNibbles ? 4 : 2;  // of codes in a piece of 16 bytes
+  static constexpr int kRows = 4;                   // of a lane, eight apart
 
  public:
   using Params = WeightOnlyParams90<Tiles>;
@@ -121,64 +122,61 @@ class Widener90 {
         storage_(storage),
         pipeline_(pipeline),
         ready_(ready),
-        row_(thread / 32 * 16 + thread % 8),
+        row_(thread % 128 / 32 * 8 * kRows + thread % 8),
         piece_(thread % 32 / 8),
         is_first_(thread % 32 == 0),
+        is_due_(thread < 128),
         ready_state_(cutlass::make_producer_start_state<typename Tiles::Ready>()) {}
 
   CUTLASS_DEVICE void run(int32_t row0, int32_t first, int32_t count) {
-    Points now{}, next{};
-    load(now, row0, first);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int32_t step = first; step < first + count; ++step) {
-      load(next, row0, step + 1);
-      pipeline_.consumer_wait(state_);
-      uint4 words[2][kParts];
-      const uint8_t* w = storage_.w.data() + state_.index() * Tiles::kWBytes + row_ * Tiles::kRowBytes +
-                         (piece_ ^ (row_ / 2 % 4)) * 16;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2 * kParts; ++i)
-        words[i % 2][i / 2] =
-            *reinterpret_cast<const uint4*>(w + (i / 2 * Tiles::kChannels + i % 2 * 8) * Tiles::kRowBytes);
-      ready_.producer_acquire(ready_state_);
-      auto* to = reinterpret_cast<uint8_t*>(storage_.ready.data()) + ready_state_.index() * Tiles::kReadyBytes + row_ * 128;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2 * kParts; ++i) {
-        const int h = i % 2, part = i / 2;
-        const Offset offset = Math::offset(now.zero_point[h][part]);
-        CUTLASS_PRAGMA_UNROLL
-        for (int e = 0; e < kEights; ++e) {
-          // Of the 16 eights of a step: halves of 128 rows of 128 bytes each, whose pieces trade places by row.
-          const int eight = kNibbles ? 4 * piece_ + e : 8 * part + 2 * piece_ + e;
-          *reinterpret_cast<uint4*>(to + eight / 8 * (Tiles::kReadyBytes / 2) + h * 8 * 128 +
-                                    (eight % 8 ^ row_ % 8) * 16) = widen(words[h][part], e, offset);
-        }
-      }
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      if (is_first_) ready_.producer_commit(ready_state_);
-      pipeline_.consumer_release(state_);
+      if (is_due_) widen_step(row0, step);
       ++ready_state_;
       ++state_;
-      now = next;
+      is_due_ = !is_due_;
     }
   }
 
  private:
-  // Zero points of what a lane has of a step: channels g and g + 8.
-  struct Points {
-    int32_t zero_point[2][kParts];
-  };
-
-  CUTLASS_DEVICE void load(Points& points, int32_t row0, int32_t step) const {
-    if (p_.w_zero_point == nullptr) return;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kParts; ++i) {
-      const int32_t n = row0 + row_ + i % 2 * 8;
-      const int32_t group = (step * Tiles::kDepth + i / 2 * 64 + piece_ * 8 * kEights) / p_.group_codes;
-      points.zero_point[i % 2][i / 2] =
-          n < p_.epilogue.n && group < p_.groups ? __ldg(p_.w_zero_point + int64_t{n} * p_.groups + group) : 0;
+  CUTLASS_DEVICE void widen_step(int32_t row0, int32_t step) {
+    int32_t zero_point[kRows][kParts] = {};
+    if (p_.w_zero_point) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRows * kParts; ++i) {
+        const int32_t n = row0 + row_ + i / kParts * 8;
+        const int32_t group = (step * Tiles::kDepth + i % kParts * 64 + piece_ * 8 * kEights) / p_.group_codes;
+        if (n < p_.epilogue.n && group < p_.groups)
+          zero_point[i / kParts][i % kParts] = __ldg(p_.w_zero_point + int64_t{n} * p_.groups + group);
+      }
     }
+    pipeline_.consumer_wait(state_);
+    ready_.producer_acquire(ready_state_);
+    const uint8_t* w = storage_.w.data() + state_.index() * Tiles::kWBytes + row_ * Tiles::kRowBytes +
+                       (piece_ ^ (row_ / 2 % 4)) * 16;
+    auto* to = reinterpret_cast<uint8_t*>(storage_.ready.data()) + ready_state_.index() * Tiles::kReadyBytes + row_ * 128;
+    CUTLASS_PRAGMA_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      uint4 words[kRows];
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = 0; row < kRows; ++row)
+        words[row] = *reinterpret_cast<const uint4*>(w + (part * Tiles::kChannels + row * 8) * Tiles::kRowBytes);
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const Offset offset = Math::offset(zero_point[row][part]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int e = 0; e < kEights; ++e) {
+          // Of the 16 eights of a step: halves of 128 rows of 128 bytes each, whose pieces trade places by row.
+          const int eight = kNibbles ? 4 * piece_ + e : 8 * part + 2 * piece_ + e;
+          *reinterpret_cast<uint4*>(to + eight / 8 * (Tiles::kReadyBytes / 2) + row * 8 * 128 +
+                                    (eight % 8 ^ row_ % 8) * 16) = widen(words[row], e, offset);
+        }
+      }
+    }
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    if (is_first_) ready_.producer_commit(ready_state_);
+    pipeline_.consumer_release(state_);
   }
 
   // Eight neighbouring codes as floats.
@@ -205,6 +203,7 @@ class Widener90 {
   typename Tiles::Ready& ready_;
   const int row_, piece_;
   const bool is_first_;
+  bool is_due_;
   typename Tiles::State state_;
   typename Tiles::ReadyState ready_state_;
 };
@@ -231,9 +230,7 @@ class MainWeightOnly90 {
         pipeline_(pipeline),
         ready_(ready),
         thread_(thread),
-        warpgroup_(__shfl_sync(0xffffffffu, thread / 128, 0)) {
-    if (warpgroup_ == 1) pass_turn();
-  }
+        warpgroup_(__shfl_sync(0xffffffffu, thread / 128, 0)) {}
 
   // Coordinates of the thread's sums within a tile.
   CUTLASS_DEVICE auto own() const {
@@ -252,6 +249,8 @@ class MainWeightOnly90 {
       multiply<4>(sum, groups, 0, count);
     else if (p_.group_codes == 64)
       multiply<2>(sum, groups, 0, count);
+    else if constexpr (kTokens <= 64)  // beyond there are no registers for two products
+      multiply_ahead(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);
     else
       multiply<1>(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);
   }
@@ -259,57 +258,96 @@ class MainWeightOnly90 {
  private:
   using Groups = GroupScales<false>;
 
-  // Multiplies kCount instructions of the step that is due, and ends them.
-  template <int kCount>
-  CUTLASS_DEVICE void multiply_part(int first, Sum& product, bool adds) const {
+  // Starts part `part` of a step's instructions, one of Count.
+  template <int Count>
+  CUTLASS_DEVICE void start(int part, Sum& product) {
+    if (part == 0) {
+      ready_.consumer_wait(busy_ready_);
+      pipeline_.consumer_wait(busy_);
+    }
     const auto slice = Mma{}.get_slice(128 * warpgroup_);
     const auto w = slice.make_fragment_A(slice.partition_A(Tiles::shared_ready(storage_)));
     const auto x = slice.make_fragment_B(slice.partition_B(Tiles::shared_x(storage_)));
-    const int stage = state_.index(), ready = ready_state_.index();
+    const int stage = busy_.index(), ready = busy_ready_.index();
+    constexpr int kEach = kInstructions / Count;
     Mma mma;
-    mma.accumulate_ = adds ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero;
+    mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
     cute::warpgroup_fence_operand(product);
-    await_turn();
     cute::warpgroup_arrive();
     CUTLASS_PRAGMA_UNROLL
-    for (int i = first; i < first + kCount; ++i) {
+    for (int i = part * kEach; i < (part + 1) * kEach; ++i) {
       cute::gemm(mma, w(cute::_, cute::_, i, ready), x(cute::_, cute::_, i, stage), product);
       mma.accumulate_ = cute::GMMA::ScaleOut::One;
-      if (i == first + kCount - 2) cute::warpgroup_commit_batch();
     }
     cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<1>();
-    pass_turn();  // the other's instructions queue behind the last one
-    cute::warpgroup_wait<0>();
-    cute::warpgroup_fence_operand(product);
+    if (part == Count - 1) {
+      ++busy_;
+      ++busy_ready_;
+    }
   }
 
-  static CUTLASS_DEVICE void add(const Sum& product, Sum& sum, const GroupFactors& group) {
+  static CUTLASS_DEVICE void add(Sum& product, Sum& sum, const GroupFactors& group) {
+    cute::warpgroup_fence_operand(product);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < cute::size(Sum{}); ++i) sum(i) = ffma(product(i), group.scale[i / 2 % 2], sum(i));
   }
 
-  // Count: groups of a step; 1: a group is a step or several, `left` of them the first one.
+  // Parts of steps, Count each, one after another. `left`: steps of the first group, where groups are steps or several.
   template <int Count>
   CUTLASS_DEVICE void multiply(Sum& sum, Groups& groups, int32_t left, int32_t count) {
     Sum product;
-    int32_t taken = 0;
-    bool adds = false;
+    GroupFactors group = groups.take(0);
+    int32_t taken = 1;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int32_t step = 0; step < count; ++step) {
-      ready_.consumer_wait(ready_state_);
-      pipeline_.consumer_wait(state_);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < Count; ++i) {
-        multiply_part<kInstructions / Count>(i * kInstructions / Count, product, adds);
-        if (i == Count - 1) release();
-        // A share may end in the middle of a group.
-        adds = Count == 1 && --left != 0 && step + 1 < count;
-        if (adds) continue;
-        add(product, sum, groups.take(taken++));
-        left = p_.group_codes / Tiles::kDepth;
+      for (int part = 0; part < Count; ++part) {
+        start<Count>(part, product);
+        cute::warpgroup_wait<0>();
+        if (part == Count - 1) release();
+        add(product, sum, group);
+        if (Count > 1 || --left == 0) {
+          group = groups.take(taken++);
+          left = p_.group_codes / Tiles::kDepth;
+        }
       }
     }
+  }
+
+  // Whole steps: while one is added, the next one is multiplied.
+  CUTLASS_DEVICE void multiply_ahead(Sum& sum, Groups& groups, int32_t left, int32_t count) {
+    Sum even, odd;
+    GroupFactors group = groups.take(0);
+    int32_t taken = 1;
+    const auto pass_on = [&](Sum& product, Sum& next) {
+      start<1>(0, next);
+      cute::warpgroup_wait<1>();
+      release();
+      add(product, sum, group);
+      if (--left == 0) {
+        group = groups.take(taken++);
+        left = p_.group_codes / Tiles::kDepth;
+      }
+    };
+    start<1>(0, even);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int32_t step = 1;; ++step) {
+      if (step == count) {
+        cute::warpgroup_wait<0>();
+        break;
+      }
+      pass_on(even, odd);
+      if (++step == count) {
+        cute::warpgroup_wait<0>();
+        break;
+      }
+      pass_on(odd, even);
+    }
+    release();
+    if (count % 2 == 1)
+      add(even, sum, group);
+    else
+      add(odd, sum, group);
   }
 
   CUTLASS_DEVICE void release() {
@@ -319,23 +357,13 @@ class MainWeightOnly90 {
     ++state_;
   }
 
-  // The warpgroups take turns at the tensor cores: while they work for one, the other adds. Left alone both would do the
-  // same at the same time.
-  CUTLASS_DEVICE void await_turn() const {
-    cutlass::arch::NamedBarrier::sync(256, static_cast<uint32_t>(kTurns + warpgroup_));
-  }
-  CUTLASS_DEVICE void pass_turn() const {
-    cutlass::arch::NamedBarrier::arrive(256, static_cast<uint32_t>(kTurns + 1 - warpgroup_));
-  }
-
-  static constexpr int kTurns = 2;  // barriers 0 and 1 are those of a warpgroup's own threads (sm90_weight_only.cuh)
   const Params& p_;
   Storage& storage_;
   typename Tiles::Pipeline& pipeline_;
   typename Tiles::Ready& ready_;
   const int thread_, warpgroup_;
-  typename Tiles::State state_;
-  typename Tiles::ReadyState ready_state_;
+  typename Tiles::State state_, busy_;  // of the step that is released next, of the one that is multiplied next
+  typename Tiles::ReadyState ready_state_, busy_ready_;
 };
 
 }  // namespace pyquant::cuda

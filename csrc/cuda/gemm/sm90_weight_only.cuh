@@ -28,6 +28,8 @@ struct WeightOnlyKernel90 {
   using Ready = typename Tiles::Ready;
   using State = typename Tiles::State;
   using Sum = typename Main::Sum;
+  // Registers of a thread, of 96 on average: 24 of those who fetch.
+  static constexpr int kWiden = Tiles::kTokens <= 64 ? 72 : 56, kMultiply = Tiles::kTokens <= 64 ? 152 : 168;
   static constexpr int kQuarters = cute::size(Sum{}) / 4;
   struct SharedStorage {
     typename Tiles::TensorStorage tensors;
@@ -153,11 +155,12 @@ struct WeightOnlyKernel90 {
     options.transaction_bytes = Tiles::kTransactionBytes;
     options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     options.is_leader = threadIdx.x % 128 == 0;
-    options.num_consumers = kThreads - 128;
+    options.num_consumers = kThreads - 256;  // of a step one of those who widen
     Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>{});
     typename Ready::Params ready_options;
     ready_options.role = warpgroup < 3 ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
-    ready_options.producer_arv_count = ready_options.consumer_arv_count = 8;  // warps
+    ready_options.producer_arv_count = 4;  // warps
+    ready_options.consumer_arv_count = 8;
     Ready ready(shared.ready, ready_options);
     if constexpr (kCluster > 1) {
       cute::cluster_arrive_relaxed();
@@ -169,10 +172,10 @@ struct WeightOnlyKernel90 {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
     } else if (warpgroup < 3) {
-      cutlass::arch::warpgroup_reg_dealloc<56>();
+      cutlass::arch::warpgroup_reg_dealloc<kWiden>();
       widen(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128);
     } else {
-      cutlass::arch::warpgroup_reg_alloc<168>();
+      cutlass::arch::warpgroup_reg_alloc<kMultiply>();
       multiply(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 384);
     }
   }
