@@ -36,7 +36,7 @@ from pyquant.errors import (
     UnsupportedError,
 )
 from pyquant.float_matrices import FloatMatrix, trace_floats
-from pyquant.io.pretrained import load_pretrained, load_quantized_, save_pretrained
+from pyquant.io.pretrained import load_pretrained, load_quantized_, quantize_checkpoint_, save_pretrained
 from pyquant.mixed_precision.latency.measure import load_latency, measure_latency
 from pyquant.mixed_precision.loss.layer_errors import error_report
 from pyquant.mixed_precision.loss.sensitivity import sensitivity
@@ -206,6 +206,7 @@ __all__ = [
     "prepare_qat_",
     "quantization_report",
     "quantize_",
+    "quantize_checkpoint_",
     "quantize_recipe_",
     "recommended",
     "register_batch_norm",

@@ -139,13 +139,18 @@ def _hugging_face(folder: Path, argument: str) -> torch.nn.Module:
     return model.eval()
 
 
-def empty_model(folder: Path, argument: str) -> torch.nn.Module:
-    """The model that config.json of a folder describes, on the meta device. Raises ArgumentError naming `argument`."""
+def empty_model(folder: Path, argument: str, default: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The model that config.json of a folder describes, on the meta device, in the types in which from_pretrained would
+    load it; default: of one whose config.json names none. Raises ArgumentError naming `argument`."""
+    from pyquant.integrations.transformers import keep_types
+
     kind, config = _class_of(folder, argument)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    dtype = getattr(config, "dtype", None) or default
     with torch.device("meta"):
-        model: torch.nn.Module = kind._from_config(config, dtype=getattr(config, "dtype", None) or torch.float32)
+        model: torch.nn.Module = kind._from_config(config, dtype=dtype)
+    keep_types(model, dtype)
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import foreign
 import torch
 from op_samples import samples
+from safetensors.torch import save_file
 from torch import nn
 
 import pyquant
@@ -78,6 +79,14 @@ class Own(nn.Module):
 
 def mixed() -> dict[str, Any]:
     return {"model": net(), "data": batches(), "num_batches": 2, "batch_to_inputs": None}
+
+
+def floats_of(folder: Path) -> Path:
+    path = folder / "floats"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text("{}")
+    save_file({name: tensor.clone() for name, tensor in net().state_dict().items()}, path / "model.safetensors")
+    return path
 
 
 def written_by_others(folder: Path) -> Path:
@@ -205,6 +214,9 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     ),
     "quantization_report": lambda _: {"model": quantised()},
     "quantize_": lambda _: _public("quantize_", model=net(), config=SCHEME),
+    "quantize_checkpoint_": lambda folder: _public(
+        "quantize_checkpoint_", model=net(), path=floats_of(folder), config=SCHEME
+    ),
     "quantize_recipe_": lambda _: _public("quantize_recipe_", model=net(), recipe=RECIPE, data=batches()),
     "recommended": lambda _: {"name": "llm-w4a8", "num_batches": 4},
     "register_batch_norm": lambda _: {"parent_class": type("P", (Own,), {}), "layer": "first", "batch_norm": "norm"},

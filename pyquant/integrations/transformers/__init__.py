@@ -36,6 +36,8 @@ __all__ = [
     "head_prefix",
     "ignored_names",
     "is_model",
+    "keep_types",
+    "makers_of",
     "refill_buffers",
     "text_batches",
     "unreadable_layers",
@@ -66,6 +68,20 @@ def disable() -> None:
     from pyquant.integrations.transformers import switch
 
     switch.disable()
+
+
+def makers_of(model: Any, names: Any) -> Any:
+    """conversions.makers_of: how transformers makes the tensors of a model of those in its files."""
+    from pyquant.integrations.transformers import conversions
+
+    return conversions.makers_of(model, names)
+
+
+def keep_types(model: Any, dtype: Any) -> None:
+    """conversions.keep_types: float32 for the parameters that from_pretrained leaves in it."""
+    from pyquant.integrations.transformers import conversions
+
+    conversions.keep_types(model, dtype)
 
 
 def __getattr__(name: str) -> Any:

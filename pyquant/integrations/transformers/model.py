@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -171,19 +171,36 @@ def refill_buffers(model: Any, undo: list[Callable[[], Any]]) -> None:
 
     model  of transformers, whose _init_weights fills the buffers of one module: rotary tables, position numbers.
     undo   receives the steps that take it back.
-    A buffer that _init_weights leaves alone stays on the meta device.
+    A buffer that _init_weights leaves alone stays on the meta device, and parameters stay as they are.
     """
     for module in model.modules():
         old = {name: t for name, t in module._buffers.items() if t is not None and t.is_meta}
-        if not old or any(p is not None for p in module._parameters.values()):
+        if not old:
             continue
         blank = {name: torch.full(t.shape, _blank(t.dtype), dtype=t.dtype, device="cpu") for name, t in old.items()}
         undo.append(partial(module._buffers.update, old))
-        module._buffers.update({name: t.clone() for name, t in blank.items()})
+        new = _beside(module, {name: t.clone() for name, t in blank.items()})
         with torch.no_grad():
-            model._init_weights(module)
-        same = [name for name, t in blank.items() if torch.equal(t.nan_to_num(), module._buffers[name].nan_to_num())]
-        module._buffers.update({name: old[name] for name in same})
+            model._init_weights(new)
+        same = [name for name, t in blank.items() if torch.equal(t.nan_to_num(), new._buffers[name].nan_to_num())]
+        module._buffers.update({name: new._buffers[name] for name in blank if name not in same})
+
+
+def _beside(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Any:
+    """A twin of a module with these buffers, its weights on the meta device: filling it leaves the module's own."""
+    kind = getattr(module, "_kind", type(module))  # of a quantised embedding of a class of its own: that class
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    held = dict(module._parameters)
+    if isinstance(module, (QLinear, QConv2d, QEmbedding)):
+        held["weight"] = cast(nn.Parameter, module.weight)
+    empty = {
+        name: None if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), False)
+        for name, p in held.items()
+    }
+    twin.__dict__["_parameters"] = empty
+    twin.__dict__["_buffers"] = {**module._buffers, **buffers}
+    return twin
 
 
 def _blank(dtype: torch.dtype) -> float:

@@ -25,13 +25,14 @@ _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Source:
     """The tensors of a directory under their names, and what its config.json says.
 
+    is_float  whether the directory is to hold a model in floating point, or codes.
     config    contents of config.json without `quantization_config`.
-    method    `quantization_config`, or the contents of quantize_config.json.
+    method    `quantization_config`, or the contents of quantize_config.json; of floats nothing.
     metadata  what the safetensors files carry beside their tensors, of all of them.
     Raises CheckpointError naming file, what was found and what is allowed; nothing else.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_float: bool = False) -> None:
         self.directory = directory
         names = _names(directory)
         if FILE in names:
@@ -42,10 +43,16 @@ class Source:
         method = self.config.pop("quantization_config", None)
         if method is None and QUANTIZE_CONFIG in names:
             method = {"quant_method": "gptq", **read_words(directory / QUANTIZE_CONFIG)}
-        if not isinstance(method, dict):
+        if is_float and method is not None:
+            kind = str(method.get("quant_method"))[:80] if isinstance(method, dict) else "another tool"
+            got = f"a model that {kind} quantised"
+            raise CheckpointError(f"{directory / CONFIG}: {got}; allowed: floating point. load_quantized_ reads codes")
+        if not is_float and not isinstance(method, dict):
             got = "no quantization_config" if method is None else f"quantization_config is a {type(method).__name__}"
-            raise CheckpointError(f"{directory / CONFIG}: {got}; a model in floating point needs quantize_")
-        self.method: dict[str, Any] = method
+            raise CheckpointError(
+                f"{directory / CONFIG}: {got}; a model in floating point needs quantize_checkpoint_, or --scheme"
+            )
+        self.method: dict[str, Any] = method or {}
         self._home = _homes(directory, names)
         self._files: dict[str, TensorFile] = {}
         self.metadata: dict[str, str] = {}

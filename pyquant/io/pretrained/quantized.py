@@ -19,6 +19,7 @@ from pyquant.io import LayerRecord
 from pyquant.io.foreign import ForeignCheckpoint, ForeignLayer, open_foreign
 from pyquant.io.foreign.join import joined
 from pyquant.io.pretrained.expert_names import ExpertNames, Place
+from pyquant.io.pretrained.float_weights import NEVER_USED
 from pyquant.io.pretrained.place import assign, check_keys, check_no_meta, layer_of, module_of, refill
 from pyquant.io.pretrained.save import is_inside, modules_by_name
 from pyquant.nn.forms import expose_reversibly
@@ -26,8 +27,6 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.reordered import Reordered
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import swap_modules, undone_on_error
-
-_NEVER_USED = ("rotary_emb.inv_freq",)  # tables that older models saved, and every model computes
 
 
 def load_quantized_(
@@ -75,7 +74,7 @@ def load_quantized_(
     arguments.function("rename", rename, "(name) -> name")
     target = None if device is None else device_of(device)
     checkpoint = open_foreign(path, activations=activations, drop_kv_cache_scheme=drop_kv_cache_scheme)
-    return place(model, checkpoint, lambda name: name if rename is None else _new_name(rename(name)), target)
+    return place(model, checkpoint, lambda name: name if rename is None else new_name(rename(name)), target)
 
 
 def place(
@@ -179,7 +178,8 @@ def _table(record: LayerRecord) -> LayerRecord:
     return replace(record, scheme=W8A16().to_dict(), kind="embedding")
 
 
-def _new_name(name: object) -> str:
+def new_name(name: object) -> str:
+    """What a caller's `rename` returned. Raises ArgumentError for what is no text."""
     if not isinstance(name, str):
         raise ArgumentError("rename", f"a function that returns {arguments.shown(name)}", "one that returns a name")
     return name
@@ -195,7 +195,7 @@ def _for_model(model: nn.Module, tensors: Mapping[str, Tensor], quantised: list[
     state = {
         key: value for key, value in model.state_dict(keep_vars=True).items() if not is_inside(key, set(quantised))
     }
-    kept = {key: value for key, value in tensors.items() if key in state or not key.endswith(_NEVER_USED)}
+    kept = {key: value for key, value in tensors.items() if key in state or not key.endswith(NEVER_USED)}
     by_tensor = {id(state[key]): value for key, value in kept.items() if key in state}
     kept |= {key: by_tensor[id(own)] for key, own in state.items() if key not in kept and id(own) in by_tensor}
     wrong = [key for key, value in kept.items() if key in state and not _same_kind(state[key], value)]

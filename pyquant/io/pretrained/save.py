@@ -29,6 +29,7 @@ from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
 from pyquant.nn.hadamard_linear import HadamardLinear
+from pyquant.nn.linear_state import LinearState
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -269,7 +270,7 @@ def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
 
 def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
     others: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
+    for key, value in state_without_codes(model).items():
         if is_inside(key, quantised):
             continue
         if not isinstance(value, Tensor):
@@ -278,6 +279,18 @@ def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
             raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
         others[key] = value
     return others
+
+
+def state_without_codes(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
+    """The state_dict of a model but for its quantised layers, which would unpack the codes of all of them for it."""
+    layers = [module for module in model.modules() if isinstance(module, LinearState)]
+    try:
+        for layer in layers:
+            layer.__dict__["_save_to_state_dict"] = lambda *_: None
+        return model.state_dict(keep_vars=keep_vars)
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("_save_to_state_dict", None)
 
 
 def is_inside(key: str, modules: list[str] | set[str]) -> bool:

@@ -1,0 +1,92 @@
+"""Memory and files of `pyquant convert --scheme` beside `pyquant quantize`, which loads the whole model first.
+
+    python -m bench.convert_memory [--layers 12] [--width 1024] [--scheme SCHEME]
+
+Writes a decoder of transformers (Llama, bfloat16, random weights) in several files into a temporary folder, runs both
+commands on it in fresh processes, and prints the most memory that each had at once, above a process that only imports
+pyquant and transformers. Both save in files of 16 MiB instead of 1 GiB: as many as a large model has. The saved folders
+must be equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_PEAK: Final = """
+import re, sys
+from pathlib import Path
+import torch, transformers, pyquant
+from pyquant.cli.main import main
+from pyquant.io.checkpoint import save_checkpoint
+from transformers import LlamaForCausalLM
+
+save_checkpoint.__kwdefaults__["max_shard_bytes"] = 16 * 2**20
+word = lambda name: int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+before = word("VmRSS")
+status = main(sys.argv[1:])
+print("peak", word("VmHWM") - before)
+sys.exit(status)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--scheme", default="W8A8Dynamic")
+    args = parser.parse_args()
+    if not Path("/proc/self/status").exists():
+        print("the peak of a process is read from /proc, which is not here")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        floats = _written(home / "float", args.layers, args.width)
+        how = ["--scheme", args.scheme]
+        peaks = {
+            "convert": _peak("convert", str(home / "float"), str(home / "convert"), *how),
+            "quantize": _peak("quantize", str(home / "float"), "--out", str(home / "quantize"), *how),
+        }
+        saved = [{f.name: f.read_bytes() for f in (home / name).iterdir()} for name in peaks]
+        quantised = sum(len(data) for name, data in saved[0].items() if name.endswith(".safetensors"))
+        print(
+            f"float {floats / 2**20:.0f} MiB, {args.scheme} {quantised / 2**20:.0f} MiB; equal: {saved[0] == saved[1]}"
+        )
+        for name, peak in peaks.items():
+            words = f"{peak / quantised:.2f} of the quantised files, {peak / floats:.2f} of the float ones"
+            print(f"pyquant {name}: {peak / 2**20:.0f} MiB, {words}")
+    return 0 if saved[0] == saved[1] else 1
+
+
+def _written(folder: Path, layers: int, width: int) -> int:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
+    )
+    LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="64MB")
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _peak(*words: str) -> int:
+    found = subprocess.run([sys.executable, "-c", _PEAK, *words], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(found.stderr)
+    return int(found.stdout.split("peak ")[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

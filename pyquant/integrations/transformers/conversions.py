@@ -1,0 +1,84 @@
+"""How transformers makes a model's tensors of those in its files: renamed, joined, split, as its own loading does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    dot_natural_key,
+    rename_source_key,
+)
+
+Maker = Callable[[Callable[[str], Tensor]], dict[str, Tensor]]
+
+
+@dataclass
+class Conversion:
+    """Tensors of the model that are made together. target: the first of them; sources: (the converter's word for it,
+    name in the file); converter: None where a tensor is only renamed."""
+
+    target: str
+    converter: WeightConverter | None = None
+    sources: list[tuple[str, str]] = field(default_factory=list)
+
+
+def makers_of(model: Any, names: Mapping[str, str]) -> list[tuple[Maker, list[str]]]:
+    """What makes tensors of a model of transformers of those in its files, and the names in the files that it takes.
+
+    names  {name that transformers knows: name in the file}.
+    """
+    return [
+        (partial(converted, model, one, names), [names[name] for _, name in one.sources])
+        for one in conversions_of(model, names)
+    ]
+
+
+def conversions_of(model: Any, names: Iterable[str]) -> list[Conversion]:
+    """What tensors of these names become in a model of transformers."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    state, prefix = model.state_dict(), model.base_model_prefix
+    found: dict[str, Conversion] = {}
+    for name in sorted(names, key=dot_natural_key):  # experts in the order of their numbers
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], prefix, state)
+        converter = None if pattern is None else by_pattern[pattern]
+        found.setdefault(target, Conversion(target, converter)).sources.append((pattern or name, name))
+    return list(found.values())
+
+
+def converted(
+    model: Any, conversion: Conversion, names: Mapping[str, str], read: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of the model, by name, of those in the file. What an operation of transformers raises goes on."""
+    if conversion.converter is None:
+        return {conversion.target: read(names[conversion.sources[-1][1]])}
+    own = copy.deepcopy(conversion.converter)
+    for pattern, name in conversion.sources:
+        own.add_tensor(conversion.target, name, pattern, partial(read, names[name]))  # type: ignore[arg-type]
+    made = own.convert(conversion.target, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def keep_types(model: Any, dtype: torch.dtype) -> None:
+    """The parameters that from_pretrained leaves in float32 in such a model, in place; it is on the meta device."""
+    plan = model._get_dtype_plan(dtype)
+    if not plan:
+        return
+    pattern, groups, _ = build_glob_alternation(list(plan))
+    for name, parameter in list(model.named_parameters()):
+        if (found := pattern.search(name)) is not None:
+            parameter.data = parameter.data.to(plan[groups[str(found.lastgroup)]])

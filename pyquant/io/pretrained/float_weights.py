@@ -1,0 +1,90 @@
+"""The numbers of a float checkpoint under the names that a model has for them, each read when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyquant.core.dtypes import describe
+from pyquant.core.names import listed
+from pyquant.errors import ArgumentError, CheckpointError
+from pyquant.io.foreign.source import Source
+
+Made = Callable[[Callable[[str], Tensor]], Mapping[str, Tensor]]  # (reads a tensor of the file) -> the model's tensors
+NEVER_USED = ("rotary_emb.inv_freq",)  # tables that older models saved, and every model computes
+
+
+class FloatWeights:
+    """The tensors of a folder for the state_dict of a model.
+
+    model   whose names, shapes and types the tensors get; a model of transformers takes those of the files as its own
+            loading does (renamed, experts stacked).
+    source  the folder, in floating point.   rename   name in the file -> name in the model.
+    unused  names in the file that the model has no place for, and does not pass over itself.
+    Raises CheckpointError where the model asks for a tensor that is not there, or of another shape or kind.
+    """
+
+    def __init__(self, model: nn.Module, source: Source, rename: Callable[[str], str]) -> None:
+        self._source = source
+        self._state: dict[str, Any] = model.state_dict(keep_vars=True)
+        self._made: dict[str, Made] = {}  # by every tensor of the model that comes of it
+        self._kept: dict[str, Tensor] = {}  # made together with one that was asked for
+        self.unused: list[str] = []
+        self._plan(model, rename)
+        by_tensor = {id(self._state[key]): key for key in self._made}
+        homes = {key: key if key in self._made else by_tensor.get(id(own)) for key, own in self._state.items()}
+        if missing := sorted(key for key, home in homes.items() if home is None):
+            raise CheckpointError(f"{source.directory}: no tensors {listed(missing)}, which the model has")
+        self._home = {key: home for key, home in homes.items() if home is not None}
+
+    def read(self, key: str) -> Tensor:
+        """A tensor of the model's state_dict, in the type that it has there; tied ones are read as the one they are."""
+        home = self._home[key]
+        if home not in self._kept:
+            self._kept |= self._made[home](self._source.read)
+        return self._kept.pop(home).to(self._state[key].dtype)
+
+    def home(self, key: str) -> str:
+        """Under which name of the model a tensor is found in the files; the same for those that are tied."""
+        return self._home[key]
+
+    def _plan(self, model: nn.Module, rename: Callable[[str], str]) -> None:
+        from pyquant.integrations import transformers  # never at import: it is another library's business
+
+        names = {rename(name): name for name in self._source}
+        if len(names) != sum(1 for _ in self._source):
+            raise ArgumentError("rename", "a function that gives two tensors one name", "a name for each")
+        made: list[tuple[Made, list[str]]]
+        if transformers.is_model(model):
+            made = transformers.makers_of(model, names)
+        else:
+            made = [(partial(_renamed, name, theirs), [theirs]) for name, theirs in names.items()]
+        ignores = transformers.ignored_names(model)
+        for make, theirs in made:
+            for name, tensor in make(self._on_meta).items():
+                if name in self._state:
+                    self._check(name, tensor)
+                    self._made[name] = make
+                elif not ignores(name) and not name.endswith(NEVER_USED):
+                    self.unused.extend(theirs)
+
+    def _on_meta(self, name: str) -> Tensor:
+        span = self._source.span(name)
+        return torch.empty(span.shape, dtype=span.dtype, device="meta")
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        own = self._state[name]
+        if not isinstance(own, Tensor) or own.shape != tensor.shape:
+            allowed = f"{list(own.shape)}, as in the model" if isinstance(own, Tensor) else "nothing, as in the model"
+            raise CheckpointError(f"{self._source.directory}: tensor '{name}': {describe(tensor)}; allowed: {allowed}")
+        if own.is_floating_point() != tensor.is_floating_point():
+            allowed = "real numbers, as in the model" if own.is_floating_point() else "whole numbers, as in the model"
+            raise CheckpointError(f"{self._source.directory}: tensor '{name}': {describe(tensor)}; allowed: {allowed}")
+
+
+def _renamed(name: str, theirs: str, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    return {name: read(theirs)}
