@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -207,10 +208,13 @@ def test_floats_of_one_layer_are_in_memory_at_a_time(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text("{}")
         save_file({f"{i}.weight": weight.clone() for i in range(count)}, tmp_path / folder / "model.safetensors")
-    found = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False)
+    # glibc would keep the floats of such small layers for later ones: what is in use is asked for
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stderr
     peak, quantised = map(int, found.stdout.split())
     one = 4 * WIDTH * WIDTH
     assert quantised < LAYERS * one / 3.9
-    assert peak < quantised + 10 * one, f"{peak >> 20} MiB for {quantised >> 20} MiB of codes"
+    assert peak < quantised + 6 * one, f"{peak >> 20} MiB for {quantised >> 20} MiB of codes"
     assert peak < LAYERS * one / 2
