@@ -78,7 +78,12 @@ TOPICS = (
         "docs/mixed-precision.md",
         "search Plan sensitivity measure_latency load_latency LatencyTable",
     ),
-    Topic("Save and load", "files", "docs/file_format.md", "save_pretrained load_pretrained load_quantized_ quantize_checkpoint_"),
+    Topic(
+        "Save and load",
+        "files",
+        "docs/file_format.md",
+        "save_pretrained load_pretrained load_quantized_ quantize_checkpoint_",
+    ),
     Topic(
         "Errors and warnings",
         "errors",
