@@ -29,9 +29,11 @@ constexpr double kWidenedStepClocks = 440;
 // Group scales of wgmma kernels: for every group of K what the next product does not hide of its scaled sums (an addend
 // of 230 to 400 clocks for 128 codes, the most for 32 tokens).
 constexpr double kGroupWaitClocks = 280;
-// Integer weights under floats by wgmma: what a warp issues in a step of 128 codes beside the addition of a group's
-// sums. Two warps share a scheduler.
-constexpr double kWeightOnlyStep = 320;
+// The same of mma.sync, whose warps scale between their products, on a chip that has wgmma (others: not measured).
+constexpr double kMmaGroupWaitClocks = 900;
+// Integer weights under floats by wgmma: a step of 128 codes (int4, int8), and for each token of the tile. The tensor
+// cores take 8 of the latter; the former is what weights wait for, one after another, between loads and products.
+constexpr double kInt4StepClocks = 1130, kInt8StepClocks = 1290, kStepTokenClocks = 7.6;
 // Sums of stream-K: once, for every further block of a tile, and of a tile's float32 bytes a clock. Products of 1 to
 // 256 tokens whose tiles two to four blocks share take 4 to 7 us more than their steps.
 constexpr double kStreamMeetUs = 1.3, kStreamLinkUs = 0.8, kFixupBytes = 10;
@@ -78,9 +80,11 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
   }
   const bool is_wgmma = engine == Engine::wgmma;
   if (is_wgmma && is_weight_only(p)) {
-    const double group = static_cast<double>(p.group_size > 0 ? p.group_size : p.k);
-    const double issued = 2 * (kWeightOnlyStep / row.tile_k + m / 2 / group);
-    return overlapped(std::max(multiply, shared / kSharedBytes) / kWgmmaReached, issued);
+    const double groups =
+        p.group_size > 0 ? std::max(1.0, static_cast<double>(row.tile_k) / static_cast<double>(p.group_size)) : 1;
+    return ((is_packed(p.w) ? kInt4StepClocks : kInt8StepClocks) + kStepTokenClocks * m +
+            (groups - 1) * (kGroupWaitClocks + m)) /
+           row.tile_k;
   }
   const double clocks = std::max(multiply, shared / kSharedBytes) / (is_wgmma ? kWgmmaReached : kReached);
   const double groups = p.group_size > 0 ? 1 / static_cast<double>(p.group_size) : 0;  // of a code
@@ -93,7 +97,9 @@ double clocks_per_code(const Row& row, const Plan& plan, const GemmProblem& p, c
   // Done by every warp that holds other rows of the tile, concurrently with the tensor cores.
   const double widen = widening(p) * n * (is_wgmma ? 1 : std::max(1.0, m / 64)) / kLanes;
   const double step = is_wgmma && is_packed(p.w) && p.group_size == 0 ? kWidenedStepClocks / 128 : 0;
-  return overlapped(clocks, std::max(widen, step)) + scaling + (is_wgmma ? kGroupWaitClocks * groups : 0);
+  // Other blocks of a multiprocessor work meanwhile.
+  const double wait = is_wgmma ? kGroupWaitClocks : chip.wgmma_macs > 0 ? kMmaGroupWaitClocks / held : 0;
+  return overlapped(clocks, std::max(widen, step)) + scaling + wait * groups;
 }
 
 // Microseconds to store one tile: its arithmetic, then its bytes.

@@ -99,7 +99,9 @@ def _group_size(draw: Draw, row: dict[str, Any], out: str, k: int) -> tuple[int,
         return not step or size <= step // 2 or size % step == 0
 
     if row["groups_only"] or (multiple > 1 and draw.chance(0.5)):
-        group_size = draw.choice([g for g in (multiple, 2 * multiple, step or 3 * multiple, 2 * step) if g and takes(g)])
+        group_size = draw.choice(
+            [g for g in (multiple, 2 * multiple, step or 3 * multiple, 2 * step) if g and takes(g)]
+        )
         return group_size, group_size * max(1, round(k / group_size))
     sizes = [g for g in range(multiple, k + 1, multiple) if k % g == 0 and takes(g)]
     return (draw.choice(sizes), k) if sizes and draw.chance(0.4) else (0, k)

@@ -75,10 +75,10 @@ def _blocked(has_steps: bool) -> Callable[[Row], str]:
 
 
 def _weight_only(math: str, float_type: str = "6__half") -> Callable[[Row], str]:
-    """Our main loop over integer weights under floats: tokens, and blocks of a cluster."""
+    """Our main loop over integer weights under floats, by its tokens."""
 
     def kernel(row: Row) -> str:
-        return rf"gemm_weight_only90_kernel.*{math}I{float_type}EELi{row['tile'][0]}ELi{row['cluster'][1]}E"
+        return rf"gemm_weight_only90_kernel.*{math}I{float_type}EELi{row['tile'][0]}E"
 
     return kernel
 
@@ -209,8 +209,8 @@ FAMILIES = {
         lambda row: 6 + (2 if row["tile"][0] > 80 else 1) * 12 + 2,
         2,
     ),
-    # A step of 128 codes is 8 instructions. They stand in loops for groups of 32, of 64 and of 128 codes or more: of the
-    # last, where there are registers for two products, in front of the loop and twice in it.
+    # A step of 128 codes is 8 instructions. They stand in loops for groups of 32, 64 and 128 codes and more: there,
+    # where there are registers for two products, in front of the loop and twice in it.
     "sm90_w8a16": Family(_weight_only("11DecodeW8A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     "sm90_w4a16": Family(_weight_only("11DecodeW4A16"), ("sm_90a",), r"HGMMA\.64\w+\.F32$", _weight_only_steps, 2),
     **_decode_families("decode_", BOTH, clusters=False),
@@ -343,13 +343,13 @@ def test_nothing_is_read_before_the_wait_for_the_kernel_before(functions: Functi
 # code of a wgmma kernel.
 STRAIGHT, SWAPPED, CODE_BUDGET = 9, 11, 96
 WIDE_CODE_BUDGET = 104  # where K is divided and a thread has 80 outputs or more
-GROUPS_CODE_BUDGET = 112  # three loops, for groups of 64, 128 and more codes, each with the additions to the sums
+GROUPS_CODE_BUDGET = 112  # three loops, for groups of so many codes, each with the additions to the sums
 CROWDED = 11.5  # swapped, 128 outputs a thread: no register is left to fetch ahead or to branch around zero points
 
 
 @pytest.fixture(scope="module")
 def wgmma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
-    found = machine_code.listings(tool, LIBRARY, "GemmUniversal|gemm_groups90_kernel")
+    found = machine_code.listings(tool, LIBRARY, "GemmUniversal|gemm_(groups|weight_only)90_kernel")
     kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_90a"}
     return kernels or pytest.skip("no kernel of sm_90a is built")
 
@@ -360,7 +360,7 @@ def test_the_code_of_wgmma_kernels_stays_small(wgmma_kernels: dict[str, list[mac
     for name, lines in wgmma_kernels.items():
         is_wide = "StreamK" in name and sum(line.operation.startswith("F2FP.BF16") for line in lines) >= 40
         kib = lines[-1].address / 1024
-        has_groups = "gemm_groups90_kernel" in name
+        has_groups = re.search("gemm_(groups|weight_only)90_kernel", name) is not None
         if kib > (GROUPS_CODE_BUDGET if has_groups else WIDE_CODE_BUDGET if is_wide else CODE_BUDGET):
             large[name] = kib
     assert not large
@@ -554,11 +554,11 @@ def _work_of_groups(operation: str) -> int:
     return int("GMMA" in operation or operation in ("FADD", "I2FP.F32.S32") or operation.startswith("LOP3"))
 
 
-# Instructions of a warp for a step of 128 codes of integer weights under floats: of one that multiplies, beside the one of
-# each of its sums (half a sum a token) that ends a group of as many codes; and of one that widens, which takes every
-# second step, 128 codes a lane.
+# Instructions of a warp for a step of 128 codes of integer weights under floats: of one that multiplies, beside the one
+# for each of its sums (half a sum a token) that ends a group of as many codes; and of one that widens 128 codes a lane.
 MULTIPLY_BUDGET = 170
-WIDEN_BUDGET = {("sm90_w4a16", 2): 330, ("sm90_w8a16", 2): 330}
+WIDEN_BUDGET = {("sm90_w4a16", "__half"): 285, ("sm90_w4a16", "bfloat16"): 285}
+WIDEN_BUDGET |= {("sm90_w8a16", "__half"): 245, ("sm90_w8a16", "bfloat16"): 440}
 
 
 def _loops(lines: list[machine_code.Line], operation: str, count: int) -> list[list[machine_code.Line]]:
@@ -591,7 +591,8 @@ def test_steps_of_weights_under_floats_keep_their_budgets(
             assert len(loop) <= steps * (MULTIPLY_BUDGET + tokens // 2), f"{name}: {len(loop) / steps} a step"
             widens = min(_loops(lines, "STS.128", 16), key=len)
             _, length = machine_code.busiest_way(widens, lambda operation: int(operation == "STS.128"))
-            assert length <= WIDEN_BUDGET[family, 2], f"{name}: {length} for 128 codes"
+            kind = next(kind for kind in ("__half", "bfloat16") if kind in name)
+            assert length <= WIDEN_BUDGET[family, kind], f"{name}: {length} for 128 codes"
 
 
 @pytest.mark.parametrize(("family", "groups"), DECODE_BUDGET)

@@ -17,6 +17,7 @@ _WARPS = "48 to 64 tokens, whose warps of 32 x 32 read both operands twice; 1.32
 _STEPS = (
     "steps in natural rows: no row divides K of more than 48 tokens among blocks; on sm90 layers have blocks instead"
 )
+_PLAIN = "group scales in natural rows, which no layer has there: 16 tokens at a time, or 900 clocks of waiting a group"
 _TOKENS = "tokens of a second tile of the decode kernel: their blocks fill their pipelines again, 2.6 us on an H200"
 _ROUND = "floats are multiplied at a fourth of int8's rate there, so that a second round of blocks doubles the time"
 _MEET = "few channels: the way through memory by which shares of K meet is a fourth of the time"
@@ -29,8 +30,11 @@ CLIFFS = {
     "s8s8: M = 65 on sm90": _LONE,
     "s8s8: M = 81 on sm90": _LONE,
     "s8s8: M = 129 on sm90": _LONE,
-    "s8s4 group: M = 49 on sm90": _WARPS,
-    "s8s4 group: M = 97 on sm90": _LONE,
+    "s8s4 group: M = 17 on sm90": _PLAIN,
+    "s8s4 group: M = 33 on sm90": _PLAIN,
+    "s8s4 group: M = 65 on sm90": _PLAIN,
+    "s8s4 group: M = 81 on sm90": _PLAIN,
+    "s8s4 group: M = 129 on sm90": _PLAIN,
     "s8s4 blocked group: M = 17 on sm90": _GROUPS,
     "s8s4 blocked group: M = 33 on sm90": _GROUPS,
     "s8s4 blocked group: M = 81 on sm90": _ORDER,
@@ -57,7 +61,7 @@ CLIFFS = {
 
 
 # Steps on chips whose many multiprocessors multiply at Ampere's rate, and what an H200 was measured to take.
-STEEP = {_STEPS: 1.75, _GROUPS: 1.85, _ORDER: 1.5, _TOKENS: 1.55}
+STEEP = {_STEPS: 1.75, _GROUPS: 1.85, _PLAIN: 1.85, _ORDER: 1.5, _TOKENS: 1.55}
 
 
 # Integer weights under 16-bit activations have five tiles from 33 tokens on: a step there is another tile or wave. From

@@ -83,7 +83,7 @@ CASES = {
     "a product unpacks": ("gemm", {"x": "s4", "x_packed": True} | INT4, False, 90, "bytes", "gemm_sm90_s8s4"),
     "floats by the framework": ("float_linear", {"x": "f16", "w": "f16"}, False, 90, "framework", None),
     "codes of very many tokens, too": ("float_linear", {"x": "f16", "m": 8192}, False, 90, "framework", None),
-    "of fewer, by a row of ours": ("float_linear", {"x": "f16", "m": 64}, False, 90, "given", "gemm_sm80_w8a16"),
+    "of fewer, by a row of ours": ("float_linear", {"x": "f16", "m": 64}, False, 90, "given", "gemm_sm90_w8a16"),
     "and of int4": ("float_linear", {"x": "bf16", "m": 64, "w": "s4"}, False, 80, "given", "gemm_sm80_w4a16"),
     "in groups, too": (
         "float_linear",
@@ -196,7 +196,7 @@ def test_integer_weights_are_dequantised_where_that_is_quicker_and_nowhere_else(
         asked = problem | {"x": "f16", "out": "f16", "has_zero_point": False}
         name, us = best(asked, sm)
         engine = ENGINES.get(str(name))
-        is_own = engine == "decode" or (engine == "mma" and us <= dequantised_us(asked, sm))
+        is_own = engine == "decode" or (engine in ("mma", "wgmma") and us <= dequantised_us(asked, sm))
         assert route("float_linear", asked, sm) == (("given", name) if is_own else ("framework", None)), (sm, asked)
         seen.add((engine, is_own))
-    assert {("decode", True), ("mma", True), ("mma", False)} <= seen
+    assert {("decode", True), ("mma", True), ("mma", False), ("wgmma", True), ("wgmma", False)} <= seen

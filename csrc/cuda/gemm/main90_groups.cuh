@@ -124,8 +124,7 @@ class MainGroups90 {
     };
     const auto at = [](int j, int h, int v) { return cute::make_coord(cute::make_coord(v, h, j), 0, 0); };
     if (corrects()) {
-      each(
-          [&](int j, int h, int v) { product(at(j, h, v)) += correction_[2 * (kFirst / 8 + j) + v] * group.term[h]; });
+      each([&](int j, int h, int v) { product(at(j, h, v)) += correction_[2 * (kFirst / 8 + j) + v] * group.term[h]; });
     }
     if (group.shifts) each([&](int j, int h, int v) { product(at(j, h, v)) >>= 4; });
     each([&](int j, int h, int v) {

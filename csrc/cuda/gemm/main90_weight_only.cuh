@@ -1,7 +1,7 @@
 // Main loops for Hopper over integer weights as in a checkpoint, under 16-bit activations, one for each kind of warps.
 //   Widener90: loads weights from shared memory, widens them less their zero points, which is exact, and stores them
-//   there again as the tensor cores read floats. A lane has eight neighbouring codes at a time, so nothing is exchanged.
-//   MainWeightOnly90: multiplies, and adds the float products of groups, scaled: weights are never rounded.
+//   there again as the tensor cores read floats. A lane has eight neighbouring codes at a time, so nothing is
+//   exchanged. MainWeightOnly90: multiplies, and adds the float products of groups, scaled: weights are never rounded.
 // Both in one warpgroup would wait for each other: what widens has the instructions of a step, what multiplies its
 // registers, and operands from registers would hold a warp up until the instruction before them is done.
 #pragma once
@@ -27,16 +27,20 @@ struct WgmmaFloat<__nv_bfloat16> {
 };
 
 // Shared memory of a tile, 128 channels wide, and its copies: steps of 128 codes.
-template <class Math_, int Tokens, int Cluster_>
+template <class Math_, int Tokens>
 struct WeightOnlyTiles90 {
   using Math = Math_;
   using X = typename WgmmaFloat<typename Math::X>::type;
-  static constexpr int kChannels = 128, kTokens = Tokens, kDepth = 128, kCluster = Cluster_;
+  static constexpr int kChannels = 128, kTokens = Tokens, kDepth = 128;
+  // Beyond 64 tokens registers allow a second product no more, nor as many warps that widen: no step waits for them
+  // then.
+  static constexpr bool kTwoProducts = Tokens <= 64;
+  static constexpr int kWideners = kTwoProducts ? 2 : 1;
   static constexpr int kRowBytes = 64;  // of weights that lie together: their pieces of eight rows are in all banks
   static constexpr int kParts = kDepth * bits_of(Math::kW) / 8 / kRowBytes;
   static constexpr int kWBytes = kChannels * kRowBytes * kParts, kXBytes = Tokens * kDepth * 2;
   static constexpr uint32_t kTransactionBytes = kWBytes + kXBytes;
-  static constexpr int kReady = 2, kReadyBytes = kChannels * kDepth * 2;  // steps of widened weights
+  static constexpr int kReady = kTwoProducts ? 4 : 2, kReadyBytes = kChannels * kDepth * 2;  // steps of widened weights
   static constexpr int kFit = (227 * 1024 - 3 * 1024 - kReady * kReadyBytes) / (kWBytes + kXBytes),
                        kStages = kFit < 8 ? kFit : 8;
   using LayoutX =
@@ -51,7 +55,6 @@ struct WeightOnlyTiles90 {
   using TileX = cute::Shape<cute::Int<Tokens>, cute::Int<kDepth>>;
   using TileW = cute::Shape<cute::Int<kChannels>, cute::Int<kRowBytes>>;
   using Stride = cute::Stride<int64_t, cute::_1>;
-  using CopyX = cute::conditional_t<kCluster == 1, cute::SM90_TMA_LOAD, cute::SM90_TMA_LOAD_MULTICAST>;
   using Pipeline = cutlass::PipelineTmaAsync<kStages>;
   using State = cutlass::PipelineState<kStages>;
   using Ready = cutlass::PipelineAsync<kReady>;
@@ -64,13 +67,14 @@ struct WeightOnlyTiles90 {
   };
 
   static auto tensor_map_x(const X* x, int tokens, int depth, int64_t ld) {
-    return cute::make_tma_copy(
-        CopyX{}, cute::make_tensor(x, cute::make_layout(cute::make_shape(tokens, depth), Stride{ld, {}})),
-        LayoutX{}(cute::_, cute::_, cute::Int<0>{}), TileX{}, cute::Int<kCluster>{});
+    return cute::make_tma_copy(cute::SM90_TMA_LOAD{},
+                               cute::make_tensor(x, cute::make_layout(cute::make_shape(tokens, depth), Stride{ld, {}})),
+                               LayoutX{}(cute::_, cute::_, cute::Int<0>{}), TileX{}, cute::_1{});
   }
   static auto tensor_map_w(const uint8_t* w, int channels, int bytes, int64_t ld) {
     return cute::make_tma_copy(
-        cute::SM90_TMA_LOAD{}, cute::make_tensor(w, cute::make_layout(cute::make_shape(channels, bytes), Stride{ld, {}})),
+        cute::SM90_TMA_LOAD{},
+        cute::make_tensor(w, cute::make_layout(cute::make_shape(channels, bytes), Stride{ld, {}})),
         LayoutW{}(cute::_, cute::_, cute::Int<0>{}), TileW{}, cute::_1{});
   }
   using TmaX = decltype(tensor_map_x(nullptr, 0, 0, 0));
@@ -96,13 +100,13 @@ struct WeightOnlyParams90 {
   EpilogueParams epilogue;      // of the scaled sum
   int32_t depth = 0, row_bytes = 0;
   int32_t groups = 1, group_codes = 0;  // codes: a multiple of 128, 64 or 32
-  int32_t tiles = 0, tiles_n = 0;       // of a cluster, which has neighbouring channels
+  int32_t tiles = 0, tiles_n = 0;
   int32_t steps = 0, shares = 1, share_steps = 0;
-  uint32_t* arrivals = nullptr;  // [tile of a block][warpgroup], cleared before the launch
-  float4* partials = nullptr;    // [tile of a block][warpgroup][share][quarter of a thread's sums][thread]
+  uint32_t* arrivals = nullptr;  // [tile][warpgroup], cleared before the launch
+  float4* partials = nullptr;    // [tile][warpgroup][share][quarter of a thread's sums][thread]
 };
 
-// One of two warpgroups, which take steps in turns.
+// One of one or two warpgroups, which take steps in turns.
 template <class Tiles>
 class Widener90 {
   using Math = typename Tiles::Math;
@@ -125,16 +129,16 @@ class Widener90 {
         row_(thread % 128 / 32 * 8 * kRows + thread % 8),
         piece_(thread % 32 / 8),
         is_first_(thread % 32 == 0),
-        is_due_(thread < 128),
+        turn_(thread / 128),
         ready_state_(cutlass::make_producer_start_state<typename Tiles::Ready>()) {}
 
   CUTLASS_DEVICE void run(int32_t row0, int32_t first, int32_t count) {
     CUTLASS_PRAGMA_NO_UNROLL
     for (int32_t step = first; step < first + count; ++step) {
-      if (is_due_) widen_step(row0, step);
+      if (turn_ == 0) widen_step(row0, step);
       ++ready_state_;
       ++state_;
-      is_due_ = !is_due_;
+      turn_ = (turn_ + 1) % Tiles::kWideners;
     }
   }
 
@@ -152,9 +156,10 @@ class Widener90 {
     }
     pipeline_.consumer_wait(state_);
     ready_.producer_acquire(ready_state_);
-    const uint8_t* w = storage_.w.data() + state_.index() * Tiles::kWBytes + row_ * Tiles::kRowBytes +
-                       (piece_ ^ (row_ / 2 % 4)) * 16;
-    auto* to = reinterpret_cast<uint8_t*>(storage_.ready.data()) + ready_state_.index() * Tiles::kReadyBytes + row_ * 128;
+    const uint8_t* w =
+        storage_.w.data() + state_.index() * Tiles::kWBytes + row_ * Tiles::kRowBytes + (piece_ ^ (row_ / 2 % 4)) * 16;
+    auto* to =
+        reinterpret_cast<uint8_t*>(storage_.ready.data()) + ready_state_.index() * Tiles::kReadyBytes + row_ * 128;
     CUTLASS_PRAGMA_UNROLL
     for (int part = 0; part < kParts; ++part) {
       uint4 words[kRows];
@@ -203,7 +208,7 @@ class Widener90 {
   typename Tiles::Ready& ready_;
   const int row_, piece_;
   const bool is_first_;
-  bool is_due_;
+  int turn_;  // 0: the next step is this warpgroup's
   typename Tiles::State state_;
   typename Tiles::ReadyState ready_state_;
 };
@@ -249,7 +254,7 @@ class MainWeightOnly90 {
       multiply<4>(sum, groups, 0, count);
     else if (p_.group_codes == 64)
       multiply<2>(sum, groups, 0, count);
-    else if constexpr (kTokens <= 64)  // beyond there are no registers for two products
+    else if constexpr (Tiles::kTwoProducts)
       multiply_ahead(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);
     else
       multiply<1>(sum, groups, (group + 1) * (p_.group_codes / Tiles::kDepth) - first, count);

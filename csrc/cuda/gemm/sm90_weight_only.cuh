@@ -2,10 +2,9 @@
 // kernels take (docs/numerics.md 8). Where tiles are few, K is divided over blocks (csrc/plan/split_k.h), and the block
 // that arrives last adds their sums in ascending order of K.
 //   partition: a persistent block takes tiles of 128 channels; one thread of the first warpgroup fetches both operands
-//   by TMA, two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh). Blocks of a
-//   cluster have neighbouring channels and fetch their activations together.
-//   limits: rows of x and w on 16-byte boundaries; groups of 32, of 64 or of multiples of 128 codes; any M, N, K, output
-//   and residual.
+//   by TMA, one or two warpgroups widen weights and two multiply, for 64 channels each (main90_weight_only.cuh).
+//   limits: rows of x and w on 16-byte boundaries; groups of 32, of 64 or of multiples of 128 codes; any M, N, K,
+//   output and residual.
 #pragma once
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
@@ -21,15 +20,15 @@ namespace pyquant::cuda {
 
 template <class Tiles>
 struct WeightOnlyKernel90 {
-  static constexpr int kThreads = 640, kCluster = Tiles::kCluster;
+  static constexpr int kThreads = 128 * (1 + Tiles::kWideners + 2);
   using Main = MainWeightOnly90<Tiles>;
   using Params = WeightOnlyParams90<Tiles>;
   using Pipeline = typename Tiles::Pipeline;
   using Ready = typename Tiles::Ready;
   using State = typename Tiles::State;
   using Sum = typename Main::Sum;
-  // Registers of a thread, of 96 on average: 24 of those who fetch.
-  static constexpr int kWiden = Tiles::kTokens <= 64 ? 72 : 56, kMultiply = Tiles::kTokens <= 64 ? 152 : 168;
+  // Registers of a thread: on average 96 of 640 threads, 128 of 512. 24 of those who fetch.
+  static constexpr int kWiden = Tiles::kWideners == 2 ? 72 : 96, kMultiply = Tiles::kWideners == 2 ? 152 : 192;
   static constexpr int kQuarters = cute::size(Sum{}) / 4;
   struct SharedStorage {
     typename Tiles::TensorStorage tensors;
@@ -38,25 +37,22 @@ struct WeightOnlyKernel90 {
     int32_t arrived[2];  // of the shares of a tile, before this one
   };
 
-  // A cluster's part of the work, one after another.
+  // A block's part of the work, one after another.
   struct Work {
     int32_t at, tile = 0, share = 0, first = 0, count = 0;
 
-    CUTLASS_DEVICE explicit Work(const Params& p) : at(static_cast<int32_t>(blockIdx.x) / kCluster) { find(p); }
+    CUTLASS_DEVICE explicit Work(const Params& p) : at(static_cast<int32_t>(blockIdx.x)) { find(p); }
     CUTLASS_DEVICE bool is_left(const Params& p) const { return at < p.tiles * p.shares; }
     CUTLASS_DEVICE bool is_last(const Params& p) const { return at + stride() >= p.tiles * p.shares; }
     CUTLASS_DEVICE void advance(const Params& p) {
       at += stride();
       find(p);
     }
-    // Of the block.
-    CUTLASS_DEVICE int32_t tile_n(const Params& p) const {
-      return tile % p.tiles_n * kCluster + static_cast<int32_t>(blockIdx.x) % kCluster;
-    }
+    CUTLASS_DEVICE int32_t tile_n(const Params& p) const { return tile % p.tiles_n; }
     CUTLASS_DEVICE int32_t tile_m(const Params& p) const { return tile / p.tiles_n; }
 
    private:
-    CUTLASS_DEVICE static int32_t stride() { return static_cast<int32_t>(gridDim.x) / kCluster; }
+    CUTLASS_DEVICE static int32_t stride() { return static_cast<int32_t>(gridDim.x); }
     CUTLASS_DEVICE void find(const Params& p) {
       share = at / p.tiles;
       tile = at - share * p.tiles;
@@ -67,8 +63,7 @@ struct WeightOnlyKernel90 {
 
   // One thread.
   CUTLASS_DEVICE static void produce(const Params& p, SharedStorage& shared, Pipeline& pipeline) {
-    const int rank = static_cast<int>(blockIdx.x) % kCluster;
-    const auto slice_x = p.tma_x.get_slice(rank);
+    const auto slice_x = p.tma_x.get_slice(0);
     const auto slice_w = p.tma_w.get_slice(0);
     const auto to_x =
         slice_x.partition_D(cute::as_position_independent_swizzle_tensor(Tiles::shared_x(shared.tensors)));
@@ -90,8 +85,8 @@ struct WeightOnlyKernel90 {
         for (int i = 0; i < Tiles::kParts; ++i)
           cute::copy(p.tma_w.with(*barrier), from_w(cute::_, cute::_, cute::_, Tiles::kParts * step + i),
                      to_w(cute::_, cute::_, cute::_, Tiles::kParts * state.index() + i));
-        cute::copy(p.tma_x.with(*barrier, static_cast<uint16_t>((1u << kCluster) - 1)),
-                   from_x(cute::_, cute::_, cute::_, step), to_x(cute::_, cute::_, cute::_, state.index()));
+        cute::copy(p.tma_x.with(*barrier), from_x(cute::_, cute::_, cute::_, step),
+                   to_x(cute::_, cute::_, cute::_, state.index()));
       }
     }
     pipeline.producer_tail(state);
@@ -101,7 +96,7 @@ struct WeightOnlyKernel90 {
   CUTLASS_DEVICE static bool add_shares(const Params& p, SharedStorage& shared, Sum& sum, const Work& work,
                                         int thread) {
     const int warpgroup = thread / 128;
-    const int64_t at = int64_t{2} * (work.tile * kCluster + static_cast<int32_t>(blockIdx.x) % kCluster) + warpgroup;
+    const int64_t at = int64_t{2} * work.tile + warpgroup;
     float4* partials = p.partials + at * p.shares * kQuarters * 128 + thread % 128;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kQuarters; ++i)
@@ -155,28 +150,24 @@ struct WeightOnlyKernel90 {
     options.transaction_bytes = Tiles::kTransactionBytes;
     options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     options.is_leader = threadIdx.x % 128 == 0;
-    options.num_consumers = kThreads - 256;  // of a step one of those who widen
-    Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>{});
+    options.num_consumers = 3 * 128;  // of a step one warpgroup that widens
+    Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
     typename Ready::Params ready_options;
-    ready_options.role = warpgroup < 3 ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
+    ready_options.role =
+        warpgroup <= Tiles::kWideners ? Ready::ThreadCategory::Producer : Ready::ThreadCategory::Consumer;
     ready_options.producer_arv_count = 4;  // warps
     ready_options.consumer_arv_count = 8;
     Ready ready(shared.ready, ready_options);
-    if constexpr (kCluster > 1) {
-      cute::cluster_arrive_relaxed();
-      cute::cluster_wait();
-    } else {
-      __syncthreads();
-    }
+    __syncthreads();
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       if (warp == 0 && cute::elect_one_sync()) produce(p, shared, pipeline);
-    } else if (warpgroup < 3) {
+    } else if (warpgroup <= Tiles::kWideners) {
       cutlass::arch::warpgroup_reg_dealloc<kWiden>();
       widen(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kMultiply>();
-      multiply(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 384);
+      multiply(p, shared, pipeline, ready, static_cast<int>(threadIdx.x) - 128 * (1 + Tiles::kWideners));
     }
   }
 };
@@ -190,22 +181,22 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
 
 template <template <class> class Math, int M, int N, int K, int ClusterM, int ClusterN, class Schedule>
 struct GemmSm90WeightOnly {
-  static_assert(Schedule::kSwapped && N == 128 && K == 128 && ClusterM == 1);
+  static_assert(Schedule::kSwapped && N == 128 && K == 128 && ClusterM * ClusterN == 1);
 
   // How a launch divides K, and what it needs for that.
   struct Shares {
-    int64_t tiles, count, steps;  // of clusters; of K: shares, and steps of one
+    int64_t tiles, count, steps;  // of K: shares, and steps of one
 
     explicit Shares(const GemmCall& call) {
       const GemmProblem& p = call.problem;
-      tiles = ceil_div(p.m, M) * ceil_div(p.n, N * ClusterN);
-      count = k_splits(p.m, p.n, p.k, M, N * ClusterN, K, call.device.sm_count / ClusterN);
+      tiles = ceil_div(p.m, M) * ceil_div(p.n, N);
+      count = k_splits(p.m, p.n, p.k, M, N, K, call.device.sm_count);
       steps = ceil_div(ceil_div(p.k, K), count);
     }
-    int64_t arrival_bytes() const { return ceil_div(tiles * ClusterN * 2 * 4, 256) * 256; }
+    int64_t arrival_bytes() const { return ceil_div(tiles * 2 * 4, 256) * 256; }
     Workspace workspace() const {
       if (count == 1) return {};
-      return {arrival_bytes() + tiles * ClusterN * count * M * N * 4, 0, arrival_bytes()};
+      return {arrival_bytes() + tiles * count * M * N * 4, 0, arrival_bytes()};
     }
   };
 
@@ -213,18 +204,18 @@ struct GemmSm90WeightOnly {
 
   template <class Float>
   static void run_as(const GemmCall& call) {
-    using Tiles = WeightOnlyTiles90<Math<Float>, M, ClusterN>;
+    using Tiles = WeightOnlyTiles90<Math<Float>, M>;
     using Kernel = WeightOnlyKernel90<Tiles>;
     const GemmProblem& p = call.problem;
     const int64_t codes_per_byte = 8 / bits_of(Tiles::Math::kW);
     const int32_t row_bytes = static_cast<int32_t>(ceil_div(p.k, codes_per_byte));
     const Shares shares(call);
-    typename Kernel::Params params{
-        Tiles::tensor_map_x(static_cast<const typename Tiles::X*>(call.operands.x), static_cast<int>(p.m),
-                            static_cast<int>(p.k), p.ldx),
-        Tiles::tensor_map_w(static_cast<const uint8_t*>(call.operands.w), static_cast<int>(p.n), row_bytes,
-                            p.ldw / codes_per_byte),
-        call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr, epilogue_params(call)};
+    typename Kernel::Params params{Tiles::tensor_map_x(static_cast<const typename Tiles::X*>(call.operands.x),
+                                                       static_cast<int>(p.m), static_cast<int>(p.k), p.ldx),
+                                   Tiles::tensor_map_w(static_cast<const uint8_t*>(call.operands.w),
+                                                       static_cast<int>(p.n), row_bytes, p.ldw / codes_per_byte),
+                                   call.operands.w_scale, p.has_w_zero_point ? call.operands.w_zero_point : nullptr,
+                                   epilogue_params(call)};
     params.epilogue.w_scale = nullptr;
     params.epilogue.plain = plain_out(params.epilogue, p.out_align);  // scales are in the sums
     params.depth = static_cast<int32_t>(p.k);
@@ -233,7 +224,7 @@ struct GemmSm90WeightOnly {
     params.steps = static_cast<int32_t>(ceil_div(p.k, K));
     params.group_codes =
         static_cast<int32_t>(p.group_size == 0 ? std::max<int64_t>(params.steps, 1) * K : p.group_size);
-    params.tiles_n = static_cast<int32_t>(ceil_div(p.n, N * ClusterN));
+    params.tiles_n = static_cast<int32_t>(ceil_div(p.n, N));
     params.tiles = static_cast<int32_t>(shares.tiles);
     params.shares = static_cast<int32_t>(shares.count);
     params.share_steps = static_cast<int32_t>(shares.steps);
@@ -242,11 +233,10 @@ struct GemmSm90WeightOnly {
       params.partials =
           reinterpret_cast<float4*>(static_cast<uint8_t*>(call.operands.workspace) + shares.arrival_bytes());
     }
-    const int64_t clusters = std::min(shares.tiles * shares.count, int64_t{call.device.sm_count} / ClusterN);
     LaunchShape shape;
-    shape.grid = dim3(static_cast<unsigned>(std::max<int64_t>(clusters, 1) * ClusterN));
+    const int64_t work = std::max<int64_t>(shares.tiles * shares.count, 1);
+    shape.grid = dim3(static_cast<unsigned>(std::min(work, int64_t{call.device.sm_count})));
     shape.block = dim3(Kernel::kThreads);
-    shape.cluster = dim3(ClusterN, 1, 1);
     shape.shared_bytes = static_cast<int>(sizeof(typename Kernel::SharedStorage));
     shape.overlaps = true;
     launch<gemm_weight_only90_kernel<Kernel>>(call.name, shape, call.context, params);
