@@ -576,7 +576,7 @@ def _loops(lines: list[machine_code.Line], operation: str, count: int) -> list[l
 def test_steps_of_weights_under_floats_keep_their_budgets(
     wgmma_kernels: dict[str, list[machine_code.Line]], family: str
 ) -> None:
-    """A wait for each product that is started; a step is widened by 16-byte stores alone."""
+    """A wait for each product that is started; a step is widened by 16-byte loads and stores alone."""
     if not _rows(family):
         pytest.skip(f"no row of {family} is built")
     for row in _rows(family):
@@ -591,6 +591,8 @@ def test_steps_of_weights_under_floats_keep_their_budgets(
             assert len(loop) <= steps * (MULTIPLY_BUDGET + tokens // 2), f"{name}: {len(loop) / steps} a step"
             widens = min(_loops(lines, "STS.128", 16), key=len)
             _, length = machine_code.busiest_way(widens, lambda operation: int(operation == "STS.128"))
+            loads = collections.Counter(line.operation for line in widens if line.operation.startswith("LDS"))
+            assert loads == {"LDS.128": 4 if row["w"] == ["s4"] else 8}, name
             kind = next(kind for kind in ("__half", "bfloat16") if kind in name)
             assert length <= WIDEN_BUDGET[family, kind], f"{name}: {length} for 128 codes"
 

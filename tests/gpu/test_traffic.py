@@ -71,6 +71,39 @@ def test_blocked_weights_are_read_once_and_without_conflicts(
     assert got["global_store"]["bytes"] == sizes["out"] or row["schedule"] == "swapped_streamk"  # partial sums
 
 
+WEIGHT_ONLY = [
+    row
+    for row in NATIVE.kernel_table()
+    if row["compiled"] and row["engine"] == "wgmma" and row["w_zero_point"]  # integer weights under floats
+]
+
+
+@pytest.mark.parametrize("row", WEIGHT_ONLY, ids=lambda row: row["name"])
+def test_weights_under_floats_are_fetched_once_and_widened_without_conflicts(
+    native: Any, plain_device: Memory, counters: Any, row: dict[str, Any]
+) -> None:
+    """They pass through shared memory twice, as codes and as floats. The simulator sees what PTX says: codes are loaded
+    word by word, of rows 64 bytes apart, four of which lie in the same banks; ptxas joins a lane's words to 16 bytes
+    (test_machine_code.py), whose pieces do not. Of the floats, stored 16 bytes at a time, none may collide."""
+    tokens, channels, depth = row["tile"]
+    m, n, k = tokens, 2 * channels, 3 * depth
+    w = row["w"][0]
+    problem = {"m": m, "n": n, "k": k, "ldx": k, "ldw": k, "ldo": n, "x": "bf16", "w": w, "out": "bf16"}
+    problem["group_size"] = depth
+    weights = n * k // (2 if w == "s4" else 1)
+    sizes = {"x": 2 * m * k, "w": weights, "out": 2 * m * n, "w_scale": 4 * n * k // depth}
+    sizes["workspace"] = native.workspace_bytes(row["name"], problem)
+    operands = {name: plain_device.put(torch.zeros(size, dtype=torch.uint8)) for name, size in sizes.items() if size}
+    native.gemm(row["name"], problem, operands, {})
+    got = counters()
+    assert got["wgmma_macs"] == m * n * k
+    assert got["tma_load_bytes"] == weights + n // channels * 2 * m * k
+    shared = got["shared"]
+    assert shared["load_bytes"] == weights
+    assert shared["store_bytes"] == 2 * n * k
+    assert 128 * shared["wavefronts"] <= shared["store_bytes"] + 4 * shared["load_bytes"]
+
+
 # The one that has no room for it (csrc/cuda/gemm/store90.cuh) is left out.
 WGMMA = [
     row
