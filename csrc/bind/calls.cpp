@@ -131,9 +131,59 @@ static void packed_buffer(const Tensor& packed, const Tensor& x, int64_t bytes) 
   if (!packed.is_contiguous()) refuse("packed", "a strided view", "the contiguous buffer of pack_linear");
 }
 
+// One accumulator a result.
+static void one_scale_a_channel(const LinearSpec& s, const char* when) {
+  if (s.group_size != 0 && !s.two_level)
+    refuse("spec", "group_size " + std::to_string(s.group_size), std::string("0, or two levels of scales, ") + when);
+}
+
+// The types of what a layer gives: floats, codes, or int4 codes two a byte.
+static void set_results(LinearCall& call, std::optional<ScalarType> out_dtype, ScalarType otherwise) {
+  const LinearSpec& s = call.spec;
+  if (!s.codes_out) {
+    call.out_type = float_type(out_dtype, otherwise);
+    call.out = dtype_of_scalar(call.out_type);
+    return;
+  }
+  const CodeType* const packed = packed_type(s.out_qmin, s.out_qmax);
+  const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && packed;
+  if (out_dtype && *out_dtype != ScalarType::Char && !out_packed)
+    refuse("out_dtype", name_of_scalar(*out_dtype), packed ? "int8, or uint8 for two codes a byte" : "int8");
+  call.out_type = out_packed ? ScalarType::Byte : ScalarType::Char;
+  call.out = out_packed ? packed->type : DType::s8;
+  call.out_shape.back() = columns_of(call.out, call.out_shape.back());
+}
+
+// A call that goes on from the layer's own accumulators, int32 [..., n].
+static LinearCall finish_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
+                              const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
+                              const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
+  LinearCall call;
+  const LinearSpec& s = call.spec = linear_spec(spec);
+  one_scale_a_channel(s, "where x holds accumulators");
+  min_dim("x", x, 1);
+  if (x.size(x.dim() - 1) != s.n)
+    refuse("x", describe(x), "last dimension " + std::to_string(s.n) + " (out_features) where x holds accumulators");
+  present("x_scale", x_scale, s.input == InputMode::dynamic_per_token, "float32 " + text_of(lead_of(x)));
+  if (x_zero_point) refuse("x_zero_point", "a tensor", "None where x holds accumulators");
+  vector("x_scale", x_scale, x, ScalarType::Float, lead_of(x));
+  call.x_scale = static_cast<const float*>(dense(x_scale, call.keep));
+  packed_buffer(packed, x, static_cast<int64_t>(packed_bytes(s)));
+  call.out_shape = shape_of(x);
+  residual_check(residual, x, call.out_shape);
+  if (s.activation == Activation::clamp && !(s.clamp_min <= s.clamp_max))
+    refuse("clamp_min", std::to_string(s.clamp_min), "at most clamp_max");
+  call.x = matrix(x);
+  set_results(call, out_dtype, ScalarType::Float);
+  if (residual) call.residual = matrix(*residual);
+  return call;
+}
+
 LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                        const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
                        const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
+  if (x.defined() && x.scalar_type() == ScalarType::Int)
+    return finish_call(x, packed, residual, spec, out_dtype, x_scale, x_zero_point);
   LinearCall call;
   const LinearSpec& s = call.spec = linear_spec(spec);
   const CodeType* const packs = packed_type(s.x_qmin, s.x_qmax);
@@ -167,17 +217,16 @@ LinearCall linear_call(const Tensor& x, const Tensor& packed, const MaybeTensor&
     call.x.ld *= packs->per_byte;
   }
   if (!is_float(call.x.type)) codes_bound(s, call.x.type);
-  if (s.codes_out) {
-    const CodeType* const packed = packed_type(s.out_qmin, s.out_qmax);
-    const bool out_packed = out_dtype && *out_dtype == ScalarType::Byte && packed;
-    if (out_dtype && *out_dtype != ScalarType::Char && !out_packed)
-      refuse("out_dtype", name_of_scalar(*out_dtype), packed ? "int8, or uint8 for two codes a byte" : "int8");
-    call.out_type = out_packed ? ScalarType::Byte : ScalarType::Char;
-    call.out = out_packed ? packed->type : DType::s8;
-    call.out_shape.back() = columns_of(call.out, s.n);
+  if (out_dtype && *out_dtype == ScalarType::Int) {
+    constexpr auto kWhen = "when out_dtype is int32 (the accumulator has no scale)";
+    one_scale_a_channel(s, kWhen);
+    if (residual) refuse("residual", describe(*residual), std::string("None ") + kWhen);
+    if (is_float(call.x.type) && s.input == InputMode::dynamic_per_token)
+      refuse("x", describe(x), "codes with their x_scale where out_dtype is int32 and inputs are dynamic");
+    call.out_type = ScalarType::Int;
+    call.out = DType::s32;
   } else {
-    call.out_type = float_type(out_dtype, is_float(dtype_of(x)) ? x.scalar_type() : ScalarType::Float);
-    call.out = dtype_of_scalar(call.out_type);
+    set_results(call, out_dtype, is_float(dtype_of(x)) ? x.scalar_type() : ScalarType::Float);
   }
   if (residual) call.residual = matrix(*residual);
   return call;
@@ -207,6 +256,8 @@ GroupedCall grouped_call(const Tensor& x, const std::vector<Tensor>& packed, con
   GroupedCall g;
   LinearCall& call = g.call = linear_call(x, packed[0], std::nullopt, spec, out_dtype, x_scale, x_zero_point);
   if (call.spec.codes_out) refuse("spec", "a layer that gives codes", "one that gives floats");
+  if (call.out == DType::s32) refuse("out_dtype", "int32", "float32 or float16 or bfloat16");
+  if (call.x.type == DType::s32) refuse("x", describe(x), "floats or codes");
   if (is_packed(call.x.type)) refuse("x", describe(x), "codes of one byte each");
   const auto bytes = static_cast<int64_t>(packed_bytes(call.spec));
   for (const Tensor& one : packed) packed_buffer(one, x, bytes);

@@ -79,6 +79,9 @@ void Cpu::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, 
     m.ld = s.k;
   }
   const auto run = [&](void* y, DType type) {
+    if (m.type == DType::s32)
+      return cpu::finish_linear(s, packed.const_data_ptr(), static_cast<const int32_t*>(m.data), m.rows, m.ld,
+                                call.x_scale, call.residual.data, call.residual.type, call.residual.ld, y, type);
     cpu::linear(s, packed.const_data_ptr(), m.data, m.type, m.rows, m.ld, call.residual.data, call.residual.type,
                 call.residual.ld, y, type, call.x_scale, call.x_zero_point);
   };

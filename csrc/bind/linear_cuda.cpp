@@ -222,6 +222,8 @@ void Cuda::check_layout(const LinearSpec& s) {
 
 void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed, void* out) const {
   const LinearSpec& s = call.spec;
+  if (call.x.type == DType::s32) refuse("x", describe(x), "floats or codes on CUDA");
+  if (call.out == DType::s32) refuse("out_dtype", "int32", "a result of the whole layer on CUDA; gemm gives int32");
   const Buffer buffer(s, packed);
   GemmProblem p;
   GemmOperands o;

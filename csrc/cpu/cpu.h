@@ -81,10 +81,15 @@ void pack_linear(const LinearSpec& spec, const LinearWeights& weights, void* pac
 void unpack_linear(const LinearSpec& spec, const void* packed, void* codes);
 // x_type f32/f16/bf16 (quantised here as the spec says) or s8/u8 (codes of the static input scale; with dynamic inputs
 // s8 codes of x_scale and x_zero_point, one a row, null for 0). residual may be null. out_type f32/f16/bf16, or s8 when
-// spec.codes_out.
+// spec.codes_out; s32 (where a channel has one scale): accumulators after the zero-point term, and nothing else.
 void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_type, int64_t m, int64_t ldx,
             const void* residual, DType residual_type, int64_t ldr, void* out, DType out_type,
             const float* x_scale = nullptr, const int32_t* x_zero_point = nullptr);
+// What linear() makes of accumulators that it gave as s32: acc [m, n] with rows lda apart. x_scale: one a row with
+// dynamic inputs, else null.
+void finish_linear(const LinearSpec& spec, const void* packed, const int32_t* acc, int64_t m, int64_t lda,
+                   const float* x_scale, const void* residual, DType residual_type, int64_t ldr, void* out,
+                   DType out_type);
 // out, dense [count, row_bytes]: the rows of x, stride bytes apart, that `rows` names, in its order.
 void gather_rows(const void* x, int64_t stride, int64_t row_bytes, const int64_t* rows, int64_t count, void* out);
 // Layers of one spec on rows of their own, in one parallel region: the first rows[0] rows of x by packed[0], the next

@@ -184,6 +184,57 @@ void linear(const LinearSpec& spec, const void* packed, const void* x, DType x_t
   run(layer);
 }
 
+namespace {
+
+// Accumulators of up to kMaxRowBlock rows and 64 channels, through the epilogue that ends products elsewhere.
+void finish_block(const Layer& layer, const int32_t* acc, int64_t lda, const float* x_scale, int64_t row, int64_t rows,
+                  int64_t block) {
+  static constexpr float kOne = 1.f;
+  static constexpr int32_t kNone = 0;
+  alignas(64) static constexpr int32_t kNoSums[kBlockN] = {};
+  alignas(64) int32_t sums[kMaxRowBlock * kBlockN];
+  const int64_t column = block * kBlockN;
+  Tile t = layer.tile;
+  t.cols = std::min(kBlockN, layer.n - column);
+  if (t.cols < kBlockN) std::memset(sums, 0, sizeof sums);
+  for (int64_t r = 0; r < rows; ++r)
+    std::memcpy(sums + r * kBlockN, acc + (row + r) * lda + column, static_cast<size_t>(t.cols) * 4);
+  t.acc = sums;
+  t.rows = rows;
+  t.w_sum = kNoSums;  // the accumulators have their zero-point term
+  t.x_zero = &kNone;
+  t.w_scale = layer.first.w_scale + column;
+  t.bias = layer.first.bias + column;
+  t.x_scale = x_scale ? x_scale + row : &kOne;
+  t.x_scale_step = x_scale ? 1 : 0;
+  t.out = static_cast<unsigned char*>(t.out) + (row * t.ldo + column) * bytes_of(t.out_type);
+  if (t.residual)
+    t.residual = static_cast<const unsigned char*>(t.residual) + (row * t.ldr + column) * bytes_of(t.residual_type);
+  kernels().epilogue(t);
+}
+
+constexpr int64_t kFinishGrain = 1 << 16;  // results worth a task
+
+}  // namespace
+
+void finish_linear(const LinearSpec& spec, const void* packed, const int32_t* acc, int64_t m, int64_t lda,
+                   const float* x_scale, const void* residual, DType residual_type, int64_t ldr, void* out,
+                   DType out_type) {
+  Layer layer = packed_layer(spec, packed);
+  layer.tile.residual = residual;
+  layer.tile.residual_type = residual_type;
+  layer.tile.ldr = ldr;
+  layer.tile.out = out;
+  layer.tile.out_type = out_type;
+  const int64_t bands = (m + kMaxRowBlock - 1) / kMaxRowBlock, blocks = block_count(layer.n);
+  Shares(bands * blocks, m * layer.n, kFinishGrain).run([&](Share share) {
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      const int64_t row = i / blocks * kMaxRowBlock;
+      finish_block(layer, acc, lda, x_scale, row, std::min(kMaxRowBlock, m - row), i % blocks);
+    }
+  });
+}
+
 void gather_rows(const void* x, int64_t stride, int64_t row_bytes, const int64_t* rows, int64_t count, void* out) {
   constexpr int64_t kGrain = 1 << 18;  // bytes whose copy is worth a thread
   Shares(count, count * row_bytes, kGrain).run([&](Share share) {

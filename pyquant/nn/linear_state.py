@@ -112,15 +112,7 @@ class LinearState(nn.Module):
         is_packed = self.packs and self.scheme.is_integer and missing is None
         if is_packed:
             codes = (storage, checked["weight_scale"], self.scheme.weights, self.in_features)
-            storage = ops.pack_linear(
-                *weights.packed_operands(*codes, spec),
-                spec,
-                checked.get("bias"),
-                checked.get("input_scale"),
-                checked.get("input_zero_point"),
-                checked.get("output_scale"),
-                checked.get("output_zero_point"),
-            )
+            storage = ops.pack_linear(*weights.packed_operands(*codes, spec), spec, *self._packed_numbers(checked))
         for name, tensor in checked.items():
             _refuse_derivatives(name, tensor)
         new = {name: tensor.detach().contiguous() for name, tensor in checked.items() if name in state.NUMBERS}
@@ -177,6 +169,11 @@ class LinearState(nn.Module):
             two_level=keeps_steps,
         )
         return replace(spec, layout=ops.layout_for(device, spec)).to_ints()
+
+    def _packed_numbers(self, held: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """What a packed buffer has beside the weights, in the order in which pack_linear takes it."""
+        names = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
+        return tuple(held.get(name) for name in names)
 
     def _output_range(self) -> tuple[int, int]:
         return (-127, 127) if self.scheme.outputs is None else self.scheme.outputs.code_range

@@ -149,8 +149,31 @@ def qlinear(
 ) -> Tensor:
     out = linear_shapes.qlinear(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = linear_shapes.linear_spec(spec)
+    if x.dtype == torch.int32:
+        return _finished(s, rows_layout.parts(s, packed), x, residual, out.dtype, x_scale)
     zero_points.of_call(s, x, packed, x_zero_point)
     return _product(s, rows_layout.parts(s, packed), x, residual, out.dtype, x_scale, x_zero_point)
+
+
+def _finished(
+    s: LinearSpec,
+    p: rows_layout.Parts,
+    sums: Tensor,
+    residual: Tensor | None,
+    out_dtype: torch.dtype,
+    x_scale: Tensor | None,
+) -> Tensor:
+    t = sums.to(torch.float32)
+    t = t * (p.x_scale * p.w_scale) if x_scale is None else t * p.w_scale * x_scale.unsqueeze(-1)
+    low, high = s.clamp_min, s.clamp_max
+    t = numerics.finish(t, bias=p.bias, residual=residual, activation=s.activation, clamp_min=low, clamp_max=high)
+    if not s.codes_out:
+        return numerics.store(t, out_dtype)
+    qmin, qmax = s.out_qmin, s.out_qmax
+    y = numerics.store(
+        t, torch.int8, out_scale=p.out_scale, out_zero_point=p.out_zero_point, out_qmin=qmin, out_qmax=qmax
+    )
+    return numerics.pack_int4(y) if out_dtype == torch.uint8 else y
 
 
 def _product(
@@ -167,6 +190,11 @@ def _product(
     codes = numerics.unpack(p.codes, s.k, s.w_type)
     if p.w_step is not None:
         codes = codes * p.w_step.view(torch.int8).repeat_interleave(s.group_size, 1)
+    if out_dtype == torch.int32:
+        zero_point = p.x_zero_point.reshape(()) if s.input == "static" else x_zero_point
+        if x.dtype.is_floating_point:
+            x = numerics.quantize(x, p.x_scale.reshape(()), zero_point, "per_tensor", 0, s.x_qmin, s.x_qmax)
+        return numerics.accumulate(x, codes, zero_point)
     y = numerics.qlinear_reference(
         x,
         codes,

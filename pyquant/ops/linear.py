@@ -240,13 +240,25 @@ def qlinear(
                codes a byte as pack_int4 makes them (uint8 [..., ceil(K / 2)]; code limits in [-8, 7], K > 1).
     packed     uint8 buffer of pack_linear with the same spec.     residual   float [..., N] or None.
     out_dtype  None: x.dtype (float32 for codes). Where the spec says codes_out: int8, or uint8 for two codes a byte
-               (out limits in [-8, 7]).
+               (out limits in [-8, 7]). int32, on a CPU: the accumulators after the zero-point term, and nothing of the
+               epilogue (one scale a channel, or two levels of them; x is not quantised by its own rows then).
     x_scale, x_zero_point   float32 and int32 [...], one a row: what came with the codes, int8 [..., K] (of 4 bits also
                uint8, two a byte), of a spec with dynamic inputs (quantize_dynamic "per_token", rms_norm_quantize ...);
                x_zero_point only where the inputs are affine, None: 0. The codes must lie within the spec's limits.
     ->         [..., N] (two codes a byte: [..., ceil(N / 2)]). A row of x that holds NaN or infinity gives a row of NaN
                when quantised dynamically.
+    On a CPU x may also be int32 [..., N], accumulators, be they sums of those of several buffers (of parts of K): the
+    epilogue follows, with x_scale where inputs are dynamic.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
+
+    Example:
+        >>> from pyquant.ops import LinearSpec, layout_for
+        >>> spec = LinearSpec(1, 2, layout=layout_for(torch.device("cpu"))).to_ints()
+        >>> packed = pack_linear(torch.tensor([[3, 4]], dtype=torch.int8), torch.ones(1), spec)
+        >>> x, scale = torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([0.5])
+        >>> sums = qlinear(x, packed, None, spec, torch.int32, scale)
+        >>> sums.item(), qlinear(sums, packed, None, spec, None, scale).item()
+        (11, 5.5)
     """
     return call(_ops.qlinear.default, x, packed, residual, _words(spec), out_dtype, x_scale, x_zero_point)
 

@@ -244,6 +244,8 @@ def qlinear(
     x_scale: Tensor | None = None,
     x_zero_point: Tensor | None = None,
 ) -> Tensor:
+    if x.dtype == torch.int32:
+        return _finished(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()
     given = (torch.int8, torch.uint8) if INT4.holds(s.x_qmin, s.x_qmax) else (torch.int8,)
@@ -260,6 +262,55 @@ def qlinear(
     _epilogue(x, s.n, residual, s.activation, s.clamp_min, s.clamp_max)
     if not x.dtype.is_floating_point:
         codes_bound(s, x)
+    if out_dtype == torch.int32:
+        return _accumulators(s, x, residual, lead)
+    return _results(s, x, lead, out_dtype, x.dtype if x.dtype.is_floating_point else torch.float32)
+
+
+def _accumulators(s: LinearSpec, x: Tensor, residual: Tensor | None, lead: Sequence[int]) -> Tensor:
+    when = "when out_dtype is int32 (the accumulator has no scale)"
+    _one_scale_a_channel(s, when)
+    _absent(when, 0, residual=residual)
+    if x.dtype.is_floating_point and s.input == "dynamic":
+        allowed = "codes with their x_scale where out_dtype is int32 and inputs are dynamic"
+        raise ArgumentError("x", describe(x), allowed)
+    return x.new_empty([*lead, s.n], dtype=torch.int32)
+
+
+def _finished(
+    x: Tensor,
+    packed: Tensor,
+    residual: Tensor | None,
+    spec: Sequence[int],
+    out_dtype: torch.dtype | None,
+    x_scale: Tensor | None,
+    x_zero_point: Tensor | None,
+) -> Tensor:
+    """Of a call that goes on from accumulators."""
+    s = linear_spec(spec)
+    _one_scale_a_channel(s, "where x holds accumulators")
+    check.min_dim("x", x, 1)
+    lead = list(x.shape[:-1])
+    if x.shape[-1] != s.n:
+        raise ArgumentError("x", describe(x), f"last dimension {s.n} (out_features) where x holds accumulators")
+    _present("x_scale", x_scale, s.input == "dynamic", f"float32 {lead}")
+    if x_zero_point is not None:
+        raise ArgumentError("x_zero_point", "a tensor", "None where x holds accumulators")
+    check.vector("x_scale", x_scale, x, torch.float32, lead)
+    packed_buffer(packed, s)
+    check.same_device("packed", packed, x)
+    _epilogue(x, s.n, residual, s.activation, s.clamp_min, s.clamp_max)
+    return _results(s, x, lead, out_dtype, torch.float32)
+
+
+def _one_scale_a_channel(s: LinearSpec, when: str) -> None:
+    if s.group_size and not s.two_level:
+        raise ArgumentError("spec", f"group_size {s.group_size}", f"0, or two levels of scales, {when}")
+
+
+def _results(
+    s: LinearSpec, x: Tensor, lead: Sequence[int], out_dtype: torch.dtype | None, otherwise: torch.dtype
+) -> Tensor:
     if s.codes_out:
         if out_dtype == torch.uint8 and INT4.holds(s.out_qmin, s.out_qmax):
             return x.new_empty([*lead, (s.n + 1) // 2], dtype=torch.uint8)
@@ -267,7 +318,7 @@ def qlinear(
             allowed = "int8, or uint8 for two codes a byte" if INT4.holds(s.out_qmin, s.out_qmax) else "int8"
             raise ArgumentError("out_dtype", dtype_name(out_dtype), allowed)
         return x.new_empty([*lead, s.n], dtype=torch.int8)
-    dtype = out_dtype if out_dtype is not None else (x.dtype if x.dtype.is_floating_point else torch.float32)
+    dtype = otherwise if out_dtype is None else out_dtype
     check.dtype_among("out_dtype", dtype, FLOATS)
     return x.new_empty([*lead, s.n], dtype=dtype)
 

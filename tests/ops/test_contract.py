@@ -22,11 +22,13 @@ from pyquant.ops.schema import SCHEMAS
 
 def coded(x: torch.Tensor, dtype: torch.dtype = torch.int8, **changed: Any) -> torch.Tensor:
     """qlinear of codes [4, 8] with one scale a row; operands and words of the spec may be others."""
-    operands = {name: changed.pop(name) for name in ("x_scale", "x_zero_point") if name in changed}
+    given = ("x_scale", "x_zero_point", "out_dtype", "residual")
+    operands = {name: changed.pop(name) for name in given if name in changed}
     words = spec(4, 8, **({"x_qmin": -128} if changed.get("x_symmetric") is False else {}), **changed)
     w, ones = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
-    packed = ops.pack_linear(w, ones, words, x_scale=ones[:1] if changed.get("input") == "static" else None)
-    return ops.qlinear(x.to(dtype), packed, None, words, **({"x_scale": ones} | operands))
+    scales = torch.ones(4, 2) if changed.get("group_size") else ones
+    packed = ops.pack_linear(w, scales, words, x_scale=ones[:1] if changed.get("input") == "static" else None)
+    return ops.qlinear(x.to(dtype), packed, spec=words, **({"x_scale": ones} | operands))
 
 
 def test_every_op_has_a_rule_a_sample_and_a_wrapper() -> None:
@@ -333,6 +335,21 @@ def test_wrong_tensors_are_refused_by_name() -> None:
             "x_zero_point",
         ),
         (lambda x: coded(x, input="static"), "x_scale"),
+        (lambda x: coded(x, dtype=torch.int32), "x"),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, x_scale=None), "x_scale"),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, x_scale=torch.ones(3)), "x_scale"),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, input="static"), "x_scale"),
+        (
+            lambda x: coded(
+                x[:, :4], dtype=torch.int32, x_zero_point=torch.zeros(4, dtype=torch.int32), x_symmetric=False
+            ),
+            "x_zero_point",
+        ),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, out_dtype=torch.int32), "out_dtype"),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, group_size=4), "spec"),
+        (lambda x: coded(x, out_dtype=torch.int32, group_size=4), "spec"),
+        (lambda x: coded(x, out_dtype=torch.int32, residual=torch.ones(4, 4)), "residual"),
+        (lambda x: coded(x, dtype=torch.float32, x_scale=None, out_dtype=torch.int32), "x"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, has_bias=True)), "bias"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4), spec(4, 8, input="static")), "x_scale"),
         (lambda x: ops.pack_linear(x.to(torch.int8), torch.ones(4) - 1, spec(4, 8)), "w_scale"),

@@ -221,6 +221,56 @@ def test_layers_with_dynamic_inputs_take_codes_with_a_scale_a_row() -> None:
     assert taken >= 60
 
 
+def test_sums_of_parts_of_k_finish_as_the_whole() -> None:
+    """What ranks that share the columns of a weight do: accumulators of each part, their sum, the epilogue once."""
+    taken = 0
+    for index in range(120):
+        x, operands, spec, codes, reference = random_layer(index)
+        if spec.group_size:
+            continue
+        taken += 1
+        w_scale = operands.pop("w_scale")
+        whole = ops.pack_linear(packed_as(codes, spec), w_scale, spec.to_ints(), **operands)
+        residual, what = reference["residual"], f"random_layer({index}): x {list(x.shape)}, {spec}"
+        out_dtype = None if spec.codes_out else x.dtype
+        if spec.input == "static":
+            q, scale, zero = (
+                ops.quantize(x, operands["x_scale"], operands["x_zero_point"], qmin=spec.x_qmin, qmax=spec.x_qmax),
+                None,
+                None,
+            )
+        else:
+            q, scale, zero = ops.quantize_dynamic(x, "per_token", 0, spec.x_symmetric, spec.x_qmin, spec.x_qmax)
+            zero = None if spec.x_symmetric else zero
+        at = problems.Draw(problems.BASE_SEED, "parts", index).integer(0, spec.k // 2) * 2
+        total = torch.zeros(*x.shape[:-1], spec.n, dtype=torch.int32)
+        for part in (slice(0, at), slice(at, spec.k)):
+            own, words = codes[:, part], ops.LinearSpec(**(vars(spec) | {"k": codes[:, part].shape[1]})).to_ints()
+            packed = ops.pack_linear(packed_as(own, spec), w_scale, words, **operands)
+            sums = ops.qlinear(q[:, part], packed, None, words, torch.int32, scale, zero)
+            want = numerics.accumulate(q[:, part], own, operands["x_zero_point"] if scale is None else zero)
+            assert torch.equal(sums, want), what
+            if spec.input == "static":
+                assert torch.equal(ops.qlinear(x[:, part], packed, None, words, torch.int32), sums), what
+            total += sums
+        got = ops.qlinear(total, packed, residual, words, out_dtype, scale)
+        assert torch.equal(got.nan_to_num(), ops.qlinear(x, whole, residual, spec.to_ints()).nan_to_num()), what
+        assert got.dtype == ops.qlinear(x, whole, residual, spec.to_ints()).dtype
+        wide = torch.stack([total, total], -1)[..., 0]  # strided
+        assert torch.equal(
+            ops.qlinear(wide, whole, residual, spec.to_ints(), out_dtype, scale).nan_to_num(), got.nan_to_num()
+        )
+        rows = on_fallback(codes, w_scale, spec, operands)
+        assert torch.equal(fallback.qlinear(q, *rows[:3], torch.int32, scale, zero), total), what
+        alone = fallback.qlinear(total, rows[0], residual, rows[2], out_dtype, scale)
+        assert torch.equal(alone.nan_to_num(), got.nan_to_num()), what
+    assert taken >= 40
+
+
+def packed_as(codes: torch.Tensor, spec: ops.LinearSpec) -> torch.Tensor:
+    return ops.pack_int4(codes) if spec.w_bits == 4 else codes
+
+
 def on_fallback(codes: torch.Tensor, w_scale: torch.Tensor, spec: ops.LinearSpec, operands: dict) -> tuple:
     """(packed, residual, spec, out_dtype) of the same layer for the Python implementation."""
     words = ops.LinearSpec(**(vars(spec) | {"layout": "rows"})).to_ints()

@@ -13,7 +13,7 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.distributed.embedding import ColwiseQEmbedding, RowwiseQEmbedding
 from pyquant.integrations.distributed.experts import SharedQExperts
-from pyquant.integrations.distributed.layer import FLOAT, ColwiseQLinear, RowwiseQLinear, sums_are_exact
+from pyquant.integrations.distributed.layer import ColwiseQLinear
 from pyquant.integrations.distributed.layouts import (
     EXPERT_PARALLEL,
     TENSOR_PARALLEL,
@@ -22,6 +22,7 @@ from pyquant.integrations.distributed.layouts import (
     one_dimension,
     one_placement,
 )
+from pyquant.integrations.distributed.rowwise import FLOAT, RowwiseQLinear, sums_are_exact
 from pyquant.integrations.distributed.state import Share
 from pyquant.nn.experts import QExperts
 from pyquant.nn.hadamard_linear import HadamardLinear

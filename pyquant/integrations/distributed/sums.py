@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 
 from pyquant.core.scheme import TensorScheme
 from pyquant.integrations.distributed.layouts import Layouts, bounds, is_last
-from pyquant.numerics.qparams import qparams_from_range, scale_from_amax
+
+_ops = torch.ops.pyquant
 
 
 def token_params(x: Tensor, scheme: TensorScheme, group: Any) -> tuple[Tensor, Tensor | None]:
@@ -23,16 +24,18 @@ def token_params(x: Tensor, scheme: TensorScheme, group: Any) -> tuple[Tensor, T
     Largest values are reduced, which is exact; a NaN travels as infinity, since not every backend's maximum keeps it.
     Source: docs/numerics.md 2.1.
     """
-    rows = x.detach().to(torch.float32)
+    rows = x.detach()
     if rows.shape[-1] == 0:  # a rank without columns has no say; a range always contains 0
         rows = rows.new_zeros((*rows.shape[:-1], 1))
-    qmin, qmax = scheme.code_range
-    ends = rows.abs().amax(-1, keepdim=True) if scheme.symmetric else torch.stack([-rows.amin(-1), rows.amax(-1)], -1)
-    ends = torch.where(ends.isnan(), torch.inf, ends).contiguous()
+    low, high = -rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+    ends = torch.maximum(low, high) if scheme.symmetric else torch.cat([low, high], -1)
+    ends = ends.to(torch.float32).nan_to_num(torch.inf, torch.inf, -torch.inf)
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    if scheme.symmetric:
-        return scale_from_amax(ends[..., 0], qmax), None
-    return qparams_from_range(-ends[..., 0], ends[..., 1], qmin, qmax)
+    if not scheme.symmetric:
+        ends = torch.cat([-ends[..., :1], ends[..., 1:]], -1)
+    # A row of its own ends has the range of the whole row.
+    _, scale, zero_point = _ops.quantize_dynamic.default(ends, "per_token", 0, scheme.symmetric, *scheme.code_range)
+    return scale, None if scheme.symmetric else zero_point
 
 
 def summed(parts: Tensor, layouts: Layouts, outputs: Placement) -> Tensor:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyquant
 from pyquant import W8A16, QEmbedding, QLinear, QScheme, QTensor, W4A8Dynamic, W8A8Dynamic
 from pyquant.errors import ArgumentError, UnsupportedError
 from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise, gather_quantized_
-from pyquant.integrations.distributed.layer import sums_are_exact
 from pyquant.integrations.distributed.layouts import bounds
+from pyquant.integrations.distributed.rowwise import sums_are_exact
 from pyquant.integrations.onnx import exchange as onnx_forms
 from pyquant.integrations.peft import refusals as peft_refusals
 from pyquant.nn.experts import QExperts
@@ -119,6 +120,49 @@ def rowwise(scheme: QScheme, words: dict[str, Any], rank: int, world: int, folde
         assert ("int32 sums, exact" in repr(model)) is exact
         assert ("float32 sums" in repr(model)) is not exact
         assert bool(pyquant.quantization_report(model)[0].reason) is (scheme.is_integer and not exact)
+
+
+class Called(TorchDispatchMode):
+    """What a call costs: ops of pyquant, exchanges between ranks, and ops on as many numbers as the result has."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers, self.ours, self.passes = numbers, list[str](), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func).partition(".default")[0]
+        if name.startswith(("pyquant.", "c10d.")):
+            self.ours.append(name.removeprefix("pyquant."))
+        elif isinstance(out, Tensor) and out.numel() == self.numbers:
+            same = any(isinstance(a, Tensor) and a.data_ptr() == out.data_ptr() for a in args)  # a view
+            self.passes += [] if same else [name]
+        return out
+
+
+@torch.no_grad()
+def passes(rank: int, world: int, folder: Path) -> None:
+    """One quantising pass, one product that stops at its accumulators, one sum, one pass of the epilogue; nothing is
+    packed, and no other pass goes over the results."""
+    ranges, sums = ["c10d.allreduce_", "quantize_dynamic", "quantize"], ["qlinear", "c10d.allreduce_", "qlinear"]
+    want = {
+        W8A8Dynamic(): ranges + sums,
+        W8A8Dynamic(symmetric_inputs=False): ranges + sums,
+        W4A8Dynamic(None): ranges + sums,
+        pyquant.W4A8TwoLevelDynamic(16): ranges + sums,
+        pyquant.W8A8(): sums,
+        pyquant.W4A8(None): sums,
+        W4A8Dynamic(16): [*ranges, "qlinear", "c10d.allreduce_"],
+    }
+    for scheme, ops in want.items():
+        layer = nn.Sequential(layer_of(scheme, activation="gelu"))
+        parallelize_module(layer, mesh_of(world), {"0": PyquantRowwise()})
+        x = part(rows_of(1, 7, K), world, rank)
+        with Called(7 * N) as called:
+            layer(x)
+        assert called.ours == ops, (str(scheme), called.ours)
+        if ops[-1] == "qlinear":
+            assert not called.passes, (str(scheme), called.passes)
 
 
 def uneven(rank: int, world: int, folder: Path) -> None:
@@ -399,6 +443,7 @@ for i, one in enumerate(qlayers.ALL):
     CASES[f"colwise {one}"] = partial(colwise, one, fused)
     CASES[f"rowwise {one}"] = partial(rowwise, one, fused)
 for case in (
+    passes,
     uneven,
     poisoned,
     sequences,

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pyquant
 from pyquant import QEmbedding, QScheme, W4A8Dynamic, W8A8Dynamic
-from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise, embedding, layer, state, sums
+from pyquant.integrations.distributed import PyquantColwise, PyquantRowwise, embedding, layer, rowwise, state, sums
 from tests.integrations.distributed.layers import K, layer_of, mesh_of, part, rows_of
 
 Plant = Callable[[pytest.MonkeyPatch, int], None]
@@ -34,8 +34,13 @@ def scales_of_another_rank(patch: pytest.MonkeyPatch, world: int) -> None:
 
 
 def bias_on_every_rank(patch: pytest.MonkeyPatch, world: int) -> None:
-    true = layer.finish
-    patch.setattr(layer, "finish", lambda t, *, bias, **words: true(t, bias=bias * world, **words))
+    true = rowwise.RowwiseQLinear._packed_numbers
+
+    def wrong(self: Any, held: Any) -> tuple[Tensor | None, ...]:
+        bias, *others = true(self, held)
+        return (None if bias is None else bias * world, *others)
+
+    patch.setattr(rowwise.RowwiseQLinear, "_packed_numbers", wrong)
 
 
 def ranges_of_the_rank_alone(patch: pytest.MonkeyPatch, world: int) -> None:
@@ -48,14 +53,14 @@ def ranges_of_the_rank_alone(patch: pytest.MonkeyPatch, world: int) -> None:
 
 
 def zero_point_on_every_rank(patch: pytest.MonkeyPatch, world: int) -> None:
-    true = layer.RowwiseQLinear._accumulators
+    true = rowwise.RowwiseQLinear._accumulators
 
-    def wrong(self: Any, data: Tensor, zero_point: Tensor | None) -> Tensor:
-        term = true(self, torch.ones_like(data), None) * zero_point.unsqueeze(-1)
+    def wrong(self: Any, data: Tensor, x_scale: Tensor, zero_point: Tensor, per_token: bool) -> Tensor:
+        term = true(self, torch.ones_like(data), x_scale, None, per_token) * zero_point.unsqueeze(-1)
         dist.all_reduce(term)  # of the whole rows of the weight
-        return true(self, data, None) - term
+        return true(self, data, x_scale, None, per_token) - term
 
-    patch.setattr(layer.RowwiseQLinear, "_accumulators", wrong)
+    patch.setattr(rowwise.RowwiseQLinear, "_accumulators", wrong)
 
 
 def base_of_the_rank_alone(patch: pytest.MonkeyPatch, world: int) -> None:
@@ -66,16 +71,16 @@ def base_of_the_rank_alone(patch: pytest.MonkeyPatch, world: int) -> None:
         def full_tensor(self) -> Tensor:
             return self.tensor
 
-    patch.setattr(layer.RowwiseQLinear, "_placed", lambda self, name, tensor: Local(tensor))
+    patch.setattr(rowwise.RowwiseQLinear, "_placed", lambda self, name, tensor: Local(tensor))
 
 
 def activation_before_the_sum(patch: pytest.MonkeyPatch, world: int) -> None:
-    true = layer.summed
+    true = rowwise.summed
 
     def wrong(parts: Tensor, *words: Any) -> Tensor:
         return true(parts.clamp(min=0), *words)
 
-    patch.setattr(layer, "summed", wrong)
+    patch.setattr(rowwise, "summed", wrong)
 
 
 def rows_of_another_rank(patch: pytest.MonkeyPatch, world: int) -> None:
@@ -87,13 +92,13 @@ def rows_of_another_rank(patch: pytest.MonkeyPatch, world: int) -> None:
 
 
 def scales_of_other_tokens(patch: pytest.MonkeyPatch, world: int) -> None:
-    true = layer.share_of
+    true = rowwise.share_of
 
     def wrong(tensor: Tensor, layouts: Any, placement: Any, dims: int) -> Tensor:
         taken = true(tensor, layouts, placement, dims)
         return taken.roll(1, -1)
 
-    patch.setattr(layer, "share_of", wrong)
+    patch.setattr(rowwise, "share_of", wrong)
 
 
 def run(style: Any, scheme: QScheme, plant: Plant | None, rank: int, world: int, **words: Any) -> bool:
