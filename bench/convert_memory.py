@@ -1,4 +1,5 @@
-"""Memory and files of `pyquant convert --scheme` beside `pyquant quantize`, which loads the whole model first.
+"""Memory and files of `pyquant convert --scheme` beside `pyquant quantize`, which loads the whole model first; and the
+memory of `from_pretrained` with PyquantConfig, in the files' type and in float32.
 
     python -m bench.convert_memory [--layers 12] [--width 1024] [--scheme SCHEME]
 
@@ -34,6 +35,20 @@ sys.exit(status)
 """
 
 
+_LOAD: Final = """
+import re, sys
+from pathlib import Path
+import torch, transformers, pyquant
+from pyquant.integrations.transformers import PyquantConfig
+from transformers import AutoModelForCausalLM
+
+word = lambda name: int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+before, (folder, dtype, scheme) = word("VmRSS"), sys.argv[1:]
+AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=PyquantConfig(scheme, check_speed=False))
+print("peak", word("VmHWM") - before)
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, default=12)
@@ -48,17 +63,20 @@ def main() -> int:
         floats = _written(home / "float", args.layers, args.width)
         how = ["--scheme", args.scheme]
         peaks = {
-            "convert": _peak("convert", str(home / "float"), str(home / "convert"), *how),
-            "quantize": _peak("quantize", str(home / "float"), "--out", str(home / "quantize"), *how),
+            "convert": _peak(_PEAK, "convert", str(home / "float"), str(home / "convert"), *how),
+            "quantize": _peak(_PEAK, "quantize", str(home / "float"), "--out", str(home / "quantize"), *how),
         }
         saved = [{f.name: f.read_bytes() for f in (home / name).iterdir()} for name in peaks]
+        peaks = {f"pyquant {name}": peak for name, peak in peaks.items()}
+        for dtype in ("bfloat16", "float32"):
+            peaks[f"from_pretrained, {dtype}"] = _peak(_LOAD, str(home / "float"), dtype, args.scheme)
         quantised = sum(len(data) for name, data in saved[0].items() if name.endswith(".safetensors"))
         print(
             f"float {floats / 2**20:.0f} MiB, {args.scheme} {quantised / 2**20:.0f} MiB; equal: {saved[0] == saved[1]}"
         )
         for name, peak in peaks.items():
             words = f"{peak / quantised:.2f} of the quantised files, {peak / floats:.2f} of the float ones"
-            print(f"pyquant {name}: {peak / 2**20:.0f} MiB, {words}")
+            print(f"{name}: {peak / 2**20:.0f} MiB, {words}")
     return 0 if saved[0] == saved[1] else 1
 
 
@@ -81,8 +99,8 @@ def _written(folder: Path, layers: int, width: int) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _peak(*words: str) -> int:
-    found = subprocess.run([sys.executable, "-c", _PEAK, *words], capture_output=True, text=True, check=False)
+def _peak(code: str, *words: str) -> int:
+    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     if found.returncode:
         raise SystemExit(found.stderr)
     return int(found.stdout.split("peak ")[-1])

@@ -16,6 +16,7 @@ from pyquant.nn.fates import Fate, LayerScheme, carry_out, fate_of, said_by, sta
 from pyquant.nn.forms import has_form
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.keep import kept_layers, remember
+from pyquant.nn.match import FqnConfig
 from pyquant.nn.own_embedding import like
 from pyquant.nn.patches import unsupported
 from pyquant.nn.products import ONLY_ADDED, only_added
@@ -51,25 +52,10 @@ def quantize_layers_(
 
     prepare  makes the twins of static layers, from data.
     """
-    arguments.module("model", model)
-    arguments.filter_function(filter_fn)
-    arguments.flag("embeddings", embeddings)
-    if heads is not None and not isinstance(heads, bool):
-        raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
-    arguments.one_of("on_indivisible", on_indivisible, CHOICES)
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
-    rules = rules_of(config)
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
-    if isinstance(model, kinds) or has_form(model):
-        raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
-    sites = find_all_sites(model, kinds, find_owners(model))
-    if not sites:
-        raise refusals.no_layers(model)
-    check_keys(rules, model, sites)
-    kept = kept_layers(model, heads=heads is True)
-    fates = [fate_of(site, said_by(rules, site, filter_fn), on_indivisible, "is_final", kept) for site in sites]
-    fates = [_where_it_runs(fate, target) for fate in fates]
+    options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
+    rules, fates = fates_in(model, config, filter_fn, device=target, **options)
     if prepare is None:
         fates = [stays_without(fate, scales, "a static scheme, and no input scale is given") for fate in fates]
     if all(fate.layer is None for fate in fates):
@@ -91,6 +77,39 @@ def quantize_layers_(
         warn_of_floats(quantization_report(model), wished, stacklevel=4)
         warn_of_speed(model, check_speed)
     return model
+
+
+def fates_in(
+    model: nn.Module,
+    config: Config,
+    filter_fn: Filter | None = None,
+    *,
+    device: torch.device | None = None,
+    embeddings: bool = False,
+    heads: bool | None = None,
+    on_indivisible: str = "per_channel",
+) -> tuple[FqnConfig, list[Fate]]:
+    """What a config says, and what it means for every layer; the model stays as it is, and may be on the meta device.
+
+    Arguments and errors as in quantize_.
+    """
+    arguments.module("model", model)
+    arguments.filter_function(filter_fn)
+    arguments.flag("embeddings", embeddings)
+    if heads is not None and not isinstance(heads, bool):
+        raise ArgumentError("heads", repr(heads)[:80], "True, False or None")
+    arguments.one_of("on_indivisible", on_indivisible, CHOICES)
+    rules = rules_of(config)
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, *((nn.Embedding,) if embeddings else ()))
+    if isinstance(model, kinds) or has_form(model):
+        raise ArgumentError("model", f"a {type(model).__name__} itself", "a model that contains layers; use from_float")
+    sites = find_all_sites(model, kinds, find_owners(model))
+    if not sites:
+        raise refusals.no_layers(model)
+    check_keys(rules, model, sites)
+    kept = kept_layers(model, heads=heads is True)
+    fates = [fate_of(site, said_by(rules, site, filter_fn), on_indivisible, "is_final", kept) for site in sites]
+    return rules, [_where_it_runs(fate, device) for fate in fates]
 
 
 def _scale(fate: Fate, scales: Scales) -> float | Tensor | None:

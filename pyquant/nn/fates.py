@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -112,14 +113,21 @@ def twins_of(fates: Iterable[Fate], make: Callable[[Fate], nn.Module]) -> list[S
 
 def twin_of(old: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """make(old), a replacement that runs the old module's hooks; errors name the layer."""
-    try:
+    with errors_name(name):
         new = make(old)
-    except ArgumentError as error:
-        raise type(error)(f"{name}: {error.argument}", error.got, error.allowed) from None
     obstacles.carry_hooks(old, new)
     if origin.has_origin(old):
         origin.remember(new, old)
     return new
+
+
+@contextmanager
+def errors_name(layer: str) -> Iterator[None]:
+    """Within, an ArgumentError about a layer says which one."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise type(error)(f"{layer}: {error.argument}", error.got, error.allowed) from None
 
 
 def _is_same(one: nn.Module, other: nn.Module) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fresh import python
+from safetensors.torch import load_file, save_file
 
 import pyquant
 from pyquant.integrations import transformers as ours
@@ -152,6 +156,91 @@ def test_on_the_fly_by_patterns_and_by_the_path_of_a_recipe(floats: Path, tmp_pa
     assert torch.equal(out(load(floats, quantization_config=ours.PyquantConfig(path))), out(quantised(floats)))
 
 
+MEMORY = """
+import re, sys
+from pathlib import Path
+import torch, transformers, pyquant
+from pyquant.integrations.transformers import PyquantConfig
+
+def load(folder):
+    kind = transformers.AutoModelForCausalLM
+    config = PyquantConfig("W8A8Dynamic", check_speed=False)
+    return kind.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
+
+load(sys.argv[1] + "/small")  # what a first use loads
+status = lambda word: int(re.search(word + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = status("VmRSS")
+model = load(sys.argv[1] + "/large")
+held = {id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}
+print(status("VmHWM") - before, sum(held.values()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3Moe"])
+def test_on_the_fly_holds_the_floats_of_one_layer(kind: str, tmp_path: Path) -> None:
+    """In float32, which the files are not, and with experts, which files hold one by one: transformers copies both."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the peak of a process is measured on Linux")
+    sizes: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 96}
+    if kind == "Qwen3Moe":
+        sizes |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64}
+    else:
+        sizes |= {"intermediate_size": 1536}
+    for folder, count in (("small", 1), ("large", 16)):
+        config = getattr(T, f"{kind}Config")(**sizes, num_hidden_layers=count, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            model = getattr(T, f"{kind}ForCausalLM")(config).bfloat16()
+        for parameter in model.to_empty(device="cpu").parameters():
+            parameter.data.fill_(1.0)
+        model.save_pretrained(tmp_path / folder, max_shard_size="8MB")
+    floats = 4 * sum(p.numel() for p in model.parameters())
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}  # what is in use, not what glibc keeps of it
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert found.returncode == 0, found.stderr
+    peak, held = map(int, found.stdout.split())
+    one = floats / 16 * 1.5  # of a layer or bank, in both types
+    assert held < floats / 3.5
+    assert peak < held + one + 24 * 2**20, f"{peak >> 20} MiB for {held >> 20} MiB"
+    assert peak < floats * 0.62
+
+
+def test_what_cannot_be_read_layer_by_layer_is_quantised_too(floats: Path, tmp_path: Path) -> None:
+    """The same results: names of the caller, numbers of the caller, filters that look at numbers, weights that no file
+    has."""
+    want, config = out(quantised(floats)), ours.PyquantConfig("W8A8Dynamic")
+    tensors = {name: t for file in floats.glob("*.safetensors") for name, t in load_file(file).items()}
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    (renamed / "config.json").write_text((floats / "config.json").read_text())
+    body = {name.replace("model.", "body.", 1): t for name, t in tensors.items()}
+    save_file(body, renamed / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(out(load(renamed, key_mapping={"^body\\.": "model."}, quantization_config=config)), want)
+    assert torch.equal(
+        out(
+            T.LlamaForCausalLM.from_pretrained(
+                None, config=llama().config, state_dict=tensors, quantization_config=config
+            )
+        ),
+        want,
+    )
+
+    def is_small(module: torch.nn.Module, name: str) -> bool:
+        return module.weight.abs().max().item() < 1e9
+
+    by_numbers = ours.PyquantConfig("W8A8Dynamic", filter_fn=is_small)
+    assert torch.equal(out(load(floats, quantization_config=by_numbers)), want)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, renamed / "model.safetensors", metadata={"format": "pt"})
+    model = load(renamed, quantization_config=config)
+    assert layers(model) == 14
+    assert not torch.equal(out(model), want)
+    for name, tensor in quantised(floats).state_dict().items():
+        if "layers.1.mlp.up_proj" not in name:
+            assert torch.equal(torch.Tensor(model.state_dict()[name]), torch.Tensor(tensor)), name
+
+
 def test_static_schemes_need_data(floats: Path) -> None:
     with pytest.raises(pyquant.PyquantError, match="data"):
         load(floats, quantization_config=ours.PyquantConfig("W8A8"))
@@ -233,6 +322,33 @@ def test_device_maps(floats: Path, codes: Path, device_map: Any) -> None:
     fly = load(floats, device_map=device_map, quantization_config=ours.PyquantConfig("W8A8Dynamic"))
     assert torch.equal(out(fly), want)
     assert torch.equal(out(load(codes, device_map=device_map)), want)
+
+
+@pytest.mark.skipif(not HAS_ACCELERATE, reason="a device map needs accelerate")
+def test_a_device_map_that_is_still_to_be_made_counts_codes(floats: Path) -> None:
+    from accelerate.hooks import AlignDevicesHook
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.integrations.accelerate import compute_module_sizes
+
+    from pyquant.integrations.transformers.held import keep_hook
+    from pyquant.integrations.transformers.on_the_fly import PyquantHfQuantizer
+
+    quantizer = PyquantHfQuantizer(ours.PyquantConfig("W4A16(group_size=32)", check_speed=False), pre_quantized=False)
+    files = sorted(map(str, floats.glob("*.safetensors")))
+    with torch.device("meta"):
+        model = llama()
+    quantizer.preprocess_model(model=model, dtype=torch.float32, device_map="auto", checkpoint_files=files)
+    get_model_conversion_mapping(model, None, quantizer)
+    place = "model.layers.0.mlp.up_proj"
+    assert compute_module_sizes(model, quantizer)[0][place] == 64 * 128 // 2
+    quantizer.validate_environment(device_map={"": "cpu"})
+    assert compute_module_sizes(model, quantizer)[0].get(place, 0) == 0
+    held = model.get_submodule(place)
+    held._hf_hook = hook = AlignDevicesHook("cpu")
+    layer = pyquant.QLinear(64, 128)
+    keep_hook(held, layer)
+    assert layer._hf_hook is hook
+    assert layer(torch.ones(1, 64)).shape == (1, 128)
 
 
 @pytest.mark.parametrize("config", [None, "W8A8Dynamic"])

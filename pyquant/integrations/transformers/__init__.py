@@ -70,11 +70,11 @@ def disable() -> None:
     switch.disable()
 
 
-def makers_of(model: Any, names: Any) -> Any:
+def makers_of(model: Any, names: Any, mapping: Any = None) -> Any:
     """conversions.makers_of: how transformers makes the tensors of a model of those in its files."""
     from pyquant.integrations.transformers import conversions
 
-    return conversions.makers_of(model, names)
+    return conversions.makers_of(model, names, mapping)
 
 
 def keep_types(model: Any, dtype: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,20 +32,23 @@ class Conversion:
     sources: list[tuple[str, str]] = field(default_factory=list)
 
 
-def makers_of(model: Any, names: Mapping[str, str]) -> list[tuple[Maker, list[str]]]:
+def makers_of(
+    model: Any, names: Mapping[str, str], mapping: Sequence[Any] | None = None
+) -> list[tuple[Maker, list[str]]]:
     """What makes tensors of a model of transformers of those in its files, and the names in the files that it takes.
 
-    names  {name that transformers knows: name in the file}.
+    names    {name that transformers knows: name in the file}.
+    mapping  transformers' own list of conversions; None: that of the model's class.
     """
     return [
         (partial(converted, model, one, names), [names[name] for _, name in one.sources])
-        for one in conversions_of(model, names)
+        for one in conversions_of(model, names, mapping)
     ]
 
 
-def conversions_of(model: Any, names: Iterable[str]) -> list[Conversion]:
+def conversions_of(model: Any, names: Iterable[str], mapping: Sequence[Any] | None = None) -> list[Conversion]:
     """What tensors of these names become in a model of transformers."""
-    mapping = get_model_conversion_mapping(model)
+    mapping = get_model_conversion_mapping(model) if mapping is None else copy.deepcopy(list(mapping))
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}

@@ -8,9 +8,11 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from pyquant.errors import UnsupportedError
+from pyquant.errors import PyquantError, UnsupportedError
 from pyquant.integrations.on_the_fly import METHOD, OnTheFly, refuse_offload
-from pyquant.integrations.transformers.parallel import mesh_of, quantise_cut
+from pyquant.integrations.transformers.float_files import FloatFiles
+from pyquant.integrations.transformers.held import forget_sizes, home_of
+from pyquant.integrations.transformers.parallel import cutter, elsewhere, is_cut, mesh_of, quantise_cut
 from pyquant.integrations.transformers.saving import Saves
 
 
@@ -38,17 +40,55 @@ class PyquantConfig(OnTheFly, QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class PyquantHfQuantizer(Saves, HfQuantizer):  # type: ignore[misc]
-    """Quantises the model that transformers has loaded."""
+    """Quantises a model layer by layer from its files, or, where they cannot be read so, once transformers has loaded
+    it."""
 
     quantization_config: PyquantConfig
+    _files: list[str] | None = None  # of a model that is being loaded, until it is known what becomes of its layers
+    _tells_sizes = False
+    _layers: FloatFiles | None = None
+    _model: Any = None
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         refuse_offload(kwargs.get("device_map"))
+        if self._model is not None:  # the map that transformers has made
+            forget_sizes(self._model)
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        self._model, self._tells_sizes = model, isinstance(kwargs.get("device_map"), str)
+        self._files = kwargs.get("checkpoint_files")
+        return model
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """What transformers will load by is known here, and the model is still on the meta device."""
+        conversions = super().update_weight_conversions(weight_conversions, model)
+        files, self._files = self._files, None
+        if files and all(str(file).endswith(".safetensors") for file in files):
+            self._layers = self._of_files(model, files, conversions)
+        return conversions
+
+    def _of_files(self, model: Any, files: list[str], conversions: Any) -> FloatFiles | None:
+        """None: transformers is to load the whole model, which then is quantised, or refused with the reason."""
+        config, options = self.quantization_config.config, self.quantization_config.options
+        if is_cut(model):
+            options = options | {"check_speed": False}
+        try:
+            layers = FloatFiles(model, files, conversions, config, options, self._tells_sizes)
+        except (PyquantError, RuntimeError):  # a recipe; a filter that looks at numbers, of which there are none yet
+            return None
+        if is_cut(model) and not layers.is_whole:
+            return None
+        layers.hold(model)
+        return layers
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        refuse_offload(getattr(model, "hf_device_map", None))
-        config = self.quantization_config
-        if mesh_of(model) is None:
+        devices = getattr(model, "hf_device_map", None) or {}
+        refuse_offload(devices)
+        config, mesh, layers = self.quantization_config, mesh_of(model), self._layers
+        self._layers = self._model = None
+        if layers is not None:
+            layers.finish(model, home_of(model, devices), cutter(model), elsewhere(model))
+        elif mesh is None:
             config.quantise(model)
         else:
             quantise_cut(model, config.config, config.options)

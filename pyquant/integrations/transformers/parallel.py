@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from pyquant.errors import UnsupportedError
+from pyquant.nn.experts import QExperts
 
 # How a plan calls what this package does: its class, and whether inputs come, or results go, whole.
 _COLWISE = {"colwise": False, "colwise_gather_output": True, "colwise_rep": True, "embedding_colwise": True}
 _ROWWISE = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True, "embedding_rowwise": True}
 _BANKS = frozenset({"moe_tp_experts"})  # a plan cuts experts inside; here ranks hold whole ones, and give the same sums
+_EXPERT = re.compile(r"(?P<bank>.+)\.(?P<expert>\d+)\.\w+")
 _WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce"})  # every rank keeps all of it
+
+
+def is_cut(model: Any) -> bool:
+    """Whether a model that is about to be loaded will be in parts."""
+    config = getattr(model.config, "distributed_config", None)
+    return (getattr(config, "tp_size", 1) or 1) > 1
 
 
 def mesh_of(model: Any) -> Any:
@@ -25,7 +34,7 @@ def mesh_of(model: Any) -> Any:
     if manager is None:
         return None
     config = model.config.distributed_config
-    for name in ("dp_size", "pp_size", "ep_size"):
+    for name in ("fsdp_size", "dp_replicate_size", "pp_size", "ep_size"):
         size = getattr(config, name, 1) or 1
         if size > 1:
             raise UnsupportedError(
@@ -83,6 +92,21 @@ def cutter(model: Any) -> Callable[[str, nn.Module], nn.Module]:
         return layer
 
     return cut if mesh is not None else (lambda name, layer: layer)
+
+
+def elsewhere(model: Any) -> Callable[[str, nn.Module], bool]:
+    """(name of a layer in a bank of experts, the bank) -> whether another process will hold it."""
+    from pyquant.integrations.distributed.experts import owner
+
+    mesh = mesh_of(model)
+
+    def is_elsewhere(name: str, form: nn.Module) -> bool:
+        found = _EXPERT.fullmatch(name)
+        if mesh is None or not isinstance(form, QExperts) or found is None or not styles_of(model, [found["bank"]]):
+            return False
+        return owner(int(found["expert"]), form.num_experts, mesh.size()) != mesh.get_local_rank()
+
+    return is_elsewhere
 
 
 def quantise_cut(model: Any, config: Any, options: dict[str, Any]) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.quantizers.quantizer_compressed_tensors import CompressedTensorsHfQuantizer
@@ -15,6 +13,7 @@ from transformers.utils import logging
 
 from pyquant.errors import CheckpointError
 from pyquant.integrations.on_the_fly import refuse_offload
+from pyquant.integrations.transformers.held import forget_sizes, home_of
 from pyquant.integrations.transformers.parallel import cutter
 from pyquant.integrations.transformers.saving import Saves
 from pyquant.integrations.transformers.takeover import Takeover
@@ -26,10 +25,13 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
     """Loads int8 and int4 codes into QLinears; leaves everything else to the class that it replaces."""
 
     _takeover: Takeover | None = None
+    _model: Any = None  # while it is loaded
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         super().validate_environment(*args, **kwargs)
         refuse_offload(kwargs.get("device_map"))
+        if self._model is not None:  # the map that transformers has made
+            forget_sizes(self._model)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         reason = self._left_alone()
@@ -38,7 +40,8 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
             _LOGGER.warning(f"pyquant leaves this checkpoint to transformers: {reason or 'it has no files'}")
             super()._process_model_before_weight_loading(model, **kwargs)
             return
-        self._takeover = Takeover(model, Path(files[0]).parent, _renamer(model))
+        self._model, tells_sizes = model, isinstance(kwargs.get("device_map"), str)
+        self._takeover = Takeover(model, Path(files[0]).parent, _renamer(model), tells_sizes)
         if self._takeover.not_here:
             _LOGGER.info(f"{type(model).__name__} has no place for the layers {', '.join(self._takeover.not_here)}")
 
@@ -57,8 +60,8 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
             return super()._process_model_after_weight_loading(model, **kwargs)
         devices = getattr(model, "hf_device_map", None) or {}
         refuse_offload(devices)
-        count = self._takeover.finish(model, _home(model, devices), cutter(model))
-        self._takeover = None
+        count = self._takeover.finish(model, home_of(model, devices), cutter(model))
+        self._takeover = self._model = None
         self.took_over = True
         _LOGGER.info(f"pyquant runs {count} layers in integers")
         return model
@@ -80,14 +83,3 @@ def _renamer(model: Any) -> Callable[[str], str]:
     renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
     state, prefix = model.state_dict(), model.base_model_prefix
     return lambda key: str(rename_source_key(key, renamings, [], prefix, state)[0])
-
-
-def _home(model: nn.Module, devices: dict[str, Any]) -> Callable[[str], torch.device]:
-    """The device of a module: of the longest entry of the map that names it, else where the model is."""
-    whole = next((t.device for t in (*model.parameters(), *model.buffers()) if not t.is_meta), torch.device("cpu"))
-
-    def home(name: str) -> torch.device:
-        found = [entry for entry in devices if not entry or name == entry or name.startswith(f"{entry}.")]
-        return torch.device(devices[max(found, key=len)]) if found else whole
-
-    return home

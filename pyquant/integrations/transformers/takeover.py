@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pyquant.integrations.transformers.held import Held, keep_hook
 from pyquant.integrations.transformers.model import head_prefix, ignored_names
 from pyquant.io.checkpoint import load_checkpoint, read_manifest
 from pyquant.io.foreign import open_foreign
@@ -34,33 +35,18 @@ _CACHE = r"\.[kvq]_(?:scale|zero_point)$"
 Layers = Iterator[tuple[list[str], nn.Module]]
 
 
-class Held(nn.Module):
-    """Stands where a quantised layer will; code that looks at the layer's weight while it initialises finds one."""
-
-    def __init__(self, old: nn.Module) -> None:
-        super().__init__()
-        for name in ("weight", "bias"):
-            tensor = getattr(old, name, None)
-            empty = None if tensor is None else torch.empty_like(tensor, device="meta", requires_grad=False)
-            if empty is not None:
-                empty._is_hf_initialized = True  # type: ignore[attr-defined]
-            self.__dict__[name] = empty  # neither parameter nor buffer: nothing is loaded into it
-        for name in ("in_features", "out_features", "embedding_dim"):  # a tensor-parallel plan asks for them
-            if hasattr(old, name):
-                setattr(self, name, getattr(old, name))
-
-
 class Takeover:
     """The quantised layers of a directory and their places in a model, which holds a Held in each until finish().
 
     model      of transformers, on the meta device. On an error it is of no use any more.
     directory  with the files that transformers is about to load.
     rename     (name of a tensor in a file) -> what transformers calls it in this model.
+    tells_sizes   whether a device map is still to be made, by sizes.
     not_here   names of layers in the files that the model has no place for, such as the head of which it is the body.
     Raises CheckpointError for what cannot be read exactly.
     """
 
-    def __init__(self, model: Any, directory: Path, rename: Callable[[str], str]) -> None:
+    def __init__(self, model: Any, directory: Path, rename: Callable[[str], str], tells_sizes: bool = False) -> None:
         self._rename, self._prefix = rename, head_prefix(model)
         self._ignores = ignored_names(model)
         self._experts = ExpertNames(model)
@@ -70,8 +56,9 @@ class Takeover:
         self._banks: set[str] = set()
         self.not_here: list[str] = []
         self._layers = (self._own if (directory / FILE).exists() else self._foreign)(model, directory)
-        held = {id(old): Held(old) for old in self._old.values()}
+        held = {id(old): Held(old, _bytes(old) if tells_sizes else 0) for old in self._old.values()}
         places = [([name], held[id(old)]) for name, old in self._old.items()]
+        self._held = {name: module for (name,), module in places}
         swap_modules(model, places)
         _untie(model, set(self._old))
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
@@ -97,6 +84,8 @@ class Takeover:
             swap_modules(model, new, undo=undo)
             for parent, name in identities:
                 put_identity(parent, name, undo)
+        for name, layer in modules.items():
+            keep_hook(self._held[name], layer)
         for name in sorted(self._banks):
             cut(name, model.get_submodule(name))
         return len(new)
@@ -165,6 +154,11 @@ class Takeover:
         alone = [name for name in self._old if name.rpartition(".")[0].rpartition(".")[0] not in self._banks]
         found = {rf"(?:^|\.)(?:{'|'.join(map(re.escape, alone))})\.{_EXTRAS}$"} if alone else set()
         return found | {rf"(?:^|\.){re.escape(bank)}\." for bank in self._banks} | {_CACHE}
+
+
+def _bytes(module: nn.Module) -> int:
+    """Of the codes of a layer, at most."""
+    return sum(p.numel() for p in module.parameters() if p.dim() > 1)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,43 @@ _SHARD: Final = re.compile(r"[\w-][\w.-]{0,200}\.safetensors", re.ASCII)
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class Source:
+class Tensors:
+    """The tensors of safetensors files under their names; of a name that is in several, that of the last.
+
+    Raises CheckpointError naming file, what was found and what is allowed; nothing else.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files = {str(path): TensorFile(path) for path in files}
+        self._home = {name: key for key, file in self._files.items() for name in file.spans}
+        self.directory = Path(next(iter(self._files), ".")).parent
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def span(self, name: str) -> Span:
+        """Type and shape of a tensor. Raises CheckpointError where there is none of that name."""
+        if name not in self._home:
+            raise CheckpointError(f"{self.directory}: no tensor '{name}'")
+        return self._files[self._home[name]].spans[name]
+
+    def read(self, name: str, *dtypes: torch.dtype, shape: tuple[int | None, ...] | None = None) -> torch.Tensor:
+        """A tensor, of one of these types (none given: any) and of this shape (None in it: any size)."""
+        span = self.span(name)
+        sizes = span.shape if shape is None else tuple(g if w is None else w for g, w in zip(span.shape, shape))
+        fits = span.shape == sizes and (shape is None or len(shape) == len(span.shape))
+        if not fits or (dtypes and span.dtype not in dtypes):
+            types = " or ".join(map(dtype_name, dtypes)) or "any type"
+            wanted = "" if shape is None else f" {['any' if size is None else size for size in shape]}"
+            got = describe(torch.empty(span.shape, dtype=span.dtype, device="meta"))
+            raise CheckpointError(f"{self.directory}: tensor '{name}': got {got}; allowed: {types}{wanted}")
+        return self._files[self._home[name]].read(name)
+
+
+class Source(Tensors):
     """The tensors of a directory under their names, and what its config.json says.
 
     is_float  whether the directory is to hold a model in floating point, or codes.
@@ -60,30 +96,6 @@ class Source:
             self._files[file] = TensorFile(directory / file)
             self.metadata |= self._files[file].metadata
         self._check_index()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._home
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._home)
-
-    def span(self, name: str) -> Span:
-        """Type and shape of a tensor. Raises CheckpointError where there is none of that name."""
-        if name not in self._home:
-            raise CheckpointError(f"{self.directory}: no tensor '{name}'")
-        return self._files[self._home[name]].spans[name]
-
-    def read(self, name: str, *dtypes: torch.dtype, shape: tuple[int | None, ...] | None = None) -> torch.Tensor:
-        """A tensor, of one of these types (none given: any) and of this shape (None in it: any size)."""
-        span = self.span(name)
-        sizes = span.shape if shape is None else tuple(g if w is None else w for g, w in zip(span.shape, shape))
-        fits = span.shape == sizes and (shape is None or len(shape) == len(span.shape))
-        if not fits or (dtypes and span.dtype not in dtypes):
-            types = " or ".join(map(dtype_name, dtypes)) or "any type"
-            wanted = "" if shape is None else f" {['any' if size is None else size for size in shape]}"
-            got = describe(torch.empty(span.shape, dtype=span.dtype, device="meta"))
-            raise CheckpointError(f"{self.directory}: tensor '{name}': got {got}; allowed: {types}{wanted}")
-        return self._files[self._home[name]].read(name)
 
     def _check_index(self) -> None:
         """Refuses an index and shards that name different tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pyquant.core.dtypes import describe
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.io.foreign.source import Source
+from pyquant.io.foreign.source import Source, Tensors
 
 Made = Callable[[Callable[[str], Tensor]], Mapping[str, Tensor]]  # (reads a tensor of the file) -> the model's tensors
 NEVER_USED = ("rotary_emb.inv_freq",)  # tables that older models saved, and every model computes
@@ -24,12 +24,22 @@ class FloatWeights:
     model   whose names, shapes and types the tensors get; a model of transformers takes those of the files as its own
             loading does (renamed, experts stacked).
     source  the folder, in floating point.   rename   name in the file -> name in the model.
+    mapping   how transformers makes tensors of those in the files; None: as it does by itself.
+    is_partial   tensors that are not there, or of another shape or kind, are left out (`in`), not refused.
     unused  names in the file that the model has no place for, and does not pass over itself.
     Raises CheckpointError where the model asks for a tensor that is not there, or of another shape or kind.
     """
 
-    def __init__(self, model: nn.Module, source: Source, rename: Callable[[str], str]) -> None:
-        self._source = source
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Source | Tensors,
+        rename: Callable[[str], str] = str,
+        *,
+        mapping: Sequence[Any] | None = None,
+        is_partial: bool = False,
+    ) -> None:
+        self._source, self._mapping, self._is_partial = source, mapping, is_partial
         self._state: dict[str, Any] = model.state_dict(keep_vars=True)
         self._made: dict[str, Made] = {}  # by every tensor of the model that comes of it
         self._kept: dict[str, Tensor] = {}  # made together with one that was asked for
@@ -37,9 +47,14 @@ class FloatWeights:
         self._plan(model, rename)
         by_tensor = {id(self._state[key]): key for key in self._made}
         homes = {key: key if key in self._made else by_tensor.get(id(own)) for key, own in self._state.items()}
-        if missing := sorted(key for key, home in homes.items() if home is None):
+        missing = sorted(key for key, home in homes.items() if home is None)
+        if missing and not is_partial:
             raise CheckpointError(f"{source.directory}: no tensors {listed(missing)}, which the model has")
         self._home = {key: home for key, home in homes.items() if home is not None}
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the files have a tensor of the model's state_dict, be it under another name."""
+        return key in self._home
 
     def read(self, key: str) -> Tensor:
         """A tensor of the model's state_dict, in the type that it has there; tied ones are read as the one they are."""
@@ -60,14 +75,17 @@ class FloatWeights:
             raise ArgumentError("rename", "a function that gives two tensors one name", "a name for each")
         made: list[tuple[Made, list[str]]]
         if transformers.is_model(model):
-            made = transformers.makers_of(model, names)
+            made = transformers.makers_of(model, names, self._mapping)
         else:
             made = [(partial(_renamed, name, theirs), [theirs]) for name, theirs in names.items()]
         ignores = transformers.ignored_names(model)
         for make, theirs in made:
             for name, tensor in make(self._on_meta).items():
                 if name in self._state:
-                    self._check(name, tensor)
+                    if why := self._other_than(name, tensor):
+                        if self._is_partial:
+                            continue
+                        raise CheckpointError(why)
                     self._made[name] = make
                 elif not ignores(name) and not name.endswith(NEVER_USED):
                     self.unused.extend(theirs)
@@ -76,14 +94,17 @@ class FloatWeights:
         span = self._source.span(name)
         return torch.empty(span.shape, dtype=span.dtype, device="meta")
 
-    def _check(self, name: str, tensor: Tensor) -> None:
-        own = self._state[name]
+    def _other_than(self, name: str, tensor: Tensor) -> str:
+        """What is wrong with a tensor for its place in the model; '' for nothing."""
+        own, where = self._state[name], f"{self._source.directory}: tensor '{name}': {describe(tensor)}; allowed: "
         if not isinstance(own, Tensor) or own.shape != tensor.shape:
-            allowed = f"{list(own.shape)}, as in the model" if isinstance(own, Tensor) else "nothing, as in the model"
-            raise CheckpointError(f"{self._source.directory}: tensor '{name}': {describe(tensor)}; allowed: {allowed}")
+            return where + (
+                f"{list(own.shape)}, as in the model" if isinstance(own, Tensor) else "nothing, as in the model"
+            )
         if own.is_floating_point() != tensor.is_floating_point():
-            allowed = "real numbers, as in the model" if own.is_floating_point() else "whole numbers, as in the model"
-            raise CheckpointError(f"{self._source.directory}: tensor '{name}': {describe(tensor)}; allowed: {allowed}")
+            kind = "real" if own.is_floating_point() else "whole"
+            return f"{where}{kind} numbers, as in the model"
+        return ""
 
 
 def _renamed(name: str, theirs: str, read: Callable[[str], Tensor]) -> dict[str, Tensor]:

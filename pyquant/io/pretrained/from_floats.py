@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,9 @@ from pyquant.io.pretrained.place import assign, check_no_meta, refill
 from pyquant.io.pretrained.quantized import new_name
 from pyquant.io.pretrained.save import state_without_codes
 from pyquant.nn.convert import integer_twin, quantize_layers_
-from pyquant.nn.fates import Fate
+from pyquant.nn.fates import Fate, errors_name
 from pyquant.nn.forms import form_of, linears_of
+from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Config, Filter, Owner
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
@@ -85,7 +86,7 @@ def quantize_checkpoint_(
     target = None if device is None else device_of(device)
     source = Source(file_path("path", path), is_float=True)
     weights = FloatWeights(model, source, lambda name: name if rename is None else new_name(rename(name)))
-    reading = _Reading(weights, target, progress)
+    reading = Reading(weights, lambda _: target, progress)
     undo: list[Undo] = []
     for module in model.modules():
         undo += [partial(held.update, dict(held)) for held in (module._parameters, module._buffers, module._modules)]
@@ -104,12 +105,19 @@ def quantize_checkpoint_(
 
 
 @dataclass
-class _Reading:
-    """Makes layers of the tensors of a checkpoint. filled: names of the floats that it has put into linear forms."""
+class Reading:
+    """Makes layers of the tensors of a checkpoint. filled: names of the floats that it has put into linear forms.
+
+    device     name of a layer -> where it is quantised and stays; None: where its floats are.
+    cut        (name, layer) -> what this process holds of the layer.
+    is_elsewhere   (name of a layer, its form) -> another process has all of it: it is made without numbers.
+    """
 
     weights: FloatWeights
-    device: torch.device | None
-    progress: ProgressCall | None
+    device: Callable[[str], torch.device | None]
+    progress: ProgressCall | None = None
+    cut: Callable[[str, nn.Module], nn.Module] = lambda _, layer: layer
+    is_elsewhere: Callable[[str, nn.Module], bool] = lambda _, form: False
     filled: set[str] = field(default_factory=set)
 
     @torch.no_grad()
@@ -128,11 +136,20 @@ class _Reading:
         for group in owned.values():
             real = self._of_form(group[0].site.owner, group) if group[0].site.owner else self._alone(group[0])
             for fate in group:
-                old = fate.site.module
-                made[id(old)] = integer_twin(real.pop(id(old)), device=self.device)
+                name, old = fate.site.names[0], fate.site.module
+                made[id(old)] = self._twin(name, fate, real.pop(id(old)))
                 if self.progress is not None:
-                    self.progress(len(made), len(chosen), fate.site.names[0])
+                    self.progress(len(made), len(chosen), name)
         return made
+
+    def _twin(self, name: str, fate: Fate, real: Fate) -> nn.Module:
+        owner, old = fate.site.owner, fate.site.module
+        if owner is not None and fate.layer is not None and self.is_elsewhere(name, owner.form):
+            linear, has_bias = cast(nn.Linear, old), old.bias is not None
+            sizes = (linear.in_features, linear.out_features, has_bias, fate.layer.scheme)
+            return QLinear(*sizes, device="meta", dtype=linear.weight.dtype)
+        with errors_name(name):
+            return self.cut(name, integer_twin(real, device=self.device(name)))
 
     def _alone(self, fate: Fate) -> dict[int, Fate]:
         site = fate.site
@@ -155,7 +172,7 @@ class _Reading:
                 held = getattr(owner.form.get_submodule(place), kind)
                 for key, tensor in getattr(module, kind).items():
                     if tensor is not None and not tensor.is_meta:
-                        held[key] = _own(tensor)
+                        held[key] = _own(tensor, self.device(name))
                         ends = [".".join(part for part in (one, place, key) if part) for one in owner.names]
                         self.filled.update(ends)
         return real
@@ -179,15 +196,15 @@ class _Reading:
         return real
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own: a view would keep the whole of what was read."""
-    if tensor.untyped_storage().nbytes() == tensor.nbytes:
-        return tensor
-    kept = tensor.detach().clone()
+def _own(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """The tensor in memory of its own, on the device: a view would keep the whole of what was read."""
+    kept = tensor.detach().to(tensor.device if device is None else device)
+    if kept.untyped_storage().nbytes() != kept.nbytes:
+        kept = kept.clone()
     return nn.Parameter(kept, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else kept
 
 
-def _fill(model: nn.Module, reading: _Reading, undo: list[Undo]) -> None:
+def _fill(model: nn.Module, reading: Reading, undo: list[Undo]) -> None:
     """The tensors that are in no quantised layer, each read once."""
     read: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}

@@ -185,6 +185,47 @@ def plan_on_the_fly(rank: int, world: int, folder: Path) -> None:
                 assert torch.equal(state[name].as_subclass(Tensor), tensor.as_subclass(Tensor)), name
 
 
+@torch.no_grad()
+def plan_of_experts_on_the_fly(rank: int, world: int, folder: Path) -> None:
+    """A mixture in floating point: each rank quantises and keeps the experts that are its own."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from pyquant.integrations.transformers import PyquantConfig
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64, "vocab_size": 96}
+    sizes = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_hidden_layers": 2, **heads}
+    ranks = {"q_lora_rank": None, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    more = {"n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, "intermediate_size": 128}
+    kinds = {
+        "qwen": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts=8, head_dim=16)),
+        "deepseek": lambda: DeepseekV2ForCausalLM(DeepseekV2Config(**sizes, **ranks, **more)),
+    }
+    for name, make in kinds.items():
+        path = folder / f"mixture {name}"
+        if rank == 0:
+            torch.manual_seed(0)
+            make().save_pretrained(path, max_shard_size="40KB")
+        dist.barrier()
+        for scheme in ("W8A8Dynamic", "W4A16(group_size=16)"):
+            config: Any = scheme if name == "qwen" else {"re:.*experts.*|.*mlp.*": pyquant.scheme_from_name(scheme)}
+            model = loaded(path, world, quantization_config=PyquantConfig(config))
+            whole = pyquant.quantize_(load_pretrained_whole(path), config, check_speed=False)
+            banks = {n: m for n, m in model.named_modules() if isinstance(m, pyquant.QExperts)}
+            assert banks
+            for place, bank in banks.items():
+                assert len(bank.here) == bank.num_experts // world
+                assert all(not t.is_meta for t in (*bank.parameters(), *bank.buffers()))
+                x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
+                ids = torch.arange(12).view(6, 2) % bank.num_experts
+                case = x, ids, torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
+                accept.t1(bank(*case), whole.get_submodule(place)(*case))
+            near(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
+            state = gather_quantized_(model).state_dict()
+            for key, tensor in whole.state_dict().items():
+                if "experts" in key:
+                    assert torch.equal(state[key].as_subclass(Tensor), tensor.as_subclass(Tensor)), key
+
+
 def plan_refused(rank: int, world: int, folder: Path) -> None:
     from pyquant.integrations.transformers import PyquantConfig, parallel
 
@@ -192,7 +233,7 @@ def plan_refused(rank: int, world: int, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
-    with pytest.raises(UnsupportedError, match=r"dp_size = \d"):
+    with pytest.raises(UnsupportedError, match=r"fsdp_size = \d"):
         AutoModelForCausalLM.from_pretrained(
             path,
             distributed_config=DistributedConfig(fsdp_size=world),
@@ -205,6 +246,7 @@ def plan_refused(rank: int, world: int, folder: Path) -> None:
         parallel.styles_of(model, ["model.layers.0.mlp.up_proj"])
 
 
+_CASES = (by_hand, plan_of_codes, plan_of_experts, plan_on_the_fly, plan_of_experts_on_the_fly, plan_refused)
 CASES: dict[str, Callable[[int, int, Path], None]] = {}
 if importlib.util.find_spec("transformers") is not None:
-    CASES = {case.__name__: case for case in (by_hand, plan_of_codes, plan_of_experts, plan_on_the_fly, plan_refused)}
+    CASES = {case.__name__: case for case in _CASES}

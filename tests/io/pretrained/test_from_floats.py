@@ -155,6 +155,9 @@ def test_what_is_wrong_is_told_and_the_model_is_as_before(tmp_path: Path, monkey
     other = build()
     del other.down
     refused(CheckpointError, r"no tensors down.weight, which the model has", path=written(tmp_path / "d", other))
+    other = build()
+    other.down.weight.data[1, 2] = torch.nan
+    refused(ArgumentError, r"'down: weight': got nan at \[1, 2\]", path=written(tmp_path / "n", other))
     file = path / "model-1.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-4])
