@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -15,14 +16,25 @@ from pyquant.nn.experts import QExperts
 _COLWISE = {"colwise": False, "colwise_gather_output": True, "colwise_rep": True, "embedding_colwise": True}
 _ROWWISE = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True, "embedding_rowwise": True}
 _BANKS = frozenset({"moe_tp_experts"})  # a plan cuts experts inside; here ranks hold whole ones, and give the same sums
+_LATENT = "mla_kv_a_proj"  # whole too; its last outputs, which are not normed, go into the heads of each rank
 _EXPERT = re.compile(r"(?P<bank>.+)\.(?P<expert>\d+)\.\w+")
-_WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce"})  # every rank keeps all of it
+_WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", _LATENT})  # every rank keeps all of it
 
 
 def is_cut(model: Any) -> bool:
     """Whether a model that is about to be loaded will be in parts."""
     config = getattr(model.config, "distributed_config", None)
     return (getattr(config, "tp_size", 1) or 1) > 1
+
+
+def _sums_gradients(model: Any, mesh: Any, layer: nn.Module) -> nn.Module:
+    """A layer of which every rank keeps all, and whose last outputs go into shares alone: gradients of these are
+    summed, as transformers does for the float layer. Results are as they were."""
+    from transformers.distributed.tensor_parallel import MlaKvAProjParallel
+
+    style, asked = MlaKvAProjParallel(), SimpleNamespace(config=model.config.get_text_config())
+    layer.register_forward_hook(lambda module, args, y: style.transform_output_post_forward(asked, y, mesh))
+    return layer
 
 
 def mesh_of(model: Any) -> Any:
@@ -51,14 +63,12 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
     Raises UnsupportedError naming the layer for a style of the plan that parts codes cannot follow.
     """
     from torch.distributed.tensor import Replicate
-    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
     from pyquant.integrations.distributed import PyquantColwise, PyquantExpertParallel, PyquantRowwise
 
-    plan: dict[str, str] = dict(model.tp_plan or {})
     found: dict[str, Any] = {}
     for name in names if names is not None else [n for n, _ in model.named_modules()]:
-        style = plan.get(replace_layer_number_by_wildcard(name))
+        style = _style_of(model, name)
         if style is None or style in _WHOLE:
             continue
         if style in _COLWISE:
@@ -75,11 +85,21 @@ def styles_of(model: Any, names: list[str] | None = None) -> dict[str, Any]:
     return found
 
 
+def _style_of(model: Any, name: str) -> str | None:
+    """What the plan of the model says about a module."""
+    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
+    plan: dict[str, str] = model.tp_plan or {}
+    return plan.get(replace_layer_number_by_wildcard(name))
+
+
 def cutter(model: Any) -> Callable[[str, nn.Module], nn.Module]:
     """(name, whole quantised layer or bank) -> this rank's share of it, where the model is loaded in parts."""
     mesh = mesh_of(model)
 
     def cut(name: str, layer: nn.Module) -> nn.Module:
+        if _style_of(model, name) == _LATENT:
+            return _sums_gradients(model, mesh, layer)
         style = styles_of(model, [name]).get(name)
         if style is None:
             return layer

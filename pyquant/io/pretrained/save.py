@@ -277,6 +277,13 @@ def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
             raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
         if value.is_meta:
             raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
+        if any(kind.__name__ == "DTensor" for kind in type(value).__mro__):
+            raise UnsupportedError(
+                f"tensor '{key}' is a DTensor, of which every process holds a part, and a directory holds whole ones: "
+                "save the model before parallelize_module or fully_shard, or as it is by torch.distributed.checkpoint; "
+                "to save what from_pretrained loads in parts, load it in one process (quantize_checkpoint_, 'pyquant "
+                "convert')"
+            )
         others[key] = value
     return others
 
