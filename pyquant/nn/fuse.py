@@ -90,8 +90,10 @@ def holder_of(parent: nn.Module, name: str) -> dict[str, Any]:
 
 
 def put_identity(parent: nn.Module, name: str, undo: list[Undo]) -> None:
-    """nn.Identity in the place of an activation."""
-    put(holder_of(parent, name), name, nn.Identity(), undo)
+    """nn.Identity in the place of an activation, in its mode."""
+    holder = holder_of(parent, name)
+    training = getattr(holder[name], "training", parent.training)  # a function has none
+    put(holder, name, nn.Identity().train(training), undo)
 
 
 def fused_activations(model: nn.Module) -> dict[str, str]:

@@ -26,7 +26,7 @@ class _OwnRows(QEmbedding, nn.Embedding):  # type: ignore[override]
         """The subclass again, with the dequantised rows."""
         plain = super().to_float(dtype)
         plain_module = self._kind.__new__(self._kind)
-        plain_module.__dict__.update(_own(self, plain))
+        plain_module.__dict__.update(attributes(self, plain))
         return plain_module
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _OwnRows:
@@ -43,22 +43,29 @@ _TWINS: Final[dict[type[nn.Embedding], type[_OwnRows]]] = {}
 
 def like(old: nn.Embedding, new: QEmbedding) -> QEmbedding:
     """`new` as a twin of `old`: itself for a plain nn.Embedding, else one of old's class that runs its forward."""
-    kind = old._kind if isinstance(old, _OwnRows) else type(old)
-    if kind is nn.Embedding or (isinstance(old, QEmbedding) and not isinstance(old, _OwnRows)):
+    kind = kind_of(old)
+    if kind is nn.Embedding:
         return new
     twin = _blank(kind)
-    twin.__dict__.update(_own(old, new))
+    twin.__dict__.update(attributes(old, new))
     return twin
 
 
-def _own(old: nn.Module, new: nn.Module) -> dict[str, Any]:
+def kind_of(layer: nn.Module) -> type[nn.Embedding]:
+    """The class whose forward a look-up runs, quantised or not: nn.Embedding for a plain one."""
+    if isinstance(layer, _OwnRows):
+        return layer._kind
+    return nn.Embedding if isinstance(layer, QEmbedding) else cast(type[nn.Embedding], type(layer))
+
+
+def attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """The attributes of `new`, and those of `old` that it lacks: own ones, and buffers that are not saved."""
     own = {name: value for name, value in old.__dict__.items() if name not in _OF_TWINS_ONLY}
-    attributes = {**own, **new.__dict__}
+    both = {**own, **new.__dict__}
     unsaved = _unsaved(old)
-    attributes["_buffers"] = {**new._buffers, **unsaved}
-    attributes["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
-    return attributes
+    both["_buffers"] = {**new._buffers, **unsaved}
+    both["_non_persistent_buffers_set"] = new._non_persistent_buffers_set | set(unsaved)
+    return both
 
 
 def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:

@@ -46,7 +46,7 @@ PAGES = (
 DOCUMENTS = [*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md"]
 PAGE = DOCUMENTS[0]
 PACKAGES = {
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "onnx": ("onnx", "onnxruntime", "onnxscript", "transformers"),
     "transformers": ("transformers", "compressed_tensors", "accelerate"),
     "peft": ("peft", "transformers", "accelerate"),
     "diffusers": ("diffusers", "accelerate"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fresh import python
+from onnx_files import run
 from torch import Tensor, nn
 
 import pyquant
@@ -47,15 +48,6 @@ def conv(c: int, n: int, scheme: QScheme, **options: Any) -> QConv2d:
     given = {"input_scale": 0.03} if scheme.is_static else {}
     zero = {"input_zero_point": 5} if scheme.is_static and scheme.inputs and not scheme.inputs.symmetric else {}
     return QConv2d.from_float(nn.Conv2d(c, n, 3, **options), scheme, **given, **zero)
-
-
-def run(path: Path, *inputs: Tensor) -> list[Tensor]:
-    """The file in a session of its own, as a user opens it."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feed = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=True)}
-    return [torch.from_numpy(y) for y in session.run(None, feed)]
 
 
 @pytest.fixture(autouse=True)

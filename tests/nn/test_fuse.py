@@ -223,6 +223,15 @@ def test_shared_activation_is_replaced_place_by_place() -> None:
     assert other[1] is act
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_what_stands_for_an_activation_is_in_its_mode(training: bool) -> None:
+    """A model in eval mode stays one wholly: exports, for instance, refuse others."""
+    model = nn.Sequential(nn.Linear(32, 48), nn.GELU(), Feed(F.gelu)).train(training)
+    model[2].up = nn.Linear(48, 48).train(training)
+    pyquant.quantize_(model, W8A8Dynamic(), check_speed=False)
+    assert {part.training for part in pyquant.fuse_(model).modules()} == {training}
+
+
 @pytest.mark.parametrize("where", ["put_identity", "swap_modules", "_fused"])
 def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     import pyquant.nn.fuse as fuse

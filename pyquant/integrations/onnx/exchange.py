@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from pyquant import numerics
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import UnsupportedError
-from pyquant.integrations.onnx import forms
-from pyquant.nn.chain import Dequantize, QResidual, Quantize
+from pyquant.integrations.onnx import convolutions, forms, lookups
+from pyquant.integrations.onnx.stand_in import StandIn
+from pyquant.nn.chain import Dequantize, QResidual, QResidualAdd, Quantize
 from pyquant.nn.experts import QExperts
+from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -27,14 +29,19 @@ TARGETS: Final = (ONNXRUNTIME, TENSORRT)
 _BLOCKS: Final = (256, 128, 64, 32, 16)  # of MatMulNBits
 
 
+def converted(model: nn.Module) -> nn.Module:
+    """The model with layers that run in integers for those that simulate them (QAT): a copy where there are any."""
+    if any(hasattr(module, "fake_quantizers") for module in model.modules()):
+        return convert_(copy.deepcopy(model))
+    return model
+
+
 def exchanged(model: nn.Module, target: str) -> tuple[nn.Module, list[tuple[list[str], Any]]]:
     """A copy of a model in which forms stand for quantised layers, and those layers with all their names.
 
-    The copy shares every parameter and buffer with the model. Simulating layers (QAT) are those that run in integers.
+    The copy shares every parameter and buffer with the model.
     Raises UnsupportedError naming every layer that has no form for this target.
     """
-    if any(hasattr(module, "fake_quantizers") for module in model.modules()):
-        model = convert_(copy.deepcopy(model))
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     layers: list[tuple[list[str], Any]] = []
     refusals: list[str] = []
@@ -48,7 +55,21 @@ def exchanged(model: nn.Module, target: str) -> tuple[nn.Module, list[tuple[list
             layers.append((names, module))
     if refusals:
         raise UnsupportedError(f"{len(refusals)} layers have no form in ONNX for target {target!r}:", refusals)
+    for _, module in reversed(distinct(model, _is_around)):  # from the inside out
+        memo[id(module)] = _around(module, memo)
     return copy.deepcopy(model, memo), layers
+
+
+def _is_around(name: str, module: nn.Module) -> bool:
+    return isinstance(module, (HadamardLinear, QResidualAdd))
+
+
+def _around(module: Any, memo: dict[int, Any]) -> nn.Module:
+    """The form of a module around a layer, which asks what the layer is before it calls it."""
+    if isinstance(module, HadamardLinear):
+        return forms.TurnedLinear(module.block, copy.deepcopy(module.linear, memo))
+    parts = (copy.deepcopy(part, memo) for part in (module.layer, module.residual))
+    return forms.ResidualAdd(*parts, module.activation)
 
 
 def _is_ours(name: str, module: nn.Module) -> bool:
@@ -125,12 +146,13 @@ def form_of(layer: Any, target: str) -> nn.Module:
     if isinstance(layer, (Quantize, QResidual)):
         return forms.Range(layer.scale, layer.zero_point)
     if isinstance(layer, QEmbedding):
-        return (forms.DequantizedLookup if target == TENSORRT else forms.Lookup)(layer)
+        form = (lookups.DequantizedLookup if target == TENSORRT else lookups.Lookup)(layer)
+        return lookups.like(layer, form).standing_for(layer)
     make = _conv_form if isinstance(layer, QConv2d) else _linear_form
-    return make(layer, target).train(layer.training)
+    return make(layer, target).standing_for(layer).train(layer.training)
 
 
-def _linear_form(layer: QLinear, target: str) -> nn.Module:
+def _linear_form(layer: QLinear, target: str) -> StandIn:
     scheme = layer.scheme
     if scheme.is_float:
         return forms.FloatLinear(layer)
@@ -149,13 +171,13 @@ def _linear_form(layer: QLinear, target: str) -> nn.Module:
     return forms.IntegerLinear(layer, codes, scale)
 
 
-def _conv_form(layer: QConv2d, target: str) -> nn.Module:
+def _conv_form(layer: QConv2d, target: str) -> StandIn:
     if layer.scheme.is_float:
-        return forms.FloatConv(layer)
+        return convolutions.FloatConv(layer)
     codes, scale = _multiplied(layer)
     if target == TENSORRT or layer.scheme.is_weight_only:
-        return forms.DequantizedConv(layer, codes, scale)
-    return forms.IntegerConv(layer, codes, scale)
+        return convolutions.DequantizedConv(layer, codes, scale)
+    return convolutions.IntegerConv(layer, codes, scale)
 
 
 def _multiplied(layer: QLinear | QConv2d) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +21,17 @@ from pyquant.core import arguments
 from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError, QuantizationWarning, UnsupportedError
 from pyquant.integrations.onnx import look
-from pyquant.integrations.onnx.exchange import ONNXRUNTIME, TARGETS, exchanged, plain
+from pyquant.integrations.onnx.exchange import ONNXRUNTIME, TARGETS, converted, exchanged, plain
 from pyquant.integrations.onnx.operators import OPSET
 from pyquant.nn.qembedding import QEmbedding
+from pyquant.nn.report import quantization_report
 from pyquant.report.records.onnx_export import OnnxExport, OnnxLayer, OnnxOutput
 
 # The oldest that the forms were tried with. Newer ones may do other things with them: the report shows what they do.
 FLOORS: Final = {"onnx": (1, 23), "onnxruntime": (1, 31), "onnxscript": (0, 7)}
 LAST_OPSET: Final = 23
-_FLOAT_LAYERS: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+FLOAT: Final = "float"
+_FAR: Final = 0.1  # relative: what rounding elsewhere explains is far below
 
 
 def export(
@@ -51,7 +55,8 @@ def export(
     dynamic_shapes   as in torch.onnx.export; None: the shapes of args.
     opset   21 to 23.
     ->      OnnxExport: what each layer became and why, and how far the results are from the model's. A
-            QuantizationWarning names integer layers that onnxruntime would multiply in floating point.
+            QuantizationWarning names integer layers that onnxruntime would multiply in floating point, and says so
+            where the results are another model's.
     Raises ArgumentError; UnsupportedError naming every layer that has no form, or a package that is missing or older
     than tried. Source: docs/onnx.md.
     """
@@ -59,9 +64,12 @@ def export(
     versions = check_packages()
     args = args if isinstance(args, tuple) else (args,)
     named = dict(kwargs or {})
-    copied, layers = exchanged(model, target)
+    whole = converted(model)
+    copied, layers = exchanged(whole, target)
     with torch.inference_mode():
-        wanted = plain(_results(model, args, named))
+        results = _results(model, args, named)
+    _check_results(results)
+    wanted = plain(results)
     with tempfile.TemporaryDirectory(prefix=".pyquant-onnx-", dir=_folder(path)) as folder:
         made = Path(folder) / Path(path).name
         constants = _write(copied, args, named, made, dynamic_shapes, opset)
@@ -71,13 +79,17 @@ def export(
         for file in Path(folder).iterdir():
             os.replace(file, Path(path).parent / file.name)
     rows = [_layer(names, layer, copied, session, constants) for names, layer in layers]
-    rows += _float_rows(copied)
+    rows += _float_rows(whole)
     report = OnnxExport(str(path), target, opset, versions, tuple(rows), outputs)
     if target == ONNXRUNTIME and report.not_integer:
         lines = "".join(f"\n  {row.name}: {row.why}" for row in report.not_integer)
         warnings.warn(
             f"onnxruntime multiplies these layers in floating point:{lines}", QuantizationWarning, stacklevel=2
         )
+    far = [f"{one.relative_error:.3g}" for one in outputs if not one.relative_error < _FAR]
+    if far:
+        told = f"onnxruntime's results are not the model's: relative differences (L2) of {', '.join(far)} on these args"
+        warnings.warn(told, QuantizationWarning, stacklevel=2)
     return report
 
 
@@ -92,6 +104,9 @@ def _check(model: object, target: object, opset: object) -> None:
     where = {t.device.type for t in (*whole.parameters(), *whole.buffers())} - {"cpu"}
     if where:
         raise ArgumentError("model", f"a model on {', '.join(sorted(where))}", "a model on a CPU: model.cpu()")
+    if any(t.dtype == torch.bfloat16 for t in (*whole.parameters(), *whole.buffers())):
+        got = "a model in bfloat16, in which onnxruntime has few operators on a CPU"
+        raise ArgumentError("model", got, "float32 or float16: model.float(), which leaves codes as they are")
 
 
 def check_packages() -> dict[str, str]:
@@ -125,13 +140,41 @@ def _results(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return pytree.tree_leaves(model(*args, **kwargs), is_leaf=lambda one: isinstance(one, QTensor))
 
 
+def _check_results(results: list[Any]) -> None:
+    """Raise ArgumentError for results that no file holds."""
+    others = {type(one).__name__ for one in results if not isinstance(one, (Tensor, QTensor, int, float, type(None)))}
+    if others:
+        how = "tensors alone; of a decoder of transformers: kwargs={'use_cache': False}"
+        raise ArgumentError("model", f"results of type {', '.join(sorted(others))}", how)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch and onnxscript say about themselves at every export: packages that they do without, old names
+    that they use, patterns that they do not simplify."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def _write(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, dynamic_shapes: Any, opset: int
 ) -> dict[str, Any]:
     """The file, checked by onnx; -> its constants by name."""
     import onnx
 
-    with torch.no_grad():
+    if args and isinstance(args[-1], dict):
+        args = (*args, {})  # or torch.onnx would take it for arguments by name
+    with torch.no_grad(), _quietly():
         program = torch.onnx.export(
             model, args, kwargs=kwargs, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=opset, verbose=False
         )
@@ -139,6 +182,7 @@ def _write(
         raise UnsupportedError("torch.onnx.export gave no program")
     constants = program.model.graph.initializers
     _store_four_bits(model, constants)
+    _keep_products_apart(program.model.graph)
     program.save(str(path))
     onnx.checker.check_model(str(path))
     return dict(constants)
@@ -158,30 +202,58 @@ def _store_four_bits(model: nn.Module, constants: Any) -> None:
             one.type = onnx_ir.TensorType(onnx_ir.DataType.INT4)
 
 
+def _keep_products_apart(graph: Any) -> None:
+    """A Flatten, which does nothing to rows, between a Gemm of codes and what is computed of its result: onnxruntime
+    1.32 joins Gemm and the Relu or Clip before a QuantizeLinear into one floating-point operator before it looks for
+    the codes."""
+    import onnx_ir
+
+    for node in list(graph):
+        weight = node.inputs[1].producer() if node.op_type == "Gemm" else None
+        if weight is None or weight.op_type != "DequantizeLinear":
+            continue
+        (rows,) = node.outputs
+        readers = [use for use in rows.uses() if use.node.op_type not in ("QuantizeLinear", "Reshape")]
+        if not readers:
+            continue
+        flat = onnx_ir.node("Flatten", [rows], {"axis": 1})
+        flat.outputs[0].shape, flat.outputs[0].type = rows.shape, rows.type
+        graph.insert_after(node, flat)
+        for reader in readers:
+            reader.node.replace_input_with(reader.idx, flat.outputs[0])
+
+
 def _compared(wanted: Tensor, got: Tensor) -> OnnxOutput:
-    a, b = wanted.double().flatten(), got.double().flatten()
     if wanted.shape != got.shape:
         raise UnsupportedError(f"onnxruntime gave {list(got.shape)} where the model gives {list(wanted.shape)}")
-    error, power = float((a - b).square().sum()), float(a.square().sum())
-    largest = float((a - b).abs().max()) if len(a) else 0.0
+    a, b = wanted.double().flatten(), got.double().flatten()
+    same = (a == b) | (a.isnan() & b.isnan())  # infinities, of masks for instance, have no difference
+    off = torch.where(same, 0.0, a - b)
+    error, power = float(off.square().sum()), float(a[a.isfinite()].square().sum())
+    largest = float(off.abs().max()) if len(a) else 0.0
     relative = (error / power) ** 0.5 if power else float(error > 0)
-    return OnnxOutput(torch.equal(wanted, got.to(wanted.dtype)), largest, relative)
+    return OnnxOutput(bool(same.all()), largest, relative)
 
 
 def _layer(
     names: list[str], layer: Any, copied: nn.Module, session: look.Session, constants: dict[str, Any]
 ) -> OnnxLayer:
-    form, constant = copied.get_submodule(names[0]), look.constant_of(constants, names)
+    form: Any = copied.get_submodule(names[0])
+    constant = look.constant_of(constants, names, form.codes) if form.is_called else None
     operators = () if constant is None else tuple(session.operators_of(constant))
-    runs_as, why = _verdict(layer, operators, constant is None)
+    runs_as, why = _verdict(layer, form, operators, constant is None)
     return OnnxLayer(names[0], str(layer.scheme), str(form.operator), operators, runs_as, why)
 
 
-def _verdict(layer: Any, operators: tuple[str, ...], is_unused: bool) -> tuple[str, str]:
+def _verdict(layer: Any, form: Any, operators: tuple[str, ...], is_gone: bool) -> tuple[str, str]:
     if layer.scheme.is_float:
         return "float", f"its weights are {layer.scheme.float_dtype}"
-    if is_unused:
-        return "unused", "forward does not reach it, or it shares its codes with another layer"
+    if form.is_read and not form.is_called:
+        return "float", "the code around it computes with its weight and does not call it"
+    if not form.is_called:
+        return "unused", "forward does not reach it"
+    if is_gone:
+        return "constant", "its result is the same for all inputs and stands in the file"
     if isinstance(layer, QEmbedding):
         return "codes", "rows are looked up as codes"
     if operators and all(one in look.INTEGER for one in operators):
@@ -193,8 +265,9 @@ def _verdict(layer: Any, operators: tuple[str, ...], is_unused: bool) -> tuple[s
 
 
 def _float_rows(model: nn.Module) -> list[OnnxLayer]:
+    """What holds matrices and is not quantised, whatever class it has."""
     return [
-        OnnxLayer(name, "float", type(module).__name__, (), "float", "it is not quantised")
-        for name, module in model.named_modules()
-        if isinstance(module, _FLOAT_LAYERS)
+        OnnxLayer(one.name, FLOAT, one.kind, (), FLOAT, one.reason or "it is not quantised")
+        for one in quantization_report(model)
+        if one.scheme == FLOAT
     ]

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyquant import numerics
-from pyquant.core.patches import Patches
 from pyquant.core.scheme import TensorScheme
 from pyquant.integrations.onnx import operators
+from pyquant.integrations.onnx.stand_in import StandIn
 from pyquant.numerics.activation import ACTIVATIONS
+from pyquant.numerics.hadamard import hadamard_transform
 
 
 class Range(nn.Module):
@@ -47,12 +48,11 @@ class Cast(nn.Module):
         return x.to(self.dtype)
 
 
-class Form(nn.Module):
+class Form(StandIn):
     """y = activation(product(x) + bias) + residual, rounded to the layer's own codes where it gives codes."""
 
     codes: Tensor
     bias: Tensor | None
-    operator: str  # what is exported, in a few words
 
     def __init__(self, layer: Any, codes: Tensor, bias_shape: tuple[int, ...] = (-1,)) -> None:
         super().__init__()
@@ -63,6 +63,7 @@ class Form(nn.Module):
         self.outputs = None if layer.output_scale is None else Range(layer.output_scale, layer.output_zero_point)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        self.is_called = True
         t = self.product(x.to(torch.float32))
         activation = ACTIVATIONS[self.activation]
         t = activation.plain(t, *activation.limits(*self.clamp))
@@ -258,108 +259,29 @@ class FloatLinear(Form):
         return self.plus_bias(F.linear(x.to(self.codes.dtype).to(torch.float32), self.codes.to(torch.float32)))
 
 
-class Lookup(nn.Module):
-    """QEmbedding: the rows of the codes, then their scales."""
+class TurnedLinear(nn.Module):
+    """HadamardLinear: the transform in torch's own sums, whose order is that of the kernels; then the layer inside."""
 
-    codes: Tensor
-    operator = "Gather"
-    scale: Tensor
-
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, block: int, linear: nn.Module) -> None:
         super().__init__()
-        self.dtype = layer.dtype
-        self.register_buffer("codes", layer.codes.contiguous())
-        self.register_buffer("scale", layer.weight_scale.detach().reshape(-1, 1).clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (F.embedding(x, self.codes).to(torch.float32) * F.embedding(x, self.scale)).to(self.dtype)
-
-
-class DequantizedLookup(nn.Module):
-    """QEmbedding behind DequantizeLinear, which TensorRT wants of int8 constants."""
-
-    codes: Tensor
-    operator = "DQ Gather"
-    scale: Tensor
-    zero_points: Tensor
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.dtype = layer.dtype
-        self.register_buffer("codes", layer.codes.contiguous())
-        self.register_buffer("scale", layer.weight_scale.detach().clone())
-        self.register_buffer("zero_points", torch.zeros(len(self.scale), dtype=torch.int8, device=self.scale.device))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = operators.dequantize(self.codes, self.scale, self.zero_points, axis=0)
-        return F.embedding(x, rows).to(self.dtype)
-
-
-class _Convolution(Form):
-    def __init__(self, layer: Any, codes: Tensor) -> None:
-        self.patches: Patches = layer.patches
-        height, width = self.patches.kernel_size
-        super().__init__(layer, codes.reshape(len(codes), height, width, -1).permute(0, 3, 1, 2), (-1, 1, 1))
+        self.block, self.linear = block, linear
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if x.dim() == 4:
-            return super().forward(x, residual)
-        return super().forward(x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)).squeeze(0)
+        # a layer that quantises each token does so before its numbers are rounded to the type of x
+        wide = x.to(torch.float32) if isinstance(self.linear, IntegerLinear) and self.linear.inputs.dynamic else x
+        turned = hadamard_transform(wide, self.block)
+        y: Tensor = self.linear(turned) if residual is None else self.linear(turned, residual)
+        return y.to(x.dtype)
 
 
-class IntegerConv(_Convolution):
-    """ConvInteger between the layer's own steps: the bits of QConv2d. onnxruntime takes unsigned codes of images."""
+class ResidualAdd(nn.Module):
+    """QResidualAdd: the sum is the epilogue's own, before a layer that gives codes rounds to these."""
 
-    operator = "ConvInteger"
-    scale: Tensor
-    zero_point: Tensor
+    def __init__(self, layer: nn.Module, residual: nn.Module, activation: str | None) -> None:
+        super().__init__()
+        self.layer, self.residual, self.activation = layer, residual, activation
 
-    def __init__(self, layer: Any, codes: Tensor, weight_scale: Tensor) -> None:
-        super().__init__(layer, codes)
-        self.inputs = InputCodes(layer, (1, 2, 3))
-        dynamic = layer.scheme.inputs.dynamic
-        scale = weight_scale if dynamic else layer.input_scale * weight_scale
-        self.register_buffer("scale", scale.reshape(-1, 1, 1).clone())
-        zero = 128 if layer.input_zero_point is None else 128 + int(layer.input_zero_point)
-        self.register_buffer("zero_point", torch.tensor(zero, dtype=torch.uint8, device=scale.device))
-
-    def product(self, x: Tensor) -> Tensor:
-        v, scale, _ = self.inputs(x)
-        acc = operators.conv_integer((v + 128).to(torch.uint8), self.codes, self.zero_point, self.patches)
-        t = acc.to(torch.float32) * self.scale
-        return self.plus_bias(t * scale if self.inputs.dynamic else t)
-
-
-class DequantizedConv(_Convolution):
-    """Constant codes behind DequantizeLinear; `inputs` as in DequantizedLinear."""
-
-    operator = "Q/DQ Conv"
-    scale: Tensor
-    zero_points: Tensor
-
-    def __init__(self, layer: Any, codes: Tensor, weight_scale: Tensor) -> None:
-        super().__init__(layer, codes)
-        self.inputs = None if layer.scheme.inputs is None else Range(layer.input_scale, layer.input_zero_point)
-        self.operator = "DQ Conv" if self.inputs is None else self.operator
-        self.register_buffer("scale", weight_scale.clone())
-        self.register_buffer(
-            "zero_points", torch.zeros(len(weight_scale), dtype=torch.int8, device=weight_scale.device)
-        )
-
-    def product(self, x: Tensor) -> Tensor:
-        x = x if self.inputs is None else self.inputs(x)
-        w = operators.dequantize(self.codes, self.scale, self.zero_points, axis=0)
-        return self.plus_bias(operators.conv(x, w, None, self.patches))
-
-
-class FloatConv(_Convolution):
-    """16-bit weights."""
-
-    operator = "Conv"
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__(layer, layer.codes)
-
-    def product(self, x: Tensor) -> Tensor:
-        real = (x.to(self.codes.dtype).to(torch.float32), self.codes.to(torch.float32))
-        return self.plus_bias(operators.conv(*real, None, self.patches))
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        skip = self.residual(residual)
+        y = self.layer(x, skip) if isinstance(self.layer, Form) else self.layer(x) + skip
+        return y if self.activation is None else torch.relu(y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +64,17 @@ def _array(x: Tensor) -> Any:
     return x.detach().cpu().contiguous().numpy()
 
 
-def constant_of(constants: Container[str], names: Sequence[str]) -> str | None:
-    """The exporter's name for the codes of a layer that stands in the model under these names, or None."""
+def constant_of(constants: Mapping[str, Any], names: Sequence[str], codes: Tensor) -> str | None:
+    """The exporter's name for the codes of a layer that stands in the model under these names, or None.
+
+    Of layers with equal codes the exporter keeps those of one.
+    """
     wanted = [f"{name}.codes" if name else "codes" for name in names]
-    return next((name for name in wanted if name in constants), None)
+    own = next((name for name in wanted if name in constants), None)
+    return own or next((name for name, one in constants.items() if _holds(name, one, codes)), None)
+
+
+def _holds(name: str, constant: Any, codes: Tensor) -> bool:
+    if name.rpartition(".")[2] != "codes" or list(constant.shape) != list(codes.shape):
+        return False
+    return bool((constant.const_value.numpy().astype("int16") == codes.to(torch.int16).numpy()).all())

@@ -11,8 +11,8 @@ from pyquant.report.records.record import record
 class OnnxLayer:
     """One layer. form: what was exported. operators: those of onnxruntime's optimised graph that read its codes.
 
-    runs_as  'integer' (codes times codes), 'codes' (weights read as codes, activations in floating point), 'float', or
-             'unused'; why: in words.
+    runs_as  'integer' (codes times codes), 'codes' (weights read as codes, activations in floating point), 'float',
+             'constant' (its result depends on no input), or 'unused'; why: in words.
     """
 
     name: str
