@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.report.records.record import save_record
 
     model = load_pretrained(args.directory, model_factory(args.model, "--model")).eval()
-    if getattr(getattr(model, "config", None), "use_cache", False):
-        model.config.use_cache = False  # a decoder of transformers would give its cache too, which is no tensor
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # a decoder of transformers would give its cache too, which is no tensor
     given = load_called(args.inputs, "--inputs")() if args.inputs else example_for(model)
     positional, named = ((), dict(given)) if isinstance(given, Mapping) else (given, {})
     positional = positional if isinstance(positional, tuple) else (positional,)

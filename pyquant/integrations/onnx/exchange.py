@@ -68,8 +68,8 @@ def _around(module: Any, memo: dict[int, Any]) -> nn.Module:
     """The form of a module around a layer, which asks what the layer is before it calls it."""
     if isinstance(module, HadamardLinear):
         return forms.TurnedLinear(module.block, copy.deepcopy(module.linear, memo))
-    parts = (copy.deepcopy(part, memo) for part in (module.layer, module.residual))
-    return forms.ResidualAdd(*parts, module.activation)
+    layer, residual = (copy.deepcopy(part, memo) for part in (module.layer, module.residual))
+    return forms.ResidualAdd(layer, residual, module.activation)
 
 
 def _is_ours(name: str, module: nn.Module) -> bool:
