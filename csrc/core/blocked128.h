@@ -60,21 +60,20 @@ struct Blocked128Code {
   int64_t n, k;
 };
 
-PYQ_HD constexpr Blocked128Code blocked128_code(int64_t byte, int64_t depth) {
-  const int64_t blocks = blocked128_padded(depth) / kBlocked128Side, block = byte / kBlocked128BlockBytes;
+// byte: of the blocks of 128 channels, the row'th such.
+PYQ_HD constexpr Blocked128Code blocked128_code_of_row(int64_t row, int64_t byte) {
   const int32_t at = static_cast<int32_t>(byte % kBlocked128BlockBytes);
   const int32_t half = at / 2048, thread = at / 16 % 128;
   const int32_t channel = half / 2 * 64 + thread / 32 * 16 + thread % 32 / 4;
   const int32_t code = half % 2 * 64 + at / 4 % 4 * 16 + thread % 4 * 4 + at % 4;
-  return {block / blocks * kBlocked128Side + channel, block % blocks * kBlocked128Side + code};
+  return {row * kBlocked128Side + channel, byte / kBlocked128BlockBytes * kBlocked128Side + code};
 }
 
 // Nibble k of a row of natural codes (two per byte, low nibble = even k).
 PYQ_HD inline uint32_t natural_nibble(const uint8_t* row, int64_t k) { return (row[k / 2] >> (4 * (k & 1))) & 15u; }
 
-// Byte `byte` of the blocked matrix, from natural codes at a row stride of ldw nibbles.
-PYQ_HD inline uint8_t blocked128_byte(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, int64_t byte) {
-  const Blocked128Code at = blocked128_code(byte, k);
+// The byte of the blocked matrix that holds these codes, from natural codes at a row stride of ldw nibbles.
+PYQ_HD inline uint8_t blocked128_byte(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, const Blocked128Code& at) {
   const auto code = [&](int64_t channel) {
     return channel < n && at.k < k ? natural_nibble(w + channel * (ldw / 2), at.k) : 0u;
   };
@@ -93,8 +92,11 @@ PYQ_HD inline uint8_t natural_byte(const uint8_t* blocked, int64_t k, int64_t ch
 
 // w: [n, ldw / 2] bytes, blocked: blocked128_bytes(n, k) bytes. On the host; on the device: cuda/cuda.h.
 inline void pack_blocked128(const uint8_t* w, int64_t n, int64_t k, int64_t ldw, uint8_t* blocked) {
-  const int64_t bytes = blocked128_bytes(n, k);
-  for (int64_t i = 0; i < bytes; ++i) blocked[i] = blocked128_byte(w, n, k, ldw, i);
+  const int64_t rows = blocked128_padded(n) / kBlocked128Side, bytes = blocked128_bytes(kBlocked128Side, k);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < bytes; ++i)
+      blocked[row * bytes + i] = blocked128_byte(w, n, k, ldw, blocked128_code_of_row(row, i));
+  }
 }
 
 // Writes the first (k + 1) / 2 bytes of every row of w.

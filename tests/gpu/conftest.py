@@ -3,9 +3,12 @@ the reason. In continuous integration (CI=true) with a simulator named, there is
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Iterator
 
+import kernel_families
+import machine_code
 import pytest
 from gpu_device import MODES, Memory, memory
 
@@ -51,3 +54,40 @@ def plain_device(_device: Memory) -> Iterator[Memory]:
     _device.mode("plain")
     yield _device
     _device.free()
+
+
+@pytest.fixture(scope="session")
+def tool() -> str:
+    if not kernel_families.NATIVE.build_info()["cuda"]:
+        pytest.skip("pyquant was built without CUDA kernels")
+    tool = machine_code.cuobjdump()
+    if tool is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("continuous integration must install nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
+        pytest.skip("cuobjdump and nvdisasm are not there (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
+    return tool
+
+
+@pytest.fixture(scope="session")
+def decode_kernels(tool: str) -> dict[tuple[str, str], list[machine_code.Line]]:
+    return machine_code.listings(tool, kernel_families.LIBRARY, "decode_kernel")
+
+
+@pytest.fixture(scope="session")
+def functions(tool: str) -> dict[tuple[str, str], collections.Counter[str]]:
+    return machine_code.read(tool, kernel_families.LIBRARY)
+
+
+@pytest.fixture(scope="session")
+def wgmma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
+    found = machine_code.listings(tool, kernel_families.LIBRARY, "GemmUniversal|gemm_(groups|weight_only)90_kernel")
+    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_90a"}
+    return kernels or pytest.skip("no kernel of sm_90a is built")
+
+
+@pytest.fixture(scope="session")
+def mma_kernels(tool: str) -> dict[str, list[machine_code.Line]]:
+    """Of the families whose epilogue is csrc/cuda/gemm/plain80.cuh and a general one behind it."""
+    found = machine_code.listings(tool, kernel_families.LIBRARY, r"GemmWithEpilogueVisitor|gemm_\w+80_kernel")
+    kernels = {name: lines for (architecture, name), lines in found.items() if architecture == "sm_80"}
+    return kernels or pytest.skip("no kernel of sm_80 is built")

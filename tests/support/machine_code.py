@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import functools
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)([^;]*)")
 TARGET = re.compile(r"0x([0-9a-f]+)")
+ENCODING = re.compile(r"\s*/\* 0x[0-9a-f]+ \*/")  # a line of its own
 # Integer, logic, comparison, selection, permutation and move: one instruction of a warp in two clocks of a scheduler.
 ALU = frozenset(
     {
@@ -70,24 +74,36 @@ class Line:
     is_guarded: bool  # by a predicate
 
 
+@functools.cache
+def _disassembly(tool: str, library: Path) -> Path:
+    """The library's machine code as text, without the encodings: made once (a minute for all kernels), read often."""
+    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    folder = tempfile.mkdtemp(prefix="pyquant-machine-code-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    text = Path(folder) / "listing"
+    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    with text.open("w") as out:
+        out.writelines(line for line in process.stdout if not ENCODING.match(line))
+    assert process.wait() == 0
+    return text
+
+
 def _lines(tool: str, library: Path) -> Iterator[tuple[str, str, Line | None]]:
     """(architecture, mangled name, instruction) in the library's order; of a kernel's head None."""
-    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True, env=environment)
     architecture = name = ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if instruction := INSTRUCTION.match(line):
-            address, guard, operation, rest = instruction.groups()
-            target = TARGET.search(rest) if operation == "BRA" else None
-            goes_to = int(target[1], 16) if target else None
-            yield architecture, name, Line(int(address, 16), operation, goes_to, guard is not None)
-        elif function := FUNCTION.search(line):
-            name = function[1]
-            yield architecture, name, None
-        elif found := ARCHITECTURE.search(line):
-            architecture = found[1]
-    assert process.wait() == 0
+    with _disassembly(tool, library).open() as listing:
+        for line in listing:
+            if instruction := INSTRUCTION.match(line):
+                address, guard, operation, rest = instruction.groups()
+                target = TARGET.search(rest) if operation == "BRA" else None
+                goes_to = int(target[1], 16) if target else None
+                yield architecture, name, Line(int(address, 16), operation, goes_to, guard is not None)
+            elif function := FUNCTION.search(line):
+                name = function[1]
+                yield architecture, name, None
+            elif found := ARCHITECTURE.search(line):
+                architecture = found[1]
 
 
 def read(tool: str, library: Path) -> dict[tuple[str, str], collections.Counter[str]]:
@@ -112,14 +128,22 @@ def listings(tool: str, library: Path, pattern: str) -> dict[tuple[str, str], li
     return found
 
 
-def loop_with_most(listing: list[Line], part: str) -> list[Line]:
-    """The shortest loop that holds as many instructions whose name holds `part` as any."""
-    loops = [
+def _loops(listing: list[Line]) -> list[list[Line]]:
+    return [
         [line for line in listing if end.target <= line.address <= end.address]
         for end in listing
         if end.target is not None and end.target < end.address
     ]
-    return max(loops, key=lambda loop: (sum(part in line.operation for line in loop), -len(loop)))
+
+
+def loop_with_most(listing: list[Line], part: str) -> list[Line]:
+    """The shortest loop that holds as many instructions whose name holds `part` as any."""
+    return max(_loops(listing), key=lambda loop: (sum(part in line.operation for line in loop), -len(loop)))
+
+
+def loop_with(listing: list[Line], part: str, count: int) -> list[Line]:
+    """The shortest loop that holds so many instructions whose name holds `part`."""
+    return min((loop for loop in _loops(listing) if sum(part in line.operation for line in loop) == count), key=len)
 
 
 def busiest_way(listing: list[Line], weight: Callable[[str], int]) -> tuple[int, int]:

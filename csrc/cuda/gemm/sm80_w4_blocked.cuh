@@ -81,26 +81,31 @@ struct BlockedBlock80 {
   // The tile whose first token and channel are these, from code `first` on.
   __device__ __forceinline__ void start_at(int32_t m, int32_t n, int32_t first) {
     const int32_t thread = static_cast<int32_t>(threadIdx.x), piece = thread % T::kXPieces;
-    m0 = m, n0 = n;
     rest_w = min(o.k - first, o.share_codes);
     rest_x = rest_w - 16 * piece;
     // Rows beyond M are the last one again: their sums are nobody's.
     const int32_t row_x = thread / T::kXPieces;
 #pragma unroll
     for (int i = 0; i < T::kXCopies; ++i)
-      next_x[i] = o.x + min(m0 + row_x + i * T::kXRows, p.m - 1) * o.ldx_bytes + first + 16 * piece;
+      next_x[i] = o.x + min(m + row_x + i * T::kXRows, p.m - 1) * o.ldx_bytes + first + 16 * piece;
     const int64_t blocks = (o.k + kBlocked128Side - 1) / kBlocked128Side;
-    next_w = o.w + (n0 / kBlocked128Side * blocks + first / kBlocked128Side) * kBlocked128BlockBytes +
-             n0 % kBlocked128Side * 64 + 16 * thread;
+    next_w = o.w + (n / kBlocked128Side * blocks + first / kBlocked128Side) * kBlocked128BlockBytes +
+             n % kBlocked128Side * 64 + 16 * thread;
     copy_x = shared + row_x * T::kXPitch + 16 * (piece ^ row_x % 8);
     copy_w = shared + T::kXBytes + 16 * thread;
     const int32_t row = warp / T::kWarpsN * T::kWarpTokens, column = warp % T::kWarpsN * 32 * T::kWide;
     read_x = shared + (row + lane % 16) * T::kXPitch;
     turn_x = 16 * (lane / 16 ^ lane % 8);
     read_w = shared + T::kXBytes + column / 64 * 4096 + column % 64 / 16 * 512 + 16 * lane;
-    m0 += row, n0 += column;
+    place(m, n);
 #pragma unroll
     for (int i = 0; i < T::kSums; ++i) acc[i / 16 / T::kRows][i / 16 % T::kRows][i / 4 % 4][i % 4] = 0;
+  }
+
+  // What the warp stores, of the tile whose first token and channel are these.
+  __device__ __forceinline__ void place(int32_t m, int32_t n) {
+    m0 = m + warp / T::kWarpsN * T::kWarpTokens;
+    n0 = n + warp % T::kWarpsN * 32 * T::kWide;
   }
 
   // Starts the copies of the next stage. What lies beyond K becomes zeros.

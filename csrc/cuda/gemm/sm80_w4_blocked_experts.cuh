@@ -22,13 +22,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident)
   ExpertTile tile;
   if (!find_expert_tile<T::kTokens>(q.experts, number / q.experts.tiles_n, tile)) return;
   if (tile.expert == q.experts.count) return write_no_expert<T::kTokens, T::kChannels>(q.epilogue, tile, n0);
+  // The epilogue asks for it again: the products leave no register for what is not theirs.
+  __shared__ struct {
+    ExpertTile tile;
+    int32_t n0;
+  } kept;
+  if (threadIdx.x == 0) kept = {tile, n0};
   BlockedOperands80 o = q.operands;
   o.w += q.experts.shift[tile.expert];
   EpilogueParams p = q.epilogue;
-  take_expert(p, q.experts, tile);
+  p.m = tile.end;
   BlockedBlock80<T> block{o, p, shared_address(blocked_experts80_shared)};
   block.start_at(tile.begin, n0, 0);
   block.multiply_all();
+  take_expert(p, q.experts, kept.tile);  // after many a barrier
+  block.place(kept.tile.begin, kept.n0);
   block.store();
 }
 

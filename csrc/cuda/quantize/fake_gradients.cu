@@ -2,6 +2,7 @@
 // (docs/numerics.md 10.4). A block of 1 024 elements belongs to a team of 16 threads (8 for 16-bit elements), whose
 // units are the 64 lanes: no synchronisation before the tree of additions, and a tensor with one scale still fills the
 // device.
+#include "cuda/divisor.cuh"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/fake.cuh"
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(kBlock)
   constexpr uint32_t kAll = (1u << kWidth) - 1;
   wait_for_predecessor();
   release_successor();
+#pragma unroll 1
   for (int64_t c = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * kWidth; c < count;
        c += int64_t{kBlock} * gridDim.x * kWidth) {
     const uint32_t bits = static_cast<uint32_t>(mask[c / 8]) >> (c % 8) & kAll;
@@ -69,6 +71,7 @@ __device__ __forceinline__ float team_sum(float (&lane)[Width]) {
 
 struct Blocks {
   int64_t runs, length, per_run;  // per_run blocks cover a run of `length` elements
+  Divisor by_run = Divisor(per_run < 1 ? 1 : per_run);
   int64_t count() const { return runs * per_run; }
 };
 
@@ -90,7 +93,8 @@ __global__ void __launch_bounds__(kBlock) learned_kernel(Learned<T> in, Blocks b
   const int64_t block = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) / kTeam;
   const int member = static_cast<int>(threadIdx.x) % kTeam;
   const bool exists = block < blocks.runs * blocks.per_run;
-  const int64_t run = exists ? block / blocks.per_run : 0, begin = exists ? block % blocks.per_run * kSumBlock : 0;
+  const int64_t run = exists ? blocks.by_run.quotient(block) : 0;
+  const int64_t begin = exists ? (block - run * blocks.per_run) * kSumBlock : 0;
   const int64_t size = exists ? blocks.length - begin < kSumBlock ? blocks.length - begin : kSumBlock : 0;
   const int64_t base = run * blocks.length + begin;
   FakeStep step{};
@@ -122,7 +126,8 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(const float* from, Blocks b
   const int64_t block = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) / kTeam;
   const int member = static_cast<int>(threadIdx.x) % kTeam;
   const bool exists = block < blocks.runs * blocks.per_run;
-  const int64_t run = exists ? block / blocks.per_run : 0, begin = exists ? block % blocks.per_run * kSumBlock : 0;
+  const int64_t run = exists ? blocks.by_run.quotient(block) : 0;
+  const int64_t begin = exists ? (block - run * blocks.per_run) * kSumBlock : 0;
   const int64_t size = exists ? blocks.length - begin < kSumBlock ? blocks.length - begin : kSumBlock : 0;
   const float* v = from + run * blocks.length + begin;
   float lane[kWidth] = {};

@@ -1,5 +1,6 @@
 // Fake quantisation, forward: every element is read and written once, its mask as one bit. Rows whose length is no
 // multiple of eight share bytes of the mask and take a kernel of their own.
+#include "cuda/divisor.cuh"
 #include "cuda/quantize/fake.cuh"
 #include "cuda/quantize/parts.cuh"
 #include "cuda/quantize/rows.cuh"
@@ -85,12 +86,13 @@ __global__ void __launch_bounds__(kBlock, 1) fake_rows_kernel(Matrix<T> m, FakeG
 
 // Any length of a row: a thread owns a byte of the mask, its elements may belong to two rows and many groups.
 template <class T>
-__global__ void __launch_bounds__(kBlock) fake_bytes_kernel(Matrix<T> m, FakeGiven given, FakeOut<T> to) {
+__global__ void __launch_bounds__(kBlock)
+    fake_bytes_kernel(Matrix<T> m, Divisor columns, FakeGiven given, FakeOut<T> to) {
   wait_for_predecessor();
   release_successor();
   const int64_t count = m.rows * m.cols, first = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * 8;
   if (first >= count) return;
-  int64_t row = first / m.cols, column = first % m.cols;
+  int64_t row = columns.quotient(first), column = first - row * m.cols;
   uint32_t bits = 0;
   for (int j = 0; j < 8 && first + j < count; ++j) {
     float one[1] = {widen(m.x[row * m.ld + column])};
@@ -136,17 +138,17 @@ struct RowValues {
 // A scale a group from the group itself: 1 to 32 threads, and what they loaded first stays in registers (groups.cu).
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    fake_dynamic_groups_kernel(Matrix<T> m, int64_t size, int lanes, CodeRange limits, QuantizeParams params,
-                               FakeOut<T> to) {
+    fake_dynamic_groups_kernel(Matrix<T> m, Divisor per_row, int64_t size, int lane_shift, CodeRange limits,
+                               QuantizeParams params, FakeOut<T> to) {
   constexpr int kWidth = kVector<T>;
   wait_for_predecessor();
   release_successor();
-  const int64_t per_row = m.cols / size;
-  const int64_t group = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) / lanes;
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  const bool exists = group < m.rows * per_row;  // the shuffles below need every thread of the warp
+  const int lanes = 1 << lane_shift, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const int64_t group = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) >> lane_shift;
+  const bool exists = group < m.rows * per_row.by;  // the shuffles below need every thread of the warp
   const int64_t own = exists ? size : 0;
-  const T* from = m.x + (exists ? group / per_row * m.ld + group % per_row * size : 0);
+  const int64_t row = exists ? per_row.quotient(group) : 0;
+  const T* from = m.x + row * m.ld + (exists ? group - row * per_row.by : 0) * size;
   const auto load = [&](int64_t column) { return load_unit(from + column, clipped(own - column, kWidth), m.vector); };
   Unit<T> unit = load(lane * kWidth);
   RangeOf<T> range;
@@ -191,8 +193,8 @@ void launch_given(const char* name, FloatMatrix x, const FakeGiven& given, void*
     const FakeOut<T> to = out_of<T>(y, mask, x.rows > 1 ? x.cols : 0);
     if (mask && x.rows > 1 && x.cols % 8 != 0) {
       const int64_t bytes = (x.rows * x.cols + 7) / 8;
-      return launch<fake_bytes_kernel<T>>(name, over((bytes + kBlock - 1) / kBlock), context, matrix_of<T>(x), given,
-                                          to);
+      return launch<fake_bytes_kernel<T>>(name, over((bytes + kBlock - 1) / kBlock), context, matrix_of<T>(x),
+                                          Divisor(x.cols), given, to);
     }
     const int64_t columns = blocks_of(x.cols, kVector<T>, kColumnBlocks);
     const int64_t most = most_rows / columns < 1 ? 1 : most_rows / columns;
@@ -239,13 +241,14 @@ void fake_quantize_dynamic(const FloatMatrix& x, Granularity granularity, int64_
                          params, context);
     }
     if (x.cols == 0) return;
-    int lanes = 1;
-    while (lanes < 32 && lanes * kWidth < group_size) lanes *= 2;
+    int lane_shift = 0;
+    while (lane_shift < 5 && int64_t{kWidth} << lane_shift < group_size) ++lane_shift;
     Matrix<T> m = matrix_of<T>(x);
     m.vector = m.vector && group_size % kWidth == 0;
-    const int64_t threads = x.rows * (x.cols / group_size) * lanes;
-    launch<fake_dynamic_groups_kernel<T>>(name, over((threads + kBlock - 1) / kBlock), context, m, group_size, lanes,
-                                          range, params, out_of<T>(y, nullptr, group_size));
+    const int64_t threads = x.rows * (x.cols / group_size) << lane_shift;
+    launch<fake_dynamic_groups_kernel<T>>(name, over((threads + kBlock - 1) / kBlock), context, m,
+                                          Divisor(x.cols / group_size), group_size, lane_shift, range, params,
+                                          out_of<T>(y, nullptr, group_size));
   });
 }
 

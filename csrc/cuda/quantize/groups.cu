@@ -1,6 +1,7 @@
 // Group scales, given or from the data: a group belongs to 1 to 32 neighbouring threads of a warp, which hold up to
 // four of its units each, so that what is done once a group costs little an element. Only groups longer than 128 units
 // are read twice.
+#include "cuda/divisor.cuh"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/dynamic.h"
@@ -12,28 +13,25 @@ namespace {
 
 constexpr int kUnits = 4;
 
-// Quotients by a multiplication and a shift (Hacker's Delight, 10-9), of numbers below 2^31 if all are so.
-struct Divisor {
-  int64_t by;
-  uint32_t factor = 0, shift = 0;
+// Of numbers below 2^31, if all are so, by a multiplication of 32 bits.
+struct GroupDivisor : Divisor {
+  uint32_t short_factor;
   bool is_short;
-  Divisor(int64_t divisor, int64_t numbers) : by(divisor), is_short(numbers < int64_t{1} << 31) {
-    if (!is_short) return;
-    while (int64_t{1} << shift < by) ++shift;
-    const auto excess = static_cast<uint64_t>((int64_t{1} << shift) - by);
-    factor = static_cast<uint32_t>((excess << 32) / static_cast<uint64_t>(by) + 1);
-  }
+  GroupDivisor(int64_t divisor, int64_t numbers)
+      : Divisor(divisor),
+        short_factor(static_cast<uint32_t>((factor - 1) >> 32) + 1),
+        is_short(numbers < int64_t{1} << 31) {}
   __device__ __forceinline__ int64_t quotient(int64_t n) const {
-    if (!is_short) return n / by;
+    if (!is_short) return Divisor::quotient(n);
     const auto low = static_cast<uint32_t>(n);
-    return (__umulhi(low, factor) + low) >> shift;
+    return (__umulhi(low, short_factor) + low) >> shift;
   }
 };
 
 struct Groups {
   int64_t rows, cols, ld;
   int size;                // of a group
-  Divisor per_row;         // groups
+  GroupDivisor per_row;    // groups
   int lane_shift, chunks;  // 2^lane_shift threads of a group; how often they come back to it
   bool vector;             // units of every group are aligned loads
 };
@@ -117,7 +115,7 @@ Groups groups_of(const FloatMatrix& x, int64_t size, bool packed) {
           x.cols,
           x.ld,
           static_cast<int>(size),
-          Divisor(per_row, x.rows * per_row),
+          GroupDivisor(per_row, x.rows * per_row),
           shift,
           static_cast<int>((units + held - 1) / held),
           vector};

@@ -4,6 +4,7 @@
 // memory; the rest, one number in a hundred of a normal distribution, goes to the table in global memory. At the end a
 // block adds what it has counted. Integer sums: the order in which blocks run changes nothing.
 #include "core/histogram_math.h"
+#include "cuda/divisor.cuh"
 #include "cuda/elements.cuh"
 #include "cuda/launch.h"
 
@@ -20,16 +21,16 @@ constexpr int64_t kBlocks = 264;        // two for each SM of a large chip
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    magnitude_histogram_kernel(const T* x, int64_t rows, int64_t cols, int64_t ld, bool vector, int32_t first_key,
-                               unsigned long long* counts) {
+    magnitude_histogram_kernel(const T* x, int64_t rows, int64_t cols, int64_t ld, Divisor units, bool vector,
+                               int32_t first_key, unsigned long long* counts) {
   extern __shared__ uint32_t near[];  // [sign][bin 0, then the top octaves]
   for (int i = threadIdx.x; i < 2 * (kNear + 1); i += kThreads) near[i] = 0;
   __syncthreads();
   constexpr int kWidth = kVector<T>;
-  const int64_t units = (cols + kWidth - 1) / kWidth;
-  for (int64_t u = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; u < rows * units;
+#pragma unroll 1
+  for (int64_t u = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; u < rows * units.by;
        u += int64_t{kThreads} * gridDim.x) {
-    const int64_t row = u / units, col = u % units * kWidth;
+    const int64_t row = units.quotient(u), col = (u - row * units.by) * kWidth;
     float v[kWidth];
     load_run(x + row * ld + col, cols - col, vector, v);
 #pragma unroll
@@ -69,8 +70,8 @@ void magnitude_histogram(const FloatMatrix& x, int32_t exponent, int64_t* counts
     using T = decltype(element);
     const bool vector = is_aligned(m.data, m.rows > 1 ? m.ld * static_cast<int64_t>(sizeof(T)) : 0, 16);
     launch<magnitude_histogram_kernel<T>>("magnitude_histogram", shape, context, static_cast<const T*>(m.data), m.rows,
-                                          m.cols, m.ld, vector, histogram_first_key(exponent),
-                                          reinterpret_cast<unsigned long long*>(counts));
+                                          m.cols, m.ld, Divisor((m.cols + kVector<T> - 1) / kVector<T>), vector,
+                                          histogram_first_key(exponent), reinterpret_cast<unsigned long long*>(counts));
   });
 }
 
