@@ -90,6 +90,27 @@ PYQ_HD inline float gelu_tail(float p, float a) {
   return half_power(ffma(p, a, -fsub(shifted, kRoundToInteger)), shifted);
 }
 
+// half / sum for sum = 1/2 + half, from an estimate of 1 / sum: the quotient rounded once, whatever the last two places
+// of the estimate (tests/csrc/quotient_sweep.cpp has all of them).
+PYQ_HD inline float quotient_of_half(float half, float sum, float estimate) {
+  const float r = ffma(ffma(-sum, estimate, 1.f), estimate, estimate);
+  const float q = fmul(half, r);
+  return ffma(ffma(-sum, q, half), r, q);
+}
+
+// half / (1/2 + half). A GPU's division first asks whether anything may overflow, which it cannot here: that is a
+// branch an element, behind which no other element's work goes on.
+PYQ_HD inline float silu_tail(float half) {
+  const float sum = fadd(0.5f, half);
+#if defined(__CUDA_ARCH__)
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(sum));
+  return quotient_of_half(half, sum, estimate);
+#else
+  return fdiv(half, sum);
+#endif
+}
+
 // x * tail for x < 0, x * (1 - tail) otherwise: one fma, which gives both the sign of x, -0 included. Beyond the limit,
 // where the tail means nothing, and for NaN it is x itself or -0.
 PYQ_HD inline float times_tail(float x, float a, float limit, float tail) {
@@ -106,7 +127,7 @@ PYQ_HD inline float silu(float x) {
   const float shifted = ffma(a, -kLog2EHigh, kRoundToInteger);
   const float n = fsub(shifted, kRoundToInteger);
   const float half = half_power(ffma(a, -kLog2ELow, ffma(a, -kLog2EHigh, -n)), shifted);
-  return times_tail(x, a, kSiluLimit, fdiv(half, fadd(0.5f, half)));
+  return times_tail(x, a, kSiluLimit, silu_tail(half));
 }
 
 // x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).

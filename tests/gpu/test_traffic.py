@@ -247,7 +247,7 @@ def test_the_plain_epilogue_of_mma_rows_keeps_its_budget(
 
 
 # What an activation's own operations come to (csrc/core/activation_math.h), an output.
-CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 21}
+CURVES = {"gelu": 27, "gelu_tanh": 30, "silu": 26}
 
 
 @pytest.mark.parametrize("activation", CURVES)

@@ -229,6 +229,33 @@ def test_sweep_catches_planted_bugs(mutant: str, tmp_path: Path) -> None:
     assert status == 1, f"planted bug survived: {words}"
 
 
+QUOTIENTS = ROOT / "tests" / "csrc" / "quotient_sweep.cpp"
+QUOTIENT_MUTANTS = {
+    "the estimate as it is": ("ffma(ffma(-sum, estimate, 1.f), estimate, estimate)", "estimate"),
+    "no correction": ("ffma(ffma(-sum, q, half), r, q)", "q"),
+}
+
+
+def test_a_quotient_without_questions_is_the_quotient(tmp_path: Path) -> None:
+    program = compile_cpp(QUOTIENTS, tmp_path / "sweep", *SCALAR_FLAGS)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"compared=(\d+)", done.stdout)[1]) > 10**9
+
+
+@pytest.mark.parametrize("mutant", QUOTIENT_MUTANTS)
+def test_the_sweep_of_quotients_catches_planted_bugs(mutant: str, tmp_path: Path) -> None:
+    old, new = QUOTIENT_MUTANTS[mutant]
+    text = HEADER.read_text()
+    assert text.count(old) == 1
+    changed = tmp_path / "include" / "core" / "activation_math.h"
+    changed.parent.mkdir(parents=True)
+    changed.write_text(text.replace(old, new))
+    program = compile_cpp(QUOTIENTS, tmp_path / "sweep", *SCALAR_FLAGS, include=(tmp_path / "include",))
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1, "planted bug survived"
+
+
 def test_sweep_refuses_bad_arguments(program: Path) -> None:
     for arguments in (["--stride", "0"], ["tanh"], ["--stride"]):
         assert subprocess.run([str(program), *arguments], capture_output=True, check=False).returncode == 2, arguments
