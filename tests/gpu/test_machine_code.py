@@ -55,6 +55,18 @@ def test_no_kernel_divides_numbers_of_64_bits(functions: Functions) -> None:
     assert not dividing
 
 
+# Divisions that ask whether anything may overflow (FCHK): a branch, behind which no other element's work goes on. Those
+# of a scale, once a tile, a row or a group, are left; none is an output's or an element's.
+QUESTIONS = {r"GemmUniversal|gemm_\w+_kernel|GemmWithEpilogue|decode_kernel|float_epilogue": 2, "SiluMulInput": 5}
+
+
+def test_no_output_is_divided_with_a_question(functions: Functions) -> None:
+    for pattern, most in QUESTIONS.items():
+        asking = {key: count["FCHK"] for key, count in functions.items() if re.search(pattern, key[1])}
+        assert asking
+        assert {key: n for key, n in asking.items() if n > most} == {}
+
+
 def test_no_kernel_holds_more_static_shared_memory_than_a_launch_allows_for(functions: Functions) -> None:
     """launch.h opts in where dynamic memory exceeds 32 KiB: with up to 16 KiB beside it no launch needs that sooner."""
     assert functions

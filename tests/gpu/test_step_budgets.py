@@ -31,7 +31,7 @@ def test_a_step_of_blocked_weights_on_mma_keeps_its_budget(
         assert not any(line.operation.startswith("SHFL") for line in loop), row["name"]
 
 
-# Instructions of a warp beside its products for 64 codes (32 floats) of K: of a tile of 128 x 128 64 products meanwhile.
+# Instructions of a warp beside its products for 64 codes (32 floats) of K; of a tile of 128 x 128 those are 64.
 MMA_STEP_BUDGET = 100
 
 
