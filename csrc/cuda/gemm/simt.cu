@@ -101,7 +101,7 @@ __device__ __forceinline__ void simt_finish(float t, const EpilogueParams& p, co
     static_cast<uint8_t*>(p.out)[(static_cast<int64_t>(m) * p.ldo + n) / 2] = static_cast<uint8_t>(own | next << 4);
 }
 
-__global__ void __launch_bounds__(SimtTile::kThreads) gemm_simt_kernel(SimtOperands o, EpilogueParams p) {
+__global__ void __launch_bounds__(SimtTile::kThreads, 2) gemm_simt_kernel(SimtOperands o, EpilogueParams p) {
   __shared__ SimtTile tile;
   const int32_t m0 = static_cast<int32_t>(blockIdx.x) * SimtTile::kRows;
   const int32_t n0 = static_cast<int32_t>(blockIdx.y) * SimtTile::kRows;
