@@ -15,7 +15,7 @@ SENTINEL = 0x5A  # what an output buffer holds before the launch
 MODES: dict[str, dict[str, str]] = {
     "plain": {},
     "checked": {"PTXSIM_CHECK": "1"},
-    "lazy": {"PTXSIM_ASYNC": "lazy", "PTXSIM_SCHED": "1"},
+    "lazy": {"PTXSIM_ASYNC": "lazy", "PTXSIM_SCHED": "ranked:1"},
     "random": {"PTXSIM_ASYNC": "random:1", "PTXSIM_SCHED": "2"},
 }
 VARIABLES = ("PTXSIM_ASYNC", "PTXSIM_SCHED", "PTXSIM_CHECK")

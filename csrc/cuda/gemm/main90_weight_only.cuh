@@ -41,8 +41,12 @@ struct WeightOnlyTiles90 {
   static constexpr int kWBytes = kChannels * kRowBytes * kParts, kXBytes = Tokens * kDepth * 2;
   static constexpr uint32_t kTransactionBytes = kWBytes + kXBytes;
   static constexpr int kReady = kTwoProducts ? 4 : 2, kReadyBytes = kChannels * kDepth * 2;  // steps of widened weights
+  static_assert(kReady % kWideners == 0, "a buffer is always the same warpgroup's");
   static constexpr int kFit = (227 * 1024 - 3 * 1024 - kReady * kReadyBytes) / (kWBytes + kXBytes),
                        kStages = kFit < 8 ? kFit : 8;
+  // Of an odd number of stages each widening warpgroup takes every one. A barrier tells only two phases apart: who
+  // missed one would take the phase before it for its own, so both wait for every step, and none is overwritten before.
+  static constexpr bool kAllSee = kStages % kWideners != 0;
   using LayoutX =
       decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
                                    cute::make_shape(cute::Int<Tokens>{}, cute::Int<kDepth>{}, cute::Int<kStages>{})));
@@ -135,7 +139,12 @@ class Widener90 {
   CUTLASS_DEVICE void run(int32_t row0, int32_t first, int32_t count) {
     CUTLASS_PRAGMA_NO_UNROLL
     for (int32_t step = first; step < first + count; ++step) {
-      if (turn_ == 0) widen_step(row0, step);
+      if (turn_ == 0) {
+        widen_step(row0, step);
+      } else if (Tiles::kAllSee) {
+        pipeline_.consumer_wait(state_);
+        pipeline_.consumer_release(state_);
+      }
       ++ready_state_;
       ++state_;
       turn_ = (turn_ + 1) % Tiles::kWideners;

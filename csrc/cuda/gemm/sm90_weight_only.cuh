@@ -150,7 +150,7 @@ struct WeightOnlyKernel90 {
     options.transaction_bytes = Tiles::kTransactionBytes;
     options.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     options.is_leader = threadIdx.x % 128 == 0;
-    options.num_consumers = 3 * 128;  // of a step one warpgroup that widens
+    options.num_consumers = 128 * (2 + (Tiles::kAllSee ? Tiles::kWideners : 1));
     Pipeline pipeline(shared.pipeline, options, cute::Shape<cute::_1, cute::_1, cute::_1>{});
     typename Ready::Params ready_options;
     ready_options.role =

@@ -162,21 +162,25 @@ std::string dumpCluster(Cluster& c) {
 }
 bool Cluster::run(u64 budget) {
   u64 start = instrs, idleRounds = 0, lastProgress = progress, forced = 0;
-  const bool rnd_ = g_cfg.sched;
+  // RANKED: a warp runs while none before it in a random order can, so that some get as far ahead of others as their
+  // waits allow (Burckhardt et al., ASPLOS 2010); now and then the order is drawn anew.
+  const bool rnd_ = g_cfg.sched == Config::SLICES, ranked = g_cfg.sched == Config::RANKED;
   std::vector<u32> order(warps.size());
   for (u32 i = 0; i < order.size(); ++i) order[i] = i;
   onlyGlobalStall = false;
   while (liveWarps) {
     bool any = false;
-    if (rnd_)
+    if (rnd_ || (ranked && (start == instrs || rnd() % 256 == 0)))
       for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[rnd() % i]);
     u64 instr0 = instrs;
     for (u32 k : order) {
       Warp* w = warps[k];
       if (w->done) continue;
       u32 q = rnd_ ? 1 + (u32)(rnd() % 300) : 1024;
-      if (runWarp(*w, q)) any = true;
+      const bool ran = runWarp(*w, q);
+      if (ran) any = true;
       if (g_cfg.async == Config::RANDOM && !bulk.empty() && rnd() % 8 == 0) completeOne(true);
+      if (ran && ranked) break;
     }
     if (!liveWarps) break;
     if (progress != lastProgress) {

@@ -23,8 +23,12 @@ Config::Config() {
       fprintf(stderr, "ptxsim: unknown PTXSIM_ASYNC=%s (eager, lazy, random[:seed])\n", s);
   }
   if ((s = getenv("PTXSIM_SCHED")) && *s) {
-    sched = true;
-    seed += strtoull(s, nullptr, 0) * 0x9e3779b97f4a7c15ull;
+    const std::string v = s;
+    const bool ranked = v.rfind("ranked", 0) == 0;
+    const size_t c = v.find(':');
+    sched = ranked ? RANKED : SLICES;
+    const char* number = !ranked ? s : c == std::string::npos ? "0" : s + c + 1;
+    seed += strtoull(number, nullptr, 0) * 0x9e3779b97f4a7c15ull;
   }
   if ((s = getenv("PTXSIM_CHECK")) && *s && strcmp(s, "0")) {
     const std::string v = strf(",%s,", s);

@@ -10,7 +10,7 @@ struct Config {
   bool check = false, ckUninit = false, ckRace = false, ckRegs = false, ckOob = false, ckProxy = false;
   bool checkContinue = false;
   u64 seed = 0;
-  bool sched = false;
+  enum { IN_TURN, SLICES, RANKED } sched = IN_TURN;
   int threads = 0;
   bool stats = false;
   std::string statsFile;

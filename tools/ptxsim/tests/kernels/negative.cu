@@ -215,6 +215,34 @@ __global__ void k_early_reuse(ARGS) {
   out[t] = v + s[t];
 }
 K(early_reuse, 128, 0);
+// Two warps take steps in turns, from an odd number of buffers: a warp that has not seen a buffer's first phase takes
+// the barrier for one that has completed the phase before the second.
+__global__ void k_missed_phase(ARGS) {
+  __shared__ u64 full[3], empty[3];
+  __shared__ __align__(16) u32 s[3][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x < 3) {
+    mb_init(full + threadIdx.x, 1);
+    mb_init(empty + threadIdx.x, ok ? 2 : 1);
+  }
+  __syncthreads();
+  for (int step = 0; step < 8; ++step) {
+    const int at = step % 3;
+    const u32 phase = step / 3 & 1;
+    if (warp == 0) {
+      if (lane > 0) continue;
+      if (step >= 3) mb_wait(empty + at, phase ^ 1);
+      mb_expect(full + at, 128);
+      bulk_load(s[at], in + 32 * step, 128, full + at);
+    } else if (ok || step % 2 == warp - 1) {
+      mb_wait(full + at, phase);
+      if (step % 2 == warp - 1 && lane < 16) out[16 * step + lane] = s[at][lane];
+      __syncwarp();
+      if (lane == 0) mb_arrive(empty + at);
+    }
+  }
+}
+K(missed_phase, 96, 0);
 __global__ void k_missing_proxy_fence(ARGS) {
   __shared__ __align__(16) u32 s[128];
   int t = threadIdx.x;
