@@ -264,6 +264,21 @@ def test_experts_are_quantised_and_saved_by_pyquant_alone(tmp_path: Path) -> Non
     assert torch.equal(out(again), out(model))
 
 
+def test_a_mixture_with_float_experts_is_read_again_from_what_transformers_saves(tmp_path: Path) -> None:
+    """Its files name the experts one by one, which transformers joins, and would decompress before that."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = T.MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=64, num_local_experts=3)
+    model = T.MixtralForCausalLM(config).eval()
+    schemes = {"*.experts*": None, "lm_head": None, "_default": pyquant.W8A8Dynamic()}
+    pyquant.quantize_(model, schemes, check_speed=False).save_pretrained(tmp_path)
+    again = T.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert sum(isinstance(module, pyquant.QLinear) for module in again.modules()) == 4
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
 def test_experts_of_another_tools_file_run_in_integers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     words = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.metadata
 import importlib.util
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from qlayers import calibration
 
 import pyquant
 from pyquant import W4A8, W4A16, W8A8, QLinear, QScheme, W4A8Dynamic, W8A8Dynamic
+from pyquant.integrations.vllm import tally
 from pyquant.integrations.vllm.product import Inputs, Product, Weights, input_scheme, unpacked
 from pyquant.io.compressed_tensors import pack_to_int32
 
@@ -174,3 +177,31 @@ def test_unpacking_takes_every_orientation_that_vllm_has(bits: int, packed_dim: 
 
     Parameter.packed_dim, Parameter.output_dim = packed_dim, output_dim  # type: ignore[attr-defined]
     accept.t0(unpacked(Parameter, bits).contiguous(), codes)
+
+
+TOLD: list[list[str]] = []
+
+
+def tell(layers: tally.Layers) -> None:
+    TOLD.append([name for name, _ in layers])
+
+
+def test_a_tally_tells_once_when_the_last_layer_was_packed() -> None:
+    TOLD.clear()
+    one, (packed, other, plain) = tally.Tally(tell), [torch.nn.Linear(2, 2) for _ in range(3)]
+    gone = torch.nn.Linear(2, 2)
+    for name, layer, ours in [("a", packed, True), ("b", plain, False), ("c", other, True), ("d", gone, True)]:
+        one.asked(name, layer, will_be_packed=ours)
+    del gone, layer  # a head that was tied: it is never packed
+    copies = [copy.deepcopy(one), pickle.loads(pickle.dumps(one))]  # vLLM sends its quantisation to its workers
+    tally.packed(packed)
+    tally.packed(packed)
+    tally.packed(plain)
+    assert TOLD == []
+    tally.packed(other)
+    assert TOLD == [["a", "b", "c"]]
+    for number, again in enumerate(copies):
+        layer = torch.nn.Linear(2, 2)
+        again.asked(f"of {number}", layer, will_be_packed=True)
+        tally.packed(layer)
+    assert TOLD[1:] == [["of 0"], ["of 1"]]

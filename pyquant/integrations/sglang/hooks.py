@@ -14,6 +14,7 @@ from pyquant.integrations.vllm.product import Inputs, Product, Weights, input_sc
 
 logger = logging.getLogger("sglang.pyquant")
 _registered: set[str] = set()
+_told: set[str] = set()  # schemes of which a layer was logged
 
 
 def register(scheme: str) -> None:
@@ -36,7 +37,7 @@ def register(scheme: str) -> None:
 
 
 def process_weights_after_loading(scheme: Any, layer: nn.Module) -> None:
-    """Pack what SGLang loaded into the layer, and let its parameters go.
+    """Pack what SGLang loaded into the layer, and let its parameters go. The first layer of each scheme is logged.
 
     scheme  SGLang's, which says how inputs are quantised.
     layer   with weight int8 [N, K], weight_scale [N, 1] or one a joined matrix, logical_widths, and where inputs are
@@ -58,6 +59,10 @@ def process_weights_after_loading(scheme: Any, layer: nn.Module) -> None:
         inputs = Inputs(inputs.scheme, held.input_scale.data, zero)
     weights = Weights(8, weight.data, scale.data, None, list(held.logical_widths))
     held.pyquant = Product(weights, inputs, _bias_of(layer), _dtype_of(layer), name)
+    runs = str(held.pyquant.scheme)
+    if runs not in _told:
+        _told.add(runs)
+        logger.info("pyquant: %s is the product of layer '%s' and of those like it", runs, name)
     for parameter in ("weight", "weight_scale", "input_scale", "input_zero_point"):
         if getattr(layer, parameter, None) is not None:
             setattr(layer, parameter, None)

@@ -45,6 +45,10 @@ class PyquantCompressedTensorsHfQuantizer(Saves, CompressedTensorsHfQuantizer): 
         if self._takeover.not_here:
             _LOGGER.info(f"{type(model).__name__} has no place for the layers {', '.join(self._takeover.not_here)}")
 
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """As the model has them: what transformers still loads is in floating point, with nothing to decompress."""
+        return weight_conversions if self._takeover else super().update_weight_conversions(weight_conversions, model)
+
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
         kind = str(param.get_dtype() if hasattr(param, "get_dtype") else param.dtype)
         if self._takeover is not None and dtype is not None and dtype.is_floating_point and "F" not in kind.upper():

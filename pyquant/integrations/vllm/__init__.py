@@ -6,6 +6,7 @@ processes. Nothing here imports vllm before that.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from typing import Any, Final
@@ -13,6 +14,14 @@ from typing import Any, Final
 from pyquant.errors import ArgumentError
 
 __all__ = ["register"]
+
+# What imports vLLM, by the module of this package that has it: looked up when it is asked for.
+_LAZY: Final = {
+    "PyquantConfig": "config",
+    "ServedLayer": "report",
+    "WorkerExtension": "report",
+    "serving_report": "report",
+}
 
 VARIABLE: Final = "PYQUANT_VLLM"
 PLACES: Final = ("last", "prefer", "off")
@@ -40,8 +49,6 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "PyquantConfig":
-        from pyquant.integrations.vllm.config import PyquantConfig
-
-        return PyquantConfig
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

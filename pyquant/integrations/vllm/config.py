@@ -17,8 +17,11 @@ from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import CheckpointError
 from pyquant.integrations.vllm.embedding import PyquantEmbeddingMethod
+from pyquant.integrations.vllm.layer import logger, name_of
 from pyquant.integrations.vllm.product import refused
+from pyquant.integrations.vllm.report import ASKED, record_of, summary
 from pyquant.integrations.vllm.scheme import PyquantScheme, text
+from pyquant.integrations.vllm.tally import Layers, Tally
 from pyquant.io.checkpoint import read_manifest
 from pyquant.io.compressed_tensors import NARROW, REFUSAL
 from pyquant.io.manifest import FILE
@@ -43,6 +46,15 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
     narrow: frozenset[str] = frozenset()
     manifest: Mapping[str, QScheme] = MappingProxyType({})
     embeddings: Sequence[str] = ()
+    tally: Tally
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not args and not kwargs:  # what vLLM does for a model that says nothing of quantisation
+            raise CheckpointError(
+                "quantization='pyquant': got a checkpoint without quantization_config in config.json; allowed: one "
+                "with quantised layers (pyquant.save_pretrained); without quantization= vLLM serves it as it is"
+            )
+        super().__init__(*args, **kwargs)
 
     def get_name(self) -> str:
         return METHOD
@@ -60,11 +72,12 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
             raise CheckpointError("quantization_config: transform_config: got rotations of inputs; allowed: none")
         for words, group in config.get("config_groups", {}).items():
             if isinstance(group, dict) and group.get(REFUSAL):
-                raise CheckpointError(f"quantization_config: {words}")
+                raise CheckpointError(f"quantization_config: vLLM has no layers for it, and {words}")
         made: PyquantConfig = super().from_config(config)
         own = config.get("pyquant")
         names = own.get(NARROW, []) if isinstance(own, dict) else []
         made.narrow = frozenset(map(str, names)) if isinstance(names, list) else frozenset()
+        made.tally = Tally(_tell)
         return made
 
     @classmethod
@@ -95,6 +108,15 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
             self.embeddings = [name for name, entry in layers.items() if entry.kind == "embedding"]
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        method = self._method_of(layer, prefix)
+        if isinstance(layer, ASKED):
+            is_ours = isinstance(method, PyquantEmbeddingMethod) or isinstance(
+                getattr(layer, "scheme", None), PyquantScheme
+            )
+            self.tally.asked(prefix, layer, will_be_packed=is_ours)
+        return method
+
+    def _method_of(self, layer: nn.Module, prefix: str) -> Any:
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead):
             # some models of vLLM, Llama among them, give their embedding no name
             prefix = prefix or (self.embeddings[0] if len(self.embeddings) == 1 else "")
@@ -155,6 +177,11 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
         """Names in the file of the matrices that vLLM joined under a name; [] where it did not."""
         start, _, last = name.rpartition(".")
         return [f"{start}.{one}" if start else one for one in self.packed_modules_mapping.get(last, [])]
+
+
+def _tell(layers: Layers) -> None:
+    """A model was loaded: what each of its layers runs by."""
+    logger.info("pyquant: %s", summary(record_of(name or name_of(layer), layer) for name, layer in layers))
 
 
 def _is_plain(group: Mapping[str, Any], overall: str | None) -> bool:

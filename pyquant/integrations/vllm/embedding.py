@@ -13,6 +13,7 @@ from pyquant.core.dtypes import FLOATS
 from pyquant.errors import CheckpointError, PyquantError
 from pyquant.integrations.vllm.layer import loaded
 from pyquant.integrations.vllm.product import refused
+from pyquant.integrations.vllm.tally import packed
 from pyquant.io.foreign.record import positive_scales
 from pyquant.nn.qembedding import QEmbedding
 
@@ -54,6 +55,7 @@ class PyquantEmbeddingMethod(QuantizeMethodBase):  # type: ignore[misc]
         except PyquantError as error:
             raise CheckpointError(f"layer '{self.name}': {error}") from None
         layer.weight = layer.weight_scale = None
+        packed(layer)
 
     def embedding(self, layer: Any, input_: Tensor) -> Tensor:
         rows: Tensor = layer.pyquant(input_)

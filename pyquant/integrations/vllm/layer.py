@@ -13,6 +13,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import C
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from pyquant.integrations.vllm.product import Inputs, Product, Weights, input_scheme, refused
+from pyquant.integrations.vllm.tally import packed
 
 # Below vllm's own logger, which decides what is shown and where.
 logger = logging.getLogger("vllm.pyquant")
@@ -50,6 +51,7 @@ def finish(layer: nn.Module, product: Product, names: Iterable[str | None]) -> N
     for name in names:
         if name and getattr(layer, name, None) is not None:
             setattr(layer, name, None)
+    packed(layer)
 
 
 def loaded(layer: nn.Module, name: str) -> Any:

@@ -104,6 +104,19 @@ def test_a_bias_that_sglang_adds_or_hands_on_is_not_packed(attribute: str) -> No
     assert torch.equal(apply_weights(scheme_of(), layer, x, bias), plain(x) + bias)
 
 
+def test_the_first_layer_of_each_scheme_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hooks, "_told", set())
+    with caplog.at_level("INFO", logger="sglang.pyquant"):
+        for name in ("a.gate_up_proj", "a.down_proj"):
+            process_weights_after_loading(scheme_of(), layer_of([8], 16, prefix=name))
+        static = {"input_scale": nn.Parameter(torch.tensor([0.1])), "prefix": "b.fc"}
+        process_weights_after_loading(scheme_of(static=True), layer_of([8], 16, **static))
+    assert [record.getMessage().split("'")[1] for record in caplog.records] == ["a.gate_up_proj", "b.fc"]
+    assert caplog.records[0].getMessage().startswith("pyquant: W8A8Dynamic")
+
+
 def test_weights_are_loaded_once_and_bad_numbers_are_named() -> None:
     layer = layer_of([8], 16, prefix="model.layers.0.mlp.up_proj")
     process_weights_after_loading(scheme_of(), layer)

@@ -2,11 +2,14 @@
 
 A small Llama with random weights is quantised, saved by save_pretrained and started by vllm.LLM. Beside it the
 quantised model runs in transformers: the same tokens, nearly the same log-probabilities (attention and norms are
-vLLM's own), and to the bit the same results of every quantised layer.
+vLLM's own), and to the bit the same results of every quantised layer. The products that a pass through the model runs
+are counted, and once more after one layer was put into floating point behind everybody's back.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -16,7 +19,7 @@ from typing import Any
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import pyquant
 
@@ -35,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "embeddings": {"scheme": "W8A8Dynamic", "method": "pyquant", "embeddings": True, "enforce_eager": False},
     "bfloat16": {"scheme": "W4A8Dynamic(group_size=32)", "method": "pyquant", "dtype": "bfloat16"},
+    "float experts": {"scheme": {"*.experts*": None, "lm_head": None, "_default": "W8A8Dynamic"}, "method": "pyquant"},
     "two ranks": {"scheme": "W8A16", "method": "pyquant", "tensor_parallel_size": 2},
 }
 PROMPT, NEW = [1, 5, 9, 33, 100, 7, 250], 12
@@ -42,7 +46,9 @@ PROMPT, NEW = [1, 5, 9, 33, 100, 7, 250], 12
 
 def model_of(case: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    is_mixture = isinstance(case["scheme"], dict)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if is_mixture else {}
+    config = (MixtralConfig if is_mixture else LlamaConfig)(
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -53,8 +59,13 @@ def model_of(case: dict[str, Any]) -> Any:
         initializer_range=0.1,
         attention_bias=case.get("attention_bias", False),
         mlp_bias=case.get("mlp_bias", False),
+        **experts,
     )
-    model = LlamaForCausalLM(config).to(getattr(torch, case.get("dtype", "float32"))).eval()
+    model = (
+        (MixtralForCausalLM if is_mixture else LlamaForCausalLM)(config)
+        .to(getattr(torch, case.get("dtype", "float32")))
+        .eval()
+    )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # vLLM holds biases in the model's type
             torch.nn.init.normal_(parameter, std=0.5)
@@ -88,6 +99,42 @@ def equal_bits(model: Any, vllm_model: Any, dtype: torch.dtype) -> tuple[int, in
     return equal, len(quantised)
 
 
+# Every op by which vLLM 0.32 multiplies matrices on a CPU, as torch's profiler names it.
+FLOAT_OPS = ("_C::cpu_fused_moe", "aten::mm", "aten::addmm", "aten::bmm", "_C::onednn_mm", "_C::weight_packed_linear")
+VLLM_OPS = ("_C::onednn_scaled_mm", "_C::cpu_gemm_wna16", "_C::int8_scaled_mm_with_quant", "_C::int4_scaled_mm_cpu")
+OPS = {
+    "integers": "pyquant::qlinear",
+    "weight-only": "pyquant::weight_only_linear",
+    "rows of codes": "pyquant::dequantize",
+}
+STEPS = 3
+
+
+def counted(llm: Any) -> dict[str, float]:
+    """{what runs: how often in a pass through the model}, by torch's count of the ops that ran in STEPS passes."""
+    from vllm import SamplingParams
+
+    options = SamplingParams(max_tokens=STEPS, temperature=0, detokenize=False, ignore_eos=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        llm.generate([{"prompt_token_ids": [5, 4, 3, 2, 1]}], options, use_tqdm=False)
+    ran = {event.key: event.count / STEPS for event in profile.key_averages()}
+    found = {what: ran.get(op, 0) for what, op in OPS.items()}
+    found["floating point"] = sum(ran.get(op, 0) for op in FLOAT_OPS)
+    found["vLLM's kernel"] = sum(ran.get(op, 0) for op in VLLM_OPS)
+    return {what: count for what, count in found.items() if count}
+
+
+def put_into_floats(vllm_model: Any) -> None:
+    """The bug that the count is there for: a layer multiplies real numbers, and everything works."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    layer = vllm_model.model.layers[1].mlp.gate_up_proj
+    weights = [part.dequantised_weight().to(part.dtype) for part in layer.pyquant.parts]
+    layer.weight = torch.nn.Parameter(torch.cat(weights), requires_grad=False)
+    layer.quant_method = UnquantizedLinearMethod()
+    layer.quant_method.process_weights_after_loading(layer)
+
+
 def main(name: str, folder: Path) -> dict[str, Any]:
     case = CASES[name]
     ranks = case.get("tensor_parallel_size", 1)
@@ -96,7 +143,13 @@ def main(name: str, folder: Path) -> dict[str, Any]:
     else:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))  # a core for each
     model = model_of(case)
-    pyquant.save_pretrained(model, folder / "model")
+    if isinstance(case["scheme"], dict):  # vLLM knows experts by the names that transformers gives them in files
+        switch = importlib.import_module("pyquant.integrations.transformers")
+        switch.enable()
+        model.save_pretrained(folder / "model")
+        switch.disable()
+    else:
+        pyquant.save_pretrained(model, folder / "model")
     prompt = torch.tensor([PROMPT])
     with torch.no_grad():
         ended = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -113,6 +166,7 @@ def main(name: str, folder: Path) -> dict[str, Any]:
         skip_tokenizer_init=True,
         max_model_len=64,
         max_num_seqs=4,
+        worker_extension_cls="pyquant.integrations.vllm.WorkerExtension" if ranks > 1 else "",
     )
     options = SamplingParams(max_tokens=NEW, temperature=0, logprobs=1, detokenize=False, ignore_eos=True)
     (answer,) = llm.generate([{"prompt_token_ids": PROMPT}], options, use_tqdm=False)
@@ -120,11 +174,23 @@ def main(name: str, folder: Path) -> dict[str, Any]:
     tokens = list(output.token_ids)
     theirs = torch.tensor([step[token].logprob for step, token in zip(output.logprobs, tokens)])
     ours = logits.float().log_softmax(-1)[range(NEW), tokens]
-    equal, all_layers = (0, 0)
-    if ranks == 1:
+    found = {"tokens": tokens == expected, "difference": float((theirs - ours).abs().max())}
+    if ranks > 1:
+        found["reports"] = llm.collective_rpc("pyquant_report")
+    else:
         ((equal, all_layers),) = llm.apply_model(lambda one: equal_bits(model, one, model.dtype))
-    difference = float((theirs - ours).abs().max())
-    return {"tokens": tokens == expected, "difference": difference, "equal": equal, "layers": all_layers}
+        found |= {"equal": equal, "layers": all_layers, "report": report_of(llm), "ran": counted(llm)}
+        if case.get("enforce_eager", True) and case["method"] == "pyquant" and not isinstance(case["scheme"], dict):
+            llm.apply_model(put_into_floats)
+            found["planted"] = {"report": report_of(llm), "ran": counted(llm)}
+    return found
+
+
+def report_of(llm: Any) -> list[dict[str, Any]]:
+    from pyquant.integrations.vllm import serving_report
+
+    (records,) = llm.apply_model(serving_report)
+    return [dataclasses.asdict(record) for record in records]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.nightly
 pytest.importorskip("vllm", reason="vLLM is in an environment of its own: make nightly-vllm")
 
 vllm_layers = importlib.import_module("vllm_layers")
+report = importlib.import_module("pyquant.integrations.vllm.report")
+ReplicatedLinear, UnquantizedLinearMethod = vllm_layers.ReplicatedLinear, vllm_layers.UnquantizedLinearMethod
+MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul")
 KINDS, Saved, layer_of = vllm_layers.KINDS, vllm_layers.Saved, vllm_layers.layer_of
 
 PER_TENSOR = dataclasses.replace(W8A8(), weights=pyquant.TensorScheme())
@@ -59,6 +62,67 @@ def inputs(dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
+def profile() -> torch.profiler.profile:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+
+def runs_by_pyquant(layer: torch.nn.Module, scheme: pyquant.QScheme, ran: torch.profiler.profile) -> None:
+    """The ops that ran are pyquant's products, as many as the report says, and none of anybody else's."""
+    record = report.record_of("layer", layer)
+    assert (record.runs, record.reason) == ("integers" if scheme.is_integer else "weight-only", "")
+    counts = {event.key: event.count for event in ran.key_averages()}
+    ops = ("pyquant::qlinear", "pyquant::weight_only_linear")
+    assert counts.pop(ops[not scheme.is_integer]) == record.products == len(layer.pyquant.parts)
+    others = [name for name in counts if name.startswith(("_C::", "vllm::", "pyquant::")) or name in MATRIX_PRODUCTS]
+    assert others == []
+
+
+@pytest.mark.parametrize("scheme", [W8A8Dynamic(), W4A16(32)], ids=str)
+def test_the_report_and_the_count_see_a_layer_in_floating_point(scheme: pyquant.QScheme, tmp_path: Path) -> None:
+    layer = layer_of(Saved("merged", scheme, tmp_path), "pyquant")
+    layer.weight = torch.nn.Parameter(torch.cat([part.dequantised_weight() for part in layer.pyquant.parts]))
+    layer.quant_method = UnquantizedLinearMethod()
+    layer.quant_method.process_weights_after_loading(layer)
+    with profile() as ran:
+        layer(inputs(torch.float32))
+    record = report.record_of("layer", layer)
+    assert (record.runs, record.products) == ("floating point", 0)
+    assert record.reason.startswith("it is quantised in the checkpoint, and another method")
+    with pytest.raises(AssertionError):
+        runs_by_pyquant(layer, scheme, ran)
+
+
+def test_the_report_names_who_runs_a_layer_and_why_not_pyquant(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.ours = layer_of(Saved("merged", W8A8Dynamic(), tmp_path / "a"), "pyquant")
+    model.off = ReplicatedLinear(8, 4, bias=False, prefix="off")
+    model.positions = torch.nn.Embedding(4, 8)
+    config = Saved("column", W8A8Dynamic(), tmp_path / "b").quantization("pyquant")
+    model.ignored = ReplicatedLinear(8, 4, bias=False, prefix="ignored", quant_config=config)
+    found = {layer.name: layer for layer in plugin.serving_report(model)}
+    assert list(found) == ["ours", "off", "positions", "ignored"]
+    assert (found["ours"].runs, found["ours"].products, found["ours"].reason) == ("integers", 1, "")
+    assert {found[name].runs for name in ("off", "positions", "ignored")} == {"floating point"}
+    assert found["off"].reason == "vLLM's model builds it without a quantisation"
+    assert found["positions"].reason == "vLLM has no quantised form of it"
+    assert found["ignored"].reason == "the checkpoint leaves it so"
+    text = report.summary(found.values())
+    assert text.startswith("4 layers, of which run 1 in integers, 3 in floating point; not by pyquant: 'off' (")
+
+    class Worker(plugin.WorkerExtension):
+        def get_model(self) -> torch.nn.Module:
+            return model
+
+    assert Worker().pyquant_report() == [dataclasses.asdict(layer) for layer in found.values()]
+
+
+def test_a_checkpoint_without_quantised_layers_is_refused_in_words() -> None:
+    with pytest.raises(
+        pyquant.CheckpointError, match=r"without quantization_config.*without quantization= vLLM serves"
+    ):
+        plugin.PyquantConfig()  # what vLLM calls for a model in floating point
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -68,8 +132,10 @@ def test_method_pyquant_gives_the_bits_of_the_saved_layers(
     saved = Saved(kind, scheme, tmp_path, dtype=dtype, spread=True)
     layer = layer_of(saved, "pyquant", dtype)
     x = inputs(dtype)
-    y, bias = layer(x)
+    with profile() as ran:
+        y, bias = layer(x)
     assert bias is None
+    runs_by_pyquant(layer, scheme, ran)
     accept.t1(y, saved.side_by_side(x))
     assert all(p is None or n == "bias" for n, p in layer._parameters.items()), "parameters beside the packed weights"
 
@@ -98,7 +164,10 @@ def test_kernels_in_first_place_give_those_bits_to_vllms_own_reader(
     layer = layer_of(saved, "compressed-tensors")
     assert type(layer.scheme.kernel).__name__.startswith("Pyquant")
     x = inputs(torch.float32)
-    accept.t1(layer(x)[0], saved.side_by_side(x))
+    with profile() as ran:
+        y = layer(x)[0]
+    accept.t1(y, saved.side_by_side(x))
+    runs_by_pyquant(layer, scheme, ran)
 
 
 @pytest.mark.parametrize("scheme", [W4A8Dynamic(32), W4A16(32)], ids=str)
