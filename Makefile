@@ -230,6 +230,7 @@ $(VLLM_SITE)/installed: $(VLLM_REQUIREMENTS) | $(STAMPS)/tools
 
 nightly-vllm: $(SAMPLE) $(STAMPS)/test $(VLLM_SITE)/installed
 	cd tests && PYQUANT_NIGHTLY=1 $(VLLM_PY) -m pytest -c ../pyproject.toml --rootdir .. integrations/vllm $(TESTFLAGS)
+	cd tests && $(VLLM_PY) -m pytest -c ../pyproject.toml --rootdir .. "docs/test_uses.py::test_the_line_of_a_row_runs[vLLM]" $(TESTFLAGS)
 
 # SGLang's source files alone: it wants another torch, and kernels that need a GPU. The wheel is one for Python 3.11.
 SGLANG_SITE := $(CURDIR)/build/sglang-site

@@ -36,14 +36,22 @@ def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=96)).eval()
 
 
 def codes() -> str:
     model = pyquant.quantize_(llama(), "W4A16(group_size=32)", check_speed=False)
     pyquant.save_pretrained(model, "quantised")
+    tokenizer().save_pretrained("quantised")
     return "quantised"
+
+
+def tokenizer() -> Any:
+    """Which vLLM asks for; a word is a token."""
+    tokenizers, transformers = (importlib.import_module(name) for name in ("tokenizers", "transformers"))
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), unk_token="w0")
 
 
 def codes_of_others() -> str:
@@ -124,6 +132,8 @@ def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.Mo
     for package in PACKAGES.get(re.split(r"\W", use)[0], ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")):
+        monkeypatch.setenv(name, value)  # a small cache, and no processes that begin by importing pytest
     line = rows()[use]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
