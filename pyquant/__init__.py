@@ -88,6 +88,7 @@ from pyquant.ptq.improve.scale_search import ScaleSearch, search_scales_
 from pyquant.ptq.improve.smooth import smooth_
 from pyquant.ptq.improve.smooth_rules import register_smoothing
 from pyquant.ptq.quantize import quantize_
+from pyquant.ptq.shards import quantize_files
 from pyquant.qat.distill import distillation
 from pyquant.qat.finetune import finetune
 from pyquant.qat.guards import QATWarning
@@ -207,6 +208,7 @@ __all__ = [
     "quantization_report",
     "quantize_",
     "quantize_checkpoint_",
+    "quantize_files",
     "quantize_recipe_",
     "recommended",
     "register_batch_norm",

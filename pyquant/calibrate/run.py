@@ -203,7 +203,8 @@ def _as_before(model: nn.Module, targets: Mapping[str, object]) -> Iterator[list
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
-    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor.device for tensor in tensors if not tensor.is_meta), None)
 
 
 def inputs_of(model: nn.Module, batch_to_inputs: Callable[[Any], Any] | None) -> Callable[[Any], Inputs]:

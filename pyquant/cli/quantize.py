@@ -112,7 +112,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
     data = load_batches(args.data, "--data", args.model) if args.data else None
     if args.auto and data is None:
         raise ArgumentError("--auto", "given without --data", "together with --data, whose first batch is the example")
-    improve = _improvers(args.improve, data, "--improve")
+    improve = improvers_named(args.improve, data, "--improve")
     given_recipe = args.recipe or args.config or args.preset
     if args.calibration and not args.recipe:
         raise ArgumentError("--calibration", args.calibration, "together with --recipe")
@@ -125,9 +125,9 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
         options = {"embeddings": args.embeddings, "heads": args.heads or None, "num_batches": args.batches}
         options |= {"on_indivisible": args.on_indivisible or CHOICES[0], "improve": improve}
     else:
-        recipe = Recipe.load(args.recipe) if args.recipe else _with_options(_options_apply_to(args), args)
+        recipe = Recipe.load(args.recipe) if args.recipe else with_options(recipe_named(args), args)
         given_by = next(f"--{name}" for name in ("recipe", "config", "preset") if getattr(args, name))
-        _improvers(improve or recipe.improve, data, "--improve" if improve else given_by)
+        improvers_named(improve or recipe.improve, data, "--improve" if improve else given_by)
         ranges = _ranges(args, recipe) if args.calibration else None
 
     def quantise(model: nn.Module) -> tuple[nn.Module, Recipe | None]:
@@ -142,7 +142,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
                 return model, None
             if not given_recipe:
                 return quantize_(model, config, data=batches, **options), None
-            counted = _with_batches(recipe, batches, args)
+            counted = with_batches(recipe, batches, args)
             speed = {"check_speed": False} if args.auto else {}
             quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve, **speed)
             if args.auto:
@@ -158,7 +158,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
     return quantise
 
 
-def _improvers(names: Iterable[str], data: object, asked_by: str) -> tuple[str, ...]:
+def improvers_named(names: Iterable[str], data: object, asked_by: str) -> tuple[str, ...]:
     """check_names, whose errors speak of the options."""
     from pyquant.ptq.improve.steps import check_names
 
@@ -171,8 +171,8 @@ def _improvers(names: Iterable[str], data: object, asked_by: str) -> tuple[str, 
         raise ArgumentError("--data", f"none, and {asked_by} asks for {', '.join(names)}", DATA_HELP) from None
 
 
-def _options_apply_to(args: argparse.Namespace) -> Recipe:
-    """What --config or --preset names; --skip and the other options change it."""
+def recipe_named(args: argparse.Namespace) -> Recipe:
+    """What --config or --preset names."""
     if not args.preset:
         return Recipe.load_config(args.config)
     try:
@@ -181,7 +181,8 @@ def _options_apply_to(args: argparse.Namespace) -> Recipe:
         raise ArgumentError("--preset", error.got, error.allowed) from None
 
 
-def _with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
+def with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
+    """The recipe with --skip, --embeddings, --heads and --on-indivisible."""
     known = recipe.selective_quantizer_params.skip_modules or ()
     skipped = {pattern: LayerRule(FLOAT) for pattern in args.skip if pattern not in known}
     return replace(
@@ -193,7 +194,7 @@ def _with_options(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     )
 
 
-def _with_batches(recipe: Recipe, batches: Iterable[Any] | None, args: argparse.Namespace) -> Recipe:
+def with_batches(recipe: Recipe, batches: Iterable[Any] | None, args: argparse.Namespace) -> Recipe:
     """The recipe with the number of batches: of a recipe what it says, otherwise --batches, or all there are."""
     from pyquant.ptq.quantize import count_of
 

@@ -68,19 +68,37 @@ def set_ranges_from_data(
     the ranges, by their names. Without any fake quantiser nothing is run: any data would do, and none is needed."""
     if not fakes:
         return {}
-    peers = peers_of(model, fakes)
     with floating_point(model):
-        collected = run_calibration(model, fakes, data, num_batches, **{"on_silent": "ignore", **run_options})
-    seen = {name: fake for name, fake in fakes.items() if collected[name]["x"].count}
-    ranges = {name: compute_range(collected[name]["x"], fake.scheme) for name, fake in seen.items()}
-    lent = {name: widest(peers.get(name, ()), ranges) for name in fakes if name not in seen}
-    refuse_silent([name for name, range_ in lent.items() if range_ is None], len(fakes))
-    ranges |= {name: range_ for name, range_ in lent.items() if range_ is not None}
-    ranges = {name: ranges[name] for name in fakes}
-    count_tokens(model, fakes, {name: collected[name]["x"].count for name in fakes})
+        found = ranges_of(fakes, model, data, num_batches, **run_options)
+    return set_ranges(fakes, model, found)
+
+
+def ranges_of(
+    fakes: Mapping[str, FakeQuantize], model: nn.Module, data: Iterable[Any], num_batches: int, **run_options: Any
+) -> dict[str, tuple[Range | None, int]]:
+    """Run batches and let each of these collect; -> its range (None: it saw nothing) and how many numbers it saw."""
+    collected = run_calibration(model, fakes, data, num_batches, **{"on_silent": "ignore", **run_options})
+    seen = {name: collected[name]["x"] for name in fakes}
+    return {
+        name: (compute_range(seen[name], fake.scheme) if seen[name].count else None, seen[name].count)
+        for name, fake in fakes.items()
+    }
+
+
+def set_ranges(
+    fakes: Mapping[str, FakeQuantize], model: nn.Module, found: Mapping[str, tuple[Range | None, int]]
+) -> dict[str, Range]:
+    """Set the ranges that data gave; experts that saw none get those of the others. -> the ranges, by name."""
+    peers = peers_of(model, fakes)
+    ranges = {name: found[name][0] for name in fakes}
+    seen = {name: range_ for name, range_ in ranges.items() if range_ is not None}
+    ranges = {name: range_ or widest(peers.get(name, ()), seen) for name, range_ in ranges.items()}
+    refuse_silent([name for name, range_ in ranges.items() if range_ is None], len(fakes))
+    count_tokens(model, fakes, {name: found[name][1] for name in fakes})
+    known = {name: range_ for name, range_ in ranges.items() if range_ is not None}
     for name, fake in fakes.items():  # all are known before the first is set
-        fake.set_range(ranges[name])
-    return ranges
+        fake.set_range(known[name])
+    return known
 
 
 @dataclass(frozen=True)

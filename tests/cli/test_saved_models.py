@@ -15,7 +15,7 @@ import pyquant
 from pyquant import QScheme, TensorScheme
 from pyquant.cli.main import main
 from pyquant.cli.verify import verify_layer
-from pyquant.io.pretrained.save import _record
+from pyquant.io.pretrained.save import record_of
 
 
 def per_tensor() -> nn.Module:
@@ -51,7 +51,7 @@ def test_verify_compares_on_inputs_of_the_calibrated_range(amax: float, symmetri
     scheme = pyquant.W8A8(symmetric_inputs=symmetric)
     zero = {} if symmetric else {"input_zero_point": -60}
     layer = pyquant.QLinear.from_float(linear, scheme, input_scale=amax / 127, **zero)  # type: ignore[arg-type]
-    verdict = verify_layer(_record("a", layer), linear)
+    verdict = verify_layer(record_of("a", layer), linear)
     assert verdict.exact
     assert verdict.sqnr_db is not None
     # 10 dB and less where inputs of size 1 met another range, 25 where a few lay outside of it and were clipped

@@ -205,6 +205,7 @@ WRITE_FILES = (
     "load_pretrained",
     "load_quantized_",
     "quantize_checkpoint_",
+    "quantize_files",
     "save_pretrained",
     "QATMonitor",
 )

@@ -81,12 +81,18 @@ def mixed() -> dict[str, Any]:
     return {"model": net(), "data": batches(), "num_batches": 2, "batch_to_inputs": None}
 
 
-def floats_of(folder: Path) -> Path:
+def floats_of(folder: Path, model: nn.Module | None = None) -> Path:
     path = folder / "floats"
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text("{}")
-    save_file({name: tensor.clone() for name, tensor in net().state_dict().items()}, path / "model.safetensors")
+    save_file(
+        {name: tensor.clone() for name, tensor in (model or net()).state_dict().items()}, path / "model.safetensors"
+    )
     return path
+
+
+def in_blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
 
 
 def written_by_others(folder: Path) -> Path:
@@ -216,6 +222,16 @@ CALLS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "quantize_": lambda _: _public("quantize_", model=net(), config=SCHEME),
     "quantize_checkpoint_": lambda folder: _public(
         "quantize_checkpoint_", model=net(), path=floats_of(folder), config=SCHEME
+    ),
+    "quantize_files": lambda folder: _public(
+        "quantize_files",
+        model=in_blocks(),
+        path=floats_of(folder, in_blocks()),
+        out=folder / "out",
+        config=SCHEME,
+        save_to=folder / "blocks",
+        cache=folder / "cache",
+        data=batches(),
     ),
     "quantize_recipe_": lambda _: _public("quantize_recipe_", model=net(), recipe=RECIPE, data=batches()),
     "recommended": lambda _: {"name": "llm-w4a8", "num_batches": 4},

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "simulate": {"errors", "core", "numerics", "ops", "nn", "calibrate"},
     "recipe": {"errors", "core", "nn", "io"},
     "ptq": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe", "io"},
+    "ptq.shards": {"errors", "core", "nn", "calibrate", "simulate", "recipe", "ptq", "io", "io.pretrained"},
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
     "io.pretrained": {"errors", "core", "nn", "io", "integrations.transformers"},  # the last inside functions alone

@@ -82,7 +82,7 @@ TOPICS = (
         "Save and load",
         "files",
         "docs/file_format.md",
-        "save_pretrained load_pretrained load_quantized_ quantize_checkpoint_",
+        "save_pretrained load_pretrained load_quantized_ quantize_checkpoint_ quantize_files",
     ),
     Topic(
         "Errors and warnings",

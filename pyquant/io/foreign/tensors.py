@@ -19,6 +19,7 @@ from pyquant.io.strict_json import MAX_BYTES, ascii_of, loads
 
 _METADATA: Final = "__metadata__"
 _MAX_RANK: Final = 8
+_ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,13 @@ class TensorFile:
 
 
 def as_tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Bytes as a tensor over the same memory."""
+    """Bytes as a tensor: over the same memory where that begins as torch's own does."""
     if not data:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+    tensor = torch.frombuffer(data, dtype=torch.uint8)
+    if tensor.data_ptr() % _ALIGNMENT:  # products of other alignments may come out other by a rounding
+        tensor = tensor.clone()
+    return tensor.view(dtype).reshape(shape)
 
 
 def words_of(data: bytes | bytearray, where: str) -> dict[str, Any]:

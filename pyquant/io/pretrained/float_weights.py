@@ -67,6 +67,24 @@ class FloatWeights:
         """Under which name of the model a tensor is found in the files; the same for those that are tied."""
         return self._home[key]
 
+    def filled(self, module: nn.Module, name: str) -> nn.Module:
+        """A module of the model with its numbers, on the CPU; the one that is given stays empty."""
+        real = module.__class__.__new__(module.__class__)
+        real.__dict__.update(module.__dict__)
+        at = f"{name}." if name else ""
+        real.__dict__["_parameters"] = {
+            key: None if old is None else nn.Parameter(self.read(at + key), old.requires_grad)
+            for key, old in module._parameters.items()
+        }
+        real.__dict__["_buffers"] = {
+            key: old if old is None or key in module._non_persistent_buffers_set else self.read(at + key)
+            for key, old in module._buffers.items()
+        }
+        real.__dict__["_modules"] = {
+            key: None if child is None else self.filled(child, at + key) for key, child in module._modules.items()
+        }
+        return real
+
     def _plan(self, model: nn.Module, rename: Callable[[str], str]) -> None:
         from pyquant.integrations import transformers  # never at import: it is another library's business
 

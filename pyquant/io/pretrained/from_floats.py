@@ -153,12 +153,14 @@ class Reading:
 
     def _alone(self, fate: Fate) -> dict[int, Fate]:
         site = fate.site
-        return {id(site.module): replace(fate, site=replace(site, module=self._read(site.module, site.names[0])))}
+        return {
+            id(site.module): replace(fate, site=replace(site, module=self.weights.filled(site.module, site.names[0])))
+        }
 
     def _of_form(self, owner: Owner, group: Sequence[Fate]) -> dict[int, Fate]:
         """The layers of a linear form with their numbers; what of the form stays in floating point is filled."""
         name = owner.names[0]
-        form = form_of(self._read(owner.module, name))
+        form = form_of(self.weights.filled(owner.module, name))
         linears = dict(linears_of(name, form))
         real = {
             id(fate.site.module): replace(fate, site=replace(fate.site, module=linears[fate.site.names[0]]))
@@ -175,24 +177,6 @@ class Reading:
                         held[key] = _own(tensor, self.device(name))
                         ends = [".".join(part for part in (one, place, key) if part) for one in owner.names]
                         self.filled.update(ends)
-        return real
-
-    def _read(self, module: nn.Module, name: str) -> nn.Module:
-        """The module with its numbers, on the CPU; the one that is given stays empty."""
-        real = module.__class__.__new__(module.__class__)
-        real.__dict__.update(module.__dict__)
-        at = f"{name}." if name else ""
-        real.__dict__["_parameters"] = {
-            key: None if old is None else nn.Parameter(self.weights.read(at + key), old.requires_grad)
-            for key, old in module._parameters.items()
-        }
-        real.__dict__["_buffers"] = {
-            key: old if old is None or key in module._non_persistent_buffers_set else self.weights.read(at + key)
-            for key, old in module._buffers.items()
-        }
-        real.__dict__["_modules"] = {
-            key: None if child is None else self._read(child, at + key) for key, child in module._modules.items()
-        }
         return real
 
 

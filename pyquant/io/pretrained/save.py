@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,16 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.reordered import Reordered
 
 OWN_EXTRA: Final = "pyquant_modules"
+
+
+class Source(Protocol):
+    """Where the numbers of a model are that it does not hold itself."""
+
+    def record(self, name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
+        """What a directory holds of a quantised layer, which may be empty."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the model's state_dict that is on the meta device."""
 
 
 def save_pretrained(
@@ -72,6 +82,19 @@ def save_pretrained(
         >>> torch.equal(model(torch.ones(1, 8)), again(torch.ones(1, 8)))
         True
     """
+    return write(model, directory, extra=extra, model_config=model_config, recipe=recipe)
+
+
+def write(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    recipe: object = None,
+    source: Source | None = None,
+) -> str:
+    """save_pretrained, of a model whose numbers may lie elsewhere: `source` has them then."""
     from pyquant.integrations import transformers  # never at import: it is another library's business
 
     arguments.module("model", model)
@@ -97,13 +120,13 @@ def save_pretrained(
             if not theirs:  # transformers knows no aliases: it finds a layer under each of its names
                 continue
         first_names.setdefault(id(module), name)
-        layers[name] = partial(_record, name, module)
+        layers[name] = partial(record_of if source is None else source.record, name, module)
         kinds[name] = _kind(module)
         if module.dtype != torch.float32:
             dtypes[name] = dtype_name(module.dtype)
         if getattr(module, "note", ""):
             notes[name] = str(module.note)
-    others = _other_tensors(model, [*layers, *aliases])
+    others = _other_tensors(model, [*layers, *aliases], source)
     residuals = {n: _in_files(m.scheme) for n, m in modules_by_name(model).items() if isinstance(m, QResidual)}
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     reordered, blocks = _transforming(model)
@@ -147,7 +170,7 @@ def as_compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     refusal = _refusal(_strange(model, {name: _kind(layer) for name, layer in layers.items()}, True))
     if refusal:
         raise UnsupportedError(f"{refusal}; pyquant.save_pretrained(model, directory) writes it")
-    given = {name: partial(_record, name, layer) for name, layer in layers.items()}
+    given = {name: partial(record_of, name, layer) for name, layer in layers.items()}
     entries = check_layers(given)
     others = _other_tensors(model, list(layers))
     check_tensors(others, entries)
@@ -211,7 +234,8 @@ def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmb
             yield name, module
 
 
-def _record(name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
+def record_of(name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
+    """What a directory holds of a layer. Raises ArgumentError where it lacks its scales."""
     return _embedding_record(name, layer) if isinstance(layer, QEmbedding) else _layer_record(name, layer)
 
 
@@ -268,14 +292,31 @@ def _embedding_record(name: str, layer: QEmbedding) -> LayerRecord:
     )
 
 
-def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
+class _Others(Mapping[str, Tensor]):
+    """Tensors by name; those on the meta device are read when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: Source) -> None:
+        self._tensors, self._source = tensors, source
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        return self._source.tensor(name) if tensor.is_meta else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _other_tensors(model: nn.Module, quantised: list[str], source: Source | None = None) -> Mapping[str, Tensor]:
     others: dict[str, Tensor] = {}
     for key, value in state_without_codes(model).items():
         if is_inside(key, quantised):
             continue
         if not isinstance(value, Tensor):
             raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
-        if value.is_meta:
+        if value.is_meta and source is None:
             raise ArgumentError("model", f"tensor '{key}' on the meta device", "tensors that hold numbers")
         if any(kind.__name__ == "DTensor" for kind in type(value).__mro__):
             raise UnsupportedError(
@@ -285,7 +326,7 @@ def _other_tensors(model: nn.Module, quantised: list[str]) -> dict[str, Tensor]:
                 "convert')"
             )
         others[key] = value
-    return others
+    return others if source is None else _Others(others, source)
 
 
 def state_without_codes(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pyquant.calibrate.run import Inputs
+from pyquant.ptq.blockwise.empty import Gives
 
 # (kind, chain, block, number): a tensor that goes "first" into the first block, comes "from" a block, or is "const"
 Ref = tuple[str, int, int, int]
@@ -58,9 +59,11 @@ class _At:
 
 @dataclass
 class Recording:
-    """The calls of one list of blocks in one pass of the model, and the tensors that came from outside of it."""
+    """The calls of one list of blocks in one pass of the model, how what each gives out is shaped, and the tensors that
+    came from outside of it."""
 
     calls: list[Call] = field(default_factory=list)
+    gives: list[Gives | None] = field(default_factory=list)
     first: dict[Ref, Tensor] = field(default_factory=dict)
     const: dict[Ref, Tensor] = field(default_factory=dict)
 
@@ -76,6 +79,7 @@ class Recorder:
         self._blocks, self._chain = blocks, chain
         self._known: dict[int, tuple[weakref.ref[Tensor], Ref]] = {}
         self._versions: list[tuple[Tensor, int]] = []
+        self._given: tuple[list[Any], Any] = [], None
         self.recording = Recording()
         self.entered: int | None = None
         self.done = 0
@@ -96,6 +100,7 @@ class Recorder:
         self.entered = i
         leaves, structure = pytree.tree_flatten((args, kwargs))
         self.recording.calls.append(Call(tuple(self._leaf(i, n, leaf) for n, leaf in enumerate(leaves)), structure))
+        self._given = leaves, structure
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
         self._versions = [(tensor, tensor._version) for tensor in tensors]
 
@@ -117,7 +122,8 @@ class Recorder:
         for tensor, version in self._versions:
             if tensor._version != version:
                 raise NotAChain(self._chain, f"block {i} changes what it is given in place")
-        self._versions = []
+        self.recording.gives.append(Gives.of(*self._given, output, _PLAIN))
+        self._versions, self._given = [], ([], None)
         for ref, tensor in outputs_of(self._chain, i, output).items():
             self._known[id(tensor)] = (weakref.ref(tensor), ref)
         self.entered = None

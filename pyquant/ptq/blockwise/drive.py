@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,12 +20,12 @@ from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
 from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.generation import without_cache
 from pyquant.ptq.blockwise.kept import Kept
-from pyquant.ptq.blockwise.offload import each_on_device, on_device, to_device
+from pyquant.ptq.blockwise.offload import Place, Residence, to_device
 from pyquant.ptq.blockwise.plan import Chain, Plan, plan_of, record_first
 from pyquant.ptq.blockwise.saved import Saved
 from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.matrix import Layer
-from pyquant.ptq.improve.replay import Replay
+from pyquant.ptq.improve.replay import Calls, Replay, noting_calls
 from pyquant.simulate.float_model import float_parameters, floating_point, keep_originals
 from pyquant.simulate.unseen_experts import tell_of_untouched
 
@@ -36,6 +36,7 @@ Progress = Callable[[int, int, str], None]
 class Way:
     """How a model is gone through: the arguments `blocks`, `device`, `cache`, `save_to` and `progress` of improvers.
 
+    residence  where blocks are that are not in memory; `save_to` is given with it.
     Raises ArgumentError for values that are none."""
 
     blocks: Blocks = AUTO
@@ -43,38 +44,44 @@ class Way:
     cache: str | os.PathLike[str] | None = None
     save_to: str | os.PathLike[str] | None = None
     progress: Progress | None = None
-    place: torch.device | None = field(init=False, default=None)
+    residence: Residence | None = None
+    place: Place = field(init=False, default=Place())
 
     def __post_init__(self) -> None:
         arguments.function("progress", self.progress, "(done, total, what)")
-        if self.device is not None:
-            try:
-                object.__setattr__(self, "place", torch.device(self.device))
-            except (RuntimeError, TypeError, ValueError):
-                raise ArgumentError("device", arguments.shown(self.device), "a device, or None") from None
+        try:
+            device = None if self.device is None else torch.device(self.device)
+        except (RuntimeError, TypeError, ValueError):
+            raise ArgumentError("device", arguments.shown(self.device), "a device, or None") from None
+        object.__setattr__(self, "place", Place(device, self.residence))
 
     def refuse_without_blocks(self, why: str) -> None:
         """Raise ArgumentError where something was asked for that only blocks can give."""
+        if self.residence is not None:
+            raise ArgumentError("blocks", arguments.shown(self.blocks), f"blocks that files can be read by: {why}")
         for name in ("device", "cache", "save_to"):
             if getattr(self, name) is not None:
                 raise ArgumentError(name, arguments.shown(getattr(self, name)), f"None: {why}")
 
 
-def improved(replay: Replay, layers: dict[str, Layer], improver: Improver, way: Way) -> dict[str, Any]:
+def improved(
+    replay: Replay, layers: dict[str, Layer], improver: Improver, way: Way, *, only_floats: bool = False
+) -> dict[str, Any]:
     """Run the improver over every layer; -> {layer: what became of it}, in the order of their calls.
 
     replay   the model and its batches.     layers   those of the model that may change, by name.
+    only_floats   the improver looks at the float model alone, and nothing is rounded.
     On an exception everything is as before; with save_to, finished blocks are as they were found and saved.
     Raises ArgumentError for blocks that cannot be called one after the other where they were named, and for arguments
     that need blocks where there are none.
     """
     model = replay.module
-    with without_cache(model), Kept(way.cache) as kept:
+    with without_cache(model), Kept(way.cache) as kept, floating_point(model) if only_floats else nullcontext():
         plan = plan_of(replay, layers, way.blocks, kept, way.place)
         if not plan.chains:
             way.refuse_without_blocks(plan.why_whole)
-        saved = None if way.save_to is None else Saved(way.save_to, model, kept, plan, improver.settings)
-        drive = _Drive(replay, layers, improver, way, plan, kept, saved)
+        saved = None if way.save_to is None else Saved(way.save_to, model, kept, plan, improver.settings, way.residence)
+        drive = _Drive(replay, layers, improver, way, plan, kept, saved, only_floats)
         with ExitStack() as last:
             if saved is not None:
                 last.enter_context(saved)
@@ -84,7 +91,8 @@ def improved(replay: Replay, layers: dict[str, Layer], improver: Improver, way: 
                         undo.extend(state.put_back for state in stage.before)
                     if way.progress is not None:
                         way.progress(done, drive.total, stage.name)
-        tell_of_untouched(model, layers, drive.results)
+        if not only_floats:
+            tell_of_untouched(model, layers, drive.results)
         return drive.results
 
 
@@ -98,9 +106,10 @@ class _Drive:
         plan: Plan,
         kept: Kept,
         saved: Saved | None,
+        only_floats: bool,
     ) -> None:
         self.replay, self.layers, self.improver, self.way = replay, layers, improver, way
-        self.plan, self.kept, self.saved = plan, kept, saved
+        self.plan, self.kept, self.saved, self.only_floats = plan, kept, saved, only_floats
         self.blocks = [block for chain in plan.chains for block in chain.blocks]
         self.results: dict[str, Any] = {}
         self.total = sum(len(step.blocks) if isinstance(step, Chain) else 1 for step in plan.steps)
@@ -123,7 +132,7 @@ class _Drive:
                     yield self._improve(stage, partial(_first, looked))
 
     def _passes(self) -> Any:
-        return each_on_device(self.blocks, self.way.place)
+        return self.way.place.holds_each(self.blocks)
 
     def _whole(self, name: str, calls: Mapping[str, int]) -> Stage:
         layers = {layer: self.layers[layer] for layer in calls}
@@ -132,8 +141,9 @@ class _Drive:
         return Stage(name, self.replay.module, layers, calls, self.replay, self.replay, before, is_whole)
 
     def _improve(self, stage: Stage, look: Callable[[Stage], Any]) -> Stage:
-        # with save_to nothing is kept of finished blocks
-        floats = {} if self.saved is not None else {id(s.layer): float_parameters(s.layer) for s in stage.before}
+        # with save_to nothing is kept of finished blocks, but where a residence lets go of them
+        lets_go = self.saved is not None and self.way.residence is None
+        floats = {} if lets_go else {id(s.layer): float_parameters(s.layer) for s in stage.before}
         with undone_on_error([state.put_back for state in stage.before]):
             if self.saved is not None and stage.name in self.saved:
                 values = self.saved.restore(stage)
@@ -150,18 +160,20 @@ class _Drive:
         return stage
 
     def _chain(self, chain: Chain) -> Iterator[Stage]:
-        with self._passes():
+        others = [block for block in self.blocks if block is not chain.blocks[0]]  # which is not run
+        with self.way.place.holds_each(others):
             record_first(self.replay, chain, self.kept)
         for i, block in enumerate(chain.blocks):
-            layers = {name: self.layers[name] for name in chain.layers[i]}
-            before = tuple(LayerState.of(layer) for layer in layers.values())
             floats, rounded = (Replay.over(block, _Inputs(self, chain, i, which)) for which in ("float", "rounded"))
-            with on_device(block, self.way.place):
-                stage = Stage(chain.names[i], block, layers, chain.layers[i], rounded, floats, before, is_block=True)
+            with self.way.place.holds(block):
                 with floating_point(block):
-                    self._give_out(chain, i, floats, "float")
+                    calls = self._give_out(chain, i, floats, "float")
+                layers = {name: self.layers[name] for name in calls}
+                before = tuple(LayerState.of(layer) for layer in layers.values())
+                stage = Stage(chain.names[i], block, layers, calls, rounded, floats, before, is_block=True)
                 yield self._improve(stage, self._looked)
-                self._give_out(chain, i, rounded, "rounded")
+                if not self.only_floats:
+                    self._give_out(chain, i, rounded, "rounded")
             for ref, last in chain.last_uses.items():
                 if last <= i:
                     self._forget(ref)
@@ -170,14 +182,24 @@ class _Drive:
         with floating_point(stage.module):
             return self.improver.look(stage)
 
-    def _give_out(self, chain: Chain, i: int, replay: Replay, which: str) -> None:
-        """Keep what the block gives to those that follow."""
-        if not any(ref[0] == "from" and ref[2] == i for ref in chain.last_uses):
-            return
+    def _give_out(self, chain: Chain, i: int, replay: Replay, which: str) -> Mapping[str, int]:
+        """Keep what the block gives to those that follow; -> its layers, by how often they are called."""
+        counts = which == "float" and not chain.is_counted
+        calls = Calls()
+        if not counts and not any(ref[0] == "from" and ref[2] == i for ref in chain.last_uses):
+            return chain.layers[i]
         for b, batch in enumerate(replay.batches):
-            for ref, tensor in outputs_of(chain.at, i, replay.run(batch)).items():
+            with noting_calls(self._held(chain, i) if counts else {}) as called:
+                output = replay.run(batch)
+            calls.add(called)
+            for ref, tensor in outputs_of(chain.at, i, output).items():
                 if chain.last_uses.get(ref, -1) > i:
                     self.kept.put((which, b, ref), tensor.to(chain.home))
+        return {name: calls.most[name] for name in calls.order} if counts else chain.layers[i]
+
+    def _held(self, chain: Chain, i: int) -> dict[str, Layer]:
+        held = {id(module) for module in chain.blocks[i].modules()}
+        return {name: layer for name, layer in self.layers.items() if id(layer) in held}
 
     def _forget(self, ref: Ref) -> None:
         for b in range(len(self.replay.batches)):
@@ -203,7 +225,7 @@ class _Inputs(Sequence[Inputs]):
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i %= len(self)
-        return to_device(self._calls[i].inputs(lambda ref: self._tensor(i, ref)), self._drive.way.place)
+        return to_device(self._calls[i].inputs(lambda ref: self._tensor(i, ref)), self._drive.way.place.device)
 
     def _tensor(self, batch: int, ref: Ref) -> Tensor:
         kept = self._drive.kept

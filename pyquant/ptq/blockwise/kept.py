@@ -54,7 +54,8 @@ class Kept:
             return found
         path, device = found
         try:
-            return parsed(path.read_bytes())["t"].to(device)
+            # a copy, as products of memory of another alignment may come out other by a rounding
+            return parsed(path.read_bytes())["t"].to(device, copy=True)
         except (SafetensorError, KeyError, OSError) as error:
             raise CheckpointError(f"{path}: damaged or gone while it was in use: {error}") from error
 

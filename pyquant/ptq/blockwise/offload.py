@@ -1,61 +1,99 @@
-"""One block at a time on a device: where it runs, and home again."""
+"""One block at a time in its place: on a device, or in memory at all, while it runs; and home again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
-@contextmanager
-def on_device(block: nn.Module, device: torch.device | None) -> Iterator[None]:
-    """The block's parameters and buffers are on the device inside; afterwards where the first of them was."""
-    if device is None:
-        yield
-        return
-    home = home_of(block)
-    try:
-        block.to(device)
-        yield
-    finally:
-        block.to(home)
+class Residence(Protocol):
+    """Where the numbers of blocks lie while these do not run: their tensors are on the meta device then."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What the model and its numbers are known by."""
+
+    def bring(self, block: nn.Module) -> None:
+        """The block has its numbers, on the CPU, with what was found for it so far."""
+
+    def leave(self, block: nn.Module) -> None:
+        """The block is empty again."""
+
+    def finished(self, block: str, found: Path) -> None:
+        """What an improver has found for the layers of a block lies in this file (blockwise/saved.py)."""
 
 
-@contextmanager
-def each_on_device(blocks: Sequence[nn.Module], device: torch.device | None) -> Iterator[None]:
-    """Passes of the whole model inside: every block is on the device while it runs, what goes in and out moves too."""
-    if device is None:
-        yield
-        return
-    away: list[tuple[nn.Module, torch.device]] = []
+@dataclass(frozen=True)
+class Place:
+    """Where blocks are while they run.
 
-    def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return_all()  # a pass that ended inside a block left it there
-        away.append((block, home_of(block)))
-        block.to(device)
-        moved: tuple[Any, Any] = to_device((args, kwargs), device)
-        return moved
+    device     None: where they are.
+    residence  where they are when they do not run; None: in memory.
+    """
 
-    def leave(_: nn.Module, __: Any, output: Any) -> Any:
-        home = away[-1][1]
-        return_all()
-        return to_device(output, home)
+    device: torch.device | None = None
+    residence: Residence | None = None
 
-    def return_all() -> None:
-        while away:
-            block, home = away.pop()
+    @contextmanager
+    def holds(self, block: nn.Module) -> Iterator[None]:
+        """The block is in its place inside; afterwards where it was."""
+        home = None
+        try:
+            home = self._enter(block)
+            yield
+        finally:
+            self._leave(block, home)
+
+    @contextmanager
+    def holds_each(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
+        """Passes of the whole model inside: a block is in its place while it runs; what goes in and out moves."""
+        if self.device is None and self.residence is None:
+            yield
+            return
+        away: list[tuple[nn.Module, torch.device]] = []
+
+        def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            return_all()  # a pass that ended inside a block left it there
+            away.append((block, self._enter(block)))
+            moved: tuple[Any, Any] = to_device((args, kwargs), self.device)
+            return moved
+
+        def leave(_: nn.Module, __: Any, output: Any) -> Any:
+            home = away[-1][1]
+            return_all()
+            return output if self.device is None else to_device(output, home)
+
+        def return_all() -> None:
+            while away:
+                self._leave(*away.pop())
+
+        with ExitStack() as undo:
+            undo.callback(return_all)
+            for block in blocks:
+                undo.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                undo.callback(block.register_forward_hook(leave, prepend=True).remove)
+            yield
+
+    def _enter(self, block: nn.Module) -> torch.device:
+        if self.residence is not None:
+            self.residence.bring(block)
+        home = home_of(block)
+        if self.device is not None:
+            block.to(self.device)
+        return home
+
+    def _leave(self, block: nn.Module, home: torch.device | None) -> None:
+        if self.residence is not None:
+            self.residence.leave(block)
+        elif self.device is not None and home is not None:
             block.to(home)
-
-    with ExitStack() as undo:
-        undo.callback(return_all)
-        for block in blocks:
-            undo.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            undo.callback(block.register_forward_hook(leave, prepend=True).remove)
-        yield
 
 
 def to_device(tree: Any, device: torch.device | None) -> Any:
@@ -66,5 +104,6 @@ def to_device(tree: Any, device: torch.device | None) -> Any:
 
 
 def home_of(block: nn.Module) -> torch.device:
-    """The device of the first parameter or buffer; the CPU where there is none."""
-    return next((t.device for t in (*block.parameters(), *block.buffers())), torch.device("cpu"))
+    """The device of the first parameter or buffer that holds numbers; the CPU where there is none."""
+    tensors = (*block.parameters(), *block.buffers())
+    return next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,12 +12,15 @@ from torch import nn
 
 from pyquant.errors import ArgumentError
 from pyquant.ptq.blockwise.calls import Call, NotAChain, Recorder, Recording, Ref, compare, last_uses
+from pyquant.ptq.blockwise.empty import NotAlikeError, giving_halves, giving_zeros
 from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
 from pyquant.ptq.blockwise.kept import Kept
-from pyquant.ptq.blockwise.offload import each_on_device, home_of
+from pyquant.ptq.blockwise.offload import Place, home_of
 from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Calls, Enough, Replay
 from pyquant.simulate.float_model import floating_point
+
+Zeros = Callable[[], AbstractContextManager[None]]  # inside, no block runs
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Chain:
 
     at         its number.
     layers     of each block: {name: calls in a pass, at most}, in the order of the calls.
+    is_counted   whether these are of all batches, not of the first one.
     batches    how each batch's pass calls each block.     last_uses   {tensor of those: the last block it goes into}.
     home       where the blocks' inputs are kept.
     """
@@ -37,6 +41,7 @@ class Chain:
     batches: Sequence[Sequence[Call]]
     last_uses: Mapping[Ref, int]
     home: torch.device
+    is_counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,34 +72,36 @@ class _List:
                     raise NotAChain(at, f"{name} stands in blocks {self.owners[name]} and {i}")
         self.batches: list[list[Call]] = []
 
-    def chain(self, calls: Mapping[str, int], home: torch.device) -> Chain:
+    def chain(self, calls: Mapping[str, int], home: torch.device, is_counted: bool) -> Chain:
         """It is one. calls: of all layers, in their order."""
         held: list[dict[str, int]] = [{} for _ in self.blocks]
         for name in calls:
             if name in self.owners:
                 held[self.owners[name]][name] = calls[name]
-        return Chain(self.at, self.names, self.blocks, held, self.batches, last_uses(self.batches), home)
+        return Chain(self.at, self.names, self.blocks, held, self.batches, last_uses(self.batches), home, is_counted)
 
 
-def plan_of(
-    replay: Replay, layers: Mapping[str, Layer], blocks: Blocks, kept: Kept, device: torch.device | None
-) -> Plan:
+def plan_of(replay: Replay, layers: Mapping[str, Layer], blocks: Blocks, kept: Kept, place: Place) -> Plan:
     """The plan of a model; what the float model gives to the first block of each chain is in `kept` afterwards.
 
-    Lists of blocks that are no chains are refused where they were named, and left out where they were found ('auto').
+    Lists of blocks that are no chains are refused where they were named, or are not in memory, and left out where they
+    were found ('auto'). Of a model that is not in memory one pass runs the blocks; in others these give zeros, where
+    what they give has the shape of something that they are given.
     """
     names = block_lists(replay.module, blocks, lambda module: isinstance(module, Layer))
     why = "blocks=None" if blocks is None else "no list of blocks is found in this model; blocks=... names them"
     while names:
         try:
-            return _planned(replay, layers, names, kept, device)
+            return _planned(replay, layers, names, kept, place)
         except NotAChain as error:
             first, *_, last = names[error.chain] * 2
             why = f"the blocks {first} to {last} are no chain: {error}"
-            if blocks != AUTO:
+            if blocks != AUTO or place.residence is not None:
                 raise ArgumentError("blocks", why, "blocks of which each is given what those before it give") from None
             del names[error.chain]
             kept.clear()
+    if place.residence is not None:
+        return Plan([], why)
     with floating_point(replay.module):
         calls = replay.calls(layers)
     return Plan([calls] if calls else [], why)
@@ -118,48 +125,91 @@ def record_first(replay: Replay, chain: Chain, kept: Kept) -> None:
 
 
 def _planned(
-    replay: Replay, layers: Mapping[str, Layer], names: Sequence[Sequence[str]], kept: Kept, device: torch.device | None
+    replay: Replay, layers: Mapping[str, Layer], names: Sequence[Sequence[str]], kept: Kept, place: Place
 ) -> Plan:
     lists = [_List(at, given, replay.module, layers) for at, given in enumerate(names)]
     blocks = [block for list_ in lists for block in list_.blocks]
     home = home_of(replay.module)
     events: list[str | int] = []  # layers as they are called, and numbers of lists as their first blocks are
     calls = Calls()
-    with each_on_device(blocks, device):
-        with floating_point(replay.module):
-            seen = _record(replay, lists, 0, layers, events)
-        calls.add(events)
-        order = [at for at in calls.order if isinstance(at, int)]
-        for list_, recording, again in zip(lists, seen, _record(replay, lists, 0), strict=True):
-            if len(recording.calls) < len(list_.blocks):
-                raise NotAChain(list_.at, f"block {len(recording.calls)} is never called")
-            compare(list_.at, recording, again)
-        with floating_point(replay.module):
-            for b in range(len(replay.batches)):
-                if b > 0:
-                    events.clear()
-                    with _ends(lists[order[-1]].blocks[-1], before=False):
-                        seen = _record(replay, lists, b, layers, events)
-                    calls.add(events)
-                for list_, recording in zip(lists, seen, strict=True):
-                    if len(recording.calls) < len(list_.blocks):
-                        raise NotAChain(list_.at, f"block {len(recording.calls)} is not called for batch {b}")
-                    list_.batches.append(recording.calls)
-                    for ref, tensor in recording.first.items():
-                        kept.put(("float", b, ref), tensor)
-                    for ref, tensor in recording.const.items():
-                        kept.put(("both", b, ref), tensor)
-                seen = []
-    return _in_order(lists, calls, home)
+    with floating_point(replay.module), place.holds_each(blocks):
+        seen = _record(replay, lists, 0, layers, events)
+    calls.add(events)
+    order = [at for at in calls.order if isinstance(at, int)]
+    for list_, recording in zip(lists, seen, strict=True):
+        if len(recording.calls) < len(list_.blocks):
+            raise NotAChain(list_.at, f"block {len(recording.calls)} is never called")
+    gives = [how for recording in seen for how in recording.gives if how is not None]
+    # what a second list is given comes from the first one
+    may_be_empty = place.residence is not None and len(lists) == 1 and len(gives) == len(blocks)
+    zeros = partial(giving_zeros, blocks, gives) if may_be_empty else None
+    again = _with_other_results(replay, lists, blocks, place, zeros)
+    for list_, recording, other in zip(lists, seen, again, strict=True):
+        compare(list_.at, recording, other)
+    del again
+    with floating_point(replay.module):
+        for b in range(len(replay.batches)):
+            if b > 0:
+                events.clear()
+                seen = _later(replay, lists, b, layers, events, lists[order[-1]].blocks[-1], place, zeros)
+                calls.add(events)
+            for list_, recording in zip(lists, seen, strict=True):
+                if len(recording.calls) < len(list_.blocks):
+                    raise NotAChain(list_.at, f"block {len(recording.calls)} is not called for batch {b}")
+                list_.batches.append(recording.calls)
+                for ref, tensor in recording.first.items():
+                    kept.put(("float", b, ref), tensor)
+                for ref, tensor in recording.const.items():
+                    kept.put(("both", b, ref), tensor)
+            seen = []
+    return _in_order(lists, calls, home, is_counted=zeros is None)
 
 
-def _in_order(lists: Sequence[_List], calls: Calls, home: torch.device) -> Plan:
+def _with_other_results(
+    replay: Replay, lists: Sequence[_List], blocks: Sequence[nn.Module], place: Place, zeros: Zeros | None
+) -> list[Recording]:
+    """The first batch again, where blocks give out something else than in the float model."""
+    if zeros is not None:
+        with zeros():
+            return _record(replay, lists, 0)
+    is_known = place.residence is None  # otherwise what they round to may be found later
+    with place.holds_each(blocks), nullcontext() if is_known else _floats_halved(replay.module, blocks):
+        return _record(replay, lists, 0)
+
+
+@contextmanager
+def _floats_halved(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
+    with floating_point(model), giving_halves(blocks):
+        yield
+
+
+def _later(
+    replay: Replay,
+    lists: Sequence[_List],
+    batch: int,
+    layers: Mapping[str, Layer],
+    events: list[str | int],
+    last: nn.Module,
+    place: Place,
+    zeros: Zeros | None,
+) -> list[Recording]:
+    """The pass of another batch than the first, which ends behind the last block."""
+    blocks = [block for list_ in lists for block in list_.blocks]
+    if zeros is not None:
+        with suppress(NotAlikeError), _ends(last, before=False), zeros():
+            return _record(replay, lists, batch, layers, events)
+        events.clear()
+    with place.holds_each(blocks), _ends(last, before=False):
+        return _record(replay, lists, batch, layers, events)
+
+
+def _in_order(lists: Sequence[_List], calls: Calls, home: torch.device, is_counted: bool) -> Plan:
     inside = {name for list_ in lists for name in list_.owners}
     counts = {name: calls.most[name] for name in calls.order if isinstance(name, str)}
     steps: list[Chain | dict[str, int]] = []
     for event in calls.order:
         if isinstance(event, int):
-            steps.append(lists[event].chain(counts, home))
+            steps.append(lists[event].chain(counts, home, is_counted))
         elif event not in inside:
             if not steps or isinstance(steps[-1], Chain):
                 steps.append({})

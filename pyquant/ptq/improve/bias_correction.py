@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,11 +59,16 @@ def bias_correction_(
     layers = simulated_layers(model)
     way = Way(blocks, device, cache, save_to, progress)
     replay = Replay(model, data, num_batches, batch_to_inputs)
+    check_biases(layers)
+    return improved(replay, layers, BiasCorrection(), way)
+
+
+def check_biases(layers: Mapping[str, Layer]) -> None:
+    """Raise ArgumentError for layers that share one bias."""
     owners = Counter(id(layer.bias) for layer in layers.values() if layer.bias is not None)
     shared = [name for name, layer in layers.items() if owners[id(layer.bias)] > 1]
     if shared:
         raise ArgumentError("model", f"one bias in the layers {', '.join(shared)}", "a bias of its own in every layer")
-    return improved(replay, layers, _BiasCorrection(), way)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,9 @@ class _Outputs:
     rows: int
 
 
-class _BiasCorrection:
+class BiasCorrection:
+    """The improver."""
+
     settings: Final = "bias correction"
 
     def look(self, stage: Stage) -> dict[str, _Outputs]:

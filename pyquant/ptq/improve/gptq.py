@@ -16,7 +16,7 @@ from pyquant.nn.swap import undone_on_error
 from pyquant.nn.weights import dequantise_weight
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
-from pyquant.ptq.blockwise.stage import LayerState, Stage
+from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.gptq_codes import codes_by
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
@@ -97,15 +97,28 @@ def gptq_(
     for name, flag in (("act_order", act_order), ("correct_targets", correct_targets)):
         if flag is not None:
             arguments.flag(name, flag)
-    measure = error_function(error)
+    error_function(error)
     if blocks == AUTO and error not in (None, "mse"):
         blocks = None
     way = Way(blocks, device, cache, save_to, progress)
     replay = Replay(model, data, num_batches, batch_to_inputs)
+    work = gptq_improver(num_batches, damp, act_order, correct_targets, error, num_held_out)
+    return improved(replay, layers, work, way)
+
+
+def gptq_improver(
+    num_batches: int,
+    damp: float = 0.01,
+    act_order: bool | None = None,
+    correct_targets: bool | None = None,
+    error: str | ErrorFunction | None = None,
+    num_held_out: int | None = None,
+) -> Improver:
+    """What gptq_ does to the layers of a stage."""
     held_out = held_out_of(num_held_out, num_batches)
     settings = f"gptq {damp!r} {act_order} {correct_targets} {error if error is None or type(error) is str else 'own'}"
-    work = _Gptq(f"{settings} {held_out}", damp, act_order, correct_targets, measure, num_batches - held_out)
-    return improved(replay, layers, work, way)
+    split = num_batches - held_out
+    return _Gptq(f"{settings} {held_out}", damp, act_order, correct_targets, error_function(error), split)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyquant.errors import NonFiniteError
 from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
 from pyquant.ptq.blockwise.find import AUTO, Blocks
-from pyquant.ptq.blockwise.stage import LayerState, Stage
+from pyquant.ptq.blockwise.stage import Improver, LayerState, Stage
 from pyquant.ptq.improve.errors import ErrorFunction, error_function, held_out_of, mean_error, relative_mse
 from pyquant.ptq.improve.matrix import Layer, matrix_of, simulated_layers, weight_from
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, tensors_of
@@ -89,16 +89,31 @@ def learn_rounding_(
     layers = simulated_layers(model)
     arguments.whole("steps", steps, 1)
     arguments.whole("seed", seed, 0, 2**63 - 1)
-    rate = 1 / steps if learning_rate is None else arguments.number("learning_rate", learning_rate, 0, above=True)
-    measure = error_function(error)
+    if learning_rate is not None:
+        arguments.number("learning_rate", learning_rate, 0, above=True)
+    error_function(error)
     if blocks == AUTO and error not in (None, "mse"):
         blocks = None
     way = Way(blocks, device, cache, save_to, progress)
     replay = Replay(model, data, num_batches, batch_to_inputs)
+    work = rounding_improver(num_batches, steps, learning_rate, seed, error, num_held_out)
+    return improved(replay, layers, work, way)
+
+
+def rounding_improver(
+    num_batches: int,
+    steps: int = 200,
+    learning_rate: float | None = None,
+    seed: int = 0,
+    error: str | ErrorFunction | None = None,
+    num_held_out: int | None = None,
+) -> Improver:
+    """What learn_rounding_ does to the layers of a stage."""
+    rate = 1 / steps if learning_rate is None else float(learning_rate)
     split = num_batches - held_out_of(num_held_out, num_batches)
     judge = error if error is None or type(error) is str else "own"
     settings = f"learned rounding {steps} {rate!r} {seed} {judge} {split}"
-    return improved(replay, layers, _LearnedRounding(settings, steps, rate, seed, measure, split), way)
+    return _LearnedRounding(settings, steps, rate, seed, error_function(error), split)
 
 
 @dataclass(frozen=True)

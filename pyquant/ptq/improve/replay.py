@@ -95,10 +95,8 @@ class Replay:
     def calls(self, layers: Mapping[str, nn.Module]) -> dict[str, int]:
         """{layer: most calls in a batch}, in the order of the first calls; layers that no batch reaches are missing.
         Later batches are looked at where the first ones do not reach all, as routers of experts may."""
-        found, events = Calls(), list[str]()
-        with ExitStack() as hooks:
-            for name, layer in layers.items():
-                hooks.enter_context(_hooked(layer, lambda *_, name=name: events.append(name)))
+        found = Calls()
+        with noting_calls(layers) as events:
             for batch in self.batches:
                 self.run(batch)
                 found.add(events)
@@ -141,6 +139,16 @@ class Replay:
                 self.run(self.batches[batch])
         finally:
             handle.remove()
+
+
+@contextmanager
+def noting_calls(layers: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """The names of these layers as they are called inside, in order; whoever has read the list may clear it."""
+    events: list[str] = []
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(_hooked(layer, lambda *_, name=name: events.append(name)))
+        yield events
 
 
 def _as_they_are(inputs: Inputs) -> Inputs:

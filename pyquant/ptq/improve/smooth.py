@@ -16,7 +16,7 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import Undo, undone_on_error
 from pyquant.ptq.blockwise.drive import Way
 from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
-from pyquant.ptq.blockwise.offload import each_on_device
+from pyquant.ptq.blockwise.offload import Place
 from pyquant.ptq.improve.pairs import factor_of, find_pairs, scale_by
 from pyquant.ptq.improve.replay import BatchToInputs, Replay, check_unmoved
 from pyquant.simulate.kinds import is_simulated
@@ -82,13 +82,19 @@ def smooth_reversibly(
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: smooth before quantising")
     groups = find_pairs(model, pairs)
-    place = None if way is None else way.place
-    lists = [] if way is None or place is None else block_lists(model, way.blocks, lambda m: isinstance(m, nn.Linear))
-    if place is not None and not lists:
-        raise ArgumentError("device", str(place), "None: no blocks are found in this model; blocks=... names them")
+    place = Place() if way is None else way.place
+    lists = (
+        []
+        if way is None or place.device is None
+        else block_lists(model, way.blocks, lambda m: isinstance(m, nn.Linear))
+    )
+    if place.device is not None and not lists:
+        raise ArgumentError(
+            "device", str(place.device), "None: no blocks are found in this model; blocks=... names them"
+        )
     modules = [model.get_submodule(name) for names in lists for name in names]
     with ExitStack() as hooks:
-        hooks.enter_context(each_on_device(modules, place))
+        hooks.enter_context(place.holds_each(modules))
         reference = replay.run(replay.batches[0])
         for pair in groups:
             handle = pair.modules[1][0].register_forward_pre_hook(lambda _, x, pair=pair: pair.observe(x[0]))
@@ -102,7 +108,7 @@ def smooth_reversibly(
             pair.producer: scale_by(pair, factor_of(pair, float(alpha))) for pair in groups if pair.amax is not None
         }
         allowed = f"pairs whose producer feeds its consumers and nothing else; undone: {', '.join(spreads)}"
-        with each_on_device(modules, place):
+        with place.holds_each(modules):
             check_unmoved("pairs", reference, replay.run(replay.batches[0]), allowed)
     undo += put_back
     return spreads

@@ -10,14 +10,16 @@ from torch import nn
 
 from pyquant.calibrate.run import inputs_of
 from pyquant.core import arguments
+from pyquant.core.names import listed
 from pyquant.core.registry import IMPROVERS
 from pyquant.errors import ArgumentError
 from pyquant.nn.sites import Config
 from pyquant.nn.swap import Undo
-from pyquant.ptq.improve.bias_correction import bias_correction_
+from pyquant.ptq.blockwise.stage import Improver
+from pyquant.ptq.improve.bias_correction import BiasCorrection, bias_correction_
 from pyquant.ptq.improve.equalize import equalize_reversibly
-from pyquant.ptq.improve.gptq import gptq_
-from pyquant.ptq.improve.learned_rounding import learn_rounding_
+from pyquant.ptq.improve.gptq import gptq_, gptq_improver
+from pyquant.ptq.improve.learned_rounding import learn_rounding_, rounding_improver
 from pyquant.ptq.improve.replay import BatchToInputs
 from pyquant.ptq.improve.rotate import rotate_reversibly
 from pyquant.ptq.improve.scale_search import search_scales_reversibly
@@ -96,6 +98,23 @@ def improve_before(names: tuple[str, ...], before: Before) -> None:
     for name, improver in _BEFORE.items():
         if name in names:
             improver(before)
+
+
+def improvers_of(names: tuple[str, ...], num_batches: int) -> dict[str, Improver]:
+    """What improve_after does to the layers of a stage, by name, for those who go through a model in another way.
+
+    Raises ArgumentError for improvers of the float model."""
+    found: dict[str, Improver] = {}
+    if early := [name for name in names if name in _BEFORE]:
+        got = f"{listed(early)}, which changes the float model as a whole"
+        raise ArgumentError("improve", got, f"{listed(list(_AFTER))}; quantize_ takes the others")
+    if "gptq" in names:
+        found["gptq"] = gptq_improver(num_batches)
+    if "learn_rounding" in names:
+        found["learn_rounding"] = rounding_improver(num_batches)
+    if "bias_correction" in names:
+        found["bias_correction"] = BiasCorrection()
+    return found
 
 
 def improve_after(

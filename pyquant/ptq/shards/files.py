@@ -1,0 +1,334 @@
+"""quantize_files: from a float checkpoint to a quantised one block by block, with the data that ranges need."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from pyquant.core import arguments
+from pyquant.core.names import listed
+from pyquant.core.paths import file_path
+from pyquant.core.scheme import QScheme
+from pyquant.errors import ArgumentError, QuantizationWarning
+from pyquant.io.foreign.source import Source
+from pyquant.io.pretrained.float_weights import FloatWeights
+from pyquant.io.pretrained.place import refill
+from pyquant.io.pretrained.quantized import new_name
+from pyquant.io.pretrained.save import record_of, write
+from pyquant.nn.convert import integer_twin, quantize_layers_
+from pyquant.nn.fates import Fate, forms_of, noted, twins_of
+from pyquant.nn.linear_state import LinearState
+from pyquant.nn.match import FqnConfig
+from pyquant.nn.qconv import QConv2d
+from pyquant.nn.qlinear import QLinear
+from pyquant.nn.sites import Filter, Owner, find_owners
+from pyquant.nn.swap import Undo, swap_modules, undone_on_error
+from pyquant.ptq.blockwise.drive import Progress, Way, improved
+from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
+from pyquant.ptq.blockwise.ranges import calibrate_by
+from pyquant.ptq.blockwise.saved import JOURNAL
+from pyquant.ptq.improve.matrix import Layer, simulated_layers
+from pyquant.ptq.improve.replay import BatchToInputs, Replay
+from pyquant.ptq.improve.steps import check_names, improvers_of
+from pyquant.ptq.quantize import count_of
+from pyquant.ptq.run import recipe_of
+from pyquant.ptq.selective import SelectiveQuantizer
+from pyquant.ptq.shards.residence import FromFiles
+from pyquant.ptq.shards.store import Store, other_tensors
+from pyquant.recipe import Recipe, is_recipe
+from pyquant.simulate.calibrate import targets_of
+from pyquant.simulate.insert import replace_simulating, simulated
+from pyquant.simulate.kinds import SIMULATED, is_simulated
+
+UNFINISHED = ".unfinished"
+
+
+@torch.no_grad()
+def quantize_files(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    config: QScheme
+    | str
+    | Callable[[], QScheme]
+    | FqnConfig
+    | Mapping[str | type, QScheme | None]
+    | Recipe
+    | os.PathLike[str],
+    filter_fn: Filter | None = None,
+    *,
+    data: Iterable[Any] | None = None,
+    num_batches: int | None = None,
+    improve: Sequence[str] = (),
+    batch_to_inputs: BatchToInputs | None = None,
+    embeddings: bool = False,
+    heads: bool | None = None,
+    on_indivisible: str = "per_channel",
+    rename: Callable[[str], str] | None = None,
+    blocks: Blocks = AUTO,
+    device: torch.device | str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    save_to: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Quantise a float checkpoint into another directory, a block of the model at a time, with data where ranges or
+    codes need it.
+
+    Byte for byte the directory of loading the whole model, quantize_ with these arguments, and save_pretrained; memory
+    holds what lies outside of the blocks, one block, and what reconstruction needs for it (docs/reconstruction.md 3).
+
+    model        as of quantize_checkpoint_: its weights are not used, so it belongs on the meta device. Afterwards its
+                 layers are quantised ones, empty in the blocks; on an error it is as before.
+    path         directory of a model in floating point, as of quantize_checkpoint_.
+    out          directory that save_pretrained would write.
+    config, filter_fn, embeddings, heads, on_indivisible, batch_to_inputs   as in quantize_; no 16-bit layers, no recipe
+                 with `chains`.
+    data, num_batches   batches, gone through several times where `improve` names anything; as in quantize_.
+    improve      'gptq', 'learn_rounding', 'bias_correction', with their default options.
+    rename       name of a tensor in the files -> its name in the model; None: they are the same.
+    blocks, device, cache   as of gptq_: which modules are the blocks (the model has to have some), where each is
+                 while it runs, a folder for their inputs.
+    save_to      folder for finished blocks; a run that was killed and begins again with the same arguments goes on
+                 after the last one, to the same bytes. None: OUT.unfinished beside `out`, which is gone at the end.
+    progress     called with (done, total, name) after every block of every pass: 'ranges', each improver, 'codes'.
+    ->           SHA-256 of the manifest, as of save_pretrained.
+    Raises ArgumentError or SchemeError as quantize_, and where blocks are not called one after the other;
+    CheckpointError as quantize_checkpoint_, and for a save_to of something else.
+
+    Example:
+        >>> import json, pathlib, tempfile, pyquant
+        >>> from safetensors.torch import save_file
+        >>> block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        >>> build = lambda: nn.Sequential(nn.Sequential(block(), block()), nn.Linear(8, 2)).eval()
+        >>> whole, data = build(), [torch.randn(4, 8) for _ in range(4)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "config.json").write_text("{}")
+        ...     save_file(whole.state_dict(), f"{folder}/model.safetensors")
+        ...     with torch.device("meta"):
+        ...         model = build()
+        ...     digest = quantize_files(model, folder, f"{folder}/w8a8", "W8A8", data=data)
+        ...     digest == pyquant.save_pretrained(pyquant.quantize_(whole, "W8A8", data=data), f"{folder}/whole")
+        True
+    """
+    arguments.module("model", model)
+    arguments.function("rename", rename, "(name) -> name")
+    recipe = recipe_of(config) if is_recipe(config) else None  # type: ignore[arg-type]
+    names = check_names(improve, data)
+    if recipe is not None:
+        names = _of_recipe(recipe, names, data, num_batches, filter_fn, embeddings, heads, on_indivisible)
+        num_batches = recipe.calib_params.num_calib_batches
+    count = 0 if data is None else count_of(data, num_batches)
+    improvers_of(names, count or 2)  # what cannot be done is told first
+    target = file_path("out", out)
+    folder = file_path("save_to", save_to) if save_to is not None else target.with_name(target.name + UNFINISHED)
+    source = Source(file_path("path", path), is_float=True)
+    way = Way(blocks, device, cache, folder, progress)
+    undo: list[Undo] = []
+    for module in model.modules():
+        undo += [
+            partial(_put_back, held, dict(held)) for held in (module._parameters, module._buffers, module._modules)
+        ]
+    with undone_on_error(undo), ExitStack() as last:
+        _empty(model)
+        weights = FloatWeights(model, source, lambda name: name if rename is None else new_name(rename(name)))
+        refill(model, undo)
+        work = _Work(model, weights, find_owners(model), _facts(source), way, names, batch_to_inputs, data, count, last)
+        if recipe is None:
+            options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
+            quantize_layers_(model, config, filter_fn, check_speed=False, prepare=work.twins, **options)  # type: ignore[arg-type]
+        else:
+            work.by_recipe(recipe, undo)
+        if weights.unused:
+            what = f"{source.directory}: {type(model).__name__} has no place for the tensors {listed(weights.unused)}"
+            warnings.warn(f"quantize_files: {what}", QuantizationWarning, stacklevel=2)
+        digest = write(model, target, recipe=recipe, source=work.store)
+    if save_to is None:
+        for journal in folder.glob(f"*/{JOURNAL}"):  # first: without it nothing counts as finished
+            journal.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+    return digest
+
+
+@dataclass
+class _Work:
+    """One model on its way from files to files. owners: its modules with linear forms, before anything was replaced;
+    last: closes the store."""
+
+    model: nn.Module
+    weights: FloatWeights
+    owners: Sequence[Owner]
+    facts: str
+    way: Way
+    improve: tuple[str, ...]
+    batch_to_inputs: BatchToInputs | None
+    data: Iterable[Any] | None
+    count: int
+    last: ExitStack
+    store: Store = field(init=False)
+
+    def twins(self, model: nn.Module, fates: Sequence[Fate]) -> dict[int, nn.Module]:
+        """{id of a float layer: its quantised twin}, for quantize_layers_, which puts them in."""
+        layers = [fate for fate in fates if fate.layer is not None and isinstance(fate.site.module, tuple(SIMULATED))]
+        for fate in layers:
+            if fate.layer is not None and fate.layer.scheme.is_float:
+                got = f"{fate.layer.scheme} for {fate.site.names[0]}"
+                raise ArgumentError("config", got, "schemes of codes; None leaves a layer in floating point")
+        twins = twins_of(layers, simulated)
+        undo: list[Undo] = []
+        swap_modules(model, [*forms_of(fates), *twins], undo=undo)
+        try:
+            made = self.quantised()
+            return {id(fate.site.module): made[id(twin)] for fate, (_, twin) in zip(layers, twins, strict=True)}
+        finally:
+            for step in reversed(undo):
+                step()
+
+    def by_recipe(self, recipe: Recipe, undo: list[Undo]) -> None:
+        """What quantize_recipe_ does, in its order."""
+        quantizer = SelectiveQuantizer.from_recipe(recipe)
+        undo += quantizer.quantize_reversibly(self.model)
+        halves = [name for name, module in self.model.named_modules() if isinstance(module, LinearState)]
+        if halves:
+            allowed = "schemes of codes; null leaves a layer in floating point"
+            raise ArgumentError("config", f"16-bit layers {listed(halves)}", allowed)
+        params = recipe.calib_params
+        for target in targets_of(self.model):
+            if target.fake.method_is_open:
+                method = params.histogram_calib_method
+                target.set_method(method, params.percentile if method == "percentile" else 99.99)
+        made = self.quantised()
+        replace_simulating(self.model, lambda layer: made[id(layer)], undo)
+        swap_modules(self.model, twins_of(quantizer.lookups, integer_twin), undo=undo)
+
+    def quantised(self) -> dict[int, nn.Module]:
+        """{id of a simulating layer: its quantised twin}; of those in blocks the numbers are in the store."""
+        residence = FromFiles(self.model, self.weights, self.owners, self.facts)
+        lists = block_lists(self.model, self.way.blocks, lambda module: isinstance(module, Layer))
+        blocks = {name: self.model.get_submodule(name) for names in lists for name in names}
+        if not blocks:
+            allowed = "a model whose layers stand in a list of blocks; blocks=... names them"
+            raise ArgumentError("blocks", f"none in this {type(self.model).__name__}", allowed)
+        _check_apart(self.model, blocks)
+        residence.settle(blocks)
+        fakes = {target.name: target.fake for target in targets_of(self.model, weights=False)}
+        if fakes and self.data is None:
+            raise ArgumentError("data", f"None, for {listed(list(fakes))}", "batches, or a dynamic scheme")
+        if self.data is not None and (fakes or self.improve):
+            replay = Replay(self.model, self.data, self.count, self.batch_to_inputs)
+            calibrate_by(replay, fakes, self._way("ranges", residence))
+            for name, improver in improvers_of(self.improve, self.count).items():
+                improved(replay, simulated_layers(self.model), improver, self._way(name, residence))
+        return self._codes(residence, blocks)
+
+    def _codes(self, residence: FromFiles, blocks: Mapping[str, nn.Module]) -> dict[int, nn.Module]:
+        way = self._way("codes", residence)
+        self.store = self.last.enter_context(Store(Path(way.save_to or ""), residence.fingerprint))
+        for done, (name, block) in enumerate(blocks.items(), 1):
+            layers = {at: m for at, m in block.named_modules(prefix=name) if is_simulated(m)}
+            if name not in self.store:
+                with way.place.holds(block):
+                    records = [
+                        record_of(at, cast(QLinear | QConv2d, layer.to_quantized())) for at, layer in layers.items()
+                    ]
+                    self.store.add(name, records, other_tensors(block, name, layers))
+            if way.progress is not None:
+                way.progress(done, len(blocks), name)
+        return {id(layer): noted(_twin(layer), layer.note) for layer in self.model.modules() if is_simulated(layer)}
+
+    def _way(self, step: str, residence: FromFiles) -> Way:
+        told = self.way.progress
+        progress = None if told is None else lambda done, total, what: told(done, total, f"{step} {what}")
+        folder = Path(os.fspath(self.way.save_to or "")) / step
+        return Way(self.way.blocks, self.way.device, self.way.cache, folder, progress, residence)
+
+
+def _twin(layer: Any) -> nn.Module:
+    """The quantised twin, an empty one of an empty layer."""
+    quantised: nn.Module
+    fake = layer.weight_fake_quant
+    if layer.weight.is_meta and not fake.is_calibrated:
+        fake._is_known = True  # what has no numbers needs no range
+        quantised = layer.to_quantized()
+        fake._is_known = False
+    else:
+        quantised = layer.to_quantized()
+    return quantised
+
+
+def _of_recipe(
+    recipe: Recipe,
+    names: tuple[str, ...],
+    data: object,
+    num_batches: int | None,
+    filter_fn: object,
+    embeddings: bool,
+    heads: bool | None,
+    on_indivisible: str,
+) -> tuple[str, ...]:
+    """The improvers, where a recipe says what the other arguments would. Raises ArgumentError."""
+    given = {"filter_fn": filter_fn, "num_batches": num_batches, "heads": heads, "embeddings": embeddings or None}
+    given["on_indivisible"] = None if on_indivisible == "per_channel" else on_indivisible
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(name, arguments.shown(value), "nothing beside a recipe, which says it")
+    if recipe.chains != "off":
+        raise ArgumentError("recipe.chains", arguments.shown(recipe.chains), "off: layers are in memory one by one")
+    if names and recipe.improve:
+        raise ArgumentError("improve", listed(names), f"nothing beside the recipe's {listed(recipe.improve)}")
+    return names or check_names(recipe.improve, data)
+
+
+def _facts(source: Source) -> str:
+    """What the files of a directory are known by: names, sizes, times of change, and what is in them."""
+    hasher = hashlib.sha256()
+    for name in sorted(source):
+        span = source.span(name)
+        hasher.update(f"{name} {span.dtype} {span.shape} {span.start}\n".encode())
+    for file in sorted(source.directory.glob("*.safetensors")):
+        info = file.stat()
+        hasher.update(f"{file.name} {info.st_size} {info.st_mtime_ns}\n".encode())
+    return hasher.hexdigest()
+
+
+def _empty(model: nn.Module) -> None:
+    """Puts the parameters of a model, and the buffers that files hold, onto the meta device; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, old in module._parameters.items():
+            if old is not None and not old.is_meta:
+                made.setdefault(id(old), nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad))
+                module._parameters[key] = made[id(old)]
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta and key not in module._non_persistent_buffers_set:
+                module._buffers[key] = torch.empty_like(buffer, device="meta")
+
+
+def _check_apart(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+    """Raise ArgumentError where a parameter of a block stands elsewhere, too."""
+    owner: dict[int, str] = {}
+    for name, block in blocks.items():
+        for parameter in block.parameters():
+            if owner.setdefault(id(parameter), name) != name:
+                raise ArgumentError(
+                    "model", f"one parameter in {owner[id(parameter)]} and {name}", "blocks of their own"
+                )
+    inside = {id(module) for block in blocks.values() for module in block.modules()}
+    outer = {id(p) for module in model.modules() if id(module) not in inside for p in module._parameters.values()}
+    if shared := [name for key, name in owner.items() if key in outer]:
+        raise ArgumentError("model", f"one parameter in {shared[0]} and outside of the blocks", "blocks of their own")
+
+
+def _put_back(held: dict[str, Any], before: dict[str, Any]) -> None:
+    held.clear()
+    held.update(before)
