@@ -22,7 +22,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT /
 
 # Modules that are part of another package's machinery and import it: without it there is nothing to look at.
 PARTS = {
-    "transformers": ("conversions", "on_the_fly", "quantizer", "switch"),
+    "transformers": ("conversions", "float_files", "on_the_fly", "quantizer", "switch"),
     "peft": ("layer", "switch"),
     "vllm": ("config", "embedding", "kernels", "layer", "report", "scheme", "tables"),
     "diffusers": ("config",),
