@@ -154,10 +154,12 @@ static void set_results(LinearCall& call, std::optional<ScalarType> out_dtype, S
   call.out_shape.back() = columns_of(call.out, call.out_shape.back());
 }
 
-// A call that goes on from the layer's own accumulators, int32 [..., n].
+// A call that goes on from the layer's own accumulators, int32 [..., n]. Who gives no type for the result has not asked
+// for it: integers are his mistake.
 static LinearCall finish_call(const Tensor& x, const Tensor& packed, const MaybeTensor& residual,
                               const std::vector<int64_t>& spec, std::optional<ScalarType> out_dtype,
                               const MaybeTensor& x_scale, const MaybeTensor& x_zero_point) {
+  if (!out_dtype) refuse("x", describe(x), "float32 or float16 or bfloat16; int32 accumulators with an out_dtype");
   LinearCall call;
   const LinearSpec& s = call.spec = linear_spec(spec);
   one_scale_a_channel(s, "where x holds accumulators");

@@ -247,8 +247,8 @@ def qlinear(
                x_zero_point only where the inputs are affine, None: 0. The codes must lie within the spec's limits.
     ->         [..., N] (two codes a byte: [..., ceil(N / 2)]). A row of x that holds NaN or infinity gives a row of NaN
                when quantised dynamically.
-    On a CPU x may also be int32 [..., N], accumulators, be they sums of those of several buffers (of parts of K): the
-    epilogue follows, with x_scale where inputs are dynamic.
+    On a CPU x may also be int32 [..., N], accumulators, be they sums of those of several buffers (of parts of K), where
+    out_dtype is given: the epilogue follows, with x_scale where inputs are dynamic.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 2-5.
 
     Example:
@@ -257,7 +257,7 @@ def qlinear(
         >>> packed = pack_linear(torch.tensor([[3, 4]], dtype=torch.int8), torch.ones(1), spec)
         >>> x, scale = torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([0.5])
         >>> sums = qlinear(x, packed, None, spec, torch.int32, scale)
-        >>> sums.item(), qlinear(sums, packed, None, spec, None, scale).item()
+        >>> sums.item(), qlinear(sums, packed, None, spec, torch.float32, scale).item()
         (11, 5.5)
     """
     return call(_ops.qlinear.default, x, packed, residual, _words(spec), out_dtype, x_scale, x_zero_point)

@@ -245,6 +245,10 @@ def qlinear(
     x_zero_point: Tensor | None = None,
 ) -> Tensor:
     if x.dtype == torch.int32:
+        if out_dtype is None:
+            raise ArgumentError(
+                "x", describe(x), "float32 or float16 or bfloat16; int32 accumulators with an out_dtype"
+            )
         return _finished(x, packed, residual, spec, out_dtype, x_scale, x_zero_point)
     s = linear_spec(spec)
     codes = (torch.int8, torch.uint8) if s.input == "static" else ()

@@ -158,6 +158,7 @@ RUNNING: list[tuple[Callable[[QLinear], Any], str]] = [
     (lambda q: q(X.double()), "x"),
     (lambda q: q(X.long()), "x"),
     (lambda q: q(X.to(torch.int32)), "x"),
+    (lambda q: q(torch.zeros(3, 24, dtype=torch.int32)), "x"),  # as wide as its accumulators
     (lambda q: q(X.bool()), "x"),
     (lambda q: q(X.to(torch.complex64)), "x"),
     (lambda q: q(X.to("meta")), "x"),
@@ -185,7 +186,7 @@ def test_running_a_layer(scheme: pyquant.QScheme) -> None:
             call(q)
         error = caught.value
         assert isinstance(error, pyquant.ArgumentError), f"case {index}: {error!r}"
-        where: tuple[str, ...] = (argument, "x.data") if index == 18 else (argument,)
+        where: tuple[str, ...] = (argument, "x.data") if index == 19 else (argument,)
         assert error.argument in where, f"case {index}: {error}"
         assert error.got, f"case {index}: {error}"
         assert error.allowed, f"case {index}: {error}"

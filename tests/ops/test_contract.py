@@ -24,6 +24,8 @@ def coded(x: torch.Tensor, dtype: torch.dtype = torch.int8, **changed: Any) -> t
     """qlinear of codes [4, 8] with one scale a row; operands and words of the spec may be others."""
     given = ("x_scale", "x_zero_point", "out_dtype", "residual")
     operands = {name: changed.pop(name) for name in given if name in changed}
+    if dtype == torch.int32:  # accumulators
+        operands = {"out_dtype": torch.float32} | operands
     words = spec(4, 8, **({"x_qmin": -128} if changed.get("x_symmetric") is False else {}), **changed)
     w, ones = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     scales = torch.ones(4, 2) if changed.get("group_size") else ones
@@ -336,6 +338,7 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         ),
         (lambda x: coded(x, input="static"), "x_scale"),
         (lambda x: coded(x, dtype=torch.int32), "x"),
+        (lambda x: coded(x[:, :4], dtype=torch.int32, out_dtype=None), "x"),
         (lambda x: coded(x[:, :4], dtype=torch.int32, x_scale=None), "x_scale"),
         (lambda x: coded(x[:, :4], dtype=torch.int32, x_scale=torch.ones(3)), "x_scale"),
         (lambda x: coded(x[:, :4], dtype=torch.int32, input="static"), "x_scale"),

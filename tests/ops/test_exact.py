@@ -189,7 +189,7 @@ def test_layers_with_dynamic_inputs_take_codes_with_a_scale_a_row() -> None:
         residual, what = reference["residual"], f"random_layer({index}): x {list(x.shape)}, {spec}"
         own = ops.quantize_dynamic(x, "per_token", 0, spec.x_symmetric, spec.x_qmin, spec.x_qmax)
         own_zero = None if spec.x_symmetric else own[2]
-        out_dtype = None if spec.codes_out else x.dtype
+        out_dtype = torch.int8 if spec.codes_out else x.dtype
         got = ops.qlinear(own[0], packed, residual, spec.to_ints(), out_dtype, own[1], own_zero)
         assert torch.equal(got, ops.qlinear(x, packed, residual, spec.to_ints())), what
         m = x.shape[0]
@@ -232,7 +232,7 @@ def test_sums_of_parts_of_k_finish_as_the_whole() -> None:
         w_scale = operands.pop("w_scale")
         whole = ops.pack_linear(packed_as(codes, spec), w_scale, spec.to_ints(), **operands)
         residual, what = reference["residual"], f"random_layer({index}): x {list(x.shape)}, {spec}"
-        out_dtype = None if spec.codes_out else x.dtype
+        out_dtype = torch.int8 if spec.codes_out else x.dtype
         if spec.input == "static":
             q, scale, zero = (
                 ops.quantize(x, operands["x_scale"], operands["x_zero_point"], qmin=spec.x_qmin, qmax=spec.x_qmax),
