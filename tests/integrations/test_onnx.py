@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -233,6 +234,16 @@ def test_tensorrt_gets_symmetric_pairs_and_int4_alone(tmp_path: Path) -> None:
 
 
 @needs_packages
+def test_tensorrt_files_of_sequences_open_in_onnxruntime_too(tmp_path: Path) -> None:
+    """onnxruntime 1.32 makes a Gemm of MatMul and Add, and pairs of another type around the Reshape that this needs."""
+    model, path = nn.Sequential(linear(16, 8, W8A8()), nn.GELU(), linear(8, 4, W8A8())).eval(), tmp_path / "model.onnx"
+    report = export(model, torch.randn(2, 3, 16), path, target="tensorrt", dynamic_shapes=({0: FREE, 1: FREE},))
+    assert report.outputs[0].relative_error < 2e-2
+    x = torch.randn(5, 7, 16)
+    assert torch.allclose(run(path, x)[0], model(x), atol=0.05)
+
+
+@needs_packages
 def test_a_layer_that_onnxruntime_makes_float_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime 1.32 multiplies Q/DQ Gemm with a floating-point bias in floating point."""
     from pyquant.integrations.onnx import exchange, forms
@@ -320,8 +331,13 @@ def test_missing_and_old_packages_are_told_with_the_command(monkeypatch: pytest.
         return versions[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(UnsupportedError, match=r"(?s)\[onnx\].*runtime is 1.17.3, older than 1.31.*script is not"):
+    with pytest.raises(UnsupportedError, match=r"(?s)runtime is 1.17.3, older than 1.31.*script is not") as caught:
         check_packages()
+    # by their names, which are the same for either wheel of pyquant
+    needed = ["onnx>=1.23", "onnxruntime>=1.31", "onnxscript>=0.7"]
+    assert f"pip install {' '.join(map(repr, needed))}" in str(caught.value)
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"\nonnx = {json.dumps(needed)}\n" in project
 
 
 def test_import_brings_none_of_the_packages(tmp_path: Path) -> None:

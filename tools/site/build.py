@@ -41,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"pyquant: the site needs {', '.join(missing)}: pip install 'pyquant-gemm[docs]'", file=sys.stderr)
+        print(f"pyquant: the site needs {', '.join(missing)}: `make docs` installs them", file=sys.stderr)
         return 2
     status = build(args.out, args.source)
     print(f"pyquant: {args.out / 'index.html'}" if status == 0 else "pyquant: the site has faults (above)")

@@ -123,7 +123,8 @@ def check_packages() -> dict[str, str]:
         if tuple(int(part) for part in found[name].split(".")[:2]) < floor:
             wrong.append(f"{name} is {found[name]}, older than {oldest}")
     if wrong:
-        raise UnsupportedError("an ONNX export needs more: pip install 'pyquant-gemm[onnx]'", wrong)
+        needed = " ".join(f"'{name}>={'.'.join(map(str, floor))}'" for name, floor in FLOORS.items())
+        raise UnsupportedError(f"an ONNX export needs more: pip install {needed}", wrong)
     return found
 
 

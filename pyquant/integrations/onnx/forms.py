@@ -204,10 +204,12 @@ class DequantizedLinear(Form):
         self.register_buffer("zero_points", torch.zeros(scale.shape, dtype=torch.int8, device=scale.device))
 
     def product(self, x: Tensor) -> Tensor:
-        x = x if self.inputs is None else self.inputs(x)
         axis = 0 if self.group_size else 1
         w = operators.dequantize(self.codes, self.scale, self.zero_points, axis, self.group_size)
-        return self.plus_bias(x @ w)
+        if self.inputs is None:
+            return self.plus_bias(x @ w)
+        rows = self.inputs(x.reshape(-1, x.shape[-1]))  # as GemmLinear has them, for the same reason
+        return self.plus_bias(rows @ w).reshape(*x.shape[:-1], self.codes.shape[1])
 
 
 class NBitsLinear(Form):
