@@ -234,6 +234,16 @@ def test_tensorrt_gets_symmetric_pairs_and_int4_alone(tmp_path: Path) -> None:
 
 
 @needs_packages
+def test_equal_zero_points_of_layers_are_told_apart_by_their_bits(tmp_path: Path) -> None:
+    """The exporter keeps one of equal constants: those of two layers of 4 bits and one of 8."""
+    model = nn.Sequential(
+        linear(16, 16, W4A16(None)), linear(16, 16, W8A16()), linear(16, 16, W4A16(None)), linear(16, 16, W4A16(16))
+    )
+    report = export(model.eval(), torch.randn(3, 16), tmp_path / "model.onnx", target="tensorrt")
+    assert report.outputs[0].relative_error < 2e-2  # onnxruntime reads blocks of INT4 beside activations of 8 bits
+
+
+@needs_packages
 def test_tensorrt_files_of_sequences_open_in_onnxruntime_too(tmp_path: Path) -> None:
     """onnxruntime 1.32 makes a Gemm of MatMul and Add, and pairs of another type around the Reshape that this needs."""
     model, path = nn.Sequential(linear(16, 8, W8A8()), nn.GELU(), linear(8, 4, W8A8())).eval(), tmp_path / "model.onnx"

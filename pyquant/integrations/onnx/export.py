@@ -191,16 +191,29 @@ def _write(
 
 def _store_four_bits(model: nn.Module, constants: Any) -> None:
     """Constants of 4-bit codes as INT4, which torch has no type for."""
-    import ml_dtypes
     import onnx_ir
 
     for name, module in model.named_modules():
         constant = constants.get(f"{name}.codes" if name else "codes")
         if getattr(module, "bits", 8) != 4 or constant is None or module.codes.dtype != torch.int8:
             continue
-        for one in (constant, constants[constant.name.removesuffix("codes") + "zero_points"]):
-            one.const_value = onnx_ir.tensor(one.const_value.numpy().astype(ml_dtypes.int4), name=one.name)
-            one.type = onnx_ir.TensorType(onnx_ir.DataType.INT4)
+        for use in constant.uses():
+            zero = use.node.inputs[2]  # the exporter keeps one of equal constants: other layers', of 8 bits too
+            own = onnx_ir.Value(name=f"{constant.name.removesuffix('codes')}zero_points_int4", shape=zero.shape)
+            _to_four_bits(own, zero.const_value.numpy())
+            constants[own.name] = own
+            use.node.replace_input_with(use.idx + 2, own)
+            if not zero.uses():
+                del constants[zero.name]
+        _to_four_bits(constant, constant.const_value.numpy())
+
+
+def _to_four_bits(constant: Any, numbers: Any) -> None:
+    import ml_dtypes
+    import onnx_ir
+
+    constant.const_value = onnx_ir.tensor(numbers.astype(ml_dtypes.int4), name=constant.name)
+    constant.type = onnx_ir.TensorType(onnx_ir.DataType.INT4)
 
 
 def _keep_products_apart(graph: Any) -> None:
