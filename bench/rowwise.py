@@ -33,8 +33,8 @@ def quickest_quarter(call: Callable[[], object], rounds: int) -> float:
 
 def exchanges(rows: int, width: int) -> None:
     """What the ranks of a layer with dynamic inputs exchange in a call."""
-    dist.all_reduce(torch.ones(rows, 1), dist.ReduceOp.MAX)
-    dist.all_reduce(torch.zeros(rows, width, dtype=torch.int32))
+    dist.all_reduce(torch.ones(rows, 1, device="cpu"), dist.ReduceOp.MAX)
+    dist.all_reduce(torch.zeros(rows, width, dtype=torch.int32, device="cpu"))
 
 
 @torch.inference_mode()
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         whole = pyquant.quantize_(nn.Sequential(nn.Linear(given.width, given.width)), scheme, check_speed=False)
         share = parallelize_module(copy.deepcopy(whole), mesh, {"0": PyquantRowwise()})
         for rows in given.rows:
-            x = torch.randn(rows, given.width)
+            x = torch.randn(rows, given.width, device="cpu")
             if not torch.equal(share(x), whole(x)):
                 raise SystemExit(f"{scheme}, {rows} rows: the share gives other bits")
             calls = (partial(whole, x), partial(exchanges, rows, given.width), partial(share, x))

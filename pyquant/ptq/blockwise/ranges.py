@@ -58,7 +58,7 @@ class _Calibration:
 
     def unpacked(self, value: Any) -> Found:
         count, *ends = value
-        return (Range(*(torch.tensor(end, dtype=torch.float32) for end in ends)) if ends else None), count
+        return (Range(*(torch.tensor(end, dtype=torch.float32, device="cpu") for end in ends)) if ends else None), count
 
 
 class _Called(nn.Module):
