@@ -143,7 +143,7 @@ def _quantiser(args: argparse.Namespace) -> Callable[[nn.Module], tuple[nn.Modul
             if not given_recipe:
                 return quantize_(model, config, data=batches, **options), None
             counted = with_batches(recipe, batches, args)
-            speed = {"check_speed": False} if args.auto else {}
+            speed: dict[str, Any] = {"check_speed": False} if args.auto else {}
             quantize_recipe_(model, counted, batches, ranges=ranges, improve=improve, **speed)
             if args.auto:
                 print(auto_(model, _example(model, batches)))

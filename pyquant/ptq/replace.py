@@ -9,7 +9,8 @@ from typing import Final
 
 from torch import nn
 
-from pyquant.errors import ArgumentError
+from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.nn.convert import Prepare
 from pyquant.nn.fates import Fate, LayerScheme, Said, carry_out, fate_of, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
 from pyquant.nn.keep import Kept, kept_layers
@@ -54,7 +55,8 @@ class Like:
 
 @dataclass
 class Replacement:
-    """The walk over one model. rules: registered keys. mappings: classes with a counterpart, for this quantizer."""
+    """The walk over one model. rules: registered keys. mappings: classes with a counterpart, for this quantizer.
+    prepare: makes quantised layers at once, where nothing is to be simulated."""
 
     model: nn.Module
     default: LayerScheme | None
@@ -63,12 +65,14 @@ class Replacement:
     left_alone: tuple[type[nn.Module], ...] = ()
     on_indivisible: str = "per_channel"
     like: Like | None = None
+    prepare: Prepare | None = None
 
     def __post_init__(self) -> None:
         self.leaves: tuple[type[nn.Module], ...] = tuple(SIMULATED)
         if self.like is not None and self.like.embeddings:
             self.leaves += (nn.Embedding,)
         self.lookups: list[Fate] = []  # to become QEmbedding when all else is converted
+        self.made: dict[int, nn.Module] = {}
         self.undo: list[Undo] = []
         self.outcomes: list[Outcome] = []
         self.kept: dict[int, Kept] = {}
@@ -101,7 +105,12 @@ class Replacement:
             fates = self._fates(owners, skip_last)
             self.lookups = [f for f in fates if f.layer is not None and isinstance(f.site.module, nn.Embedding)]
             layers = [fate for fate in fates if not isinstance(fate.site.module, nn.Embedding)]
-            carry_out(model, fates, twins_of(layers, simulated), self.undo)
+            self.made = {} if self.prepare is None else dict(self.prepare(model, fates))
+            for fate in (fate for fate in fates if id(fate.site.module) in self.made):
+                self.made[id(fate.site.module)].train(fate.site.module.training)
+            carry_out(
+                model, fates, twins_of(layers, lambda f: self.made.get(id(f.site.module)) or simulated(f)), self.undo
+            )
             self._tell_all(fates)
             self._make_blocks()
             self._warn_of_floats(blocks | wishes_of(fates))
@@ -110,6 +119,17 @@ class Replacement:
                 got = f"a {type(model).__name__} of which no layer would be quantised"
                 raise ArgumentError("model", got, "a model with nn.Linear, and rules that leave some of it to quantise")
         return self.outcomes
+
+    def fates(self, skip_last: int) -> list[Fate]:
+        """What becomes of every layer; the model stays as it is, and may be on the meta device.
+
+        Raises UnsupportedError for a model with blocks that are replaced, whose layers are known only then.
+        """
+        owners = self._look()
+        check_used(self.rules, self.model, self.leaves, self.forms)
+        if self._has_blocks():
+            raise UnsupportedError("blocks that are replaced, of which the layers are asked for before; allowed: run()")
+        return self._fates(owners, skip_last)
 
     def _look(self) -> list[Owner]:
         """The modules with a linear form; what stands above every module."""

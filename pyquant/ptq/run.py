@@ -12,8 +12,8 @@ from torch import nn
 from pyquant.core import arguments
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError
-from pyquant.nn.convert import integer_twin
-from pyquant.nn.fates import twins_of
+from pyquant.nn.convert import Prepare, integer_twin
+from pyquant.nn.fates import Fate, twins_of
 from pyquant.nn.fuse import fuse_
 from pyquant.nn.link import link_
 from pyquant.nn.speed import warn_of_speed
@@ -93,6 +93,7 @@ def quantize_recipe_(
     ranges: Ranges | None = None,
     improve: Sequence[str] = (),
     check_speed: object = None,
+    prepare: Prepare | None = None,
     **options: Any,
 ) -> nn.Module:
     """From a float model to an integer one by a recipe, in place: prepare, calibrate, improve, convert, link.
@@ -101,6 +102,8 @@ def quantize_recipe_(
     ranges   that calibrate_recipe_ found before.
     improve, check_speed   as in quantize_; improvers use as many batches as the calibration. Where the recipe names
              improvers, `improve` is empty.
+    prepare  (model, fates of its layers) -> {id of a float layer: its quantised layer}, for layers whose numbers are
+             not in the model but in files; it asks for no data. None: all are made of the model's weights.
     options  as in calibrate_recipe_.
     ->       the model. With `chains: auto` activations have moved into the kernels (fuse_) and calibrated neighbours
              hand over codes (link_), with pairs these alone; it must be in evaluation mode then. Transactional: on any
@@ -128,6 +131,7 @@ def quantize_recipe_(
         if data is not None:
             improve_before(names, Before(model, recipe.config(), data, count, undo, to_inputs))
         quantizer = SelectiveQuantizer.from_recipe(recipe)
+        quantizer.prepare = prepare
         if ranges is not None:
             quantizer.like = Like(recipe.embeddings, recipe.heads, frozenset(ranges))
         undo += quantizer.quantize_reversibly(model)
@@ -143,7 +147,12 @@ def quantize_recipe_(
             if data is not None:
                 improve_after(model, names, data, count, to_inputs)
             convert_(model)
-        swap_modules(model, twins_of(quantizer.lookups, integer_twin), undo=undo)
+
+        def lookup(fate: Fate) -> nn.Module:
+            old = fate.site.module
+            return (quantizer.made.get(id(old)) or integer_twin(fate)).train(old.training)
+
+        swap_modules(model, twins_of(quantizer.lookups, lookup), undo=undo)
         if not isinstance(recipe.chains, str):
             _link_pairs(fuse_(model), recipe.chains)
         elif recipe.chains == "auto" and static:

@@ -14,6 +14,7 @@ from pyquant.core.presets import FP16, W8A8
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError
 from pyquant.nn.chain import Residual
+from pyquant.nn.convert import Prepare
 from pyquant.nn.fates import Fate, LayerScheme
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import Key
@@ -119,6 +120,8 @@ class SelectiveQuantizer:
         self.report: list[Outcome] = []
         self.like: Like | None = None  # of a recipe
         self.lookups: list[Fate] = []  # embeddings that the recipe means, found by quantize_module
+        self.prepare: Prepare | None = None
+        self.made: Mapping[int, nn.Module] = {}  # what it made
 
     @staticmethod
     def from_recipe(recipe: Recipe, *, verbose: bool | None = None) -> SelectiveQuantizer:
@@ -228,10 +231,8 @@ class SelectiveQuantizer:
 
     def quantize_reversibly(self, model: nn.Module) -> list[Undo]:
         """quantize_module for a caller that may still fail. -> the steps that take it back, to be run in reverse."""
-        kinds = (Residual,) if self.skip_residuals else ()
-        rules, mappings = list(self.rules.values()), {**REGISTERED, **self.custom_mappings}
-        done = Replacement(model, self.default, rules, mappings, kinds, self.on_indivisible, self.like)
-        self.report, self.lookups = done.run(self.skip_last), done.lookups
+        done = self._replacement(model)
+        self.report, self.lookups, self.made = done.run(self.skip_last), done.lookups, done.made
         for layer in model.modules():
             if isinstance(layer, SimulatedLayer):
                 layer.ptq_only = self.ptq_only
@@ -239,6 +240,16 @@ class SelectiveQuantizer:
             for outcome in self.report:
                 log.info("%s", outcome)
         return done.undo
+
+    def fates(self, model: nn.Module) -> list[Fate]:
+        """What quantize_module would make of every layer. Raises as that, and UnsupportedError where blocks are
+        replaced first."""
+        return self._replacement(model).fates(self.skip_last)
+
+    def _replacement(self, model: nn.Module) -> Replacement:
+        kinds = (Residual,) if self.skip_residuals else ()
+        rules, mappings = list(self.rules.values()), {**REGISTERED, **self.custom_mappings}
+        return Replacement(model, self.default, rules, mappings, kinds, self.on_indivisible, self.like, self.prepare)
 
     def _register(self, source: str, layer_names: Keys, what: Any) -> None:
         given = [layer_names] if isinstance(layer_names, (str, type)) else layer_names

@@ -156,6 +156,60 @@ def test_on_the_fly_by_patterns_and_by_the_path_of_a_recipe(floats: Path, tmp_pa
     assert torch.equal(out(load(floats, quantization_config=ours.PyquantConfig(path))), out(quantised(floats)))
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "defaults": {"default": "W8A8Dynamic", "selective_quantizer_params": {"skip_modules": ["model.layers.0.mlp"]}},
+    "everything": {"default": "W4A16(group_size=32)", "embeddings": True, "heads": True},
+    "calibrators": {"default": "W4A16", "layers": {"re:.*_proj": {"weights": {"calibrator": "mse"}}}, "heads": None},
+    "mixed": {
+        "default": "W4A16(group_size=48)",
+        "layers": {"re:.*q_proj": "W8A8Dynamic", "model.layers.1.self_attn.k_proj": None, "re:.*o_proj": "FP16"},
+        "heads": False,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore::pyquant.QuantizationWarning")
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("kind", ["Llama", "Llama, tied", "Qwen3Moe"])
+def test_a_recipe_is_read_layer_by_layer(kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyquant.integrations.transformers.float_files import FloatFiles
+
+    sizes: dict[str, Any] = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"tie_word_embeddings": kind == "Llama, tied"}
+    if kind == "Qwen3Moe":
+        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    family = kind.partition(",")[0]
+    torch.manual_seed(0)
+    getattr(T, f"{family}ForCausalLM")(getattr(T, f"{family}Config")(**sizes, pad_token_id=0)).save_pretrained(tmp_path)
+    recipe = pyquant.Recipe.from_dict(RECIPES[name])
+    read: list[bool] = []
+    finish = FloatFiles.finish
+    monkeypatch.setattr(FloatFiles, "finish", lambda self, *rest: (read.append(self.is_whole), finish(self, *rest))[1])
+    model = load(tmp_path, quantization_config=ours.PyquantConfig(recipe, check_speed=False))
+    want = pyquant.quantize_(load(tmp_path), recipe, check_speed=False)
+    # what is quantised, and whose weight another has too, is loaded by transformers
+    assert read == [kind != "Llama, tied" or name == "mixed" or name == "calibrators"]
+    assert str(model) == str(want)
+    assert not any(module.training for one in (model, want) for module in one.modules())
+    found, wanted = model.state_dict(), want.state_dict()
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        assert torch.equal(found[key].as_subclass(torch.Tensor), tensor.as_subclass(torch.Tensor)), key
+    assert torch.equal(out(model), out(want))
+
+
+def test_a_recipe_is_refused_as_by_quantize(floats: Path) -> None:
+    """Options beside it, keys that mean nothing, schemes that need data."""
+    for data, options, words in (
+        ({"default": "W8A8Dynamic"}, {"heads": True}, "'heads': got True; allowed: nothing beside a recipe"),
+        ({"layers": {"nowhere": None}, "default": "W8A8Dynamic"}, {}, "nowhere"),
+        ({}, {}, "'data': got None"),
+    ):
+        config = ours.PyquantConfig(pyquant.Recipe.from_dict(data), **options)
+        with pytest.raises(pyquant.PyquantError, match=words):
+            load(floats, quantization_config=config)
+
+
 MEMORY = """
 import re, sys
 from pathlib import Path
@@ -164,7 +218,8 @@ from pyquant.integrations.transformers import PyquantConfig
 
 def load(folder):
     kind = transformers.AutoModelForCausalLM
-    config = PyquantConfig("W8A8Dynamic", check_speed=False)
+    recipe = pyquant.Recipe.from_dict({"default": "W8A8Dynamic", "heads": False})
+    config = PyquantConfig(recipe if sys.argv[2] == "recipe" else "W8A8Dynamic", check_speed=False)
     return kind.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
 
 load(sys.argv[1] + "/small")  # what a first use loads
@@ -177,8 +232,8 @@ print(status("VmHWM") - before, sum(held.values()))
 """
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3Moe"])
-def test_on_the_fly_holds_the_floats_of_one_layer(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "way"), [("Llama", "scheme"), ("Qwen3Moe", "scheme"), ("Qwen3Moe", "recipe")])
+def test_on_the_fly_holds_the_floats_of_one_layer(kind: str, way: str, tmp_path: Path) -> None:
     """In float32, which the files are not, and with experts, which files hold one by one: transformers copies both."""
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the peak of a process is measured on Linux")
@@ -196,7 +251,7 @@ def test_on_the_fly_holds_the_floats_of_one_layer(kind: str, tmp_path: Path) -> 
         model.save_pretrained(tmp_path / folder, max_shard_size="8MB")
     floats = 4 * sum(p.numel() for p in model.parameters())
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}  # what is in use, not what glibc keeps of it
-    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), way]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stderr
     peak, held = map(int, found.stdout.split())

@@ -11,17 +11,22 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from pyquant.errors import ArgumentError
 from pyquant.integrations.transformers.conversions import keep_types
 from pyquant.integrations.transformers.held import Held, keep_hook
 from pyquant.io.foreign.source import Tensors
 from pyquant.io.pretrained.float_weights import FloatWeights
 from pyquant.io.pretrained.from_floats import Reading
 from pyquant.io.pretrained.place import check_no_meta
+from pyquant.nn import obstacles
 from pyquant.nn.convert import fates_in, quantize_layers_
 from pyquant.nn.experts import QExperts
 from pyquant.nn.fates import Fate
 from pyquant.nn.sites import Owner, Site
 from pyquant.nn.swap import swap_modules
+from pyquant.ptq.run import quantize_recipe_, recipe_of
+from pyquant.ptq.selective import SelectiveQuantizer
+from pyquant.recipe import is_recipe
 
 _OF_FATES: Final = ("filter_fn", "embeddings", "heads", "on_indivisible")
 
@@ -32,7 +37,7 @@ class FloatFiles:
     model    of transformers, on the meta device, in which the Helds are put.
     files    safetensors, as transformers found them.
     mapping  how transformers makes the tensors of the model of those in the files.
-    config, options   as in quantize_, without data.
+    config, options   as in quantize_, without data; beside a recipe no option but check_speed.
     tells_sizes   whether a device map is still to be made, by sizes.
     is_whole   whether every layer that is to be quantised is held. Those that are not are loaded by transformers: tied
              weights, and what the files do not have.
@@ -49,9 +54,8 @@ class FloatFiles:
         tells_sizes: bool = False,
     ) -> None:
         self._config, self._options = config, dict(options)
-        of_fates = {name: value for name, value in options.items() if name in _OF_FATES}
-        _, fates = fates_in(model, config, **of_fates)
-        chosen = [fate for fate in fates if fate.layer is not None]
+        self._recipe = recipe_of(config) if is_recipe(config) else None
+        chosen = [f for f in self._fates(model) if f.layer is not None and isinstance(f.site.module, obstacles.KINDS)]
         keep_types(model, model.dtype)
         self._weights = FloatWeights(model, Tensors(map(Path, files)), mapping=mapping, is_partial=True)
         places = {id(place.module): place for place in (fate.site.owner or fate.site for fate in chosen)}
@@ -81,13 +85,18 @@ class FloatFiles:
         """Quantise the model in place. home, cut, is_elsewhere: as device, cut and is_elsewhere of Reading."""
         if self._old:
             del model._keys_to_ignore_on_load_unexpected
+        for _, old in self._old:
+            old.train(self._held[id(old)].training)  # from_pretrained has put what stands in the model into eval mode
         swap_modules(model, self._old)
 
         def twins(_: nn.Module, fates: Sequence[Fate]) -> dict[int, nn.Module]:
             mine = [fate for fate in fates if id((fate.site.owner or fate.site).module) in self._held]
             return Reading(self._weights, home, cut=cut, is_elsewhere=is_elsewhere).twins(model, mine)
 
-        quantize_layers_(model, self._config, prepare=twins, **self._options)
+        if self._recipe is None:
+            quantize_layers_(model, self._config, prepare=twins, **self._options)
+        else:
+            quantize_recipe_(model, self._recipe, prepare=twins, **self._options)
         for names, old in self._old:
             for name in names:
                 new = model.get_submodule(name)
@@ -95,6 +104,16 @@ class FloatFiles:
                 if isinstance(new, QExperts):
                     cut(name, new)
         check_no_meta(model)
+
+    def _fates(self, model: nn.Module) -> list[Fate]:
+        of_fates = {name: value for name, value in self._options.items() if name in _OF_FATES}
+        if self._recipe is None:
+            return fates_in(model, self._config, **of_fates)[1]
+        if of_fates:
+            raise ArgumentError(
+                "options", ", ".join(of_fates), "check_speed alone beside a recipe, which says the rest"
+            )
+        return SelectiveQuantizer.from_recipe(self._recipe).fates(model)
 
     def _has(self, place: Site | Owner, tied: Callable[[str, torch.Tensor], bool]) -> bool:
         """Whether the files have all numbers of a module, of which no other module has some (tied weights)."""

@@ -74,7 +74,10 @@ class PyquantHfQuantizer(Saves, HfQuantizer):  # type: ignore[misc]
             options = options | {"check_speed": False}
         try:
             layers = FloatFiles(model, files, conversions, config, options, self._tells_sizes)
-        except (PyquantError, RuntimeError):  # a recipe; a filter that looks at numbers, of which there are none yet
+        except (
+            PyquantError,
+            RuntimeError,
+        ):  # a filter that looks at numbers, of which there are none yet; blocks of a class that has a counterpart
             return None
         if is_cut(model) and not layers.is_whole:
             return None

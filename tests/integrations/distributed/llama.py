@@ -40,7 +40,7 @@ def model_of(**words: Any) -> Any:
     return LlamaForCausalLM(config(**words)).eval()
 
 
-def quantised(scheme: str, **words: Any) -> Any:
+def quantised(scheme: Any, **words: Any) -> Any:
     model = model_of()
     data = [{"input_ids": IDS}] if scheme == "W8A8" else None
     return pyquant.quantize_(model, scheme, data=data, check_speed=False, **words)
@@ -171,6 +171,7 @@ def plan_on_the_fly(rank: int, world: int, folder: Path) -> None:
         ("W8A8Dynamic", {}),
         ("W8A8Dynamic", {"embeddings": True, "heads": True}),
         ("W4A8Dynamic(group_size=16)", {}),
+        (pyquant.Recipe.from_dict({"default": "W8A8Dynamic", "heads": False}), {}),
     ):
         model = loaded(path, world, quantization_config=PyquantConfig(scheme, **words))
         whole = quantised(scheme, **words)
@@ -178,7 +179,7 @@ def plan_on_the_fly(rank: int, world: int, folder: Path) -> None:
         if words:
             accept.t1(model(IDS).logits, whole(IDS).logits)
         else:
-            near(model(IDS).logits, whole(IDS).logits, scheme in EXACT)
+            near(model(IDS).logits, whole(IDS).logits, scheme in EXACT or isinstance(scheme, pyquant.Recipe))
         state = gather_quantized_(model).state_dict()
         if not words:  # the head is in floating point, and cut by transformers
             with pytest.raises(
