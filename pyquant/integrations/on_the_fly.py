@@ -12,7 +12,12 @@ from torch import nn
 from pyquant.core import arguments
 from pyquant.core.scheme import QScheme
 from pyquant.errors import ArgumentError, UnsupportedError
+from pyquant.nn.convert import Prepare
+from pyquant.nn.fates import Fate
 from pyquant.ptq.quantize import quantize_
+from pyquant.ptq.run import quantize_recipe_, recipe_of
+from pyquant.ptq.selective import SelectiveQuantizer
+from pyquant.recipe import Recipe, is_recipe
 
 METHOD: Final = "pyquant"
 _OPTIONS: Final = ("embeddings", "heads", "on_indivisible", "filter_fn", "check_speed")
@@ -36,6 +41,21 @@ class OnTheFly:
     def quantise(self, model: nn.Module) -> None:
         """Quantise a loaded model in place."""
         quantize_(model, self.config, **self.options)
+
+
+def recipe_in(config: Any) -> Recipe | None:
+    """The recipe that a config is, or the path of; None: it is something else."""
+    return recipe_of(config) if is_recipe(config) else None
+
+
+def fates_by_recipe(model: nn.Module, recipe: Recipe) -> list[Fate]:
+    """What a recipe makes of every layer of a model, which may be on the meta device. Raises PyquantError."""
+    return SelectiveQuantizer.from_recipe(recipe).fates(model)
+
+
+def quantise_by_recipe(model: nn.Module, recipe: Recipe, prepare: Prepare, **options: Any) -> None:
+    """quantize_recipe_ in place; prepare makes the layers whose numbers are still in files."""
+    quantize_recipe_(model, recipe, prepare=prepare, **options)
 
 
 def refuse_offload(devices: object) -> None:

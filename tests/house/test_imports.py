@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "qat": {"errors", "core", "numerics", "ops", "nn", "calibrate", "simulate", "recipe"},
     "io": {"errors", "core"},
     "io.pretrained": {"errors", "core", "nn", "io", "integrations.transformers"},  # the last inside functions alone
-    "integrations": {"errors", "core", "nn", "io", "integrations.transformers", "ptq"},
+    "integrations": {"errors", "core", "nn", "io", "integrations.transformers", "ptq", "recipe"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
     "integrations.vllm": {"errors", "core", "nn", "io"},

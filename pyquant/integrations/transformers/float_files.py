@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pyquant.errors import ArgumentError
+from pyquant.integrations.on_the_fly import fates_by_recipe, quantise_by_recipe, recipe_in
 from pyquant.integrations.transformers.conversions import keep_types
 from pyquant.integrations.transformers.held import Held, keep_hook
 from pyquant.io.foreign.source import Tensors
@@ -24,9 +25,6 @@ from pyquant.nn.experts import QExperts
 from pyquant.nn.fates import Fate
 from pyquant.nn.sites import Owner, Site
 from pyquant.nn.swap import swap_modules
-from pyquant.ptq.run import quantize_recipe_, recipe_of
-from pyquant.ptq.selective import SelectiveQuantizer
-from pyquant.recipe import is_recipe
 
 _OF_FATES: Final = ("filter_fn", "embeddings", "heads", "on_indivisible")
 
@@ -54,7 +52,7 @@ class FloatFiles:
         tells_sizes: bool = False,
     ) -> None:
         self._config, self._options = config, dict(options)
-        self._recipe = recipe_of(config) if is_recipe(config) else None
+        self._recipe = recipe_in(config)
         chosen = [f for f in self._fates(model) if f.layer is not None and isinstance(f.site.module, obstacles.KINDS)]
         keep_types(model, model.dtype)
         self._weights = FloatWeights(model, Tensors(map(Path, files)), mapping=mapping, is_partial=True)
@@ -96,7 +94,7 @@ class FloatFiles:
         if self._recipe is None:
             quantize_layers_(model, self._config, prepare=twins, **self._options)
         else:
-            quantize_recipe_(model, self._recipe, prepare=twins, **self._options)
+            quantise_by_recipe(model, self._recipe, prepare=twins, **self._options)
         for names, old in self._old:
             for name in names:
                 new = model.get_submodule(name)
@@ -113,7 +111,7 @@ class FloatFiles:
             raise ArgumentError(
                 "options", ", ".join(of_fates), "check_speed alone beside a recipe, which says the rest"
             )
-        return SelectiveQuantizer.from_recipe(self._recipe).fates(model)
+        return fates_by_recipe(model, self._recipe)
 
     def _has(self, place: Site | Owner, tied: Callable[[str, torch.Tensor], bool]) -> bool:
         """Whether the files have all numbers of a module, of which no other module has some (tied weights)."""
