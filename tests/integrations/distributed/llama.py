@@ -144,7 +144,8 @@ def plan_of_experts(rank: int, world: int, folder: Path) -> None:
             whole, model = load_pretrained_whole(path), loaded(path, world)
             banks = [m for m in model.modules() if isinstance(m, pyquant.QExperts)]
             assert [len(bank.here) for bank in banks] == [8 // world] * 2
-            near(model(IDS).logits, whole(IDS).logits, form in EXACT)
+            if whole.config.num_key_value_heads % world == 0:  # transformers cuts attention between heads alone
+                near(model(IDS).logits, whole(IDS).logits, form in EXACT)
             x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
             case = x, torch.arange(12).view(6, 2) % 8, torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
             accept.t1(banks[1](*case), whole.model.layers[1].mlp.experts(*case))
@@ -210,7 +211,7 @@ def plan_of_experts_on_the_fly(rank: int, world: int, folder: Path) -> None:
     from pyquant.integrations.transformers import PyquantConfig
 
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64, "vocab_size": 96}
-    sizes = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_hidden_layers": 2, **heads}
+    sizes = {"moe_intermediate_size": 64, "num_experts_per_tok": 2, "num_hidden_layers": 2, **heads}
     ranks = {"q_lora_rank": None, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
     more = {"n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, "intermediate_size": 128}
     kinds = {
@@ -229,7 +230,7 @@ def plan_of_experts_on_the_fly(rank: int, world: int, folder: Path) -> None:
             banks = {n: m for n, m in model.named_modules() if isinstance(m, pyquant.QExperts)}
             assert banks
             for place, bank in banks.items():
-                assert len(bank.here) == bank.num_experts // world
+                assert len(bank.here) in (bank.num_experts // world, -(-bank.num_experts // world))  # 6 on 4 ranks
                 assert all(not t.is_meta for t in (*bank.parameters(), *bank.buffers()))
                 x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
                 ids = torch.arange(12).view(6, 2) % bank.num_experts
