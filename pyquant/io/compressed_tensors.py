@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -100,7 +100,12 @@ def from_tensors(entry: LayerEntry, tensors: MutableMapping[str, torch.Tensor]) 
 
 
 def quantization_config(
-    entries: Sequence[LayerEntry], ignore: Sequence[str], recipe: object, head_prefix: str = "", refusal: str = ""
+    entries: Sequence[LayerEntry],
+    ignore: Sequence[str],
+    recipe: object,
+    head_prefix: str = "",
+    refusal: str = "",
+    patterns: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The `quantization_config` object of config.json.
 
@@ -111,6 +116,8 @@ def quantization_config(
     refusal      why readers other than pyquant must not read the layers, or ''. They ignore what they do not know, but
                  for a key in a group, which is an error that shows the name of the group (compressed-tensors), and
                  weights of a target that are no object (vLLM, which takes no notice of such keys): these words both.
+    patterns     {name of a layer: expressions that stand for it}: of experts, one for many; of layers that have another
+                 name in the model than in its files, one for each.
     ->       accepted by compressed_tensors.quantization.QuantizationConfig; our own words are under "pyquant" alone,
              as that class refuses unknown keys inside a group.
     """
@@ -125,7 +132,7 @@ def quantization_config(
             groups.append(group := {**body, "targets": []})
         group["targets"].append(entry.name)
     for group in groups:
-        group["targets"] = _targets(group["targets"], head_prefix)
+        group["targets"] = _targets(group["targets"], head_prefix, patterns or {})
     formats = sorted({g["format"] for g in groups})
     named = {f"group_{i}": g for i, g in enumerate(groups)}
     if refusal:
@@ -216,10 +223,11 @@ def narrow_inputs(entries: Iterable[LayerEntry]) -> list[str]:
     return sorted(n for n, x in all_inputs if x is not None and x.symmetric and x.narrow_range and not x.dynamic)
 
 
-def _targets(names: Sequence[str], head_prefix: str) -> list[str]:
-    if head_prefix:  # few patterns, as a reader tries every target on every module
-        bodies = sorted(re.escape(name.removeprefix(f"{head_prefix}.")) for name in names)
-        prefix = rf"(?:{re.escape(head_prefix)}\.)?"
+def _targets(names: Sequence[str], head_prefix: str, patterns: Mapping[str, Sequence[str]]) -> list[str]:
+    if head_prefix or patterns:  # few patterns, as a reader tries every target on every module
+        start = re.escape(f"{head_prefix}.") if head_prefix else ""
+        bodies = sorted({one.removeprefix(start) for name in names for one in patterns.get(name, [re.escape(name)])})
+        prefix = rf"(?:{start})?" if start else "^"
         return [f"re:{prefix}(?:{'|'.join(some)})$" for some in _in_lengths(bodies, _TARGET_LENGTH - len(prefix))]
     return [f"re:^{re.escape(name)}$" if name == "" or name.startswith("re:") else name for name in names]
 

@@ -70,6 +70,7 @@ def config_of(
     model_config: Mapping[str, Any],
     head_prefix: str,
     refusal: str,
+    patterns: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The contents of config.json: the caller's keys, and quantization_config() where some layer has codes."""
     if "quantization_config" in model_config:
@@ -79,7 +80,7 @@ def config_of(
         return dict(model_config)
     ignore = [name.removesuffix(".weight") for name, t in other.items() if name.endswith(".weight") and t.ndim == 2]
     ignore += [e.name for e in entries if e.scheme.is_float or e.kind == "conv2d"]
-    described = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal)
+    described = quantization_config(entries, ignore, extra.get("recipe"), head_prefix, refusal, patterns)
     return {**model_config, "quantization_config": described}
 
 

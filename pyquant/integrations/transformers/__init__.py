@@ -37,8 +37,10 @@ __all__ = [
     "ignored_names",
     "is_model",
     "keep_types",
+    "layer_names_in_files",
     "makers_of",
     "refill_buffers",
+    "rows_in_files",
     "text_batches",
     "unreadable_layers",
 ]
@@ -75,6 +77,20 @@ def makers_of(model: Any, names: Any, mapping: Any = None) -> Any:
     from pyquant.integrations.transformers import conversions
 
     return conversions.makers_of(model, names, mapping)
+
+
+def layer_names_in_files(model: Any, layers: Any) -> Any:
+    """conversions.layer_names_in_files: layers that have another name in files than in the model."""
+    from pyquant.integrations.transformers import conversions
+
+    return conversions.layer_names_in_files(model, layers)
+
+
+def rows_in_files(model: Any, parameter: str, experts: int, rows: int) -> Any:
+    """conversions.rows_in_files: how files hold a parameter that has a matrix an expert."""
+    from pyquant.integrations.transformers import conversions
+
+    return conversions.rows_in_files(model, parameter, experts, rows)
 
 
 def keep_types(model: Any, dtype: Any) -> None:

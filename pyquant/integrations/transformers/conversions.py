@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from transformers.core_model_loading import (
     build_glob_alternation,
     dot_natural_key,
     rename_source_key,
+    revert_weight_conversion,
 )
 
 Maker = Callable[[Callable[[str], Tensor]], dict[str, Tensor]]
@@ -85,3 +87,41 @@ def keep_types(model: Any, dtype: torch.dtype) -> None:
     for name, parameter in list(model.named_parameters()):
         if (found := pattern.search(name)) is not None:
             parameter.data = parameter.data.to(plan[groups[str(found.lastgroup)]])
+
+
+def layer_names_in_files(model: Any, layers: Iterable[str]) -> dict[str, str]:
+    """{layer: name in files} of the layers that transformers calls otherwise in what it saves of such a model."""
+    found = {}
+    for layer in layers:
+        (key,) = revert_weight_conversion(model, {f"{layer}.weight": torch.empty(0, device="cpu")})
+        if key != f"{layer}.weight":
+            found[layer] = key.removesuffix(".weight")
+    return found
+
+
+def rows_in_files(model: Any, parameter: str, experts: int, rows: int) -> list[tuple[int, str, str, Tensor]] | None:
+    """How files hold a parameter [experts, rows, ...] of a model of transformers that has a matrix an expert.
+
+    ->  (expert, name of a layer, expression for it and those of the other experts, which rows of the expert's matrix
+        int64) for each matrix; None: the file holds the parameter as a whole.
+    """
+    numbers = torch.arange(experts * rows, device="cpu").view(experts, rows, 1)
+    kept = model.__dict__.pop("_weight_conversions", None)  # of a model that was loaded: those that its file needed
+    try:
+        made = revert_weight_conversion(model, {parameter: numbers})
+    finally:
+        if kept is not None:
+            model._weight_conversions = kept
+    found: list[tuple[int, str, str, Tensor]] = []
+    for name, held in made.items():
+        mine, (bank, _, after) = held.flatten(), name.partition(".experts.")
+        number, _, last = after.removesuffix(".weight").partition(".")
+        expert = int(mine[0]) // rows
+        if not name.endswith(".weight") or number != str(expert) or bool((mine // rows != expert).any()):
+            return None
+        pattern = rf"{re.escape(bank)}\.experts\.\d+\.{re.escape(last)}"
+        found.append((expert, name.removesuffix(".weight"), pattern, mine % rows))
+    again = revert_weight_conversion(model, dict.fromkeys(made, numbers))  # as transformers does with what it saves
+    is_stable = all(b.endswith(a) or a.endswith(b) for a, b in zip(sorted(made), sorted(again), strict=True))
+    every = torch.cat([expert * rows + mine for expert, _, _, mine in found]).sort()[0]
+    return found if is_stable and torch.equal(every, numbers.flatten()) else None

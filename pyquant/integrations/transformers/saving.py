@@ -24,7 +24,8 @@ class Saves:
             return super().get_state_dict_and_metadata(model)  # type: ignore[misc]
         tensors, words, keys = as_compressed_tensors(model)
         model.config.quantization_config = words
-        model.config.tie_word_embeddings = keys.get("tie_word_embeddings", False)
+        if hasattr(model.config, "tie_word_embeddings"):
+            model.config.tie_word_embeddings = keys.get("tie_word_embeddings", False)
         return tensors, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:

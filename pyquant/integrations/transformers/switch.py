@@ -13,6 +13,7 @@ from pyquant.integrations.transformers.quantizer import PyquantCompressedTensors
 from pyquant.io.pretrained.save import has_codes
 
 METHOD: Final = "compressed-tensors"
+_WRITTEN: Final = ("quantization_config", "tie_word_embeddings")  # of a configuration, when its model is saved
 _BEFORE: dict[str, Any] = {}
 
 
@@ -38,15 +39,15 @@ def _saving(original: Any) -> Any:
         """Lends a quantizer, which knows the tensors, to a model that was quantised without transformers."""
         if getattr(self, "hf_quantizer", None) is not None or not has_codes(self):
             return original(self, *args, **kwargs)
-        words, tied = self.config.__dict__, self.config.tie_word_embeddings
-        had = {key: words[key] for key in ("quantization_config",) if key in words}
+        words = self.config.__dict__
+        had = {key: words[key] for key in _WRITTEN if key in words}
         self.hf_quantizer = PyquantHfQuantizer(PyquantConfig(), pre_quantized=False)
         try:
             return original(self, *args, **kwargs)
         finally:
             del self.hf_quantizer
-            words.pop("quantization_config", None)
+            for key in _WRITTEN:
+                words.pop(key, None)
             words |= had
-            self.config.tie_word_embeddings = tied
 
     return save_pretrained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from pyquant.io import LayerRecord, save_checkpoint
 from pyquant.io.atomic import put_beside
 from pyquant.io.compressed_tensors import NARROW, narrow_inputs
 from pyquant.io.prepare import check_layers, check_tensors, config_of, parts_of
+from pyquant.io.pretrained.expert_files import Matrix, matrices_of
 from pyquant.nn.chain import QResidual
 from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
@@ -167,22 +169,35 @@ def as_compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     from pyquant.integrations import transformers
 
     layers = dict(_quantised(model))
-    refusal = _refusal(_strange(model, {name: _kind(layer) for name, layer in layers.items()}, True))
+    strange = _strange(model, {name: _kind(layer) for name, layer in layers.items()}, True)
+    experts = matrices_of(model)
+    refusal = _refusal({name: kind for name, kind in strange.items() if name not in experts})
     if refusal:
         raise UnsupportedError(f"{refusal}; pyquant.save_pretrained(model, directory) writes it")
-    given = {name: partial(record_of, name, layer) for name, layer in layers.items()}
+    given: dict[str, Callable[[], LayerRecord]] = {}
+    for name, layer in layers.items():
+        give = partial(record_of, name, layer)
+        parts = experts.get(name)
+        given |= {name: give} if parts is None else {one.name: partial(_part, one, give) for one in parts}
     entries = check_layers(given)
     others = _other_tensors(model, list(layers))
     check_tensors(others, entries)
     keys = transformers.config_of(model)
     keys.pop("quantization_config", None)
-    described = config_of(list(entries.values()), others, {}, keys, transformers.head_prefix(model), "")
+    patterns = {one.name: [one.pattern] for parts in experts.values() for one in parts}
+    renamed = transformers.layer_names_in_files(model, layers.keys() - experts.keys())
+    patterns |= {name: [re.escape(name), re.escape(other)] for name, other in renamed.items()}
+    described = config_of(list(entries.values()), others, {}, keys, transformers.head_prefix(model), "", patterns)
     quantization = described.pop("quantization_config")
     narrow = narrow_inputs(entries.values())
     if narrow:  # where save_pretrained writes, its manifest says so
-        quantization["pyquant"][NARROW] = narrow
+        quantization["pyquant"][NARROW] = sorted({renamed.get(name, name) for name in narrow})
     tensors = {name: t for part in parts_of(given, entries, others, sys.maxsize) for name, t in part.items()}
     return tensors, quantization, described
+
+
+def _part(matrix: Matrix, give: Callable[[], LayerRecord]) -> LayerRecord:
+    return matrix.of(give())
 
 
 def _transforming(model: nn.Module) -> tuple[list[str], dict[str, int]]:

@@ -1,0 +1,141 @@
+"""Where transformers gives wrong numbers without an error: each case is there, and pyquant in it would be seen."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pyquant
+from pyquant.integrations import transformers as ours
+
+T = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+IDS = torch.arange(4, 20)[None]
+
+
+@pytest.fixture(autouse=True)
+def _enabled() -> Iterator[None]:
+    ours.enable()
+    yield
+    ours.disable()
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
+    config = T.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    return pyquant.quantize_(T.LlamaForCausalLM(config).eval(), "W8A8Dynamic", check_speed=False)
+
+
+@pytest.fixture
+def codes(model: Any, tmp_path: Path) -> Path:
+    model.save_pretrained(tmp_path / "codes")
+    return tmp_path / "codes"
+
+
+def is_the_same(folder: Path, model: Any) -> None:
+    """What tests ask of a directory that transformers loads: all layers, all bits."""
+    read = T.AutoModelForCausalLM.from_pretrained(folder)
+    counts = [sum(isinstance(m, pyquant.QLinear) for m in one.modules()) for one in (read, model)]
+    assert counts[0] == counts[1], "a layer in floating point"
+    with torch.no_grad():
+        assert torch.equal(read(IDS).logits, model(IDS).logits), "other numbers"
+
+
+def method(folder: Path, name: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = name
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_buffers_that_no_file_has_are_emptied_after_loading(codes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a QLinear keeps its codes in."""
+    from pyquant.integrations.transformers.quantizer import PyquantCompressedTensorsHfQuantizer as Quantizer
+
+    honest = Quantizer._process_model_before_weight_loading
+
+    def planted(self: Quantizer, model: Any, **given: Any) -> None:
+        honest(self, model, **given)
+        model.register_buffer("mark", torch.full((4096,), 7.0), persistent=False)
+
+    monkeypatch.setattr(Quantizer, "_process_model_before_weight_loading", planted)
+    assert not (T.AutoModelForCausalLM.from_pretrained(codes).mark == 7).all()
+
+
+def test_layers_that_stand_in_the_model_while_it_is_loaded_are_seen(
+    codes: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyquant.integrations.transformers.takeover import Takeover
+
+    is_the_same(codes, model)
+    begin, finish = Takeover.__init__, Takeover.finish
+
+    def at_once(self: Takeover, held: Any, *given: Any) -> None:
+        begin(self, held, *given)
+        finish(self, held, lambda _: torch.device("cpu"))
+
+    monkeypatch.setattr(Takeover, "__init__", at_once)
+    monkeypatch.setattr(Takeover, "finish", lambda *_: 0)
+    with pytest.raises((AssertionError, RuntimeError), match=r"other numbers|an error"):
+        is_the_same(codes, model)
+
+
+def test_an_unknown_method_is_a_warning_and_codes_become_weights(
+    codes: Path, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So no file of pyquant's names a method of its own, and one that does is an error where pyquant is there."""
+    from transformers.quantizers import auto
+
+    method(codes, "pyquant")
+    with pytest.raises(pyquant.UnsupportedError, match=r"config\.json with quant_method 'pyquant'"):
+        is_the_same(codes, model)
+    for table in (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING):
+        monkeypatch.delitem(table, "pyquant")  # planted: as where pyquant is not imported
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger("transformers"), "propagate", True)
+        with pytest.raises(AssertionError, match="a layer in floating point"):
+            is_the_same(codes, model)
+    assert "Unknown quantization type, got pyquant" in caplog.text
+    read = T.AutoModelForCausalLM.from_pretrained(codes)
+    assert read.model.layers[0].mlp.up_proj.weight.abs().max() == 127
+
+
+def test_a_save_that_named_a_method_of_its_own_is_seen(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyquant.integrations.transformers import saving
+
+    honest = saving.as_compressed_tensors
+
+    def planted(one: Any) -> Any:
+        tensors, words, keys = honest(one)
+        return tensors, words | {"quant_method": "pyquant"}, keys
+
+    monkeypatch.setattr(saving, "as_compressed_tensors", planted)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(pyquant.UnsupportedError, match=r"config\.json with quant_method 'pyquant'"):
+        is_the_same(tmp_path, model)
+
+
+def test_a_config_of_another_class_name_is_refused_by_transformers(
+    codes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares names of classes: planted, a config of pyquant's own for files of compressed-tensors."""
+    from transformers.quantizers import auto
+
+    def dequantised() -> Any:
+        given = T.CompressedTensorsConfig(dequantize=True)
+        return T.AutoModelForCausalLM.from_pretrained(codes, quantization_config=given)
+
+    assert dequantised().model.layers[0].mlp.up_proj.weight.dtype == torch.float32
+    own = type("PyquantCompressedTensorsConfig", (T.CompressedTensorsConfig,), {})
+    monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", own)
+    with pytest.raises(ValueError, match="quantized with PyquantCompressedTensorsConfig but you are passing"):
+        dequantised()
