@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--preset", metavar="NAME", help="the same by a recommended recipe; with --data")
     add("--data", metavar="FN", help=f"with --scheme and the like: {DATA_HELP}")
     add("--batches", type=int, default=None, metavar="N", help="of the data (default: all; of a recipe: what it says)")
-    add("--improve", nargs="+", default=[], metavar="NAME", help="with --data: gptq, learn_rounding, bias_correction")
+    add("--improve", nargs="+", default=[], metavar="NAME", help="with --data: improvers, as of `pyquant quantize`")
     add("--cache", metavar="DIR", help="with --data: inputs of blocks lie there, not in memory")
     add("--skip", nargs="+", default=[], metavar="PATTERN", help="with --scheme: layers to leave: name, glob, re:...")
     add("--embeddings", action="store_true", help="with --scheme: also Embedding layers, int8 with a scale a row")

@@ -42,7 +42,34 @@ CASES: dict[str, tuple[str, dict[str, Any], torch.dtype, Any, dict[str, Any]]] =
         "W4A8Dynamic(group_size=16)",
         {"improve": ["bias_correction"]},
     ),
-    "MixtralForCausalLM": ("MixtralConfig", {**LLAMA, "num_local_experts": 4}, torch.bfloat16, "W8A8", {}),
+    "MistralForCausalLM": (
+        "MistralConfig",
+        {**LLAMA, "tie_word_embeddings": True, "intermediate_size": 96},
+        torch.bfloat16,
+        "W4A4Dynamic(group_size=16, symmetric_inputs=False)",
+        {"improve": ["rotate_online", "gptq"]},
+    ),
+    "Qwen2ForCausalLM": (
+        "Qwen2Config",
+        LLAMA,
+        torch.bfloat16,
+        "W8A8",
+        {"improve": ["equalize", "smooth", "rotate", "bias_correction"]},
+    ),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        {**LLAMA, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+        torch.float32,
+        "W4A8(group_size=16)",
+        {"improve": ["search_scales"]},
+    ),
+    "MixtralForCausalLM": (
+        "MixtralConfig",
+        {**LLAMA, "num_local_experts": 4},
+        torch.bfloat16,
+        "W8A8",
+        {"improve": ["smooth"]},
+    ),
     "GPT2LMHeadModel": ("GPT2Config", GPT2, torch.float32, "W8A8", {"embeddings": True}),
     "OPTForCausalLM": (
         "OPTConfig",
@@ -99,8 +126,9 @@ def test_the_saved_files_are_those_of_loading_the_model_whole(name: str, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore::pyquant.QuantizationWarning")
+@pytest.mark.parametrize("how", [["encoder-w8a8", "--improve", "bias_correction"], ["llm-w4a4", "--batches", "3"]])
 def test_convert_with_data_writes_what_quantize_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "float"
     written("Qwen3ForCausalLM", path)
@@ -109,11 +137,11 @@ def test_convert_with_data_writes_what_quantize_writes(
         f"from {Path(__file__).stem} import batches as of\n\ndef batches():\n    return of('Qwen3')\n"
     )
     monkeypatch.chdir(tmp_path)
-    words = [str(path), "--preset", "encoder-w8a8", "--improve", "bias_correction", "--data", "windows:batches"]
+    words = [str(path), "--preset", *how, "--data", "windows:batches"]
     words += ["--skip", "*.q_proj"]
     assert main(["quantize", *words, "--out", str(tmp_path / "one")]) == 0
     assert main(["convert", words[0], str(tmp_path / "other"), *words[1:], "--cache", str(tmp_path)]) == 0
-    assert "encoder-w8a8 -> " in capsys.readouterr().out
+    assert f"{how[0]} -> " in capsys.readouterr().out
     one, other = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("one", "other"))
     assert one == other
     assert main(["verify", str(tmp_path / "other")]) == 0
@@ -122,8 +150,10 @@ def test_convert_with_data_writes_what_quantize_writes(
     for wrong, said in (
         (["--scheme", "W8A8Dynamic", "--improve", "gptq"], "'--improve': got given without --data"),
         (["--preset", "llm-w4a8"], "'--data': got none, with --preset"),
-        (["--scheme", "W8A8", *data, "--improve", "smooth"], "'--improve': got smooth, which changes the float model"),
-        (["--preset", "llm-w4a4", *data], "'--preset': got rotate_online, which changes the float model"),
+        (
+            ["--scheme", "W8A8", *data, "--improve", "rotate", "rotate_online"],
+            "'--improve': got rotate and rotate_online",
+        ),
         (["--scheme", "W8A8", *data, "--skip", "nothing"], "argument '--skip'"),
         (["--preset", "nothing", *data], "argument '--preset'"),
         (data, "--data"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,24 @@ from torch import Tensor, nn
 from pyquant.core.dtypes import describe
 from pyquant.core.names import listed
 from pyquant.errors import ArgumentError, CheckpointError
-from pyquant.io.foreign.source import Source, Tensors
+from pyquant.io.foreign.tensors import Span
 
 Made = Callable[[Callable[[str], Tensor]], Mapping[str, Tensor]]  # (reads a tensor of the file) -> the model's tensors
 NEVER_USED = ("rotary_emb.inv_freq",)  # tables that older models saved, and every model computes
+
+
+class Source(Protocol):
+    """Tensors by name, such as those of a folder."""
+
+    directory: Path
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def span(self, name: str) -> Span:
+        """Type and shape of a tensor."""
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, in memory of its own."""
 
 
 class FloatWeights:
@@ -33,7 +48,7 @@ class FloatWeights:
     def __init__(
         self,
         model: nn.Module,
-        source: Source | Tensors,
+        source: Source,
         rename: Callable[[str], str] = str,
         *,
         mapping: Sequence[Any] | None = None,

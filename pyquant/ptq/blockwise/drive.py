@@ -17,7 +17,7 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
-from pyquant.ptq.blockwise.find import AUTO, Blocks
+from pyquant.ptq.blockwise.find import AUTO, Blocks, IsLayer
 from pyquant.ptq.blockwise.generation import without_cache
 from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.offload import Place, Residence, to_device
@@ -65,19 +65,26 @@ class Way:
 
 
 def improved(
-    replay: Replay, layers: dict[str, Layer], improver: Improver, way: Way, *, only_floats: bool = False
+    replay: Replay,
+    layers: dict[str, Any],
+    improver: Improver,
+    way: Way,
+    *,
+    only_floats: bool = False,
+    is_layer: IsLayer = lambda module: isinstance(module, Layer),
 ) -> dict[str, Any]:
     """Run the improver over every layer; -> {layer: what became of it}, in the order of their calls.
 
     replay   the model and its batches.     layers   those of the model that may change, by name.
-    only_floats   the improver looks at the float model alone, and nothing is rounded.
+    only_floats   the improver looks at the float model alone, and nothing is rounded; `layers` may then be any modules.
+    is_layer   what blocks are made of, where they have to be found.
     On an exception everything is as before; with save_to, finished blocks are as they were found and saved.
     Raises ArgumentError for blocks that cannot be called one after the other where they were named, and for arguments
     that need blocks where there are none.
     """
     model = replay.module
     with without_cache(model), Kept(way.cache) as kept, floating_point(model) if only_floats else nullcontext():
-        plan = plan_of(replay, layers, way.blocks, kept, way.place)
+        plan = plan_of(replay, layers, way.blocks, kept, way.place, is_layer)
         if not plan.chains:
             way.refuse_without_blocks(plan.why_whole)
         saved = None if way.save_to is None else Saved(way.save_to, model, kept, plan, improver.settings, way.residence)
@@ -100,7 +107,7 @@ class _Drive:
     def __init__(
         self,
         replay: Replay,
-        layers: dict[str, Layer],
+        layers: dict[str, Any],
         improver: Improver,
         way: Way,
         plan: Plan,
@@ -136,9 +143,13 @@ class _Drive:
 
     def _whole(self, name: str, calls: Mapping[str, int]) -> Stage:
         layers = {layer: self.layers[layer] for layer in calls}
-        before = tuple(LayerState.of(layer) for layer in layers.values())
+        before = self._states(layers)
         is_whole = len(self.plan.steps) == 1
         return Stage(name, self.replay.module, layers, calls, self.replay, self.replay, before, is_whole)
+
+    def _states(self, layers: Mapping[str, Any]) -> tuple[LayerState, ...]:
+        """What may be replaced in these layers."""
+        return () if self.only_floats else tuple(LayerState.of(layer) for layer in layers.values())
 
     def _improve(self, stage: Stage, look: Callable[[Stage], Any]) -> Stage:
         # with save_to nothing is kept of finished blocks, but where a residence lets go of them
@@ -169,8 +180,9 @@ class _Drive:
                 with floating_point(block):
                     calls = self._give_out(chain, i, floats, "float")
                 layers = {name: self.layers[name] for name in calls}
-                before = tuple(LayerState.of(layer) for layer in layers.values())
-                stage = Stage(chain.names[i], block, layers, calls, rounded, floats, before, is_block=True)
+                stage = Stage(
+                    chain.names[i], block, layers, calls, rounded, floats, self._states(layers), is_block=True
+                )
                 yield self._improve(stage, self._looked)
                 if not self.only_floats:
                     self._give_out(chain, i, rounded, "rounded")
@@ -197,7 +209,7 @@ class _Drive:
                     self.kept.put((which, b, ref), tensor.to(chain.home))
         return {name: calls.most[name] for name in calls.order} if counts else chain.layers[i]
 
-    def _held(self, chain: Chain, i: int) -> dict[str, Layer]:
+    def _held(self, chain: Chain, i: int) -> dict[str, Any]:
         held = {id(module) for module in chain.blocks[i].modules()}
         return {name: layer for name, layer in self.layers.items() if id(layer) in held}
 

@@ -11,11 +11,12 @@ from pyquant.core.names import did_you_mean
 from pyquant.errors import ArgumentError
 
 Blocks = str | Sequence[str] | None
+IsLayer = Callable[[nn.Module], bool]
 AUTO = "auto"
 _ALLOWED = "'auto', None, the name of a ModuleList or Sequential of blocks, or a sequence of names of blocks"
 
 
-def block_lists(model: nn.Module, blocks: Blocks, is_layer: Callable[[nn.Module], bool]) -> list[list[str]]:
+def block_lists(model: nn.Module, blocks: Blocks, is_layer: IsLayer) -> list[list[str]]:
     """Names of the blocks of every list of blocks, lists in the order of named_modules; [] without any.
 
     blocks    'auto': every outermost nn.ModuleList or nn.Sequential of two or more modules of one class, which are no
@@ -55,7 +56,7 @@ def block_lists(model: nn.Module, blocks: Blocks, is_layer: Callable[[nn.Module]
     return [names]
 
 
-def _are_blocks(module: nn.Module, is_layer: Callable[[nn.Module], bool]) -> bool:
+def _are_blocks(module: nn.Module, is_layer: IsLayer) -> bool:
     if not isinstance(module, nn.ModuleList) and type(module).forward is not nn.Sequential.forward:
         return False
     children = list(module.children())  # a module that stands twice is listed once

@@ -13,10 +13,9 @@ from torch import nn
 from pyquant.errors import ArgumentError
 from pyquant.ptq.blockwise.calls import Call, NotAChain, Recorder, Recording, Ref, compare, last_uses
 from pyquant.ptq.blockwise.empty import NotAlikeError, giving_halves, giving_zeros
-from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
+from pyquant.ptq.blockwise.find import AUTO, Blocks, IsLayer, block_lists
 from pyquant.ptq.blockwise.kept import Kept
 from pyquant.ptq.blockwise.offload import Place, home_of
-from pyquant.ptq.improve.matrix import Layer
 from pyquant.ptq.improve.replay import Calls, Enough, Replay
 from pyquant.simulate.float_model import floating_point
 
@@ -62,7 +61,7 @@ class Plan:
 class _List:
     """A list of blocks that may prove to be a chain; at: its number."""
 
-    def __init__(self, at: int, names: Sequence[str], model: nn.Module, layers: Mapping[str, Layer]) -> None:
+    def __init__(self, at: int, names: Sequence[str], model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         self.at, self.names, self.blocks = at, names, [model.get_submodule(name) for name in names]
         self.owners: dict[str, int] = {}  # {layer: its block}
         for i, block in enumerate(self.blocks):
@@ -81,14 +80,17 @@ class _List:
         return Chain(self.at, self.names, self.blocks, held, self.batches, last_uses(self.batches), home, is_counted)
 
 
-def plan_of(replay: Replay, layers: Mapping[str, Layer], blocks: Blocks, kept: Kept, place: Place) -> Plan:
+def plan_of(
+    replay: Replay, layers: Mapping[str, nn.Module], blocks: Blocks, kept: Kept, place: Place, is_layer: IsLayer
+) -> Plan:
     """The plan of a model; what the float model gives to the first block of each chain is in `kept` afterwards.
 
+    is_layer  what blocks are made of.
     Lists of blocks that are no chains are refused where they were named, or are not in memory, and left out where they
     were found ('auto'). Of a model that is not in memory one pass runs the blocks; in others these give zeros, where
     what they give has the shape of something that they are given.
     """
-    names = block_lists(replay.module, blocks, lambda module: isinstance(module, Layer))
+    names = block_lists(replay.module, blocks, is_layer)
     why = "blocks=None" if blocks is None else "no list of blocks is found in this model; blocks=... names them"
     while names:
         try:
@@ -125,7 +127,7 @@ def record_first(replay: Replay, chain: Chain, kept: Kept) -> None:
 
 
 def _planned(
-    replay: Replay, layers: Mapping[str, Layer], names: Sequence[Sequence[str]], kept: Kept, place: Place
+    replay: Replay, layers: Mapping[str, nn.Module], names: Sequence[Sequence[str]], kept: Kept, place: Place
 ) -> Plan:
     lists = [_List(at, given, replay.module, layers) for at, given in enumerate(names)]
     blocks = [block for list_ in lists for block in list_.blocks]
@@ -187,7 +189,7 @@ def _later(
     replay: Replay,
     lists: Sequence[_List],
     batch: int,
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, nn.Module],
     events: list[str | int],
     last: nn.Module,
     place: Place,
@@ -221,7 +223,7 @@ def _record(
     replay: Replay,
     lists: Sequence[_List],
     batch: int,
-    layers: Mapping[str, Layer] | None = None,
+    layers: Mapping[str, nn.Module] | None = None,
     events: list[str | int] | None = None,
 ) -> list[Recording]:
     """One pass of the model. layers, events: calls of these, and of lists, are written down in the order in which they

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -33,9 +33,9 @@ def equalize_(
 
     Where a Linear or Conv2d feeds others through nothing, ReLU, LeakyReLU, PReLU, pooling or dropout, its output
     channel i, of largest weight r1[i], is divided by s[i] = sqrt(r1[i] / r2[i]), bias included, and the weights that
-    read it, of largest r2[i], are multiplied by s[i]. Then both are sqrt(r1[i] r2[i]). That is done for all pairs in
-    turn, until no factor is further than 1e-4 from 1. The function stays what it was but for rounding; no data is
-    needed.
+    read it, of largest r2[i], are multiplied by s[i]. Then both are sqrt(r1[i] r2[i]). That is done in turn for all
+    pairs that layers of theirs connect, until no factor is further than 1e-4 from 1. The function stays what it was but
+    for rounding; no data is needed.
     model    float nn.Module in whatever mode; BatchNorms folded before (fold_batch_norm_), else they stand between.
     pairs    [(producer, [consumers]), ...] by full name; None: what the graph of the model shows, where torch.fx can
              trace it, and what smooth_'s rules and register_smoothing name.
@@ -73,16 +73,11 @@ def equalize_reversibly(
     if any(p.is_meta for module in layers.values() for p in module.parameters(recurse=False)):
         raise ArgumentError("model", "weights on the meta device", "weights that are loaded")
     before = _outputs(model, example_inputs)
-    factors = _factors(links)
     put_back: list[Undo] = [
         partial(p.detach().copy_, p.detach().clone()) for m in layers.values() for p in m.parameters(recurse=False)
     ]
     with undone_on_error(put_back):
-        for link in links:
-            _apply(link, factors[link.producer])
-        for name, module in layers.items():
-            if not all(bool(p.isfinite().all()) for p in module.parameters(recurse=False)):
-                raise NonFiniteError(f"{name} after equalisation", "NaN or infinity", "finite values")
+        factors = equalize_links_(links)
         if example_inputs is not None:
             allowed = "pairs whose producer feeds its consumers and nothing else; everything is undone"
             check_unmoved("pairs", before, _outputs(model, example_inputs), allowed)
@@ -97,8 +92,35 @@ def _outputs(model: nn.Module, example_inputs: object) -> Any:
         return call(model, example_inputs)
 
 
+def equalize_links_(links: Sequence[Link]) -> dict[str, Tensor]:
+    """Equalise the weights of these links in place; -> {producer: float64 [channels] that divided its channels}.
+
+    Links that have no layer in common with others may be given without those. Raises NonFiniteError."""
+    found: dict[str, Tensor] = {}
+    for connected in _connected(links):
+        factors = _factors(connected)
+        for link in connected:
+            _apply(link, factors[link.producer])
+        for name, module in {n: m for link in connected for n, m in link.modules.items()}.items():
+            if not all(bool(p.isfinite().all()) for p in module.parameters(recurse=False)):
+                raise NonFiniteError(f"{name} after equalisation", "NaN or infinity", "finite values")
+        found |= factors
+    return {link.producer: found[link.producer] for link in links}
+
+
+def _connected(links: Sequence[Link]) -> list[list[Link]]:
+    """The links in groups that have no layer in common, each in its order."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for i, link in enumerate(links):
+        touched = [group for group in groups if group[0] & set(link.names)]
+        groups = [group for group in groups if group not in touched]
+        names = set(link.names).union(*(group[0] for group in touched))
+        groups.append((names, sorted([i, *(j for group in touched for j in group[1])])))
+    return [[links[i] for i in members] for _, members in sorted(groups, key=lambda group: group[1])]
+
+
 def _factors(links: list[Link]) -> dict[str, Tensor]:
-    """{producer: float64 [channels], by which its channels are divided}, from sweeps over all links."""
+    """{producer: float64 [channels], by which its channels are divided}, from sweeps over these links."""
     known = {name: magnitudes(link, name) for link in links for name in link.consumers}
     known |= {link.producer: magnitudes(link, link.producer) for link in links if link.producer not in known}
     found = {link.producer: torch.ones(link.channels, dtype=torch.float64, device="cpu") for link in links}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from pyquant.ptq.improve.replay import check_unmoved
 from pyquant.ptq.improve.rotate_rules import RotationSpec, filled, matching, specs_of
 from pyquant.ptq.improve.smooth_rules import RMS_NORMS
 from pyquant.simulate.kinds import is_simulated
+
+ALLOWED: Final = "a spec that names every writer and reader of the stream"
 
 
 @torch.no_grad()
@@ -101,32 +103,47 @@ def rotate_reversibly(
         raise ArgumentError("online", "True beside a spec", "the names in RotationSpec(online=[...])")
     if any(is_simulated(m) or isinstance(m, LinearState) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: rotate before quantising")
-    found = [("", model, spec)] if spec is not None else list(specs_of(model, online))
-    if not found:
-        got = f"a {type(model).__name__} of which no rule knows the residual stream"
-        raise ArgumentError("model", got, "spec=RotationSpec(...), or pyquant.register_rotation for its class")
+    found = [("", model, spec)] if spec is not None else known_specs(model, online)
     generator = torch.Generator().manual_seed(seed)
     with evaluating(model), undone_on_error() as steps:
         before = call(model, example_inputs)
         spread: dict[str, int] = {}
         following = list(then)
         for prefix, root, known in found:
-            turning = _Turning(root, steps, generator, following)
+            turning = Turning(root, steps, generator, following)
             spread |= {prefix + name: size for name, size in turning.of(known)}
             turning.finish()
             if streams is not None:
                 streams += turning.streams
-        allowed = "a spec that names every writer and reader of the stream; everything is undone"
-        check_unmoved("spec", before, call(model, example_inputs), allowed)
+        check_unmoved("spec", before, call(model, example_inputs), f"{ALLOWED}; everything is undone")
     undo += steps
     return spread
 
 
-class _Turning:
-    """What is to be done to every parameter of a model, and its doing, with the steps that take it back."""
+def known_specs(model: nn.Module, online: bool) -> list[tuple[str, nn.Module, RotationSpec]]:
+    """(prefix of its names, module, spec) of all that is known of a model. Raises ArgumentError for nothing."""
+    found = list(specs_of(model, online))
+    if not found:
+        got = f"a {type(model).__name__} of which no rule knows the residual stream"
+        raise ArgumentError("model", got, "spec=RotationSpec(...), or pyquant.register_rotation for its class")
+    return found
 
-    def __init__(self, model: nn.Module, undo: list[Undo], generator: torch.Generator, following: list[Tensor]) -> None:
-        self.model, self.undo, self.generator, self.following = model, undo, generator, following
+
+class Turning:
+    """What is to be done to every parameter of a model, and its doing, with the steps that take it back.
+
+    numbers  what a parameter holds, where that is not in itself: then `value` is asked for what becomes of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        undo: list[Undo],
+        generator: torch.Generator,
+        following: list[Tensor],
+        numbers: Callable[[Tensor], Tensor] = torch.Tensor.detach,
+    ) -> None:
+        self.model, self.undo, self.generator, self.following, self.numbers = model, undo, generator, following, numbers
         self.streams: list[Turned] = []
         self._steps: dict[int, tuple[Tensor, list[Callable[[Tensor], Tensor]]]] = {}
         self.modules, self.parameters = dict(model.named_modules()), dict(model.named_parameters())
@@ -207,13 +224,20 @@ class _Turning:
                 yield name, block
 
     def finish(self) -> None:
-        """Do to each parameter all that is to be done to it, in float64, and round once."""
-        for parameter, steps in self._steps.values():
-            value = parameter.detach().double()
+        """Do to each parameter all that is to be done to it."""
+        # biases first, which ask for weights as these were
+        for parameter, _ in sorted(self._steps.values(), key=lambda item: item[0].dim() > 1):
             self.undo.append(partial(parameter.detach().copy_, parameter.detach().clone()))
-            for step in steps:
-                value = step(value)
-            parameter.detach().copy_(value)
+            parameter.detach().copy_(self.value(parameter))
+
+    def value(self, parameter: Tensor) -> Tensor:
+        """What becomes of a parameter, computed in float64 and rounded once."""
+        before = self.numbers(parameter)
+        steps = self._steps.get(id(parameter), (parameter, []))[1]
+        value = before.double() if steps else before
+        for step in steps:
+            value = step(value)
+        return value.to(before.dtype)
 
     # ---- what is meant
 
@@ -260,21 +284,25 @@ class _Turning:
         """The weight and bias of a norm become part of the Linears that read it."""
         norm = self.modules[name]
         weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+        scale, shift = (None if p is None else self.numbers(p).to(torch.float64, copy=True) for p in (weight, bias))
         for parameter in (weight, bias):
             if parameter is not None and tuple(parameter.shape) != (readers[0].in_features,):
                 got = f"'{name}' with a parameter {list(parameter.shape)}"
                 raise ArgumentError("spec", got, f"a norm over {readers[0].in_features} channels")
         for linear in readers:
-            if bias is not None and bool(bias.any()):
+            if shift is not None and bool(shift.any()):
                 if linear.bias is None:
                     zeros = nn.Parameter(torch.zeros_like(linear.weight[:, 0]), linear.weight.requires_grad)
                     put(cast("dict[str, Any]", linear._parameters), "bias", zeros, self.undo)
-                self._later(linear.bias, partial(torch.add, linear.weight.double() @ bias.double()))
-            if weight is not None:
-                self._later(linear.weight, partial(torch.mul, weight.detach().to(torch.float64, copy=True)))
+                self._later(linear.bias, partial(self._with_shift, linear, shift))
+            if scale is not None:
+                self._later(linear.weight, partial(torch.mul, scale))
         for parameter, make in ((weight, torch.ones_like), (bias, torch.zeros_like)):
             if parameter is not None:
                 self._later(parameter, make)
+
+    def _with_shift(self, linear: nn.Linear, shift: Tensor, bias: Tensor) -> Tensor:
+        return bias + self.numbers(linear.weight).double() @ shift
 
     def _turn(self, parameter: Tensor, rotation: Rotation, dim: int, part: slice = slice(None)) -> None:
         """Every run of rotation.size channels along a dimension, v -> v Q."""

@@ -104,17 +104,15 @@ def search_scales_reversibly(
     if any(is_simulated(m) or isinstance(m, QLinear) for m in model.modules()):
         raise ArgumentError("model", "a model with quantised layers", "a float model: search before quantising")
     groups = find_pairs(model, pairs)
-    schemes = _schemes(model, config)
+    schemes = schemes_by(model, config)
     split = num_batches - held_out
-    targets, rows, means = _watched(replay, groups, split)
-    groups = [pair for pair in groups if pair.amax is not None and rows[pair.producer]]
-    best = {
-        pair.producer: _best(pair, torch.cat(rows[pair.producer]), means[pair.producer], schemes) for pair in groups
-    }
+    targets, reads = _watched(replay, groups, split)
+    groups = [pair for pair in groups if reads[pair.producer].are_enough]
+    found = {pair.producer: reads[pair.producer].factors(schemes) for pair in groups}
     ways: dict[str, dict[str, Tensor]] = {
         NONE: {},
-        HALF: {pair.producer: factor_of(pair, 0.5) for pair in groups},
-        SEARCHED: {name: factor for name, (_, factor) in best.items() if factor is not None},
+        HALF: {name: factors.half for name, factors in found.items()},
+        SEARCHED: {name: factors.best for name, factors in found.items() if factors.best is not None},
     }
     changed = {id(t): t for pair in groups for t in pair.tensors()}
     put_back: list[Undo] = [partial(t.detach().copy_, t.detach().clone()) for t in changed.values()]
@@ -136,17 +134,17 @@ def search_scales_reversibly(
         chosen = min(errors, key=lambda way: errors[way])  # the first of equals: the simplest
         apply(chosen)
     undo += put_back
-    return ScaleSearch(chosen, errors, {name: how for name, (how, _) in best.items()})
+    return ScaleSearch(chosen, errors, {name: factors.how for name, factors in found.items()})
 
 
-def _schemes(model: nn.Module, config: Config) -> dict[str, QScheme]:
+def schemes_by(model: nn.Module, config: Config) -> dict[str, QScheme]:
     """What a config gives to each layer."""
-    with _simulating(model, config):
+    with simulating(model, config):
         return {name: m.scheme for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
 
 
 @contextmanager
-def _simulating(model: nn.Module, config: Config) -> Iterator[None]:
+def simulating(model: nn.Module, config: Config) -> Iterator[None]:
     """Simulating twins stand in the model inside; afterwards the very modules of before."""
     undo: list[Undo] = []
     try:
@@ -159,38 +157,66 @@ def _simulating(model: nn.Module, config: Config) -> Iterator[None]:
             step()
 
 
-def _watched(
-    replay: Replay, groups: list[Pair], split: int
-) -> tuple[list[Any], dict[str, list[Tensor]], dict[str, Tensor]]:
-    """Float outputs of held-out batches; held-out rows and mean magnitudes of each pair's activations."""
-    rows: dict[str, list[Tensor]] = {pair.producer: [] for pair in groups}
-    totals: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
+@dataclass(frozen=True)
+class Factors:
+    """Of one pair: smooth_'s, the best of those tried and how it is made; None: without any is best."""
+
+    half: Tensor
+    best: Tensor | None
+    how: tuple[str, float] | None
+
+
+class Reads:
+    """What a pair reads: rows of the batches that are held out, channels' mean and largest magnitudes in the others."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair, self._rows = pair, list[Tensor]()
+        self._total: Tensor | None = None
+        self._count = 0
+
+    def see(self, x: Tensor, is_held_out: bool) -> None:
+        """One call of its first consumer."""
+        flat = x.detach().reshape(-1, x.shape[-1])
+        if is_held_out:
+            room = _ROWS - sum(len(part) for part in self._rows)
+            if room > 0 and len(flat):
+                self._rows.append(flat[:: max(1, len(flat) // room)][:room].clone())
+            return
+        self.pair.observe(x)
+        total = flat.abs().double().sum(0)
+        self._total = total if self._total is None else self._total + total
+        self._count += len(flat)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether factors can be found: experts may never be called."""
+        return self.pair.amax is not None and bool(self._rows)
+
+    def factors(self, schemes: Mapping[str, QScheme]) -> Factors:
+        """Those of the pair, whose weights are as they were when it read; schemes: by the names of layers."""
+        total = cast(Tensor, self._total)
+        how, best = _best(self.pair, torch.cat(self._rows), (total / max(self._count, 1)).float(), schemes)
+        return Factors(factor_of(self.pair, 0.5), best, how)
+
+
+def _watched(replay: Replay, groups: list[Pair], split: int) -> tuple[list[Any], dict[str, Reads]]:
+    """Float outputs of held-out batches, and what each pair reads."""
+    reads = {pair.producer: Reads(pair) for pair in groups}
     is_held_out = False
 
-    def see(pair: Pair, _: nn.Module, x: tuple[Tensor, ...]) -> None:
-        flat = x[0].detach().reshape(-1, x[0].shape[-1])
-        if is_held_out:
-            room = _ROWS - sum(len(part) for part in rows[pair.producer])
-            if room > 0 and len(flat):
-                rows[pair.producer].append(flat[:: max(1, len(flat) // room)][:room].clone())
-            return
-        pair.observe(x[0])
-        total = flat.abs().double().sum(0)
-        totals[pair.producer] = totals.get(pair.producer, torch.zeros_like(total)) + total
-        counts[pair.producer] = counts.get(pair.producer, 0) + len(flat)
+    def hook(pair: Pair, _: nn.Module, x: tuple[Tensor, ...]) -> None:
+        reads[pair.producer].see(x[0], is_held_out)
 
     targets = []
     with ExitStack() as hooks:
         for pair in groups:
-            hooks.callback(pair.modules[1][0].register_forward_pre_hook(partial(see, pair)).remove)
+            hooks.callback(pair.modules[1][0].register_forward_pre_hook(partial(hook, pair)).remove)
         for i, batch in enumerate(replay.batches):
             is_held_out = i >= split
             output = replay.run(batch)
             if is_held_out:
                 targets.append(output)
-    means = {name: (total / max(counts[name], 1)).float() for name, total in totals.items()}
-    return targets, rows, means
+    return targets, reads
 
 
 def _best(
@@ -244,7 +270,7 @@ def _cost(linear: nn.Linear, scheme: QScheme, rows: Tensor, factor: Tensor | Non
 
 def _rounded_error(replay: Replay, config: Config, targets: list[Any], split: int, measure: ErrorFunction) -> float:
     model = replay.module
-    with _simulating(model, config):
+    with simulating(model, config):
         calibrate_(model, replay.batches[:split], split, batch_to_inputs=replay.batch_to_inputs)
         losses = [measure(floats, replay.run(replay.batches[split + i])) for i, floats in enumerate(targets)]
     return sum(losses) / len(losses)

@@ -10,7 +10,6 @@ from torch import nn
 
 from pyquant.calibrate.run import inputs_of
 from pyquant.core import arguments
-from pyquant.core.names import listed
 from pyquant.core.registry import IMPROVERS
 from pyquant.errors import ArgumentError
 from pyquant.nn.sites import Config
@@ -100,14 +99,14 @@ def improve_before(names: tuple[str, ...], before: Before) -> None:
             improver(before)
 
 
-def improvers_of(names: tuple[str, ...], num_batches: int) -> dict[str, Improver]:
-    """What improve_after does to the layers of a stage, by name, for those who go through a model in another way.
+def parted(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that act on the float model, and those that act after calibration."""
+    return tuple(name for name in names if name in _BEFORE), tuple(name for name in names if name in _AFTER)
 
-    Raises ArgumentError for improvers of the float model."""
+
+def improvers_of(names: tuple[str, ...], num_batches: int) -> dict[str, Improver]:
+    """What improve_after does to the layers of a stage, by name, for those who go through a model in another way."""
     found: dict[str, Improver] = {}
-    if early := [name for name in names if name in _BEFORE]:
-        got = f"{listed(early)}, which changes the float model as a whole"
-        raise ArgumentError("improve", got, f"{listed(list(_AFTER))}; quantize_ takes the others")
     if "gptq" in names:
         found["gptq"] = gptq_improver(num_batches)
     if "learn_rounding" in names:

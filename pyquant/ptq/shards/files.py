@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,17 +34,20 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.sites import Filter, Owner, find_owners
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 from pyquant.ptq.blockwise.drive import Progress, Way, improved
-from pyquant.ptq.blockwise.find import AUTO, Blocks, block_lists
+from pyquant.ptq.blockwise.find import AUTO, Blocks
 from pyquant.ptq.blockwise.ranges import calibrate_by
 from pyquant.ptq.blockwise.saved import JOURNAL
 from pyquant.ptq.improve.matrix import Layer, simulated_layers
 from pyquant.ptq.improve.replay import BatchToInputs, Replay
-from pyquant.ptq.improve.steps import check_names, improvers_of
+from pyquant.ptq.improve.steps import check_names, improvers_of, parted
 from pyquant.ptq.quantize import count_of
 from pyquant.ptq.run import recipe_of
 from pyquant.ptq.selective import SelectiveQuantizer
+from pyquant.ptq.shards.before import improved_before
+from pyquant.ptq.shards.floats import Floats, Run
+from pyquant.ptq.shards.outline import as_it_is, blocks_of, empty_, tensors_in
 from pyquant.ptq.shards.residence import FromFiles
-from pyquant.ptq.shards.store import Store, other_tensors
+from pyquant.ptq.shards.store import Store
 from pyquant.recipe import Recipe, is_recipe
 from pyquant.simulate.calibrate import targets_of
 from pyquant.simulate.insert import replace_simulating, simulated
@@ -95,7 +97,8 @@ def quantize_files(
     config, filter_fn, embeddings, heads, on_indivisible, batch_to_inputs   as in quantize_; no 16-bit layers, no recipe
                  with `chains`.
     data, num_batches   batches, gone through several times where `improve` names anything; as in quantize_.
-    improve      'gptq', 'learn_rounding', 'bias_correction', with their default options.
+    improve      as in quantize_. Each improver of the float model ('equalize', 'smooth', 'search_scales', 'rotate',
+                 'rotate_online') leaves a float copy in save_to, of which the next one is made.
     rename       name of a tensor in the files -> its name in the model; None: they are the same.
     blocks, device, cache   as of gptq_: which modules are the blocks (the model has to have some), where each is
                  while it runs, a folder for their inputs.
@@ -129,21 +132,23 @@ def quantize_files(
         names = _of_recipe(recipe, names, data, num_batches, filter_fn, embeddings, heads, on_indivisible)
         num_batches = recipe.calib_params.num_calib_batches
     count = 0 if data is None else count_of(data, num_batches)
-    improvers_of(names, count or 2)  # what cannot be done is told first
+    early, late = parted(names)
+    improvers_of(late, count or 2)  # what cannot be done is told first
     target = file_path("out", out)
     folder = file_path("save_to", save_to) if save_to is not None else target.with_name(target.name + UNFINISHED)
     source = Source(file_path("path", path), is_float=True)
     way = Way(blocks, device, cache, folder, progress)
-    undo: list[Undo] = []
-    for module in model.modules():
-        undo += [
-            partial(_put_back, held, dict(held)) for held in (module._parameters, module._buffers, module._modules)
-        ]
+    undo = as_it_is(model)
     with undone_on_error(undo), ExitStack() as last:
-        _empty(model)
+        empty_(model)
         weights = FloatWeights(model, source, lambda name: name if rename is None else new_name(rename(name)))
         refill(model, undo)
-        work = _Work(model, weights, find_owners(model), _facts(source), way, names, batch_to_inputs, data, count, last)
+        floats = Floats(model, weights, _facts(source))
+        if early:
+            replay = Replay(model, cast("Iterable[Any]", data), count, batch_to_inputs)
+            run = Run(replay, config if recipe is None else recipe.config(), way, undo)  # type: ignore[arg-type]
+            floats = improved_before(early, floats, run)
+        work = _Work(floats, find_owners(model), way, late, batch_to_inputs, data, count, last)
         if recipe is None:
             options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
             quantize_layers_(model, config, filter_fn, check_speed=False, prepare=work.twins, **options)  # type: ignore[arg-type]
@@ -154,7 +159,7 @@ def quantize_files(
             warnings.warn(f"quantize_files: {what}", QuantizationWarning, stacklevel=2)
         digest = write(model, target, recipe=recipe, source=work.store)
     if save_to is None:
-        for journal in folder.glob(f"*/{JOURNAL}"):  # first: without it nothing counts as finished
+        for journal in folder.glob(f"**/{JOURNAL}"):  # first: without it nothing counts as finished
             journal.unlink()
         shutil.rmtree(folder, ignore_errors=True)
     return digest
@@ -165,10 +170,8 @@ class _Work:
     """One model on its way from files to files. owners: its modules with linear forms, before anything was replaced;
     last: closes the store."""
 
-    model: nn.Module
-    weights: FloatWeights
+    floats: Floats
     owners: Sequence[Owner]
-    facts: str
     way: Way
     improve: tuple[str, ...]
     batch_to_inputs: BatchToInputs | None
@@ -176,6 +179,10 @@ class _Work:
     count: int
     last: ExitStack
     store: Store = field(init=False)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.floats.model
 
     def twins(self, model: nn.Module, fates: Sequence[Fate]) -> dict[int, nn.Module]:
         """{id of a float layer: its quantised twin}, for quantize_layers_, which puts them in."""
@@ -213,13 +220,8 @@ class _Work:
 
     def quantised(self) -> dict[int, nn.Module]:
         """{id of a simulating layer: its quantised twin}; of those in blocks the numbers are in the store."""
-        residence = FromFiles(self.model, self.weights, self.owners, self.facts)
-        lists = block_lists(self.model, self.way.blocks, lambda module: isinstance(module, Layer))
-        blocks = {name: self.model.get_submodule(name) for names in lists for name in names}
-        if not blocks:
-            allowed = "a model whose layers stand in a list of blocks; blocks=... names them"
-            raise ArgumentError("blocks", f"none in this {type(self.model).__name__}", allowed)
-        _check_apart(self.model, blocks)
+        residence = FromFiles(self.model, self.floats.weights, self.owners, self.floats.facts)
+        blocks = blocks_of(self.model, self.way, lambda module: isinstance(module, Layer))
         residence.settle(blocks)
         fakes = {target.name: target.fake for target in targets_of(self.model, weights=False)}
         if fakes and self.data is None:
@@ -241,7 +243,7 @@ class _Work:
                     records = [
                         record_of(at, cast(QLinear | QConv2d, layer.to_quantized())) for at, layer in layers.items()
                     ]
-                    self.store.add(name, records, other_tensors(block, name, layers))
+                    self.store.add_layers(name, records, tensors_in(block, name, layers))
             if way.progress is not None:
                 way.progress(done, len(blocks), name)
         return {id(layer): noted(_twin(layer), layer.note) for layer in self.model.modules() if is_simulated(layer)}
@@ -299,36 +301,3 @@ def _facts(source: Source) -> str:
         info = file.stat()
         hasher.update(f"{file.name} {info.st_size} {info.st_mtime_ns}\n".encode())
     return hasher.hexdigest()
-
-
-def _empty(model: nn.Module) -> None:
-    """Puts the parameters of a model, and the buffers that files hold, onto the meta device; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for key, old in module._parameters.items():
-            if old is not None and not old.is_meta:
-                made.setdefault(id(old), nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad))
-                module._parameters[key] = made[id(old)]
-        for key, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta and key not in module._non_persistent_buffers_set:
-                module._buffers[key] = torch.empty_like(buffer, device="meta")
-
-
-def _check_apart(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-    """Raise ArgumentError where a parameter of a block stands elsewhere, too."""
-    owner: dict[int, str] = {}
-    for name, block in blocks.items():
-        for parameter in block.parameters():
-            if owner.setdefault(id(parameter), name) != name:
-                raise ArgumentError(
-                    "model", f"one parameter in {owner[id(parameter)]} and {name}", "blocks of their own"
-                )
-    inside = {id(module) for block in blocks.values() for module in block.modules()}
-    outer = {id(p) for module in model.modules() if id(module) not in inside for p in module._parameters.values()}
-    if shared := [name for key, name in owner.items() if key in outer]:
-        raise ArgumentError("model", f"one parameter in {shared[0]} and outside of the blocks", "blocks of their own")
-
-
-def _put_back(held: dict[str, Any], before: dict[str, Any]) -> None:
-    held.clear()
-    held.update(before)
