@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -184,6 +184,17 @@ class QExperts(nn.Module):
     def extra_repr(self) -> str:
         """The bank in one line, as print(model) shows it."""
         return f"num_experts={self.num_experts}, hidden_size={self.hidden_size}"
+
+
+def bank_of(layers: Sequence[tuple[nn.Module, nn.Module]], rule: ExpertsRule) -> QExperts:
+    """A bank of layers that are there: (up, down) of each expert. The gate of the rule gets an empty module."""
+    new = QExperts()
+    new.rule, new.num_experts = rule, len(layers)
+    new.hidden_size = cast(int, layers[0][0].in_features)
+    new.__dict__["_self_of_gate"] = nn.Module()
+    for e, pair in enumerate(layers):
+        new.add_module(str(e), Expert(dict(zip((rule.up, rule.down), pair, strict=True))))
+    return new.eval()
 
 
 def _without_tensors(module: nn.Module, children: dict[str, nn.Module | None]) -> nn.Module:

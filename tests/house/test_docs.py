@@ -24,7 +24,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT /
 PARTS = {
     "transformers": ("conversions", "float_files", "on_the_fly", "quantizer", "switch"),
     "peft": ("layer", "switch"),
-    "vllm": ("config", "embedding", "kernels", "layer", "report", "scheme", "tables"),
+    "vllm": ("config", "embedding", "experts", "kernels", "layer", "report", "scheme", "tables"),
     "diffusers": ("config",),
 }
 BELONG_TO = {f"pyquant.integrations.{package}.{part}": package for package, parts in PARTS.items() for part in parts}

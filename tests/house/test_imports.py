@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "integrations": {"errors", "core", "nn", "io", "integrations.transformers", "ptq", "recipe"},
     "integrations.pytorch_quantization": {"*"},  # pyquant.compat: whole tools under other names
     "integrations.super_gradients": {"*"},
-    "integrations.vllm": {"errors", "core", "nn", "io"},
+    "integrations.vllm": {"errors", "core", "numerics", "nn", "io"},
     "integrations.sglang": {"errors", "integrations.vllm"},  # what runs in a joined layer, which knows no vLLM
     "integrations.compile": {"errors", "core", "ops", "nn"},
     "integrations.onnx": {"errors", "core", "numerics", "nn", "simulate", "report.records"},

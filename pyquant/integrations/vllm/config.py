@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from compressed_tensors.quantization import QuantizationArgs
 from torch import nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -17,6 +18,7 @@ from pyquant.core.names import GIVEN_CALIBRATOR
 from pyquant.core.scheme import QScheme, TensorScheme
 from pyquant.errors import CheckpointError
 from pyquant.integrations.vllm.embedding import PyquantEmbeddingMethod
+from pyquant.integrations.vllm.experts import PyquantExpertsMethod, why_left
 from pyquant.integrations.vllm.layer import logger, name_of
 from pyquant.integrations.vllm.product import refused
 from pyquant.integrations.vllm.report import ASKED, record_of, summary
@@ -36,7 +38,7 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     Against vLLM's `compressed-tensors`: scales stay float32; 4-bit weights with quantised inputs run in integers;
     static and affine inputs and zero points of weights are taken; each of the matrices that vLLM joins keeps its own
-    input scale. Layers with floating-point codes, experts and the key-value cache are left to vLLM.
+    input scale; experts run in integers too. Layers with floating-point codes and the key-value cache are left to vLLM.
 
     Example:
         >>> from vllm import LLM  # doctest: +SKIP
@@ -110,7 +112,7 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         method = self._method_of(layer, prefix)
         if isinstance(layer, ASKED):
-            is_ours = isinstance(method, PyquantEmbeddingMethod) or isinstance(
+            is_ours = isinstance(method, (PyquantEmbeddingMethod, PyquantExpertsMethod)) or isinstance(
                 getattr(layer, "scheme", None), PyquantScheme
             )
             self.tally.asked(prefix, layer, will_be_packed=is_ours)
@@ -127,6 +129,20 @@ class PyquantConfig(CompressedTensorsConfig):  # type: ignore[misc]
                 if told != ("int", 8, "channel", True):
                     raise refused(prefix, "embedding", str(told), "int, 8 bits, channel, symmetric; or packed codes")
                 return PyquantEmbeddingMethod(prefix)
+        if isinstance(layer, RoutedExperts):
+            return self._method_of_experts(layer, prefix)
+        return super().get_quant_method(layer, prefix)
+
+    def _method_of_experts(self, layer: Any, prefix: str) -> Any:
+        """Of all matrices of all experts, which must be of one scheme; what pyquant has no bank for is left to vLLM."""
+        self._add_fused_moe_to_target_scheme_map()
+        matrices = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+        said = [self.get_scheme_dict(layer, f"{prefix}.0.{name}") for name in matrices if name is not None]
+        if len(said) == 3 and said[0] and all(one == said[0] for one in said) and said[0].get("weights") is not None:
+            served = why_left(layer, said[0], said[0].get("format") or self.quant_format)
+            if not isinstance(served, str):
+                return PyquantExpertsMethod(layer.moe_config, served, prefix)
+            logger.info("pyquant: experts '%s' are left to vLLM: %s", prefix, served)
         return super().get_quant_method(layer, prefix)
 
     def _get_scheme_from_parts(

@@ -42,16 +42,20 @@ def bias_of(layer: nn.Module) -> Tensor | None:
 
 
 def finish(layer: nn.Module, product: Product, names: Iterable[str | None]) -> None:
-    """Keep the product, let the parameters go that it was made of. The first layer of each scheme is logged."""
+    """Keep the product, let the parameters go that it was made of."""
     layer.pyquant = product
-    scheme = str(product.scheme)
-    if scheme not in _TOLD:
-        _TOLD.add(scheme)
-        logger.info("pyquant: %s is the product of layer '%s' and of those like it", scheme, name_of(layer))
+    told_once(str(product.scheme), name_of(layer))
     for name in names:
         if name and getattr(layer, name, None) is not None:
             setattr(layer, name, None)
     packed(layer)
+
+
+def told_once(scheme: str, name: str) -> None:
+    """The first layer of each scheme is logged."""
+    if scheme not in _TOLD:
+        _TOLD.add(scheme)
+        logger.info("pyquant: %s is the product of layer '%s' and of those like it", scheme, name)
 
 
 def loaded(layer: nn.Module, name: str) -> Any:

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from pyquant.integrations.vllm.embedding import PyquantEmbeddingMethod
+from pyquant.integrations.vllm.experts import PyquantExpertsMethod
 from pyquant.integrations.vllm.kernels import PyquantInt8LinearKernel, PyquantMixedLinearKernel
 from pyquant.integrations.vllm.layer import name_of
 from pyquant.integrations.vllm.product import Product
@@ -49,7 +50,8 @@ class ServedLayer:
     runs      'integers' (integer products), 'weight-only' (products of codes with floating-point inputs) and 'rows of
               codes' (embeddings) are pyquant's; "vLLM's kernel" is quantised, by vLLM's own; 'floating point'.
     scheme    pyquant's scheme as text; of others the class that vLLM runs.
-    products  how many products of pyquant a call takes; rows of an embedding count as one.
+    products  how many products of pyquant a call takes; rows of an embedding count as one,
+              a bank of experts as two.
     kernel    of pyquant, for one row of inputs; empty for embeddings.
     reason    why pyquant does not run it; empty where it does.
     """
@@ -99,6 +101,12 @@ def record_of(name: str, layer: nn.Module) -> ServedLayer:
     kind, method = type(layer).__name__, held.quant_method
     if isinstance(method, PyquantEmbeddingMethod):
         return ServedLayer(name, kind, ROWS, "int8 per row", 1)
+    if isinstance(method, PyquantExpertsMethod):
+        bank: Any = held.pyquant
+        first: Any = bank.expert(0)[0]
+        runs = INTEGERS if first.scheme.is_integer else WEIGHT_ONLY
+        kernels = {info.kernel for info in bank.kernel_info(1).values()}
+        return ServedLayer(name, kind, runs, str(first.scheme), 2, ", ".join(sorted(kernels)))
     if _runs_by_pyquant(layer):
         product: Any = held.pyquant
         runs = INTEGERS if product.scheme.is_integer else WEIGHT_ONLY
@@ -109,7 +117,7 @@ def record_of(name: str, layer: nn.Module) -> ServedLayer:
     names = [type(part).__name__ for part in _acting(layer)]
     reason = "vLLM's reader and choice: quantization='pyquant', or PYQUANT_VLLM=prefer, puts pyquant before it"
     if isinstance(layer, RoutedExperts):
-        reason = "experts are vLLM's own"
+        reason = "vLLM's log says why its own code runs these experts"
     return ServedLayer(name, kind, VLLM, " ".join(names), reason=reason)
 
 

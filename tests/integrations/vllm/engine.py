@@ -38,6 +38,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "embeddings": {"scheme": "W8A8Dynamic", "method": "pyquant", "embeddings": True, "enforce_eager": False},
     "bfloat16": {"scheme": "W4A8Dynamic(group_size=32)", "method": "pyquant", "dtype": "bfloat16"},
+    "experts": {"scheme": {"lm_head": None, "_default": "W8A8Dynamic"}, "method": "pyquant"},
+    "4-bit experts": {"scheme": {"lm_head": None, "_default": "W4A16(group_size=32)"}, "method": "pyquant"},
+    "experts, two ranks": {
+        "scheme": {"lm_head": None, "_default": "W4A16(group_size=32)"},
+        "method": "pyquant",
+        "tensor_parallel_size": 2,
+    },
     "float experts": {"scheme": {"*.experts*": None, "lm_head": None, "_default": "W8A8Dynamic"}, "method": "pyquant"},
     "two ranks": {"scheme": "W8A16", "method": "pyquant", "tensor_parallel_size": 2},
 }
@@ -83,10 +90,25 @@ def layers_of(vllm_model: Any) -> dict[str, Any]:
     return dict(zip(map(tuple, members), found.values()))  # type: ignore[arg-type]
 
 
+def experts_equal(model: Any, name: str, theirs: Any, dtype: torch.dtype) -> int:
+    """How many layers of a bank of the checkpoint vLLM runs with the same bits: all or none."""
+    number = int(name.split(".")[2])
+    bank = model.model.layers[number].mlp.experts
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(9, bank.hidden_size, generator=generator).to(dtype)
+    ids = torch.stack([torch.randperm(bank.num_experts, generator=generator)[:2] for _ in x])
+    weights = torch.rand(9, 2, generator=generator)
+    got = theirs.quant_method.apply(theirs, x, weights, ids.int(), None, None)
+    return 2 * bank.num_experts * torch.equal(got, bank(x, ids, weights))
+
+
 def equal_bits(model: Any, vllm_model: Any, dtype: torch.dtype) -> tuple[int, int]:
     """(layers of the checkpoint that vLLM runs with the same bits, all of them)."""
     equal, quantised = 0, [n for n, m in model.named_modules() if isinstance(m, (pyquant.QLinear, pyquant.QEmbedding))]
     for names, theirs in layers_of(vllm_model).items():
+        if hasattr(theirs, "expert_map"):
+            equal += experts_equal(model, names[0], theirs, dtype)
+            continue
         ours = [model.get_submodule(name) for name in names]
         if isinstance(ours[0], pyquant.QEmbedding):
             ids = torch.arange(ours[0].num_embeddings)
@@ -103,9 +125,9 @@ def equal_bits(model: Any, vllm_model: Any, dtype: torch.dtype) -> tuple[int, in
 FLOAT_OPS = ("_C::cpu_fused_moe", "aten::mm", "aten::addmm", "aten::bmm", "_C::onednn_mm", "_C::weight_packed_linear")
 VLLM_OPS = ("_C::onednn_scaled_mm", "_C::cpu_gemm_wna16", "_C::int8_scaled_mm_with_quant", "_C::int4_scaled_mm_cpu")
 OPS = {
-    "integers": "pyquant::qlinear",
-    "weight-only": "pyquant::weight_only_linear",
-    "rows of codes": "pyquant::dequantize",
+    "integers": ("pyquant::qlinear", "pyquant::_grouped_linear"),
+    "weight-only": ("pyquant::weight_only_linear", "pyquant::_grouped_weight_only"),
+    "rows of codes": ("pyquant::dequantize",),
 }
 STEPS = 3
 
@@ -118,7 +140,7 @@ def counted(llm: Any) -> dict[str, float]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         llm.generate([{"prompt_token_ids": [5, 4, 3, 2, 1]}], options, use_tqdm=False)
     ran = {event.key: event.count / STEPS for event in profile.key_averages()}
-    found = {what: ran.get(op, 0) for what, op in OPS.items()}
+    found = {what: sum(ran.get(op, 0) for op in ops) for what, ops in OPS.items()}
     found["floating point"] = sum(ran.get(op, 0) for op in FLOAT_OPS)
     found["vLLM's kernel"] = sum(ran.get(op, 0) for op in VLLM_OPS)
     return {what: count for what, count in found.items() if count}

@@ -36,6 +36,8 @@ PASSES: dict[str, tuple[int, dict[str, int]]] = {
     "4 bits": (14, {"integers": 8, "floating point": 1}),
     "affine weights, head, biases": (15, {"weight-only": 9}),
     "embeddings": (15, {"integers": 8, "rows of codes": 1, "floating point": 1}),
+    "experts": (24, {"integers": 8, "floating point": 3}),  # two routers, the head; two products a bank
+    "4-bit experts": (24, {"weight-only": 8, "floating point": 3}),
     "float experts": (8, {"integers": 4, "floating point": 5}),  # two routers, two banks of experts, the head
 }
 PLANTED = "model.layers.1.mlp.gate_up_proj"
@@ -90,15 +92,23 @@ def test_without_the_variable_vllms_own_kernel_stays(tmp_path: Path) -> None:
     assert "Selected CPUInt8ScaledMMLinearKernel" in log
 
 
+TWO_RANKS = {
+    "two ranks": ("10 layers, of which run 8 weight-only, 2 in", {"weight-only": 8, "floating point": 1}),
+    "experts, two ranks": ("7 layers, of which run 6 weight-only, 1 in", {"weight-only": 8, "floating point": 3}),
+}
+
+
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks want two cores")
-def test_two_ranks_in_processes_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", TWO_RANKS)
+def test_two_ranks_in_processes_of_their_own(case: str, tmp_path: Path) -> None:
     """Weight-only, as each rank finds the range of its own inputs otherwise."""
-    found, log = started("two ranks", tmp_path)
+    found, log = started(case, tmp_path)
+    told, passes = TWO_RANKS[case]
     assert found["tokens"]
     assert found["difference"] < 1e-4
-    assert {word for word in ("Worker_TP0", "Worker_TP1") if f"{word} " in log} == {"Worker_TP0", "Worker_TP1"}
-    assert [products_of(report) for report in found["reports"]] == 2 * [{"weight-only": 8, "floating point": 1}]
-    assert log.count("pyquant: 10 layers, of which run 8 weight-only, 2 in floating point") == 2
+    assert {word for word in ("Worker_TP0", "Worker_TP1") if word in log} == {"Worker_TP0", "Worker_TP1"}
+    assert [products_of(report) for report in found["reports"]] == 2 * [passes]
+    assert log.count(f"pyquant: {told} floating point") == 2
 
 
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
