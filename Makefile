@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest
 SPREAD := OMP_WAIT_POLICY=passive $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 # A part more: its name here and its recipe below.
-NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang nightly-recipes
+NIGHTLY := nightly-tests nightly-simulator nightly-install nightly-fuzz nightly-vllm nightly-sglang nightly-recipes nightly-accuracy
 
 .PHONY: nightly $(NIGHTLY)
 .PHONY: simulator nightly-simulator FORCE
@@ -251,6 +251,10 @@ $(RECIPES_SITE)/installed: | $(STAMPS)/tools
 
 nightly-recipes: $(QUICK) $(STAMPS)/test $(STAMPS)/interop $(RECIPES_SITE)/installed
 	cd tests && PYTHONPATH="$(RECIPES_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -c ../pyproject.toml --rootdir .. docs/test_tutorials.py -k transformers $(TESTFLAGS)
+
+# Whether the tables of accuracy come out again to the printed digit, on the kind of machine that they name; two hours of two cores.
+nightly-accuracy: $(QUICK) $(STAMPS)/examples
+	$(PY) -m bench.accuracy.again
 
 # For other machines than this one: kernels for every architecture, dates from the commit, so that it can be built again.
 wheel: $(STAMPS)/tools

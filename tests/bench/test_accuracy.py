@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import math
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,14 +18,25 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.accuracy import __main__ as driver  # noqa: E402
-from bench.accuracy import equalized, goals, learned_rotation, reconstruction, rotated, text, tried, weight_ranges  # noqa: E402
+from bench.accuracy import (  # noqa: E402
+    again,
+    equalized,
+    goals,
+    learned_rotation,
+    reconstruction,
+    rotated,
+    text,
+    tried,
+    weight_ranges,
+)
 from bench.accuracy.measure import BEST, Figures, Rig, SeedResult, Size, inject_outliers, measure  # noqa: E402
 from bench.accuracy.models import TASKS, ByteTransformer  # noqa: E402
 from bench.accuracy.records import goals_table, judge, recovered_table, rows_table  # noqa: E402
 from bench.accuracy.train import Schedule  # noqa: E402
-from bench.markers import put  # noqa: E402
+from bench.markers import get, put  # noqa: E402
 from pyquant import equalize_  # noqa: E402
-from pyquant.errors import ArgumentError  # noqa: E402
+from pyquant.errors import ArgumentError, CheckpointError  # noqa: E402
+from pyquant.measure.environment import describe_environment  # noqa: E402
 from pyquant.report.records.record import load_record  # noqa: E402
 
 has_sklearn = importlib.util.find_spec("sklearn") is not None
@@ -240,6 +254,77 @@ def test_the_table_of_weight_ranges(tmp_path: Path, monkeypatch) -> None:
     shown = path.read_text()
     assert shown.count("| 0.0100 ± 0.0000 |") == 4 * len(weight_ranges.SCHEMES)
     assert "| bytemlp, groups of 32 " in shown
+
+
+def test_a_driver_that_was_stopped_goes_on(tmp_path: Path, monkeypatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def rises(name: str, seed: int, size: Size) -> weight_ranges.Rises:
+        calls.append((name, seed))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        keys = itertools.product(weight_ranges.SCHEMES, weight_ranges.METHODS, ("rounding", "gptq"))
+        return {key: 1 / (3 + seed + len("".join(key))) for key in keys}
+
+    monkeypatch.setattr(weight_ranges, "measure", rises)
+    path, keep = tmp_path / "a.md", ["--jobs", "1", "--keep", str(tmp_path / "kept")]
+    path.write_text("<!-- weight_ranges -->\n<!-- end of weight_ranges -->\n")
+    with pytest.raises(KeyboardInterrupt):
+        weight_ranges.main([*keep, "--docs", str(path)])
+    assert weight_ranges.main([*keep, "--docs", str(path)]) == 0
+    (first, second), twice = weight_ranges.NAMES, 2
+    assert calls == [*((first, seed) for seed in (0, 1, twice, twice)), *((second, seed) for seed in range(3))]
+    resumed = path.read_text()
+    weight_ranges.main(["--jobs", "1", "--docs", str(path)])
+    assert path.read_text() == resumed
+    with pytest.raises(CheckpointError, match="a journal with size"):
+        weight_ranges.main(keep, TINY)
+    path.write_text("")
+    calls.clear()
+    with pytest.raises(ArgumentError, match="both markers"):
+        weight_ranges.main(["--docs", str(path)])
+    assert not calls
+
+
+def test_pages_are_compared_with_what_comes_out_now(tmp_path: Path, monkeypatch, capsys) -> None:
+    machine = describe_environment("cpu", clock="none: nothing is timed").line()
+    words = {"a": f"{machine}\n\n| x | 0.0611 |", "b": machine.replace("torch 2.", "torch 9.") + "\n\n| y | 1 |"}
+    for name, page in words.items():
+        (tmp_path / f"{name}.md").write_text(f"<!-- {name} -->\n\n{page}\n\n<!-- end of {name} -->\n")
+    monkeypatch.setattr(again, "ROOT", tmp_path)
+    monkeypatch.setattr(again, "PAGES", {n: again.Page(f"{n}.md", f"bench.{n}", (n,)) for n in words})
+    printed = {"a": words["a"].replace("2 of 2 cores used", "1 of 2 cores used"), "b": words["b"].replace("1 |", "2 |")}
+    commands = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        name = command[2].removeprefix("bench.")
+        put(Path(command[command.index("--docs") + 1]), name, printed[name])
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert again.main(["--jobs", "1", "--keep", str(tmp_path / "k")]) == 0
+    shown = capsys.readouterr().out
+    assert "a: a.md comes out again" in shown
+    assert "b: not run: b.md was written on another machine: " in shown
+    assert commands[0][-4:] == ["--jobs", "1", "--keep", str(tmp_path / "k" / "a.journal")]
+    printed["a"] = words["a"].replace("0.0611", "0.0613")
+    assert again.main([]) == 1
+    assert "-| x | 0.0611 |\n+| x | 0.0613 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        again.main(["--only", "c"])
+
+
+def test_every_table_of_accuracy_is_among_those_that_are_compared() -> None:
+    for name, page in again.PAGES.items():
+        assert importlib.util.find_spec(page.module), name
+        assert all(get(ROOT / page.path, marker) for marker in (*page.markers, *filter(None, [page.machine])))
+    known = {(page.path, marker) for page in again.PAGES.values() for marker in page.markers}
+    for name in ("accuracy", "calibration", "rotation", "reconstruction"):
+        markers = re.findall(r"<!-- end of (.*?) -->", (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+        others = [marker for marker in markers if not marker.startswith("bench.")]
+        assert others
+        assert {(f"docs/{name}.md", marker) for marker in others} <= known
 
 
 def test_the_models_of_equalisation_are_the_same_function(tmp_path: Path, monkeypatch) -> None:

@@ -302,7 +302,7 @@ def test_what_cannot_be_done_is_told_and_the_model_is_as_before(tmp_path: Path) 
     refused("data.*None", "smooth", Net, data=None)
 
 
-FEW, MANY, WIDTH = 3, 10, 192
+FEW, MANY, WIDTH = 3, 12, 256
 MEMORY = f"""
 import re, sys
 from pathlib import Path
@@ -330,6 +330,7 @@ print(peak({FEW}), peak({MANY}))
 """
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the peak of a process is measured on Linux")
