@@ -166,7 +166,7 @@ def _as_saved(make: Callable[[], nn.Module], improve: tuple[str, ...]) -> nn.Mod
     return model
 
 
-HOW: dict[str, Any] = {"config": W4, "improve": ("equalize", "search_scales", "rotate_online", "gptq")}
+HOW: dict[str, Any] = {"config": "W8A8", "improve": ("equalize", "search_scales", "rotate_online", "gptq")}
 
 
 def run(folder: Path, out: str, **options: Any) -> Path:
