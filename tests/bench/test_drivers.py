@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import call_cost, cpu_linear, encoders, gemm, latency_additivity, scaling  # noqa: E402
+from bench import call_cost, cpu_linear, depth, encoders, gemm, latency_additivity, scaling  # noqa: E402
 from bench.minilm import __main__ as minilm  # noqa: E402
 from bench.minilm import readme  # noqa: E402
 from bench.minilm import search as minilm_search  # noqa: E402
@@ -256,6 +256,23 @@ def test_the_additivity_of_latencies_says_its_threads(tmp_path: Path, monkeypatc
         environment = load_record(tmp_path / "latency.json").environment
         assert (environment.threads, environment.clock) == (threads, default_clock(threads))
     assert torch.get_num_threads() == before
+
+
+def test_what_a_block_costs_at_two_depths(tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ["--width", "32", "--batches", "4", "--docs", str(tmp_path / "page.md")]
+    (tmp_path / "page.md").write_text("<!-- bench.depth -->\n<!-- end of bench.depth -->\n")
+    monkeypatch.setattr(depth, "WAYS", {way: depth.WAYS[way] for way in ("stopped", "files")})
+    depth.main(["--blocks", "2", *words])  # its time is not judged here
+    shown = (tmp_path / "page.md").read_text()
+    assert "| in memory, stopped halfway and begun again, 2 blocks |" in shown
+    assert re.search(r"\| from files, 2 blocks +\| \d+\.\d +\| 1\.00 ", shown)
+    found = {"seconds": 8.0, "passes": 80, "peak": 2**20}
+    deep = {"stopped": 100.0, "files": 17.7}  # what is stopped has no goal
+    monkeypatch.setattr(depth, "_measured", lambda way, n, _: found if n == 8 else {**found, "seconds": deep[way]})
+    assert depth.main(["--blocks", "8", "16", *words]) == 1
+    deep["files"] = 17.5
+    assert depth.main(["--blocks", "8", "16", *words]) == 0
+    assert "from files, 16 blocks" in capsys.readouterr().out
 
 
 def test_the_parts_of_a_call_go_where_the_page_says(tmp_path: Path) -> None:
