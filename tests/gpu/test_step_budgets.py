@@ -105,6 +105,19 @@ def test_a_step_of_wgmma_keeps_its_budget_and_waits_once(
         pytest.skip(f"no row of {family} is built")
 
 
+def test_operands_of_wgmma_are_described_in_registers_of_the_warp(
+    wgmma_kernels: dict[str, list[machine_code.Line]],
+) -> None:
+    """Where ptxas cannot see that a warp stays together, every lane holds the descriptors, and each instruction of the
+    tensor cores waits for four of their words to be moved (R2UR): it made the weight-only kernels wait for themselves."""
+    for name, listing in wgmma_kernels.items():
+        loops = machine_code.innermost_loops(listing, "GMMA")
+        assert loops, name
+        for loop in loops:
+            moved = sum(line.operation == "R2UR" for line in loop)
+            assert not moved, f"{name}: {moved} in a loop of {len(loop)} instructions"
+
+
 # Instructions of a warp for 128 codes of K of blocked weights: 3 for 8 codes, with steps 7; of a tile of 160 tokens,
 # whose products are two of 80.
 BLOCKED_BUDGET = {"sm90_s8s4_blocked": (76, 98), "sm90_s8s4_steps": (121, 141)}

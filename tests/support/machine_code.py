@@ -136,6 +136,20 @@ def _loops(listing: list[Line]) -> list[list[Line]]:
     ]
 
 
+def innermost_loops(listing: list[Line], part: str) -> list[list[Line]]:
+    """The loops with an instruction whose name holds `part` that hold no smaller such loop."""
+    loops = [loop for loop in _loops(listing) if any(part in line.operation for line in loop)]
+    spans = {(loop[0].address, loop[-1].address) for loop in loops}
+    return [
+        loop
+        for loop in loops
+        if not any(
+            loop[0].address <= first and last <= loop[-1].address and (first, last) != (loop[0].address, loop[-1].address)
+            for first, last in spans
+        )
+    ]
+
+
 def loop_with_most(listing: list[Line], part: str) -> list[Line]:
     """The shortest loop that holds as many instructions whose name holds `part` as any."""
     return max(_loops(listing), key=lambda loop: (sum(part in line.operation for line in loop), -len(loop)))
