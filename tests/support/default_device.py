@@ -21,6 +21,7 @@ import torch
 torch.set_default_device("meta")  # before pyquant is imported: what it makes then is not spared
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
 
+from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import pyquant  # noqa: E402
@@ -68,6 +69,33 @@ def presets() -> None:
         layer = model[0]
         assert layer.reference(x[0]).device == CPU
         assert layer.kernel_info(4).device == "cpu"
+
+
+@flow
+def files_to_files() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.relu(self.up(x)))
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(Block() for _ in range(2))).eval()
+
+    x = batches(16, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        with CPU:
+            torch.manual_seed(0)
+            save_file(build().state_dict(), Path(folder, "model.safetensors"))
+        Path(folder, "config.json").write_text("{}")
+        with torch.device("meta"):
+            large = build()
+        pyquant.quantize_files(large, folder, f"{folder}/out", "W4A8(group_size=None)", data=x, improve=["gptq"])
+        with CPU:
+            small = build()
+        on_cpu(pyquant.load_pretrained(f"{folder}/out", lambda: small), x[0])
 
 
 @flow

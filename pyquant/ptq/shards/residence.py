@@ -130,7 +130,10 @@ def _renew(layer: Layer, names: Mapping[str, Layer], *found: Mapping[str, Tensor
     """A layer around the float weights that it has now, with what was found for it."""
     old = layer.weight_fake_quant
     fake = FakeQuantize(
-        old.scheme, tuple(layer.scheme.weights.scale_shape(matrix_of(layer).shape)), follows=old.follows
+        old.scheme,
+        tuple(layer.scheme.weights.scale_shape(matrix_of(layer).shape)),
+        follows=old.follows,
+        device=matrix_of(layer).device,
     )
     fake.mode, fake.method_is_open, fake.learn_amax = old.mode, old.method_is_open, old.learn_amax
     layer.weight_fake_quant, layer.originals = fake.train(layer.training), None
