@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "support" / "default_device.py"
 MAKERS = {f.__name__ for f in _device_constructors()}
 # vLLM makes the parameters of a model under the device that it loads onto.
-FOLLOW_THE_DEFAULT = ("pyquant/integrations/vllm/scheme.py", "pyquant/integrations/vllm/embedding.py")
+FOLLOW_THE_DEFAULT = tuple(f"pyquant/integrations/vllm/{name}.py" for name in ("scheme", "embedding", "experts"))
 
 
 def without_device(source: str) -> Iterator[int]:

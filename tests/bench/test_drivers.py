@@ -222,11 +222,12 @@ def test_additivity_is_held_to_its_bar(tmp_path: Path, capsys: pytest.CaptureFix
         assert verdict in latency_additivity.report([found])
 
 
-# Training and scoring that must come out again to the last bit, whatever the number of cores; and processes side by
-# side whose bytes are counted, which time nothing.
+# Training and scoring that must come out again to the last bit, whatever the number of cores; processes side by side
+# whose bytes are counted, which time nothing; and one whose processor time is counted.
 ONE_THREAD_FOR_EQUAL_RESULTS = {
     *(f"bench/accuracy/{name}.py" for name in ("equalized", "learned_rotation", "measure", "reconstruction")),
     *(f"bench/accuracy/{name}.py" for name in ("rotated", "tried", "weight_ranges")),
+    "bench/depth.py",
     "bench/lm/train.py",
     "bench/search_tables.py",
     "bench/sharding.py",

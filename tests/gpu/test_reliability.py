@@ -652,6 +652,12 @@ def test_lazy_and_eager_module_loading_give_equal_bits() -> None:
 # ---- G18: everything at once
 
 
+def _held() -> int:
+    """Bytes of the device in use; of this process as torch knows them, where other processes run tests beside it."""
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_reserved() if "PYTEST_XDIST_WORKER" in os.environ else total - free
+
+
 def test_a_long_mixed_run() -> None:
     """Random layers, sizes and streams; graphs among them; one result in a hundred is compared with the CPU's."""
     seconds = float(os.environ.get("PYQUANT_SOAK_SECONDS", "20"))
@@ -689,8 +695,8 @@ def test_a_long_mixed_run() -> None:
         calls += 1
         if calls == 2000:
             torch.cuda.synchronize()
-            flat = torch.cuda.mem_get_info()[0]
+            flat = _held()
     torch.cuda.synchronize()
     if flat is not None:
-        assert flat - torch.cuda.mem_get_info()[0] <= 64 << 20
+        assert _held() - flat <= 64 << 20
     assert compared > 0

@@ -105,13 +105,17 @@ def test_a_step_of_wgmma_keeps_its_budget_and_waits_once(
         pytest.skip(f"no row of {family} is built")
 
 
+# Instructions that no loop over K has, and every loop over tiles.
+LONGEST_LOOP_OVER_K = 1000
+
+
 def test_operands_of_wgmma_are_described_in_registers_of_the_warp(
     wgmma_kernels: dict[str, list[machine_code.Line]],
 ) -> None:
-    """Where ptxas cannot see that a warp stays together, every lane holds the descriptors, and each instruction of the
-    tensor cores waits for four of their words to be moved (R2UR): it made the weight-only kernels wait for themselves."""
+    """Where ptxas cannot see that a warp stays together, every lane holds them, and each instruction of the tensor
+    cores waits until four words are moved (R2UR)."""
     for name, listing in wgmma_kernels.items():
-        loops = machine_code.innermost_loops(listing, "GMMA")
+        loops = machine_code.short_loops(listing, "GMMA", LONGEST_LOOP_OVER_K)
         assert loops, name
         for loop in loops:
             moved = sum(line.operation == "R2UR" for line in loop)
@@ -153,7 +157,7 @@ def _is_product(operation: str) -> int:
 
 
 # Instructions of a warp for a group of 128 codes beside the three (convert, multiply, add) of each of its sums.
-GROUPS_BUDGET = 100
+GROUPS_BUDGET = 103
 
 
 def test_a_group_keeps_its_budget_and_products_overlap(wgmma_kernels: dict[str, list[machine_code.Line]]) -> None:

@@ -136,18 +136,10 @@ def _loops(listing: list[Line]) -> list[list[Line]]:
     ]
 
 
-def innermost_loops(listing: list[Line], part: str) -> list[list[Line]]:
-    """The loops with an instruction whose name holds `part` that hold no smaller such loop."""
-    loops = [loop for loop in _loops(listing) if any(part in line.operation for line in loop)]
-    spans = {(loop[0].address, loop[-1].address) for loop in loops}
-    return [
-        loop
-        for loop in loops
-        if not any(
-            loop[0].address <= first and last <= loop[-1].address and (first, last) != (loop[0].address, loop[-1].address)
-            for first, last in spans
-        )
-    ]
+def short_loops(listing: list[Line], part: str, most: int) -> list[list[Line]]:
+    """The loops of at most so many instructions with one whose name holds `part`."""
+    found = [loop for loop in _loops(listing) if len(loop) <= most]
+    return [loop for loop in found if any(part in line.operation for line in loop)]
 
 
 def loop_with_most(listing: list[Line], part: str) -> list[Line]:

@@ -29,6 +29,7 @@ MACHINE = Environment("cpu", "a CPU", ["avx2"], 2, 2, "2.13", "3.11", "Linux", "
 
 # Files that make JSON by themselves, without save_record -> who reads it.
 OTHER_WRITERS = {
+    "bench/depth.py": "itself; what its process says",
     "pyquant/cli/doctor.py": "printed for scripts",
     "pyquant/cli/inspect.py": "printed for scripts",
     "pyquant/cli/tune.py": "printed for scripts",
