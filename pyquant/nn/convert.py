@@ -35,6 +35,15 @@ Scales = Mapping[str, float | Tensor]
 Prepare = Callable[[nn.Module, Sequence[Fate]], Mapping[int, nn.Module]]
 
 
+def prepared(prepare: Prepare, model: nn.Module, fates: Sequence[Fate]) -> dict[int, nn.Module]:
+    """What `prepare` made. Raises ArgumentError for what is no function, and for one that gave no mapping."""
+    form = "{id of a float layer: its quantised twin}"
+    made = arguments.function("prepare", prepare, f"(model, fates) -> {form}", optional=False)(model, fates)
+    if not isinstance(made, Mapping):
+        raise ArgumentError("prepare", f"a function that gave {arguments.shown(made)}", f"one that gives {form}")
+    return dict(made)
+
+
 def quantize_layers_(
     model: nn.Module,
     config: Config,
@@ -60,7 +69,7 @@ def quantize_layers_(
         fates = [stays_without(fate, scales, "a static scheme, and no input scale is given") for fate in fates]
     if all(fate.layer is None for fate in fates):
         refusals.check_not_double(model, [fate.site.module for fate in fates if not fate.is_wish])
-    made = {} if prepare is None else prepare(model, fates)
+    made = {} if prepare is None else prepared(prepare, model, fates)
     _check_scales(scales, [fate for fate in fates if id(fate.site.module) not in made])
 
     def quantised(fate: Fate) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 
 from pyquant.errors import ArgumentError, UnsupportedError
-from pyquant.nn.convert import Prepare
+from pyquant.nn.convert import Prepare, prepared
 from pyquant.nn.fates import Fate, LayerScheme, Said, carry_out, fate_of, stays_without, twins_of, wishes_of
 from pyquant.nn.forms import has_form
 from pyquant.nn.keep import Kept, kept_layers
@@ -105,7 +105,7 @@ class Replacement:
             fates = self._fates(owners, skip_last)
             self.lookups = [f for f in fates if f.layer is not None and isinstance(f.site.module, nn.Embedding)]
             layers = [fate for fate in fates if not isinstance(fate.site.module, nn.Embedding)]
-            self.made = {} if self.prepare is None else dict(self.prepare(model, fates))
+            self.made = {} if self.prepare is None else prepared(self.prepare, model, fates)
             for fate in (fate for fate in fates if id(fate.site.module) in self.made):
                 self.made[id(fate.site.module)].train(fate.site.module.training)
             carry_out(

@@ -244,7 +244,7 @@ class SelectiveQuantizer:
     def fates(self, model: nn.Module) -> list[Fate]:
         """What quantize_module would make of every layer. Raises as that, and UnsupportedError where blocks are
         replaced first."""
-        return self._replacement(model).fates(self.skip_last)
+        return self._replacement(arguments.module("model", model)).fates(self.skip_last)
 
     def _replacement(self, model: nn.Module) -> Replacement:
         kinds = (Residual,) if self.skip_residuals else ()

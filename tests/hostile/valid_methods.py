@@ -164,6 +164,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Recipe.load_config": {"path": "recipe.yaml"},
     **{f"QATRecipeModification{n}.from_recipe": {"recipe": RECIPE} for n in ("", "Callback")},
     "Recipe.loads": {"content": "{}"},
+    "SelectiveQuantizer.fates": {"model": net},
     "SelectiveQuantizer.from_recipe": {"recipe": RECIPE},
     "SelectiveQuantizer.quantize_module": {"model": net},
     "SelectiveQuantizer.quantize_reversibly": {"model": net},

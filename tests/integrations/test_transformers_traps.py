@@ -98,7 +98,7 @@ def test_an_unknown_method_is_a_warning_and_codes_become_weights(
         is_the_same(codes, model)
     for table in (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING):
         monkeypatch.delitem(table, "pyquant")  # planted: as where pyquant is not imported
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="transformers"):
         patch.setattr(logging.getLogger("transformers"), "propagate", True)
         with pytest.raises(AssertionError, match="a layer in floating point"):
             is_the_same(codes, model)

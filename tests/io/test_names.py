@@ -66,7 +66,7 @@ def test_a_deep_model_has_targets_that_our_own_reader_takes() -> None:
     """Where a body may lie under a head's prefix, targets are patterns: those of eighty layers are no single one."""
     parts = ("attention.self.query", "attention.output.dense", "intermediate.dense")
     names = [f"bert.encoder.layer.{i}.{part}" for i in range(80) for part in parts]
-    targets = compressed_tensors._targets(names, "bert")
+    targets = compressed_tensors._targets(names, "bert", {})
     assert 2 < len(targets) < 40
     patterns = [Expression(f"(?:{target.removeprefix('re:')}).*") for target in targets]  # as io.foreign reads them
     for name in names:
@@ -74,10 +74,10 @@ def test_a_deep_model_has_targets_that_our_own_reader_takes() -> None:
             assert sum(pattern.matches(form) for pattern in patterns) == 1, form
     for other in ("bert.encoder.layer.80.intermediate.dense", "encoder.layer.1.output.dense", "x.bert.pooler.dense"):
         assert not any(pattern.matches(other) for pattern in patterns), other
-    assert compressed_tensors._targets(names[:2], "bert") == [
+    assert compressed_tensors._targets(names[:2], "bert", {}) == [
         r"re:(?:bert\.)?(?:encoder\.layer\.0\.attention\.output\.dense|encoder\.layer\.0\.attention\.self\.query)$"
     ]
-    assert compressed_tensors._targets(["bert." + "x" * 2000], "bert")  # a name is not cut
+    assert compressed_tensors._targets(["bert." + "x" * 2000], "bert", {})  # a name is not cut
 
 
 def test_plain_names_need_no_new_version(tmp_path: Path) -> None:
