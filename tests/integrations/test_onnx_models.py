@@ -41,25 +41,47 @@ def quantised(model: nn.Module, scheme: Any = "W8A8Dynamic", **options: Any) -> 
 
 QUICK = ("OPT", "ViT")  # an embedding with a forward of its own, a convolution whose type is asked for
 REFUSED = {"Mixtral"}  # experts
-CONSTANT = (".pos_key_proj", ".pos_query_proj")  # of DeBERTa: products of a table of positions, the same for all inputs
 
 
-def exported(name: str, path: Path, scheme: str = "W8A8Dynamic") -> tuple[OnnxExport, Any]:
-    model, inputs = architecture_table.QUICK[name]()
+def seen(model: nn.Module, inputs: dict[str, Any]) -> dict[str, list[Tensor]]:
+    """{name: what a quantised product is called with} in a pass through the model."""
+    found: dict[str, list[Tensor]] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: found.setdefault(name, []).append(args[0].clone()))
+        for name, module in model.named_modules()
+        if isinstance(module, (pyquant.QLinear, pyquant.QConv2d))
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def constant_layers(model: nn.Module, inputs: dict[str, Any], others: dict[str, Any]) -> set[str]:
+    """Products whose arguments are the same for other inputs of the model: DeBERTa's positions, SigLIP's probe."""
+    assert all(not torch.equal(x, others[name]) for name, x in inputs.items())
+    one, other = seen(model, inputs), seen(model, others)
+    return {name for name, xs in one.items() if all(map(torch.equal, xs, other[name]))}
+
+
+def exported(name: str, path: Path, scheme: str = "W8A8Dynamic") -> tuple[OnnxExport, Any, set[str]]:
+    (model, inputs), (_, others) = (architecture_table.QUICK[name]() for _ in range(2))
     data = {"data": [inputs]} if scheme == "W8A8" else {}
     model = quantised(model, scheme, embeddings=True, heads=True, **data)
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False
-    return export(model, (), path, kwargs=inputs), model
+    return export(model, (), path, kwargs=inputs), model, constant_layers(model, inputs, others)
 
 
 def check(name: str, path: Path, scheme: str = "W8A8Dynamic") -> None:
-    report, model = exported(name, path, scheme)
+    report, model, constant = exported(name, path, scheme)
+    assert bool(constant) == (name in ("DeBERTa", "SigLIP"))
     rows = {row.name: row for row in report.layers}
     for layer, module in model.named_modules():
         if isinstance(module, (pyquant.QLinear, pyquant.QConv2d)):
             row = rows[layer]
-            expected = "constant" if layer.endswith(CONSTANT) else "integer"
+            expected = "constant" if layer in constant else "integer"
             assert row.runs_as == expected or row.why.startswith("the code around it"), row
         elif isinstance(module, pyquant.QEmbedding):
             assert rows[layer].runs_as in ("codes", "constant", "unused") or rows[layer].why, rows[layer]
