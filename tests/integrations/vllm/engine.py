@@ -45,6 +45,12 @@ CASES: dict[str, dict[str, Any]] = {
         "method": "pyquant",
         "tensor_parallel_size": 2,
     },
+    "experts, expert parallel": {
+        "scheme": {"lm_head": None, "_default": "W4A16(group_size=32)"},
+        "method": "pyquant",
+        "tensor_parallel_size": 2,
+        "enable_expert_parallel": True,
+    },
     "float experts": {"scheme": {"*.experts*": None, "lm_head": None, "_default": "W8A8Dynamic"}, "method": "pyquant"},
     "two ranks": {"scheme": "W8A16", "method": "pyquant", "tensor_parallel_size": 2},
 }
@@ -185,6 +191,7 @@ def main(name: str, folder: Path) -> dict[str, Any]:
         dtype=case.get("dtype", "float32"),
         enforce_eager=case.get("enforce_eager", True),
         tensor_parallel_size=ranks,
+        enable_expert_parallel=case.get("enable_expert_parallel", False),
         skip_tokenizer_init=True,
         max_model_len=64,
         max_num_seqs=4,

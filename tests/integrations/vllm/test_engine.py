@@ -95,6 +95,7 @@ def test_without_the_variable_vllms_own_kernel_stays(tmp_path: Path) -> None:
 TWO_RANKS = {
     "two ranks": ("10 layers, of which run 8 weight-only, 2 in", {"weight-only": 8, "floating point": 1}),
     "experts, two ranks": ("7 layers, of which run 6 weight-only, 1 in", {"weight-only": 8, "floating point": 3}),
+    "experts, expert parallel": ("7 layers, of which run 6 weight-only, 1 in", {"weight-only": 8, "floating point": 3}),
 }
 
 
@@ -106,7 +107,10 @@ def test_two_ranks_in_processes_of_their_own(case: str, tmp_path: Path) -> None:
     told, passes = TWO_RANKS[case]
     assert found["tokens"]
     assert found["difference"] < 1e-4
-    assert {word for word in ("Worker_TP0", "Worker_TP1") if word in log} == {"Worker_TP0", "Worker_TP1"}
+    is_by_expert = case.endswith("expert parallel")
+    assert log.count("Expert parallelism is enabled") == is_by_expert  # said by the first rank
+    workers = ["Worker_TP0_EP0", "Worker_TP1_EP1"] if is_by_expert else ["Worker_TP0", "Worker_TP1"]
+    assert all(f"({worker} pid=" in log for worker in workers)
     assert [products_of(report) for report in found["reports"]] == 2 * [passes]
     assert log.count(f"pyquant: {told} floating point") == 2
 
