@@ -4,6 +4,7 @@ another tool, the same weights; in floating point, quantised layer by layer, or 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,12 +17,14 @@ from pyquant.cli.progress import ProgressBar, Stages
 from pyquant.cli.quantize import improvers_named, print_kinds, recipe_named, with_batches, with_options
 from pyquant.core.presets import PRESETS, scheme_from_name
 from pyquant.errors import ArgumentError
+from pyquant.io.checkpoint import refuse_foreign
 from pyquant.io.foreign import ACTIVATIONS_AS, open_foreign
 from pyquant.io.foreign.source import Source
 from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.match import DEFAULT
 from pyquant.recipe import Recipe
 
+_PATH_HELP = "folder with config.json and safetensors files, or FILE.gguf"
 _EXAMPLES = """\
 examples:
   pyquant convert ./llama-w4a16 ./llama-pyquant
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("path", metavar="PATH", help="folder with config.json and safetensors files, or FILE.gguf")
+    add("path", metavar="PATH", help=_PATH_HELP)
     add("out", metavar="OUT", help="where the checkpoint is saved")
     add("--model", metavar="MODEL", help=f"the model (default: the class that PATH/config.json names): {MODEL_HELP}")
     add("--activations", choices=ACTIVATIONS_AS, default=None, help="how layers take them (default: file)")
@@ -93,8 +96,17 @@ def run(args: argparse.Namespace) -> int:
                 raise ArgumentError(f"--{name}", "given without --data", "together with --data")
         if given != "--scheme":
             raise ArgumentError("--data", f"none, with {given}", f"{DATA_HELP}; --scheme takes none")
-    if Path(args.out).exists() and not Path(args.out).is_dir():
-        raise ArgumentError("OUT", f"{args.out}: a file", "a folder, new or existing")
+        if scheme_from_name(args.scheme).is_static:
+            allowed = f"{DATA_HELP}: static input ranges are found with it; weight-only and dynamic schemes take none"
+            raise ArgumentError("--data", f"none, with --scheme {args.scheme}", allowed)
+    if not Path(args.path).exists():
+        raise ArgumentError("PATH", f"{args.path}, no such file or folder", _PATH_HELP)
+    if given and not Path(args.path).is_dir():
+        raise ArgumentError("PATH", f"{args.path}, a file, with {given}", _PATH_HELP)
+    if Path(args.out).exists():
+        if not Path(args.out).is_dir():
+            raise ArgumentError("OUT", f"{args.out}: a file", "a folder, new or existing")
+        refuse_foreign(Path(args.out), os.listdir(args.out))  # before the work, not after it
     if args.data:
         model, what = _of_data(args)
     else:
@@ -135,24 +147,26 @@ def _of_data(args: argparse.Namespace) -> tuple[nn.Module, str]:
     """The model, empty in its blocks: the files are written."""
     import pyquant
 
-    data = load_batches(args.data, "--data", args.path)
+    data = load_batches(args.data, "--data", args.path, "PATH")
     improve = improvers_named(args.improve, data, "--improve")
     options: dict[str, object] = {"improve": improve, "device": args.device, "cache": args.cache}
     for name in ("skip", "embeddings", "heads", "on_indivisible", "batches") if args.recipe else ():
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ArgumentError(option, "given together with --recipe", "what the recipe says about layers")
+    recipe = None
+    if not args.scheme:
+        recipe = Recipe.load(args.recipe) if args.recipe else with_options(recipe_named(args), args)
     model = _empty_of_floats(args)
     batches = data()
     if isinstance(batches, Iterator):
         batches = list(islice(batches, args.batches))
     config: object
-    if args.scheme:
+    if recipe is None:
         config = {**dict.fromkeys(args.skip), DEFAULT: scheme_from_name(args.scheme)}
         options |= {"embeddings": args.embeddings, "heads": args.heads or None, "num_batches": args.batches}
         options |= {"on_indivisible": args.on_indivisible or CHOICES[0]}
     else:
-        recipe = Recipe.load(args.recipe) if args.recipe else with_options(recipe_named(args), args)
         config = with_batches(recipe, batches, args)
     with Stages("convert") as shown:
 
@@ -165,6 +179,7 @@ def _of_data(args: argparse.Namespace) -> tuple[nn.Module, str]:
             named = "--scheme" if args.scheme else "--recipe" if args.recipe else "--preset"
             named = "--skip" if any(f"{pattern!r}" in error.got for pattern in args.skip) else named
             asked = {"config": named, "improve": "--improve" if args.improve else named}
+            asked |= {name: f"--{name}" for name in ("cache", "device")}
             if error.argument not in asked:
                 raise
             raise ArgumentError(asked[error.argument], error.got, error.allowed) from None

@@ -36,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.mixed_precision.loss.layer_errors import error_report
     from pyquant.report.error import error_table, write_errors
 
-    factory, data = model_factory(args.against, "--against"), load_batches(args.data, "--data", args.against)
+    factory, data = (
+        model_factory(args.against, "--against"),
+        load_batches(args.data, "--data", args.against, "--against"),
+    )
     model = pyquant.load_pretrained(args.directory, factory)
     batches, count = usual_batches(data(), args.batches)
     with ProgressBar("error", max(count, 1)) as shown:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from pyquant.cli.models import MODEL_HELP, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_inputs, model_factory
 
 _EXAMPLES = """\
 examples:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     config: Any = getattr(model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False  # a decoder of transformers would give its cache too, which is no tensor
-    given = load_called(args.inputs, "--inputs")() if args.inputs else example_for(model)
+    given = load_inputs(args.inputs, "--inputs") if args.inputs else example_for(model)
     positional, named = ((), dict(given)) if isinstance(given, Mapping) else (given, {})
     positional = positional if isinstance(positional, tuple) else (positional,)
     report = export(

@@ -19,20 +19,22 @@ import torch
 from pyquant.errors import ArgumentError, PyquantError
 
 MODEL_HELP = "package.module:callable that returns an nn.Module, or a folder of a Hugging Face model"
+_BATCHES = "package.module:callable that returns batches, or, with the folder of a Hugging Face model, a text file"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 
-def load_callable(text: str, argument: str) -> Callable[..., Any]:
+def load_callable(text: str, argument: str, allowed: str) -> Callable[..., Any]:
     """The callable named 'package.module:callable'; the current folder is importable, as with `python -m`.
 
+    allowed  for messages: what the argument may be.
     Raises ArgumentError naming `argument` when the text is no such name, or the module or attribute is not there.
     An error inside the module itself is passed on: it is the user's to read.
     """
     if not _NAME.fullmatch(text):
-        is_hub = argument in ("MODEL", "--against") and _HUB_NAME.fullmatch(text)
+        is_hub = allowed == MODEL_HELP and _HUB_NAME.fullmatch(text)
         hint = f" (download a model of the hub first: hf download {text} --local-dir FOLDER)" if is_hub else ""
-        raise ArgumentError(argument, repr(text), MODEL_HELP + hint)
+        raise ArgumentError(argument, f"{text!r}, {_kind_of(text)}", allowed + hint)
     module_name, _, attribute = text.partition(":")
     with _current_folder_importable():
         if _spec_of(module_name) is None:
@@ -47,13 +49,19 @@ def load_callable(text: str, argument: str) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
+def _kind_of(text: str) -> str:
+    if Path(text).exists():
+        return "a folder" if Path(text).is_dir() else "a file"
+    return "not a name of that form" if ":" in text else "no such file or folder"
+
+
+def load_called(text: str, argument: str, allowed: str, *given: str) -> Callable[..., Any]:
     """load_callable for one that is called with the arguments `given` (names for messages); its signature is checked
     before any long work begins. Raises ArgumentError naming `argument`.
 
     What it raises itself when it is called is passed on, after a line that names the option.
     """
-    target = load_callable(text, argument)
+    target = load_callable(text, argument, allowed)
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):  # builtins without one
@@ -62,8 +70,8 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
         try:
             signature.bind(*given)
         except TypeError:
-            allowed = f"a callable that takes ({', '.join(given)})" if given else "a callable without arguments"
-            raise ArgumentError(argument, f"{text} takes arguments {signature}"[:200], allowed) from None
+            called = f"a callable that takes ({', '.join(given)})" if given else "a callable without arguments"
+            raise ArgumentError(argument, f"{text} takes arguments {signature}"[:200], called) from None
 
     def call(*values: Any) -> Any:
         try:
@@ -77,15 +85,26 @@ def load_called(text: str, argument: str, *given: str) -> Callable[..., Any]:
     return call
 
 
-def load_batches(text: str, argument: str, model: str) -> Callable[[], Iterable[Any]]:
+def load_inputs(text: str, argument: str) -> Any:
+    """What the callable that `text` names returns: inputs of a model. Raises ArgumentError naming `argument`."""
+    return load_called(text, argument, "package.module:callable that returns inputs of the model")()
+
+
+def load_eval(text: str, argument: str) -> Callable[[torch.nn.Module], Any]:
+    """load_called for one that is called with a model. Raises ArgumentError naming `argument`."""
+    return load_called(text, argument, "package.module:callable that takes the model and returns a number", "model")
+
+
+def load_batches(text: str, argument: str, model: str, of_model: str = "MODEL") -> Callable[[], Iterable[Any]]:
     """What `text` names: a file, whose text the tokenizer of the folder `model` cuts, or load_called for a callable
-    that returns batches. ArgumentError naming `argument` where it is neither, or returns anything else."""
+    that returns batches. ArgumentError naming `argument` where it is neither, or returns anything else, or `of_model`,
+    which named the folder, where that has no tokenizer."""
     if Path(text).is_file():
         if not Path(model).is_dir():
             allowed = "a text with the folder of a Hugging Face model alone, whose tokenizer cuts it"
             raise ArgumentError(argument, f"{text}, a file, with {model}", allowed)
-        return lambda: _batches_of_text(text, argument, model)
-    call = load_called(text, argument)
+        return lambda: _batches_of_text(text, argument, model, of_model)
+    call = load_called(text, argument, _BATCHES)
 
     def batches() -> Iterable[Any]:
         result = call()
@@ -98,13 +117,13 @@ def load_batches(text: str, argument: str, model: str) -> Callable[[], Iterable[
     return batches
 
 
-def _batches_of_text(path: str, argument: str, model: str) -> Iterable[Any]:
+def _batches_of_text(path: str, argument: str, model: str, of_model: str) -> Iterable[Any]:
     from pyquant.integrations.transformers import text_batches
 
     try:
         return text_batches(model, path)
     except ArgumentError as error:
-        named = {"path": argument, "folder": "MODEL"}.get(error.argument or "", error.argument)
+        named = {"path": argument, "folder": of_model}.get(error.argument or "", error.argument)
         raise ArgumentError(named, error.got, error.allowed) from None
 
 
@@ -122,7 +141,7 @@ def model_factory(text: str, argument: str = "MODEL") -> Callable[[], torch.nn.M
     """A callable that builds the model `text` names, in eval mode. Raises ArgumentError naming `argument`."""
     if Path(text).is_dir():
         return lambda: _hugging_face(Path(text), argument)
-    build = load_called(text, argument)
+    build = load_called(text, argument, MODEL_HELP)
 
     def factory() -> torch.nn.Module:
         model = build()
@@ -162,7 +181,10 @@ def _class_of(folder: Path, argument: str) -> tuple[Any, Any]:
         import transformers
     except ImportError:
         raise ArgumentError(argument, f"folder {folder}", "transformers installed: pip install transformers") from None
-    config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ArgumentError(argument, f"folder {folder}: {error}"[:300], MODEL_HELP) from None
     # the class that the folder names has the head that its weights belong to; AutoModel is the body alone
     named = next((getattr(transformers, name, None) for name in config.architectures or ()), None)
     return named or transformers.AutoModel, config

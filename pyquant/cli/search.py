@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory
+from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import Stages
 from pyquant.errors import ArgumentError
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)
     score = load_batches(args.score_data, "--score-data", args.model) if args.score_data else None
-    eval_fn = load_called(args.eval, "--eval", "model") if args.eval else None
+    eval_fn = load_eval(args.eval, "--eval") if args.eval else None
     base = Recipe.load(args.recipe) if args.recipe else Recipe()
     asked = base.search or SearchParams()
     limits = (args.max_loss, args.max_latency_us, args.max_size_bytes, args.max_effective_bits)

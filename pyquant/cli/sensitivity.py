@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pyquant.cli.calibrate import DATA_HELP
-from pyquant.cli.models import MODEL_HELP, load_batches, load_called, model_factory, usual_batches
+from pyquant.cli.models import MODEL_HELP, load_batches, load_eval, model_factory, usual_batches
 from pyquant.cli.options import add_formats, formats_of
 from pyquant.cli.progress import ProgressBar
 from pyquant.core.names import OUTPUT_METRICS
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     formats, mode = formats_of(args.formats), _MODES[args.mode]
     factory, data = model_factory(args.model), load_batches(args.data, "--data", args.model)()
     SCORERS.find(args.metric, "--metric")  # after the module of the model, which may register it
-    eval_fn = None if args.eval is None else load_called(args.eval, "--eval", "model")
+    eval_fn = None if args.eval is None else load_eval(args.eval, "--eval")
     if args.metric == "eval" and eval_fn is None:
         raise ArgumentError("--eval", "none", "a function of the model, for --metric eval")
     if args.by == "task" and eval_fn is None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyquant.cli.models import load_called, model_factory
+from pyquant.cli.models import load_inputs, model_factory
 from pyquant.cli.progress import ProgressBar
 from pyquant.errors import ArgumentError
 from pyquant.float_matrices import FloatMatrix, trace_floats
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             verdicts.append(verify_layer(record, _float_layer(float_model, record.name)))
     whole, traced, why_not = None, None, "pass --against MODEL to check them."
     if factory:
-        given = load_called(args.inputs, "--inputs")() if args.inputs else None
+        given = load_inputs(args.inputs, "--inputs") if args.inputs else None
         quantised = load_pretrained(args.directory, factory).eval()
         if args.inputs:
             whole = _whole_model(quantised, factory, given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +127,17 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     return manifests.parse(_read_manifest(file_path("directory", directory)))
 
 
+def refuse_foreign(directory: Path, names: Iterable[str]) -> None:
+    """Raise CheckpointError where files of a directory, by their names, are weights that no save may replace."""
+    there = set(names)
+    foreign = {n for n in there if n.endswith(".safetensors") and not SHARD.fullmatch(n)}
+    if manifests.FILE not in there:
+        foreign |= there & {CONFIG, INDEX}
+    if foreign:
+        allowed = "an empty directory or a pyquant checkpoint"
+        raise CheckpointError(f"{directory}: '{min(foreign)}' is not of pyquant; allowed: {allowed}")
+
+
 def _save(out: SaveDirectory, draft: Manifest, parts: Iterator[dict[str, torch.Tensor]]) -> str:
     before = _superseded(out)
     manifest = _in_force(out)
@@ -179,13 +190,7 @@ def _commit(out: SaveDirectory, final: Manifest, before: Mapping[str, str | None
 
 def _superseded(out: SaveDirectory) -> dict[str, str | None]:
     """SHA-256 of config.json and the index as they are, after refusing what pyquant did not write."""
-    names = set(out.names())
-    foreign = {n for n in names if n.endswith(".safetensors") and not SHARD.fullmatch(n)}
-    if manifests.FILE not in names:
-        foreign |= names & {CONFIG, INDEX}
-    if foreign:
-        allowed = "an empty directory or a pyquant checkpoint"
-        raise CheckpointError(f"{out.path}: '{min(foreign)}' is not of pyquant; allowed: {allowed}")
+    refuse_foreign(out.path, out.names())
     contents = {name: out.read(name, MAX_BYTES) for name in (CONFIG, INDEX)}
     return {name: None if data is None else hashlib.sha256(data).hexdigest() for name, data in contents.items()}
 

@@ -16,12 +16,24 @@ from pyquant.cli.main import main
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed (pip install transformers)"
 )
+NETS = """\
+import foreign
+
+def build():
+    return foreign.Net()
+
+def data():
+    return 2 * [foreign.torch.zeros(2, 64)]
+
+def one():
+    return data()[:1]
+"""
 GPTQ = {"quant_method": "gptq", "bits": 4, "sym": True, "desc_act": False}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "nets.py").write_text("import foreign\n\ndef build():\n    return foreign.Net()\n")
+    (tmp_path / "nets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "nets", raising=False)
     return tmp_path
@@ -62,10 +74,65 @@ def test_what_is_refused_writes_nothing(folder: Path, capsys: pytest.CaptureFixt
     assert main(["convert", str(path), "ours", "--model", "nets:build"]) == 1
     assert "bits: got 3; allowed: 4 or 8" in capsys.readouterr().err
     assert not (folder / "ours").exists()
-    assert main(["convert", str(folder / "none"), "ours"]) == 1
-    assert "No such file" in capsys.readouterr().err
     (folder / "file").write_text("")
     assert main(["convert", str(path), "file"]) != 0
+
+
+BATCHES = "package.module:callable that returns batches, or, with the folder of a Hugging Face model, a text file"
+MODEL = "package.module:callable that returns an nn.Module, or a folder of a Hugging Face model"
+PATH = "folder with config.json and safetensors files, or FILE.gguf"
+PRESET = ["--preset", "llm-w4a4", "--data"]
+WRONG: dict[str, tuple[list[str], str]] = {
+    "data": ([*PRESET, "/none"], f"'--data': got '/none', no such file or folder; allowed: {BATCHES}"),
+    "data of a folder": ([*PRESET, "floats"], f"'--data': got 'floats', a folder; allowed: {BATCHES}"),
+    "data of another form": ([*PRESET, "a:b c"], f"'--data': got 'a:b c', not a name of that form; allowed: {BATCHES}"),
+    "no tokenizer": ([*PRESET, "file", "--model", "nets:build"], "'PATH': got floats: "),
+    "model": (
+        ["--scheme", "W8A8Dynamic", "--model", "/none"],
+        f"'--model': got '/none', no such file or folder; allowed: {MODEL}",
+    ),
+    "cache": (
+        [*PRESET, "nets:data", "--model", "nets:build", "--cache", "file"],
+        "'--cache': got file: a file, or below one; allowed: a folder",
+    ),
+    "device": (
+        [*PRESET, "nets:data", "--model", "nets:build", "--device", "x"],
+        "'--device': got 'x'; allowed: a device",
+    ),
+    "batches": (
+        [*PRESET, "nets:data", "--model", "nets:build", "--batches", "0"],
+        "'--batches': got 0; allowed: a whole number >= 1",
+    ),
+    "one batch": ([*PRESET, "nets:one", "--model", "nets:build"], "got 1, with this data; allowed: at least 2"),
+    "preset": (["--preset", "x", "--data", "nets:data"], "'--preset': got 'x'; allowed: llm-w8a8"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_option_is_named_with_what_it_may_be(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, told = WRONG[case]
+    foreign.write(folder / "floats", None, foreign.Net().state_dict())
+    (folder / "file").write_text("a text")
+    assert main(["convert", "floats", "ours", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (folder / "ours").exists()
+
+
+def test_paths_are_looked_at_before_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    floats = foreign.write(folder / "floats", None, foreign.Net().state_dict())
+    (folder / "file").write_text("")
+    words = ["--scheme", "W8A8Dynamic", "--model", "nets:build"]
+    for path, got in (("none", "no such file or folder"), ("file", "a file, with --scheme")):
+        assert main(["convert", path, "ours", *words]) == 2
+        assert f"'PATH': got {path}, {got}; allowed: {PATH}" in capsys.readouterr().err
+    before = {file.name: file.read_bytes() for file in floats.iterdir()}
+    assert main(["convert", "floats", "floats", *words]) == 1
+    told = capsys.readouterr().err
+    assert "is not of pyquant; allowed: an empty directory or a pyquant checkpoint" in told
+    assert "quantising" not in told
+    assert before == {file.name: file.read_bytes() for file in floats.iterdir()}
 
 
 @needs_transformers

@@ -93,7 +93,7 @@ def test_convert_writes_what_quantize_writes(tmp_path: Path, capsys: pytest.Capt
     assert one == other
     assert main(["verify", str(tmp_path / "other")]) == 0
     for wrong, said in (
-        (["--scheme", "W8A8"], "argument '--scheme': got static input ranges for"),
+        (["--scheme", "W8A8"], "argument '--data': got none, with --scheme W8A8; allowed: package.module:callable"),
         (["--scheme", "W8A8Dynamic", "--skip", "nothing"], "argument '--skip'"),
         (["--scheme", "W8A8Dynamic", "--activations", "int8"], "--activations"),
         (["--heads"], "--heads"),

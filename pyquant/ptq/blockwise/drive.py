@@ -14,12 +14,13 @@ from torch import Tensor
 
 from pyquant.calibrate.run import Inputs
 from pyquant.core import arguments
+from pyquant.core.paths import file_path
 from pyquant.errors import ArgumentError
 from pyquant.nn.swap import undone_on_error
 from pyquant.ptq.blockwise.calls import Call, Ref, outputs_of
 from pyquant.ptq.blockwise.find import AUTO, Blocks, IsLayer
 from pyquant.ptq.blockwise.generation import without_cache
-from pyquant.ptq.blockwise.kept import Kept
+from pyquant.ptq.blockwise.kept import Kept, check_folder
 from pyquant.ptq.blockwise.offload import Place, Residence, to_device
 from pyquant.ptq.blockwise.plan import Chain, Plan, plan_of, record_first
 from pyquant.ptq.blockwise.saved import Saved
@@ -53,6 +54,8 @@ class Way:
             device = None if self.device is None else torch.device(self.device)
         except (RuntimeError, TypeError, ValueError):
             raise ArgumentError("device", arguments.shown(self.device), "a device, or None") from None
+        if self.cache is not None:
+            check_folder(file_path("cache", self.cache))
         object.__setattr__(self, "place", Place(device, self.residence))
 
     def refuse_without_blocks(self, why: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import safetensors.torch
 import torch
@@ -18,7 +19,14 @@ from pyquant.io.atomic import write_file
 from pyquant.io.shards import parsed
 from pyquant.ptq.blockwise.calls import Ref
 
+_FOLDER: Final = "a folder, or where one can be made"
 Key = tuple[str, int, Ref]  # which pass ('float', 'rounded', 'both'), which batch, which tensor of its calls
+
+
+def check_folder(path: Path) -> None:
+    """Raise ArgumentError for a cache of this path that is a file, or below one."""
+    if not next(one for one in (path, *path.parents) if one.exists()).is_dir():
+        raise ArgumentError("cache", f"{path}: a file, or below one", _FOLDER)
 
 
 class Kept:
@@ -36,8 +44,11 @@ class Kept:
             self._tensors[key] = tensor
             return
         if self._folder is None:
-            self._parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="pyquant-inputs-", dir=self._parent))
+            try:
+                self._parent.mkdir(parents=True, exist_ok=True)
+                self._folder = Path(tempfile.mkdtemp(prefix="pyquant-inputs-", dir=self._parent))
+            except OSError as error:
+                raise ArgumentError("cache", f"{self._parent}: {error.strerror}", _FOLDER) from error
         path = self._folder / f"{self._written:08d}.safetensors"
         self._written += 1
         try:

@@ -52,6 +52,8 @@ def kl(floats: Any, output: Any) -> float:
 
 def held_out_of(given: int | None, num_batches: int) -> int:
     """How many of the batches only judge: those given, or a quarter, at least one. Raises ArgumentError."""
+    if num_batches < 2:
+        raise ArgumentError("num_batches", f"{num_batches}, with this data", "at least 2: some of them only judge")
     held_out = max(1, num_batches // 4) if given is None else given
     if type(held_out) is not int or not 1 <= held_out < num_batches:
         raise ArgumentError("num_held_out", repr(held_out), f"1 to {num_batches - 1}: num_batches is {num_batches}")
