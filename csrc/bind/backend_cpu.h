@@ -46,9 +46,9 @@ struct Cpu {
     cpu::norm_quantize(m.data, m.type, m.rows, m.cols, m.ld, norm, range.symmetric, range.qmin, range.qmax, codes,
                        to.scale, to.zero_point);
   }
-  void silu_mul_quantize(const Matrix& m, Range range, int8_t* codes, Params to) const {
-    cpu::silu_mul_quantize(m.data, m.type, m.rows, m.cols / 2, m.ld, range.symmetric, range.qmin, range.qmax, codes,
-                           to.scale, to.zero_point);
+  void activation_mul_quantize(const Matrix& m, const GateOperands& gate, Range range, int8_t* codes, Params to) const {
+    cpu::activation_mul_quantize(m.data, m.type, m.rows, m.cols, m.ld, gate, range.symmetric, range.qmin, range.qmax,
+                                 codes, to.scale, to.zero_point);
   }
   void hadamard_quantize(const Matrix& m, HadamardOrder order, Range range, int8_t* codes, Params to) const {
     cpu::hadamard_quantize(m.data, m.type, m.rows, m.cols, m.ld, order, range.symmetric, range.qmin, range.qmax, codes,

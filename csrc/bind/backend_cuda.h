@@ -31,8 +31,9 @@ struct Cuda {
                      const Params& to) const {
     cuda::norm_quantize(floats(m), norm, range, to, {codes, m.cols}, on.context);
   }
-  void silu_mul_quantize(const Matrix& m, const Range& range, int8_t* codes, const Params& to) const {
-    cuda::silu_mul_quantize(floats(m), range, to, {codes, m.cols / 2}, on.context);
+  void activation_mul_quantize(const Matrix& m, const GateOperands& gate, const Range& range, int8_t* codes,
+                               const Params& to) const {
+    cuda::activation_mul_quantize(floats(m), gate, range, to, {codes, m.cols}, on.context);
   }
   void hadamard_quantize(const Matrix& m, HadamardOrder order, const Range& range, int8_t* codes,
                          const Params& to) const {

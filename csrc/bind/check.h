@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gate.h"
 #include "core/hadamard.h"
 #include "core/linear.h"
 #include "core/problem.h"
@@ -92,9 +93,16 @@ struct NormCall {
 NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
                    const MaybeTensor& bias, double eps, bool symmetric, int64_t qmin, int64_t qmax);
 void dynamic_code_range(bool symmetric, int64_t qmin, int64_t qmax);
-// The matrix [.., 2K] and the shape [.., K] of the codes.
+struct GateCall {
+  Matrix x, up;
+  GateOperands gate;
+  Shape out_shape;
+};
+// x: [.., 2K], gates and then ups.
+GateCall silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax);
+GateCall gate_call(const Tensor& x, const Tensor& up, const std::string& activation, double clamp_min, double clamp_max,
+                   bool symmetric, int64_t qmin, int64_t qmax);
 HadamardOrder hadamard_call(const Tensor& x, int64_t block);
-Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape);
 
 // The fake quantisers: every rule of their arguments (fake_quantize_calls.cpp). `keep` owns copies; a tensor without
 // dimensions is a row of one.

@@ -45,14 +45,39 @@ NormCall norm_call(bool subtract_mean, const Tensor& x, const MaybeTensor& resid
   return call;
 }
 
-Matrix silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax, Shape* out_shape) {
+GateCall silu_mul_call(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax) {
   floats("x", x);
   min_dim("x", x, 1);
-  *out_shape = shape_of(x);
-  if (out_shape->back() % 2 != 0) refuse("x", describe(x), "an even last dimension, gates then ups");
-  out_shape->back() /= 2;
+  GateCall call;
+  call.out_shape = shape_of(x);
+  if (call.out_shape.back() % 2 != 0) refuse("x", describe(x), "an even last dimension, gates then ups");
+  call.out_shape.back() /= 2;
   dynamic_code_range(symmetric, qmin, qmax);
-  return matrix(x);
+  call.x = matrix(x);
+  call.x.cols /= 2;
+  call.gate.up = static_cast<const unsigned char*>(call.x.data) + call.x.cols * bytes_of(call.x.type);
+  call.gate.ldu = call.x.ld;
+  return call;
+}
+
+GateCall gate_call(const Tensor& x, const Tensor& up, const std::string& activation, double clamp_min, double clamp_max,
+                   bool symmetric, int64_t qmin, int64_t qmax) {
+  floats("x", x);
+  min_dim("x", x, 1);
+  dtype_in("up", up, {x.scalar_type()});
+  same_device("up", up, x);
+  shape_is("up", up, shape_of(x));
+  GateCall call;
+  call.gate.activation = activation_of(activation, clamp_min, clamp_max);
+  call.gate.clamp_min = static_cast<float>(clamp_min);
+  call.gate.clamp_max = static_cast<float>(clamp_max);
+  dynamic_code_range(symmetric, qmin, qmax);
+  call.x = matrix(x);
+  call.up = matrix(up);
+  call.gate.up = call.up.data;
+  call.gate.ldu = call.up.ld;
+  call.out_shape = shape_of(x);
+  return call;
 }
 
 HadamardOrder hadamard_call(const Tensor& x, int64_t block) {

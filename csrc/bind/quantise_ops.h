@@ -102,12 +102,12 @@ struct QuantiseOps {
   }
 
   static Quantised silu_mul_quantize(const Tensor& x, bool symmetric, int64_t qmin, int64_t qmax) {
-    Shape shape;
-    const Matrix m = silu_mul_call(x, symmetric, qmin, qmax, &shape);
-    const Backend on(x);
-    Results r(on, shape, lead_of(x));
-    on.silu_mul_quantize(m, range(symmetric, qmin, qmax), r.data(), r.params());
-    return {r.codes, r.scale, r.zero_point};
+    return gated(x, silu_mul_call(x, symmetric, qmin, qmax), symmetric, qmin, qmax);
+  }
+
+  static Quantised activation_mul_quantize(const Tensor& x, const Tensor& up, Text activation, double clamp_min,
+                                           double clamp_max, bool symmetric, int64_t qmin, int64_t qmax) {
+    return gated(x, gate_call(x, up, activation, clamp_min, clamp_max, symmetric, qmin, qmax), symmetric, qmin, qmax);
   }
 
   static Quantised hadamard_quantize(const Tensor& x, int64_t block, bool symmetric, int64_t qmin, int64_t qmax) {
@@ -145,11 +145,20 @@ struct QuantiseOps {
     m.impl("add_rms_norm_quantize", TORCH_BOX(&QuantiseOps::add_rms_norm_quantize));
     m.impl("add_layer_norm_quantize", TORCH_BOX(&QuantiseOps::add_layer_norm_quantize));
     m.impl("silu_mul_quantize", TORCH_BOX(&QuantiseOps::silu_mul_quantize));
+    m.impl("activation_mul_quantize", TORCH_BOX(&QuantiseOps::activation_mul_quantize));
     m.impl("hadamard_quantize", TORCH_BOX(&QuantiseOps::hadamard_quantize));
     m.impl("hadamard_transform", TORCH_BOX(&QuantiseOps::hadamard_transform));
   }
 
  private:
+  // x: whose leading dimensions and device the results have.
+  static Quantised gated(const Tensor& x, const GateCall& call, bool symmetric, int64_t qmin, int64_t qmax) {
+    const Backend on(x);
+    Results r(on, call.out_shape, lead_of(x));
+    on.activation_mul_quantize(call.x, call.gate, range(symmetric, qmin, qmax), r.data(), r.params());
+    return {r.codes, r.scale, r.zero_point};
+  }
+
   static QuantisedSum norm_quantize(bool subtract_mean, const Tensor& x, const MaybeTensor& residual,
                                     const MaybeTensor& weight, const MaybeTensor& bias, double eps, bool symmetric,
                                     int64_t qmin, int64_t qmax) {

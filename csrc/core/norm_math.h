@@ -30,6 +30,4 @@ PYQ_HD inline float norm_factor(float mean_square, float eps) {
   return shifted < kInfinity ? fdiv(1.f, fsqrt(shifted)) : kNaN;
 }
 
-PYQ_HD inline float gated_silu(float gate, float up) { return fmul(silu(gate), up); }
-
 }  // namespace pyquant

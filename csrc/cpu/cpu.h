@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/gate.h"
 #include "core/hadamard.h"
 #include "core/linear.h"
 #include "core/problem.h"
@@ -36,8 +37,9 @@ void quantize_dynamic(const void* x, DType x_type, int64_t rows, int64_t cols, i
 // Norm, or silu(gate) * up of x [rows, 2 * cols], then codes per row [rows, cols] of the result. docs/numerics.md 9.
 void norm_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, const NormOperands& norm,
                    bool symmetric, int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
-void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
-                       int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point);
+void activation_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld,
+                             const GateOperands& gate, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q,
+                             float* scale, int32_t* zero_point);
 // The Hadamard transform of blocks of columns (numerics.md 15), in the type of x; or its codes per row, from float32.
 void hadamard_transform(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, HadamardOrder order,
                         void* out);

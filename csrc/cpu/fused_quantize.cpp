@@ -1,4 +1,4 @@
-// Norm, gated SiLU or Hadamard transform, then codes per row (docs/numerics.md 9, 15): a row stays in cache from its
+// Norm, gate or Hadamard transform, then codes per row (docs/numerics.md 9, 15): a row stays in cache from its
 // first sum to its codes.
 #include <algorithm>
 
@@ -74,17 +74,19 @@ void norm_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int6
   });
 }
 
-void silu_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
-                       int32_t qmin, int32_t qmax, int8_t* q, float* scale, int32_t* zero_point) {
+void activation_mul_quantize(const void* x, DType x_type, int64_t rows, int64_t cols, int64_t ld,
+                             const GateOperands& gate, bool symmetric, int32_t qmin, int32_t qmax, int8_t* q,
+                             float* scale, int32_t* zero_point) {
   const Kernels& in_use = kernels();
   const auto width = static_cast<size_t>(cols);
   each_row(rows, cols, [&](int64_t begin, int64_t end) {
     auto& scratch = Scratch::of_this_thread();
     scratch.reset(Scratch::rounded(width * sizeof(float)));
     auto* v = scratch.take<float>(width);
+    GateOperands by = gate;
     for (int64_t r = begin; r < end; ++r) {
-      const auto* gate = static_cast<const unsigned char*>(x) + r * ld * bytes_of(x_type);
-      in_use.silu_mul(gate, gate + cols * bytes_of(x_type), x_type, cols, v);
+      by.up = static_cast<const unsigned char*>(gate.up) + r * gate.ldu * bytes_of(x_type);
+      in_use.activation_mul(static_cast<const unsigned char*>(x) + r * ld * bytes_of(x_type), x_type, cols, by, v);
       const RowParams p = quantize_row(in_use, v, DType::f32, cols, symmetric, qmin, qmax, q + r * cols);
       scale[r] = p.scale;
       zero_point[r] = p.zero_point;

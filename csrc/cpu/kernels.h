@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/gate.h"
 #include "core/hadamard.h"
 #include "core/problem.h"
 #include "cpu/ahead.h"
@@ -171,7 +172,8 @@ struct Kernels {
   void (*widen)(const void* x, DType type, int64_t n, float* out);
   void (*narrow)(const float* x, int64_t n, void* out, DType type);
   // out = silu(gate) * up, both of one type.
-  void (*silu_mul)(const void* gate, const void* up, DType type, int64_t n, float* out);
+  // A row of activation(gate) * by.up
+  void (*activation_mul)(const void* gate, DType type, int64_t n, const GateOperands& by, float* out);
   // Blocks of the order transformed in place, rounded to no other type; n: a multiple of the block.
   void (*hadamard)(float* x, int64_t n, HadamardOrder order);
   // sum[rows][64] (+)= float(acc - x_zero * w_sum) * w_scale, for one group; first starts from zero.

@@ -18,7 +18,7 @@ constexpr Kernels row_table(Isa isa) {
   k.dequantize = Rows<V>::dequantize;
   k.widen = Rows<V>::widen;
   k.narrow = Rows<V>::narrow;
-  k.silu_mul = Rows<V>::silu_mul;
+  k.activation_mul = Rows<V>::activation_mul;
   k.hadamard = HadamardRows<V>::transform;
   k.accumulate = Rows<V>::accumulate;
   k.epilogue = Rows<V>::epilogue;

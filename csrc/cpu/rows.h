@@ -188,17 +188,17 @@ struct Rows {
     });
   }
 
-  static void silu_mul(const void* gate, const void* up, DType type, int64_t n, float* out) {
+  static void activation_mul(const void* gate, DType type, int64_t n, const GateOperands& by, float* out) {
     in_steps(gate, bytes_of(type), out, 4, n, [&](const void* p, void* o, int64_t i) {
       F v[4];
       load4(p, type, i, v);
-      each(v, [](float x) { return silu(x); });
+      activate4(by, v);
       store4(o, DType::f32, i, v);
     });
     alignas(64) float ups[S];
     for (int64_t i = 0; i < n; i += S) {
       const int64_t count = n - i < S ? n - i : S;
-      widen(static_cast<const unsigned char*>(up) + i * bytes_of(type), type, count, ups);
+      widen(static_cast<const unsigned char*>(by.up) + i * bytes_of(type), type, count, ups);
       for (int64_t j = 0; j < count; ++j) out[i + j] = fmul(out[i + j], ups[j]);
     }
   }
@@ -240,10 +240,12 @@ struct Rows {
       each(t, [=](float v) { return A::of(v, low, high); });
   }
 
-  static void activate4(const Tile& tile, F* t) {
-    switch (tile.activation) {
+  // of: has an activation and its limits
+  template <class Of>
+  static void activate4(const Of& of, F* t) {
+    switch (of.activation) {
 #define PYQUANT_ACTIVATION(NAME) \
-  case Activation::NAME: return activate_as<activations::NAME>(t, tile.clamp_min, tile.clamp_max);
+  case Activation::NAME: return activate_as<activations::NAME>(t, of.clamp_min, of.clamp_max);
       PYQUANT_ACTIVATIONS(PYQUANT_ACTIVATION)
 #undef PYQUANT_ACTIVATION
     }

@@ -85,9 +85,12 @@ bool converts(const Kernels& candidate, const Kernels& scalar, Random& random) {
       scalar.narrow(numbers, n, real_want.data(), type);
       candidate.narrow(numbers, n, real.data(), type);
       if (!same(real_want.data(), real.data(), kRow * 4)) return false;
-      scalar.silu_mul(numbers, numbers + n / 2, DType::f32, n / 2, real_want.data());
-      candidate.silu_mul(numbers, numbers + n / 2, DType::f32, n / 2, real.data());
-      if (!same(real_want.data(), real.data(), kRow * 4)) return false;
+      for (int32_t i = 0; i < kActivations; ++i) {
+        const GateOperands by{numbers + n / 2, 0, static_cast<Activation>(i), -0.5f, 2.f};
+        scalar.activation_mul(numbers, DType::f32, n / 2, by, real_want.data());
+        candidate.activation_mul(numbers, DType::f32, n / 2, by, real.data());
+        if (!same(real_want.data(), real.data(), kRow * 4)) return false;
+      }
     }
   }
   return true;

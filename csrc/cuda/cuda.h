@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/gate.h"
 #include "core/hadamard.h"
 #include "core/problem.h"
 
@@ -89,9 +90,9 @@ void quantize_chosen_rows(const FloatMatrix& x, const int64_t* chosen, int64_t c
 // Norm (core/problem.h), then codes per row of the result.
 void norm_quantize(const FloatMatrix& x, const NormOperands& norm, const CodeRange& range, const QuantizeParams& params,
                    const QuantizeOut& out, const Context& context);
-// x [rows, 2 * cols] holds gates and ups: codes per row of silu(gate) * up [rows, cols], where cols = x.cols / 2.
-void silu_mul_quantize(const FloatMatrix& x, const CodeRange& range, const QuantizeParams& params,
-                       const QuantizeOut& out, const Context& context);
+// Codes per row of activation(x) * gate.up.
+void activation_mul_quantize(const FloatMatrix& x, const GateOperands& gate, const CodeRange& range,
+                             const QuantizeParams& params, const QuantizeOut& out, const Context& context);
 // Blocks of columns through the Hadamard transform (numerics.md 15), in the type of x, contiguous; or its codes per
 // row, from float32. Rows of more columns than a block's shared memory holds as float32 are refused.
 void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, const Context& context);

@@ -48,8 +48,8 @@ void norm_quantize(const FloatMatrix&, const NormOperands&, const CodeRange&, co
                    const Context&) {
   refuse();
 }
-void silu_mul_quantize(const FloatMatrix&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
-                       const Context&) {
+void activation_mul_quantize(const FloatMatrix&, const GateOperands&, const CodeRange&, const QuantizeParams&,
+                             const QuantizeOut&, const Context&) {
   refuse();
 }
 void hadamard_transform(const FloatMatrix&, HadamardOrder, void*, const Context&) { refuse(); }

@@ -113,6 +113,18 @@ NormOperands norm_of(const py::dict& dict) {
   return n;
 }
 
+GateOperands gate_of(const py::dict& dict) {
+  Fields f(dict);
+  GateOperands g;
+  g.up = pointer<const void>(f.get<uintptr_t>("up", 0));
+  g.ldu = f.get<int64_t>("ldu", 0);
+  g.activation = activation_of(f.get<std::string>("activation", "silu"));
+  g.clamp_min = f.get<float>("clamp_min", 0.f);
+  g.clamp_max = f.get<float>("clamp_max", 0.f);
+  f.done("gate");
+  return g;
+}
+
 DeviceInfo device_of(const py::dict& dict) {
   Fields f(dict);
   DeviceInfo d;

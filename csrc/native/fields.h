@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/gate.h"
 #include "core/device.h"
 #include "core/problem.h"
 #include "plan/route.h"
@@ -52,6 +53,7 @@ GemmProblem problem_of(const py::dict& dict);
 GemmOperands operands_of(const py::dict& dict);
 Epilogue epilogue_of(const py::dict& dict);
 NormOperands norm_of(const py::dict& dict);
+GateOperands gate_of(const py::dict& dict);
 DeviceInfo device_of(const py::dict& dict);
 const Row& row_of(const std::string& name);
 

@@ -72,13 +72,15 @@ void add_quantise(py::module_& m) {
         cuda::norm_quantize(floats_of(x), norm_of(norm), q.range, q.params, q.out, {device, pointer<void>(stream)});
       },
       py::arg("x"), py::arg("norm"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
+  // gate: {up, ldu, activation, clamp_min, clamp_max}.
   m.def(
-      "silu_mul_quantize",
-      [](const py::dict& x, const py::dict& out, int32_t device, uintptr_t stream) {
+      "activation_mul_quantize",
+      [](const py::dict& x, const py::dict& gate, const py::dict& out, int32_t device, uintptr_t stream) {
         const Quantiser q(out);
-        cuda::silu_mul_quantize(floats_of(x), q.range, q.params, q.out, {device, pointer<void>(stream)});
+        cuda::activation_mul_quantize(floats_of(x), gate_of(gate), q.range, q.params, q.out,
+                                      {device, pointer<void>(stream)});
       },
-      py::arg("x"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
+      py::arg("x"), py::arg("gate"), py::arg("out"), py::arg("device") = 0, py::arg("stream") = 0);
   m.def(
       "hadamard_quantize",
       [](const py::dict& x, int64_t block, const py::dict& out, int32_t device, uintptr_t stream) {

@@ -15,6 +15,7 @@ from pyquant.nn import obstacles
 from pyquant.nn.chain import Dequantize, QResidual, Quantize, Residual
 from pyquant.nn.forms import restored
 from pyquant.nn.fuse import fused_activations, holder_of
+from pyquant.nn.gated_feed import GatedFeed, gated_feeds, make_plain
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.origin import has_origin
@@ -78,6 +79,9 @@ def put_floats(
     swap_modules(model, new, undo=undo)
     rewritten = distinct(model, lambda name, m: bool(name) and has_origin(m) and not isinstance(m, LinearState))
     swap_modules(model, [(names, restored(module, module)) for names, module in rewritten], undo=undo)
+    for feed in gated_feeds(model).values():
+        if isinstance(feed, GatedFeed) and not feed.is_ready:  # it may stand under two names
+            make_plain(feed, undo)
     for path, layer in moved:
         parent_name, _, child = path.rpartition(".")
         parent = model.get_submodule(parent_name)

@@ -11,6 +11,7 @@ from pyquant.core import arguments
 from pyquant.errors import ArgumentError
 from pyquant.nn import obstacles
 from pyquant.nn.fuse_rules import activation_of, pairs_of
+from pyquant.nn.gated_feed import gated, make_gated
 from pyquant.nn.linear_call import LinearCall
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qlinear import QLinear
@@ -27,6 +28,8 @@ def fuse_(model: nn.Module) -> nn.Module:
     classes of transformers (fuse_rules.TRANSFORMERS_PARENTS), and what register_fusion names. Left alone: layers that
     are used in several places, have hooks, an activation already, or integer outputs; activations that the kernels do
     not compute. The activation is then computed in fp32, before the result is rounded to its type.
+    A module whose forward reads down(activation(gate(x)) * up(x)), and whose `down` quantises its own rows, becomes a
+    GatedFeed, whoever wrote it: activation and product move into that quantiser, and nothing becomes an Identity.
     A BatchNorm is folded before quantising (fold_batch_norm_); until then nothing is fused across it. Codes instead of
     real numbers between layers are link_'s work, after this one.
     Transactional: on any exception the model is as before. Calling it again changes nothing. Code that calls the
@@ -49,7 +52,12 @@ def fuse_(model: nn.Module) -> nn.Module:
     uses = uses_of(model)
     layers: list[tuple[list[str], nn.Module]] = []
     places: list[tuple[nn.Module, str]] = []
+    gates: list[tuple[nn.Module, Any]] = []
     for name, parent in model.named_modules():
+        gate = gated(parent, uses)
+        if gate is not None:
+            gates.append((parent, gate))
+            continue
         for linear, activation in pairs_of(parent):
             fused = _fused(parent._modules.get(linear), held(parent, activation), uses)
             if fused is not None:
@@ -60,6 +68,8 @@ def fuse_(model: nn.Module) -> nn.Module:
         swap_modules(model, layers, undo=undo)
         for parent, activation in places:
             put_identity(parent, activation, undo)
+        for parent, gate in gates:
+            make_gated(parent, gate, undo)
     return model
 
 

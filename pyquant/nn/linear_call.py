@@ -224,7 +224,8 @@ class LinearCall(LinearCodes):
         """
         inputs = self.scheme.inputs
         zeros = None if inputs is None or inputs.symmetric else zero_point
-        return self._product(codes, scale, zeros, residual, dtype, self.storage)
+        out_dtype = None if dtype == torch.float32 else dtype
+        return _tensor(_qlinear(codes, self._buffers["storage"], residual, self._spec, out_dtype, scale, zeros))
 
     def _check_operand(self, x: Tensor, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> None:
         columns = self.in_features if columns is None else columns

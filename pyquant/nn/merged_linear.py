@@ -15,6 +15,7 @@ from pyquant.core.qtensor import QTensor
 from pyquant.errors import ArgumentError
 from pyquant.nn import state
 from pyquant.nn.kernel_info import KernelInfo
+from pyquant.nn.obstacles import is_watched
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.weight_view import Form
 
@@ -232,6 +233,16 @@ class MergedLinear(QLinear):
             return self.alone()(x, residual)
         self._group.whole.training = self.training
         return self._group.part(x, self._place)
+
+    def with_other(self, other: MergedLinear, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The results of this layer and another one, views of the group's: for callers that have both at once. None
+        where the group has more members, or somebody watches the calls of the two."""
+        group = self._group
+        if other._group is not group or len(group.sizes) != 2 or is_watched(self) or is_watched(other):
+            return None
+        y, first = group.whole(x), group.sizes[0]
+        parts = y.narrow(-1, 0, first), y.narrow(-1, first, group.sizes[1])
+        return parts[self._place], parts[other._place]
 
     def kernel_info(self, M: int = 1) -> KernelInfo:
         """Which kernel runs the product of the whole group."""

@@ -75,13 +75,22 @@ def why_not(module: nn.Module, parents: Iterable[nn.Module] = ()) -> Obstacle | 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything is registered to run with the module's calls."""
-    return any(module.__dict__.get(name) for name in _HOOKS)
+    held = module.__dict__
+    for name in _HOOKS:  # noqa: SIM110 - layers ask in each call, and a generator costs three microseconds
+        if held.get(name):
+            return True
+    return False
 
 
 def is_watched(module: nn.Module) -> bool:
     """Whether its calls cannot be left out: hooks, or a `forward` of the module's own, which is how clocks and other
     libraries lead calls round."""
     return has_hooks(module) or "forward" in module.__dict__
+
+
+def is_watched_value(activation: object) -> bool:
+    """is_watched for what may be a function, which nothing watches."""
+    return isinstance(activation, nn.Module) and is_watched(activation)
 
 
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from pyquant.core import arguments
 from pyquant.nn import obstacles
 from pyquant.nn.fuse import fused_activations
+from pyquant.nn.gated_feed import gate_activations
 from pyquant.nn.keep import kept_layers, remembered
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.matrices import holders
@@ -31,7 +32,8 @@ class LayerReport:
     bytes_before  weights and bias in the floating-point type of the layer (classes without a twin: matrices only).
     bytes_after   codes, scales, zero points and bias as they are saved.
     reason        why a layer stays in floating point, or has another scheme than it was given; empty for all others.
-    fused         name of the activation that fuse_ moved into this layer; empty for none.
+    fused         name of the activation that fuse_ moved into this layer (of a GatedFeed: into the quantiser of its
+                  last layer); empty for none.
     gives_codes   whether it hands codes to the next layer (link_, or a scheme with outputs).
     share         bytes_before as a share of all records together, 0 to 1.
     is_certain    False where a class holds matrices and only a run (trace_floats) shows whether it multiplies by them.
@@ -68,7 +70,7 @@ def quantization_report(model: nn.Module) -> list[LayerReport]:
 
 def _layers(model: nn.Module) -> Iterator[LayerReport]:
     parents = {id(child): module for module in model.modules() for child in module.children()}
-    fused = fused_activations(model)
+    fused = fused_activations(model) | gate_activations(model)
     kept = kept_layers(model)
     # a matrix that a head shares with an embedding belongs to the head, which multiplies by it
     heads = (m for m in model.modules() if isinstance(m, obstacles.KINDS) and not isinstance(m, nn.Embedding))

@@ -30,6 +30,8 @@ from pyquant.numerics.hadamard import hadamard_backward, hadamard_quantize, hada
 from pyquant.numerics.histogram import magnitude_edges, magnitude_exponent, magnitude_histogram, widen_histogram
 from pyquant.numerics.linear import float_linear, qlinear_reference, weight_only_linear
 from pyquant.numerics.norm import (
+    activation_mul,
+    activation_mul_quantize,
     add_layer_norm_quantize,
     add_rms_norm_quantize,
     layer_norm,
@@ -48,6 +50,8 @@ from pyquant.numerics.two_level import codes_of_products, largest_step, one_leve
 __all__ = [
     "accumulate",
     "activate",
+    "activation_mul",
+    "activation_mul_quantize",
     "add_layer_norm_quantize",
     "add_rms_norm_quantize",
     "code_from_real",

@@ -1,4 +1,4 @@
-"""Norm or gated SiLU in front of a per-token quantiser, in a fixed order of additions (docs/numerics.md 9)."""
+"""Norm or gate in front of a per-token quantiser, in a fixed order of additions (docs/numerics.md 9)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyquant.numerics.activation import silu
+from pyquant.numerics.epilogue import activate
 from pyquant.numerics.fp32 import sqrt
 from pyquant.numerics.qparams import as_float32
 from pyquant.numerics.quantize import quantize_dynamic
@@ -82,6 +83,13 @@ def silu_mul(x: Tensor) -> Tensor:
     return silu(gate.contiguous()) * up
 
 
+def activation_mul(
+    x: Tensor, up: Tensor, activation: str = "silu", clamp_min: float = 0.0, clamp_max: float = 0.0
+) -> Tensor:
+    """activation(x) * up in float32 [..., K]; x and up of one dtype and shape (docs/numerics.md 9.2)."""
+    return activate(x.to(torch.float32).contiguous(), activation, clamp_min, clamp_max) * up.to(torch.float32)
+
+
 def rms_norm_quantize(
     x: Tensor,
     weight: Tensor | None = None,
@@ -129,3 +137,18 @@ def silu_mul_quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """quantize_dynamic, per token, of silu_mul, which is not rounded to 16 bits in between."""
     return quantize_dynamic(silu_mul(x), "per_token", 0, symmetric, qmin, qmax)
+
+
+def activation_mul_quantize(
+    x: Tensor,
+    up: Tensor,
+    activation: str = "silu",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """quantize_dynamic, per token, of activation_mul, which is not rounded to 16 bits in between."""
+    product = activation_mul(x, up, activation, clamp_min, clamp_max)
+    return quantize_dynamic(product, "per_token", 0, symmetric, qmin, qmax)

@@ -12,6 +12,7 @@ from pyquant.ops.fake_quantize import (
     fake_quantize_out,
 )
 from pyquant.ops.functional import (
+    activation_mul_quantize,
     add_layer_norm_quantize,
     add_rms_norm_quantize,
     dequantize,
@@ -47,6 +48,7 @@ __all__ = [
     "ACTIVATIONS",
     "Kernel",
     "LinearSpec",
+    "activation_mul_quantize",
     "add_layer_norm_quantize",
     "add_rms_norm_quantize",
     "checks_enabled",

@@ -151,6 +151,7 @@ def register(library: torch.library.Library) -> None:
         ("add_rms_norm_quantize", _codes_backward, _codes_setup),
         ("add_layer_norm_quantize", _codes_backward, _codes_setup),
         ("silu_mul_quantize", _codes_backward, _codes_setup),
+        ("activation_mul_quantize", _codes_backward, _codes_setup),
         ("hadamard_quantize", _codes_backward, _codes_setup),
         ("hadamard_transform", _hadamard_backward, _hadamard_setup),
     ):

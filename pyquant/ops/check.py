@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyquant.core.dtypes import FLOATS, describe, dtype_name
+from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 
 MAX_SIZE = 2**31  # sizes below it are what layouts and indices can hold: no product of them leaves 64 bits
@@ -26,6 +27,13 @@ def dtype_among(argument: str, dtype: torch.dtype, dtypes: Sequence[torch.dtype]
     """A dtype argument, not a tensor's."""
     if dtype not in dtypes:
         raise ArgumentError(argument, dtype_name(dtype), " or ".join(map(dtype_name, dtypes)) + when)
+
+
+def activation(name: object, clamp_min: float, clamp_max: float) -> None:
+    """One of ACTIVATIONS, with its limits."""
+    one_of("activation", name, ACTIVATIONS)
+    if name == "clamp" and not clamp_min <= clamp_max:
+        raise ArgumentError("clamp_min", clamp_min, "at most clamp_max")
 
 
 def strided(argument: str, tensor: Tensor | None) -> None:

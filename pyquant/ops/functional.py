@@ -172,6 +172,33 @@ def silu_mul_quantize(
     return call(_ops.silu_mul_quantize.default, x, symmetric, qmin, qmax)
 
 
+def activation_mul_quantize(
+    x: Tensor,
+    up: Tensor,
+    activation: str = "silu",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes per token of activation(x) * up, quantised without rounding to 16 bits before: a gated feed-forward layer
+    between its first two products and its last one.
+
+    x            float32, float16 or bfloat16 [..., K]: the gates.
+    up           dtype and shape of x.
+    activation   one of ACTIVATIONS; clamp_min and clamp_max are the limits of 'clamp'.
+    ->           codes int8 [..., K]; scale float32 and zero_point int32, x.shape[:-1].
+    Raises ArgumentError. Source: docs/numerics.md 9.
+
+    Example:
+        >>> activation_mul_quantize(torch.tensor([[100.0, -50.0]]), torch.tensor([[2.0, -4.0]]), "relu")[0].tolist()
+        [[127, 0]]
+    """
+    limits = (symmetric, qmin, qmax)
+    return call(_ops.activation_mul_quantize.default, x, up, activation, clamp_min, clamp_max, *limits)
+
+
 def hadamard_transform(x: Tensor, block: int) -> Tensor:
     """Every `block` neighbours of a row times a Hadamard matrix with random signs, which is orthogonal.
 

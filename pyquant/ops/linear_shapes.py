@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pyquant.core.bounds import k_max, k_max_affine
 from pyquant.core.dtypes import FLOATS, INT4, KERNEL_BITS, ONE_A_BYTE, PRODUCTS, code_type, describe, dtype_name
-from pyquant.core.names import ACTIVATIONS
 from pyquant.errors import ArgumentError
 from pyquant.ops import check
 from pyquant.ops.rows_layout import BLOCKED, STEP_CODES, packed_bytes
@@ -18,9 +17,7 @@ from pyquant.ops.spec import WIRE_FIELDS, LinearSpec
 
 
 def _epilogue(x: Tensor, n: int, residual: Tensor | None, activation: str, clamp_min: float, clamp_max: float) -> None:
-    check.one_of("activation", activation, ACTIVATIONS)
-    if activation == "clamp" and not clamp_min <= clamp_max:
-        raise ArgumentError("clamp_min", clamp_min, "at most clamp_max")
+    check.activation(activation, clamp_min, clamp_max)
     check.vector("residual", residual, x, FLOATS, [*x.shape[:-1], n])
 
 

@@ -37,6 +37,8 @@ OTHERS: Final[dict[str, str]] = {
     "add_rms_norm_quantize": f"(Tensor x, Tensor residual, {_RMS}) -> {_CODES_AND_SUM}",
     "add_layer_norm_quantize": f"(Tensor x, Tensor residual, {_LAYER}) -> {_CODES_AND_SUM}",
     "silu_mul_quantize": f"(Tensor x, {_LIMITS}) -> {_CODES}",
+    "activation_mul_quantize": "(Tensor x, Tensor up, str activation='silu', float clamp_min=0.0, float clamp_max=0.0, "
+    f"{_LIMITS}) -> {_CODES}",
     "hadamard_quantize": f"(Tensor x, int block, {_LIMITS}) -> {_CODES}",
     "hadamard_transform": "(Tensor x, int block) -> Tensor",
     # fake quantisation; the _out forms write into buffers that a training loop keeps

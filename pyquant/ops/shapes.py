@@ -140,6 +140,23 @@ def silu_mul_quantize(
     return _per_token(x, x.shape[-1] // 2)
 
 
+def activation_mul_quantize(
+    x: Tensor,
+    up: Tensor,
+    activation: str = "silu",
+    clamp_min: float = 0.0,
+    clamp_max: float = 0.0,
+    symmetric: bool = True,
+    qmin: int = -127,
+    qmax: int = 127,
+) -> tuple[Tensor, Tensor, Tensor]:
+    check.rows_of_floats("x", x)
+    check.operand("up", up, x, x.dtype, x.shape)
+    check.activation(activation, clamp_min, clamp_max)
+    _dynamic_code_range(symmetric, qmin, qmax)
+    return _per_token(x, x.shape[-1])
+
+
 def hadamard_transform(x: Tensor, block: int) -> Tensor:
     check.rows_of_floats("x", x)
     if base_of(block) is None or x.shape[-1] % block != 0:

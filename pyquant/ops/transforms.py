@@ -15,6 +15,8 @@ _BY_ROWS: dict[str, tuple[str, ...]] = {
     "qlinear": ("x", "residual", "x_scale", "x_zero_point"),
     "weight_only_linear": ("x", "residual"),
     "float_linear": ("x", "residual"),
+    "silu_mul_quantize": ("x",),
+    "activation_mul_quantize": ("x", "up"),
     "hadamard_quantize": ("x",),
     "hadamard_transform": ("x",),
 }

@@ -34,6 +34,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "hadamard_transform": lambda: OPS.hadamard_transform(X, 16),
     "hadamard_quantize": lambda: OPS.hadamard_quantize(X, 32),
     "silu_mul_quantize": lambda: OPS.silu_mul_quantize(X),
+    "activation_mul_quantize": lambda: OPS.activation_mul_quantize(X, X),
     "fake_quantize": lambda: OPS.fake_quantize_backward(X, OPS.fake_quantize(X, ROWS, None, "per_channel")[1]),
     "fake_quantize_out": lambda: OPS.fake_quantize_out(X, ONE, None, "per_tensor", 0, -127, 127, Y, MASK),
     "fake_quantize_dynamic": lambda: OPS.fake_quantize_dynamic(X, "per_group", 16),

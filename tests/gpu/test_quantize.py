@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,12 @@ def _produce(
     matrix = {"data": data, "type": NAMES[x.dtype], "rows": rows, "cols": x.shape[1], "ld": ld}
     total = 0
     if name == "silu_mul":
-        native.silu_mul_quantize(matrix, target.fields)
+        gate = {"up": data + k * x.element_size(), "ldu": ld}
+        native.activation_mul_quantize(matrix | {"cols": k}, gate, target.fields)
+    elif name == "activation_mul":
+        up, ldu = _put(draw, device, call["up"])
+        gate = {name: call[name] for name in ("activation", "clamp_min", "clamp_max")}
+        native.activation_mul_quantize(matrix, gate | {"up": up, "ldu": ldu}, target.fields)
     elif name == "hadamard":
         native.hadamard_quantize(matrix, call["block"], target.fields)
     else:
@@ -322,6 +328,16 @@ SLIPS = {
         "add_rms_norm",
     ),
     "gate and up exchanged": ("gate, up = x.to", "up, gate = x.to", "silu_mul"),
+    "up activated": (
+        "return activate(x.to(torch.float32).contiguous(), activation, clamp_min, clamp_max) * up.to(torch.float32)",
+        "return activate(up.to(torch.float32).contiguous(), activation, clamp_min, clamp_max) * x.to(torch.float32)",
+        "activation_mul",
+    ),
+    "gate rounded": (
+        "activation, clamp_min, clamp_max) * up.to",
+        "activation, clamp_min, clamp_max).to(torch.bfloat16) * up.to",
+        "activation_mul",
+    ),
     "no mean": ("t = t - _mean(t)\n", "t = t - 0 * _mean(t)\n", "layer_norm"),
 }
 
@@ -335,7 +351,9 @@ def test_a_slip_of_the_arithmetic_is_seen(native: Any, plain_device: Memory, sli
             draw = Draw(BASE_SEED, "slip", index)
             x = (draw.normal(24, 2100) * 3 + 1).to(torch.bfloat16 if name.startswith("add") else torch.float32)
             call = {"x": x, "symmetric": True, "qmin": -127, "qmax": 127}
-            if name != "silu_mul":
+            if name == "activation_mul":
+                call |= {"up": draw.normal(24, 2100), "activation": "gelu", "clamp_min": 0.0, "clamp_max": 0.0}
+            elif name != "silu_mul":
                 call |= {"weight": draw.normal(2100), "eps": 1e-3}
             if name.startswith("add"):
                 call["residual"] = draw.normal(24, 2100).to(x.dtype)
@@ -474,6 +492,7 @@ def test_memory_is_touched_once_and_in_whole_sectors(
     out |= {"scale": plain_device.put(torch.ones(rows * k)), "zero_point": plain_device.put(torch.zeros(rows * k))}
     norm = {"weight": weight, "weight_type": dtype, "eps": 1e-6, "subtract_mean": True}
     added = {"residual": other, "ldr": 2 * k, "sum": total}
+    gate = {"up": other, "ldu": 2 * k, "activation": "gelu"}
     work = plain_device.put(torch.zeros(native.quantize_workspace_bytes, dtype=torch.uint8))
     one = rows * k * size
     four = {"packed": True, "qmin": -7, "qmax": 7}
@@ -486,7 +505,7 @@ def test_memory_is_touched_once_and_in_whole_sectors(
         "packed": (lambda: native.quantize_dynamic(matrix, "rows", 0, out | four), one, codes // 2, lone),
         "norm": (lambda: native.norm_quantize(matrix, norm, out), 2 * one, codes, lone),
         "add_norm": (lambda: native.norm_quantize(matrix, norm | added, out), 3 * one, codes + one, lone),
-        "silu_mul": (lambda: native.silu_mul_quantize(matrix | {"cols": 2 * k}, out), 2 * one, codes, lone),
+        "gate": (lambda: native.activation_mul_quantize(matrix, gate, out), 2 * one, codes, lone),
         "hadamard": (lambda: native.hadamard_quantize(matrix, k, out), one, codes, lone),
         "turned": (lambda: native.hadamard_transform(matrix, k, total), one, one, 0),
     }
@@ -549,6 +568,11 @@ BUDGETS = {
     "groups_given": 11,
     "given": 13,
     "dequantize": 14.5,
+    # two values an element, a product, and the curve
+    "gate_relu": 19.5,
+    "gate_silu": 43.5,
+    "gate_gelu": 44.5,
+    "gate_gelu_tanh": 46.5,
 }
 
 
@@ -571,6 +595,7 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
     affine_few = few | affine | {"zero_point": plain_device.put(torch.zeros(rows, k // 32, dtype=torch.int32))}
     given = out | {"scale": scales, "zero_point": 0}
     added = {"residual": x, "ldr": k, "sum": x}
+    gate = {"up": x, "ldu": k}
     launches: dict[str, Callable[[], None]] = {
         "per_token": lambda: native.quantize_dynamic(matrix, "rows", 0, out),
         "rms_norm_residual": lambda: native.norm_quantize(matrix, rms | added, out),
@@ -588,6 +613,10 @@ def test_instructions_of_an_element(native: Any, plain_device: Memory, dtype: st
         "groups_of_32": lambda: native.quantize_dynamic(matrix, "groups", 32, few),
         "groups_given": lambda: native.quantize(matrix, "groups", 128, given),
         "given": lambda: native.quantize(matrix, "rows", 0, given),
+        **{
+            f"gate_{curve}": partial(native.activation_mul_quantize, matrix, gate | {"activation": curve}, out)
+            for curve in ("relu", "silu", "gelu", "gelu_tanh")
+        },
         "dequantize": lambda: native.dequantize(q, "s4", rows, k, k, "groups", 128, scales, 0, x, dtype, 0, 0),
     }
     for name, launch in launches.items():

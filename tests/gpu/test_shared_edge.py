@@ -40,6 +40,7 @@ def quantisers() -> Iterator[str]:
             "layer_norm_quantize": (rows,),
             "add_rms_norm_quantize": (rows, rows.flip(0)),
             "silu_mul_quantize": (gates,),
+            "activation_mul_quantize": (rows, rows.flip(0), "gelu"),
             "hadamard_quantize": (rows, 4096),
         }
         for name, operands in calls.items():

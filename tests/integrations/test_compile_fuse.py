@@ -98,21 +98,21 @@ class Block(nn.Module):
         return x + self.down(self.act_fn(self.gate(h)) * self.up(h))
 
 
-def by_hand(block: Any, x: Tensor, gate: Any = None) -> Tensor:
+def by_hand(block: Any, x: Tensor) -> Tensor:
     """The same block with pyquant's ops called by their names."""
 
     def codes(norm: Any, x: Tensor) -> QTensor:
         q, scale, _ = ops.rms_norm_quantize(x, norm.weight, 1e-6)
         return QTensor(q, scale, None)
 
-    gate = gate or block.gate.with_activation("silu")
     x = block.o(block.attend(codes(block.norm1, x), x.shape), x)
     h = codes(block.norm2, x)
-    return block.down(gate(h) * block.up(h), x)  # type: ignore[no-any-return]
+    q, scale, _ = ops.activation_mul_quantize(block.gate(h), block.up(h), "silu")
+    return block.down(QTensor(q, scale, None), x)  # type: ignore[no-any-return]
 
 
-OF_BLOCK = {"qlinear": 7, "rms_norm_quantize": 2}
-FOLDED = {"activations": 1, "residuals": 2, "norms": 2}
+OF_BLOCK = {"qlinear": 7, "rms_norm_quantize": 2, "activation_mul_quantize": 1}
+FOLDED = {"gates": 1, "residuals": 2, "norms": 2}
 
 
 class Called(torch.utils._python_dispatch.TorchDispatchMode):
@@ -135,11 +135,11 @@ def test_a_block_of_llama_is_as_by_hand(dtype: torch.dtype, dynamic: bool | None
     assert all(layer.dtype == dtype for layer in model.modules() if isinstance(layer, pyquant.QLinear))
     for layer in model.modules():  # codes of a norm give the type of the model
         assert not isinstance(layer, pyquant.QLinear) or layer.dtype == dtype
-    fused, gate = Fused(model, dynamic), model[0].gate.with_activation("silu")
+    fused = Fused(model, dynamic)
     for shape in ((2, 5, 32), (3, 7, 32), (2, 9, 32)):
         x = torch.randn(shape, dtype=dtype)
         with torch.no_grad(), Called() as called:
-            want = by_hand(model[0], x, gate)
+            want = by_hand(model[0], x)
         assert called.calls == OF_BLOCK
         got = fused(x)
         assert got.dtype == dtype
@@ -178,7 +178,77 @@ def test_inductor_compiles_it_with_and_without_its_caches(cached: bool) -> None:
         assert folded == FOLDED or (cached and not folded), again
 
 
-# ---- activations and residuals
+# ---- gates, activations and residuals
+
+
+class Gated(nn.Module):
+    """Three layers, and what a function makes of them and the input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(48, 8)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, self.gate, self.up, self.down)
+
+
+def _written(x: Tensor, gate: Any, up: Any, down: Any) -> Tensor:
+    g, u = gate(x), up(x)
+    curve = F.silu(g)
+    g.mul_(2)  # what the activation read before
+    return down(curve * u)
+
+
+# function -> its activation, or None: the gate is left alone
+GATES: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "silu": (lambda x, g, u, d: d(F.silu(g(x)) * u(x)), "silu"),
+    "the other way": (lambda x, g, u, d: d(u(x) * F.gelu(g(x))), "gelu"),
+    "torch.mul": (lambda x, g, u, d: d(torch.mul(F.relu(g(x)), u(x))), "relu"),
+    "of no layer": (lambda x, g, u, d: d(F.gelu(x.repeat(1, 2)[:, :48], approximate="tanh") * u(x)), "gelu_tanh"),
+    "limits": (lambda x, g, u, d: d(F.hardtanh(g(x), -0.5, 0.25) * u(x)), "clamp"),
+    "two readers": (lambda x, g, u, d: (lambda h: d(h) + d(h))(F.silu(g(x)) * u(x)), "silu"),
+    "another reader": (lambda x, g, u, d: (d(h := F.silu(g(x)) * u(x)), h), None),
+    "the activation is read": (lambda x, g, u, d: (d((h := F.silu(g(x))) * u(x)), h), None),
+    "broadcast": (lambda x, g, u, d: d(F.silu(g(x)) * u(x)[:1]), None),
+    "a number": (lambda x, g, u, d: d(F.silu(g(x)) * 2.0), None),
+    "other function": (lambda x, g, u, d: d(torch.sigmoid(g(x)) * u(x)), None),
+    "sum": (lambda x, g, u, d: d(F.silu(g(x)) + u(x)), None),
+    "written": (_written, None),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates(name: str) -> None:
+    function, activation = GATES[name]
+    model = quantised(nn.Sequential(Gated(function)))
+    fused = Fused(model)
+    got = fused(X)
+    assert fused.fusing.folded["gates"] == (activation is not None)
+    feed = model[0]
+    with torch.no_grad():
+        if activation is None or name == "two readers":
+            hand = Fused(model, gates=False)(X)
+            torch.testing.assert_close(got, hand, rtol=0, atol=0.02)
+            return
+        a = X.repeat(1, 2)[:, :48] if name == "of no layer" else feed.gate(X)
+        q, scale, _ = ops.activation_mul_quantize(a, feed.up(X), activation, -0.5, 0.25)
+        assert torch.equal(got, feed.down(QTensor(q, scale, None)))
+
+
+def test_a_gate_of_layers_with_static_or_affine_inputs() -> None:
+    static = {"down": W8A8(), "*": W8A8Dynamic()}
+    model = quantised(
+        nn.Sequential(Gated(GATES["silu"][0])), {f"*{k}": v for k, v in static.items()}, input_scales={"0.down": 0.02}
+    )
+    fused = Fused(model)
+    fused(X)
+    assert fused.fusing.folded == {"activations": 1}
+    model = quantised(nn.Sequential(Gated(GATES["silu"][0])), W8A8Dynamic(symmetric_inputs=False))
+    fused, feed = Fused(model), model[0]
+    with torch.no_grad():
+        codes = ops.activation_mul_quantize(feed.gate(X), feed.up(X), "silu", 0.0, 0.0, False, -128, 127)
+        assert torch.equal(fused(X), feed.down(QTensor(*codes)))
 
 
 class Method(nn.Module):
@@ -420,7 +490,8 @@ def test_options_choose_and_tell_caches_apart() -> None:
         torch._dynamo.reset()
         fused = Fused(model, **{name: False})
         fused(torch.randn(2, 5, 32))
-        assert fused.fusing.folded == {other: n for other, n in FOLDED.items() if other != name}
+        instead = {"activations": 1} if name == "gates" else {}  # the curve becomes the layer's epilogue
+        assert fused.fusing.folded == {other: n for other, n in FOLDED.items() if other != name} | instead
     ids = {FusePass(**options).uuid() for options in ({}, {"norms": False}, {"residuals": False})}
     assert len(ids) == 3
     assert FusePass().uuid() == FusePass(norms=True).uuid()

@@ -1,4 +1,4 @@
-"""Norm or gated SiLU before the quantiser, on the CPU: bits, gradients, accuracy, what a row may see of others."""
+"""Norm or gate before the quantiser, on the CPU: bits, gradients, accuracy, what a row may see of others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_zero_sizes_and_many_rows_equal_the_specification(name: str, rows: int, 
 def test_leading_dimensions_and_strides_do_not_matter(name: str) -> None:
     call = laws.producer_call(name, BASE_SEED, 6, 96)
     want = OPS[name](**call)
-    for batched in ("x", "residual"):
+    for batched in ("x", "residual", "up"):
         if batched not in call:
             continue
         wide = torch.full((6, call[batched].shape[1] + 5), torch.nan, dtype=call[batched].dtype)
@@ -44,7 +44,7 @@ def test_leading_dimensions_and_strides_do_not_matter(name: str) -> None:
         got = OPS[name](**call | {batched: wide[:, 2:-3]})
         for g, w in zip(got, want, strict=True):
             (accept.t1 if w.is_floating_point() else accept.t0)(g, w, what=batched)
-    cube = {k: v.reshape(2, 3, -1) if k in ("x", "residual") else v for k, v in call.items()}
+    cube = {k: v.reshape(2, 3, -1) if k in ("x", "residual", "up") else v for k, v in call.items()}
     for g, w in zip(OPS[name](**cube), want, strict=True):
         (accept.t1 if w.is_floating_point() else accept.t0)(g.reshape(w.shape), w, what="three dimensions")
 
@@ -59,7 +59,7 @@ def test_a_poisoned_row_poisons_only_itself(name: str) -> None:
         bad[3, 7] = value
         got = OPS[name](**call | {"x": bad})
         # silu(-inf) is -0, and only times a finite number: that row is finite, and right to be
-        assert got[1][3].isnan() or (name == "silu_mul" and value == -torch.inf)
+        assert got[1][3].isnan() or (name in ("silu_mul", "activation_mul") and value == -torch.inf)
         for g, w in zip(got, clean, strict=True):
             rest = [0, 1, 2, 4]
             (accept.t1 if w.is_floating_point() else accept.t0)(g[rest], w[rest], what=str(value), waiver="few rows")
@@ -90,15 +90,21 @@ def test_codes_stand_for_the_true_norm(k: int) -> None:
         "layer_norm": centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w + b,
         "rms_norm": x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w,
         "silu_mul": torch.nn.functional.silu(x) * x.flip(0),
+        "activation_mul": torch.nn.functional.gelu(x) * x.flip(0),
     }
     got = {
         "layer_norm": ops.layer_norm_quantize(x.float(), w.float(), b.float()),
         "rms_norm": ops.rms_norm_quantize(x.float(), w.float()),
         "silu_mul": ops.silu_mul_quantize(torch.cat([x, x.flip(0)], -1).float()),
+        "activation_mul": ops.activation_mul_quantize(x.float(), x.flip(0).float(), "gelu"),
     }
     for name, (q, scale, _) in got.items():
         error = (q.double() * scale.double().unsqueeze(-1) - exact[name]).abs().amax(-1)
         assert bool((error <= scale.double() * 0.501).all()), name
+
+
+def _gelu_gate(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return ops.activation_mul_quantize(x, x, "gelu")
 
 
 def check_overflow(impl: Any) -> None:
@@ -127,7 +133,7 @@ def test_gradients_flow_through_the_sum_and_nothing_else() -> None:
         weights = torch.randn(3, 8)
         for gradient in torch.autograd.grad((total * weights).sum(), (x, residual)):
             accept.t1(gradient, weights)
-    for op in (ops.rms_norm_quantize, ops.layer_norm_quantize, ops.silu_mul_quantize):
+    for op in (ops.rms_norm_quantize, ops.layer_norm_quantize, ops.silu_mul_quantize, _gelu_gate):
         scale = op(x)[1]
         with pytest.raises(RuntimeError, match="does not require grad"):
             scale.sum().backward()

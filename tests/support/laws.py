@@ -15,6 +15,7 @@ import torch
 from problems import Draw, GemmProblem, Values
 
 from pyquant import numerics
+from pyquant.core import names
 
 GRANULARITIES = ("per_tensor", "per_token", "per_channel", "per_group")
 RANGES = ((True, -127, 127), (True, -128, 127), (True, -7, 7), (False, -128, 127), (False, -8, 7))
@@ -211,7 +212,7 @@ def linear(impl: Any, seed: int) -> None:
 # ---- norm or gated SiLU, then codes
 
 NORM_WIDTHS = (1, 2, 7, 32, 100, 257, 1000, 2047, 2048, 2049, 4103)
-PRODUCERS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "silu_mul", "hadamard")
+PRODUCERS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "silu_mul", "activation_mul", "hadamard")
 BLOCKS = tuple(base << twos for base in (1, 12, 20, 28) for twos in range(16))  # orders of a Hadamard matrix
 
 
@@ -230,6 +231,9 @@ def producer_call(name: str, seed: int, rows: int | None = None, k: int | None =
     call: dict[str, Any] = {"x": x.to(dtype)}
     if name == "hadamard":
         call["block"] = draw.choice([b for b in BLOCKS if k % b == 0] if k else (1, 16))
+    if name == "activation_mul":
+        call["up"] = (draw.normal(rows, k) * torch.exp2(4 * draw.normal(rows, 1))).to(dtype)
+        call |= {"activation": draw.choice(names.ACTIVATIONS), "clamp_min": -0.375, "clamp_max": 6.0}
     if name.startswith("add"):
         call["residual"] = draw.normal(rows, k).to(dtype)
     if "norm" in name:
@@ -250,6 +254,9 @@ def produced(name: str, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tenso
         gate, up = x.to(torch.float32).chunk(2, -1)
         curve = numerics.activation.silu(gate.contiguous())  # tests/numerics/test_activation.py judges the curve
         return brute.back(brute.f32(brute.wide(curve) * brute.wide(up))), total
+    if name == "activation_mul":
+        curve = numerics.activate(x.to(torch.float32), call["activation"], call["clamp_min"], call["clamp_max"])
+        return brute.back(brute.f32(brute.wide(curve) * brute.wide(call["up"]))), total
     if name == "hadamard":
         return brute.hadamard(x, call["block"]), total
     return brute.norm(x, call["weight"], call.get("bias"), call["eps"], "layer" in name), total

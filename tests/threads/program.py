@@ -100,6 +100,7 @@ def quantised(generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     yield "rms_norm_quantize", ops.rms_norm_quantize(x)
     yield "layer_norm_quantize", ops.layer_norm_quantize(x)
     yield "silu_mul_quantize", ops.silu_mul_quantize(x)
+    yield "activation_mul_quantize", ops.activation_mul_quantize(x, x.flip(0), "gelu_tanh")
     yield "hadamard_quantize", ops.hadamard_quantize(x, x.shape[-1] & -x.shape[-1])
     yield "hadamard_transform", ops.hadamard_transform(x, x.shape[-1] & -x.shape[-1])
     q4 = torch.randint(-8, 8, (ROWS, COLS), generator=generator, dtype=torch.int8)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from pyquant.core import arguments
 from pyquant.errors import ArgumentError
-from pyquant.integrations.compile import norms
+from pyquant.integrations.compile import gates, norms
 from pyquant.integrations.compile.graph import alike, arguments_of, call, is_quiet, kind_of, only_user
 from pyquant.integrations.compile.layers import LayerCall
 from pyquant.nn.fuse_rules import activation_of
@@ -29,10 +29,12 @@ class FusePass(CustomGraphPass):
     Folded into the ops of quantised layers, where nothing else reads what lies between:
     activations   GELU, SiLU, ReLU, ReLU6, Hardtanh of a layer's result.
     residuals     a tensor of the same shape and type added to a layer's result.
+    gates         activation(a) * b whose result only layers with dynamic inputs of one kind read, as between gate, up
+                  and down of a feed-forward block: one op gives them its codes.
     norms         RMSNorm (also as Llama writes it out) and LayerNorm whose result only layers with dynamic inputs of
                   one kind read: one op gives them its codes.
 
-    `folded` counts what was folded, by those three names, over all graphs so far; a graph that inductor finds in its
+    `folded` counts what was folded, by those names, over all graphs so far; a graph that inductor finds in its
     cache was fused when it went in and counts nothing. Results are those of the same model
     with its ops called by hand, to the bit; against the model as it was they differ as fused ones do: activations,
     sums and norms are no longer rounded to 16 bits in between, and are pyquant's (docs/activations.md).
@@ -45,8 +47,11 @@ class FusePass(CustomGraphPass):
         >>> compiled = torch.compile(model, options={"pre_grad_custom_pass": fusing})
     """
 
-    def __init__(self, *, activations: bool = True, residuals: bool = True, norms: bool = True) -> None:
+    def __init__(
+        self, *, activations: bool = True, residuals: bool = True, gates: bool = True, norms: bool = True
+    ) -> None:
         self._wanted = {
+            "gates": arguments.flag("gates", gates),
             "activations": arguments.flag("activations", activations),
             "residuals": arguments.flag("residuals", residuals),
             "norms": arguments.flag("norms", norms),
@@ -110,7 +115,8 @@ def _fuse(graph: fx.Graph, wanted: dict[str, bool]) -> Counter[str]:
     folded: Counter[str] = Counter()
     for node in list(graph.nodes):
         _skip_dropout(graph, node)
-    steps = (("activations", _activation), ("residuals", _residual), ("norms", norms.fold))
+    gate = partial(gates.fold, activation_of=_activation_of)
+    steps = (("gates", gate), ("activations", _activation), ("residuals", _residual), ("norms", norms.fold))
     for name, fold in steps:
         for node in list(graph.nodes) if wanted[name] else ():
             if node.users and fold(graph, node):

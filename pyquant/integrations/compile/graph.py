@@ -137,6 +137,15 @@ _IN_PLACE: Final = {name.strip("_") for name in dir(operator) if name.startswith
 }
 
 
+def both_ways(node: fx.Node) -> list[tuple[Any, Any]]:
+    """The two operands of a sum or product in either order; none where it has something else."""
+    given = arguments_of(node)
+    if given is None or set(given) != {"input", "other"}:
+        return []
+    a, b = given["input"], given["other"]
+    return [(a, b), (b, a)]
+
+
 def first_of(nodes: list[fx.Node]) -> fx.Node:
     """The one that comes first in their graph."""
     return min(nodes)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from pyquant.integrations.compile.graph import arguments_of, call, first_of, is_quiet, kind_of, value_of
-from pyquant.integrations.compile.layers import LayerCall
+from pyquant.integrations.compile.codes import readers_of
+from pyquant.integrations.compile.graph import arguments_of, both_ways, first_of, is_quiet, kind_of, value_of
 
 _ops = torch.ops.pyquant
 
@@ -56,13 +55,13 @@ def _of_torch(node: fx.Node, kind: str) -> Norm | None:
 
 def _written_out(node: fx.Node) -> Norm | None:
     """weight * (h * rsqrt(mean(h ** 2) + eps)).to(type), h = x.to(float32): RMSNorm of Llama and its relatives."""
-    for weight, scaled in _both_ways(node):
+    for weight, scaled in both_ways(node):
         if not _is_row(weight, node):
             continue
         inner = _uncast(scaled)
         if kind_of(inner) != "mul":
             continue
-        for h, root in _both_ways(inner):
+        for h, root in both_ways(inner):
             parts = _mean_square(h, root)
             if parts is not None:
                 eps, nodes = parts
@@ -100,14 +99,6 @@ def _mean_square(h: Any, root: Any) -> tuple[Any, list[fx.Node]] | None:
 _MEAN = {"input", "dim", "keepdim"}
 
 
-def _both_ways(node: fx.Node) -> list[tuple[Any, Any]]:
-    given = arguments_of(node)
-    if given is None or set(given) != {"input", "other"}:
-        return []
-    a, b = given["input"], given["other"]
-    return [(a, b), (b, a)]
-
-
 def _is_row(weight: object, node: fx.Node) -> bool:
     row, result = value_of(weight), value_of(node)
     return row is not None and result is not None and row.dim() == 1 and row.shape == result.shape[-1:]
@@ -124,37 +115,16 @@ def _uncast(node: Any) -> Any:
 def fold(graph: fx.Graph, node: fx.Node) -> bool:
     """Have one op compute a norm and the codes of its result, where layers with dynamic inputs of one kind read it and
     nothing else does. Whether it was done."""
-    readers = [LayerCall.of(user) for user in node.users]
-    value = value_of(node)
-    if not readers or value is None or any(not _takes_codes(reader, node) for reader in readers):
-        return False
-    calls = [reader for reader in readers if reader is not None]
-    ranges = {(s.x_symmetric, s.x_qmin, s.x_qmax) for s in (reader.spec for reader in calls) if s is not None}
-    norm = norm_at(node) if len(ranges) == 1 else None
-    if norm is None or value_of(norm.x) is None or not is_quiet(first_of(norm.nodes), node):
+    readers = readers_of(node)
+    norm = norm_at(node) if readers is not None else None
+    if readers is None or norm is None or value_of(norm.x) is None or not is_quiet(first_of(norm.nodes), node):
         return False
     if not alike_rows(norm):
         return False
-    ((symmetric, low, high),) = ranges
     scales = (norm.weight, norm.bias) if norm.is_layer else (norm.weight,)
     op = _ops.layer_norm_quantize.default if norm.is_layer else _ops.rms_norm_quantize.default
-    made = call(graph, node, op, (norm.x, *scales, norm.eps, symmetric, low, high))
-    codes, scale, zero_point = (call(graph, node, operator.getitem, (made, i)) for i in range(3))
-    for reader in calls:
-        given = {**reader.given, "x": codes, "x_scale": scale, "x_zero_point": None if symmetric else zero_point}
-        spec = reader.spec
-        if given["out_dtype"] is None and spec is not None and not spec.codes_out and value.dtype != torch.float32:
-            given["out_dtype"] = value.dtype
-        reader.node.args, reader.node.kwargs = reader.positional(given), {}
+    readers.take_codes(graph, node, op, (norm.x, *scales, norm.eps))
     return True
-
-
-def _takes_codes(reader: LayerCall | None, node: fx.Node) -> bool:
-    if reader is None or reader.node.target is not _ops.qlinear.default or reader.given["x"] is not node:
-        return False
-    spec = reader.spec
-    is_residual = reader.given["residual"] is node
-    return spec is not None and spec.input == "dynamic" and reader.given["x_scale"] is None and not is_residual
 
 
 def alike_rows(norm: Norm) -> bool:

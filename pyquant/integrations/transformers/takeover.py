@@ -21,6 +21,7 @@ from pyquant.io.checkpoint import load_checkpoint, read_manifest
 from pyquant.io.foreign import open_foreign
 from pyquant.io.manifest import FILE
 from pyquant.io.pretrained.expert_names import ExpertNames, Place
+from pyquant.io.pretrained.gates import put_gates, saved_gates
 from pyquant.io.pretrained.load import fused_places, own_extra
 from pyquant.io.pretrained.place import module_of
 from pyquant.io.pretrained.quantized import built, check_place, whole_layers
@@ -53,6 +54,7 @@ class Takeover:
         self._names = modules_by_name(model)
         self._old: dict[str, nn.Module] = {}
         self._fused: dict[str, str] = {}
+        self._gates: list[str] = []
         self._banks: set[str] = set()
         self.not_here: list[str] = []
         self._layers = (self._own if (directory / FILE).exists() else self._foreign)(model, directory)
@@ -84,6 +86,7 @@ class Takeover:
             swap_modules(model, new, undo=undo)
             for parent, name in identities:
                 put_identity(parent, name, undo)
+            put_gates(model, self._gates, undo)
         for name, layer in modules.items():
             keep_hook(self._held[name], layer)
         for name in sorted(self._banks):
@@ -105,6 +108,9 @@ class Takeover:
             self._old |= {name: self._names[name] for name in places[layer]}
         known = places.keys() | {alias for alias, target in aliases.items() if target in places}
         self._fused = {self._place(n).module: self._sibling(n, path) for n, path in fused.items() if n in known}
+        inside = {layer.rpartition(".")[0]: layer for layer in places}
+        gates = [inside[name] for name in saved_gates(manifest.extra) if name in inside]
+        self._gates = [self._place(layer).module.rpartition(".")[0] for layer in gates]
         return self._read_own(directory, places)
 
     def _read_own(self, directory: Path, places: Mapping[str, list[str]]) -> Layers:

@@ -15,6 +15,7 @@ from pyquant.errors import ArgumentError, CheckpointError
 from pyquant.io import load_checkpoint
 from pyquant.io.checkpoint import Checkpoint
 from pyquant.io.pretrained.before import bad_extra, put_before
+from pyquant.io.pretrained.gates import put_gates, saved_gates
 from pyquant.io.pretrained.place import assign, check_keys, check_no_meta, module_of, refill
 from pyquant.io.pretrained.save import OWN_EXTRA, modules_by_name
 from pyquant.nn.chain import QResidual, Residual
@@ -26,7 +27,7 @@ from pyquant.nn.qlinear import QLinear
 from pyquant.nn.state import device_of
 from pyquant.nn.swap import Undo, swap_modules, undone_on_error
 
-_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes", "reordered", "hadamard"}
+_OWN_KEYS: Final = {"aliases", "dtypes", "fused", "residuals", "exposed", "notes", "reordered", "hadamard", "gated"}
 _LONGEST_NOTE: Final = 500
 
 
@@ -58,7 +59,7 @@ def load_pretrained(
     target = None if device is None else device_of(device)
     checkpoint = load_checkpoint(directory, manifest_sha256=manifest_sha256)
     aliases, dtypes, fused = own_extra(checkpoint.extra, {layer.name for layer in checkpoint.layers})
-    notes = _notes(checkpoint.extra)
+    notes, gates = _notes(checkpoint.extra), saved_gates(checkpoint.extra)
     residuals, tensors = _residuals(checkpoint.extra, dict(checkpoint.tensors))
     skeleton = model if isinstance(model, nn.Module) else model()
     if not isinstance(skeleton, nn.Module):
@@ -96,6 +97,7 @@ def load_pretrained(
         swap_modules(skeleton, new, undo=undo)
         for parent, name in places_fused:
             put_identity(parent, name, undo)
+        put_gates(skeleton, gates, undo)
         refill(skeleton, undo)
         check_no_meta(skeleton)
         if target is not None:

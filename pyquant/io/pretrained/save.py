@@ -30,6 +30,7 @@ from pyquant.nn.chain import QResidual
 from pyquant.nn.experts import QExperts
 from pyquant.nn.forms import exposed
 from pyquant.nn.fuse import fused_activations
+from pyquant.nn.gated_feed import gated_feeds
 from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.linear_state import LinearState
 from pyquant.nn.qconv import QConv2d
@@ -133,7 +134,7 @@ def write(
     own = {"aliases": aliases, "dtypes": dtypes, "fused": fused_activations(model)}
     reordered, blocks = _transforming(model)
     optional = {"residuals": residuals, "exposed": exposed(model), "notes": notes}
-    optional |= {"reordered": reordered, "hadamard": blocks}
+    optional |= {"reordered": reordered, "hadamard": blocks, "gated": sorted(gated_feeds(model))}
     refusal = _refusal(_strange(model, kinds, theirs))
     own_extra = {OWN_EXTRA: own | {key: value for key, value in optional.items() if value}}
     digest = save_checkpoint(
