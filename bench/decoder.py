@@ -83,12 +83,22 @@ def variants(model: nn.Module) -> dict[str, Callable[[], nn.Module]]:
         pyquant.fuse_(made)
         return made
 
+    def merged(scheme: str) -> nn.Module:
+        return pyquant.merge_(fused(scheme))
+
     def quantised(scheme: str) -> nn.Module:
         return pyquant.quantize_(copy.deepcopy(model), {"*lm_head*": None, "*": scheme})
 
     made: dict[str, Callable[[], nn.Module]] = {FLOAT: lambda: model}
     made |= {scheme: partial(quantised, scheme) for scheme in SCHEMES}
-    return made | {f"{SCHEMES[0]}, fused": partial(fused, SCHEMES[0])}
+    made[f"{SCHEMES[0]}, fused"] = partial(fused, SCHEMES[0])
+    return made | {f"{SCHEMES[0]}, fused, merged": partial(merged, SCHEMES[0])}
+
+
+def forward(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Logits, as `generate` has them computed: merged layers share a product under no_grad alone (docs/layers.md)."""
+    with torch.inference_mode(False), torch.no_grad():
+        return model(input_ids=ids).logits  # type: ignore[no-any-return]
 
 
 def measure(
@@ -106,8 +116,7 @@ def measure(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             report.seconds[name] = time.perf_counter() - began
-            with torch.inference_mode():
-                logits = one(input_ids=ids[tokens[-1]]).logits.double()
+            logits = forward(one, ids[tokens[-1]]).double()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             report.failed[name] = _reason(error)
             yield f"{name}: failed after {time.perf_counter() - began:.1f} s: {report.failed[name]}"
@@ -124,11 +133,10 @@ def measure(
             began = time.perf_counter()
             one_clock, runs = make_clock(clock), {}
             for name, one in built.items():
-                run: Callable[[], Any] = partial(one, input_ids=ids[t])
+                run: Callable[[], Any] = partial(forward, one, ids[t])
                 try:
-                    with torch.inference_mode():
-                        run()
-                        one_clock.seconds(run, 1)
+                    run()
+                    one_clock.seconds(run, 1)
                 except RuntimeError as error:  # such as a graph that cannot be captured
                     report.failed[f"{name}, {t} tokens, {clock}"] = _reason(error)
                 else:

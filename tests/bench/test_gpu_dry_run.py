@@ -30,7 +30,15 @@ from pyquant.report.records.record import load_record, save_record  # noqa: E402
 NAMES = [step.name for step in steps(Path())]
 ON_SIMULATOR = NAMES[:2]  # ready, tests
 OF_TRANSFORMERS = ("decoder.json",) if importlib.util.find_spec("transformers") else ()
-WRITTEN = ("gemm.json", "rows.json", *OF_TRANSFORMERS, "qat_step.json", "mlp.json", "mlp_end_to_end.json")
+WRITTEN = (
+    "gemm.json",
+    "rows.json",
+    *OF_TRANSFORMERS,
+    "epilogue.json",
+    "qat_step.json",
+    "mlp.json",
+    "mlp_end_to_end.json",
+)
 
 
 def command(out: Path) -> list[str]:

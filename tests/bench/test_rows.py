@@ -15,7 +15,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import decoder, rows, rows_again  # noqa: E402
+from bench import decoder, epilogue, rows, rows_again  # noqa: E402
 from bench.cards import CARDS  # noqa: E402
 from pyquant import _native  # noqa: E402
 from pyquant.io.journal import Journal  # noqa: E402
@@ -156,7 +156,7 @@ def test_rows_run_to_their_end_on_a_faked_clock(tmp_path: Path, capsys: pytest.C
     assert "| scheme" in (tmp_path / "rows.md").read_text()
 
 
-@pytest.mark.parametrize("driver", [rows, decoder])
+@pytest.mark.parametrize("driver", [rows, decoder, epilogue])
 def test_without_a_gpu_the_drivers_say_so(driver: Any, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -197,7 +197,7 @@ def test_a_variant_that_a_clock_cannot_run_is_named_and_the_others_are_timed(mon
 
     class Refusing(WallClock):
         def seconds(self, candidate: Any, calls: int) -> float:
-            if getattr(getattr(candidate, "func", None), "is_refused", False):
+            if getattr(candidate.args[0], "is_refused", False):
                 raise RuntimeError("cannot be captured")
             return super().seconds(candidate, calls)
 
@@ -223,13 +223,42 @@ def test_the_decoder_writes_after_every_step(
     with pytest.raises(KeyboardInterrupt):
         decoder.main(words)
     kept = load_record(tmp_path / "decoder.json", Figures, faked=True)
-    assert [line["name"] for line in kept.rows("db")] == [*decoder.SCHEMES, f"{decoder.SCHEMES[0]}, fused"]
+    assert [line["name"] for line in kept.rows("db")] == [
+        *decoder.SCHEMES,
+        f"{decoder.SCHEMES[0]}, fused",
+        f"{decoder.SCHEMES[0]}, fused, merged",
+    ]
     assert "built in" in capsys.readouterr().out
     monkeypatch.undo()
     assert decoder.main(words) == 0
     read = load_record(tmp_path / "decoder.json", Figures, faked=True)
     assert [line["tokens"] for line in read.rows("rows")] == [1, 3]
     assert "3 tokens faked: timed in" in capsys.readouterr().out
+
+
+def test_every_epilogue_is_timed_beside_its_base(tmp_path: Path) -> None:
+    words = ["--clock", "faked", "--rounds", "1", "--m", "2", "5", "--kn", "256x128", "--out", str(tmp_path)]
+    assert epilogue.main(words) == 0
+    (first, second) = load_record(tmp_path / "epilogue.json", Figures, faked=True).rows("rows")
+    assert (first["m"], second["m"], first["k"], first["n"]) == (2, 5, 256, 128)
+    text = (tmp_path / "epilogue.md").read_text()
+    made = epilogue.candidates(2, 256, 128, "cpu")
+    for name in made:
+        assert f"| {name} " in text
+    assert torch.equal(made["plain, then torch's silu"](), torch.nn.functional.silu(made["plain"]()))
+    near = dict(zip(made["the same as one kernel"](), made[epilogue.GATE](), strict=True))
+    for got, want in near.items():
+        torch.testing.assert_close(got.float(), want.float(), rtol=0.01, atol=1)
+    assert len({made[name]().float().sum().item() for name in ("plain", "relu", "silu", "gelu", "residual f32")}) == 5
+
+
+def test_a_shape_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a reason")
+
+    monkeypatch.setattr(epilogue, "candidates", broken)
+    assert epilogue.main(["--clock", "faked", "--m", "2", "--kn", "256x128", "--out", str(tmp_path)]) == 1
+    assert "- 2 x 256 x 128 failed: a reason" in (tmp_path / "epilogue.md").read_text()
 
 
 def _killed(*_: object, **__: object) -> None:
@@ -253,6 +282,8 @@ def test_without_transformers_the_decoder_says_so(
         (rows, ["--kn", "12"], "--kn"),
         (rows, ["--schemes", "nonsense"], "nonsense"),
         (decoder, ["--tokens", "0"], "--tokens"),
+        (epilogue, ["--m", "0"], "--m"),
+        (epilogue, ["--kn", "12"], "--kn"),
         (decoder, ["--layers", "0"], "--layers"),
         (rows_again, ["no-such-file.json"], "no-such-file.json"),
     ],
