@@ -31,9 +31,9 @@ def test_a_step_of_blocked_weights_on_mma_keeps_its_budget(
         assert not any(line.operation.startswith("SHFL") for line in loop), row["name"]
 
 
-# Instructions of a warp beside its products for 64 codes (32 floats) of K; of a tile of 128 x 128 those are 64. The
-# most have 160 x 128 of uint8 and 48 x 128 of floats, whose rows are not shared out evenly among the loads of a warp.
-MMA_STEP_BUDGET = 110
+# Instructions of a warp beside its products for 64 codes (32 floats) of K; of a tile of 128 x 128 those are 64. Of all
+# rows (a build of PYQUANT_KERNELS=full) 48 x 128 of codes has the most, 112; then 48 x 128 of floats, 109.
+MMA_STEP_BUDGET = 112
 
 
 @pytest.mark.parametrize("family", ["sm80_s8s8", "sm80_u8s8", "sm80_f16", "sm80_bf16", "sm80_s8s8_experts"])
