@@ -59,13 +59,13 @@ def quantise_by_recipe(model: nn.Module, recipe: Recipe, prepare: Prepare, **opt
 
 
 def refuse_offload(devices: object) -> None:
-    """Raise UnsupportedError for a device map that keeps weights where they are not used: accelerate moves parameters
-    by their names, and a quantised layer has none."""
+    """Raise UnsupportedError for a device map that keeps weights where they are not used: it has those of the files
+    loaded, which codes are made of or unpacked from."""
     used = {str(device) for device in (devices if isinstance(devices, dict) else {}).values()}
     if "disk" in used or ("cpu" in used and len(used) > 1):
         raise UnsupportedError(
-            f"device_map places layers on {', '.join(sorted(used))}: quantised layers cannot be offloaded; allowed: "
-            "the CPU alone, or GPUs alone"
+            f"device_map places layers on {', '.join(sorted(used))}: quantised layers cannot be offloaded while they "
+            "are loaded; allowed: the CPU alone, or GPUs alone; accelerate.dispatch_model offloads the loaded model"
         )
 
 

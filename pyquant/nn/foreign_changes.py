@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from pyquant.errors import UnsupportedError
+from pyquant.nn.offloaded import offload_whole
 
 _RESIZERS: Final = frozenset({"_get_resized_embeddings", "_get_resized_lm_head"})
 _COMPUTERS: Final = frozenset(
@@ -60,23 +61,18 @@ def _refuse_computing(tool: str) -> None:
 
 def before_hook(layer: Any) -> None:
     """What must be done before a hook of accelerate moves the tensors of a layer one by one: the layer is moved as a
-    whole, so that its codes get the layout of the device. Called where accelerate keeps the layer's `forward`.
-
-    Raises UnsupportedError for a hook that offloads: it would look for the tensors by names that no state has.
-    """
+    whole, so that its codes get the layout of the device; a hook that offloads, which would look for tensors by names
+    that no state has, does that too. Called where accelerate keeps the layer's `forward`."""
     frame = sys._getframe(2)
     at_work = frame.f_code.co_name == "add_hook_to_module"
     if not at_work or not str(frame.f_globals.get("__name__", "")).startswith("accelerate."):
         return
     hook = frame.f_locals.get("hook")
     for one in getattr(hook, "hooks", (hook,)):
-        if getattr(one, "offload", False) is True:
-            raise UnsupportedError(
-                "accelerate would offload a quantised layer tensor by tensor, and its codes are packed in one: give "
-                "the layers that are quantised a device that computes in the device_map (they take a half or a quarter "
-                "of 16-bit weights), and offload float layers alone; cpu_offload_with_hook moves whole models: it works"
-            )
         _restore(layer)
+        if getattr(one, "offload", False) is True:
+            offload_whole(one, layer)
+            continue
         device = getattr(one, "execution_device", None)
         if device is not None:
             layer.to(device)

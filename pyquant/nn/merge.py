@@ -14,6 +14,7 @@ from pyquant.errors import ArgumentError
 from pyquant.nn import flow as flows
 from pyquant.nn.merge_rules import difference, obstacle
 from pyquant.nn.merged_linear import Group, MergedLinear, member_kind
+from pyquant.nn.offloaded import refuse_offloaded
 from pyquant.nn.qlinear import QLinear
 from pyquant.nn.swap import swap_modules, uses_of
 
@@ -79,6 +80,8 @@ def merge_(model: nn.Module, example_inputs: object = None) -> nn.Module:
     for record in _records(model, example_inputs):
         if record.state == "mergeable":
             found = [layers[name] for name in record.names]
+            for name in record.names:
+                refuse_offloaded(name, layers[name])
             group = Group(found)
             kind = cast(type[MergedLinear], member_kind(found[0]))
             members = [kind.of(layer, group, place) for place, layer in enumerate(found)]

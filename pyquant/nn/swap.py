@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyquant.nn.linear_state import LinearState
+from pyquant.nn.offloaded import refuse_offloaded
 
 Undo = Callable[[], Any]
 # torch's encoders: the attribute that opens the fused path, and the value that closes it
@@ -31,13 +32,17 @@ def swap_modules(
 
     new   pairs (all names of one module, its replacement).
     undo  receives the steps that take the changes back, for a caller that may still fail; run them in reverse.
+    Raises UnsupportedError where codes that accelerate has offloaded would go.
     On any exception, KeyboardInterrupt included, every change is taken back and the exception goes on.
     """
     with undone_on_error() as steps:
         for names, module in new:
             for name in names:
                 parent_name, _, child = name.rpartition(".")
-                put(model.get_submodule(parent_name)._modules, child, module, steps)
+                places = model.get_submodule(parent_name)._modules
+                if isinstance(places.get(child), LinearState):
+                    refuse_offloaded(name, places[child])
+                put(places, child, module, steps)
         for layer in model.modules():
             _leave_fused_path(layer, steps)
         if device is not None:

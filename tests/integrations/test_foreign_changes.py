@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import architecture_table
 import pytest
 import torch
 from torch import nn
@@ -39,8 +40,8 @@ TOOLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def net(scheme: str | None = "W8A8Dynamic") -> Any:
-    torch.manual_seed(0)
+def net(scheme: str | None = "W8A8Dynamic", seed: int = 0) -> Any:
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 48), nn.LayerNorm(48), nn.Linear(48, 32)).eval()
     return model if scheme is None else pyquant.quantize_(model, scheme, check_speed=False)
 
@@ -110,18 +111,6 @@ def test_device_maps_of_accelerate(scheme: str, tmp_path: Path) -> None:
     split = {"0": "cpu", "1": "cpu", "2": "cpu"}
     assert torch.equal(accelerate.dispatch_model(net(scheme), {"": "cpu"})(X), y)
     assert torch.equal(accelerate.dispatch_model(net(scheme), split, main_device="cpu", force_hooks=True)(X), y)
-    offloads: list[Callable[[Any], Any]] = [
-        lambda model: accelerate.dispatch_model(model, split | {"2": "disk"}, "cpu", offload_dir=tmp_path / "a"),
-        lambda model: accelerate.disk_offload(model, tmp_path / "b", execution_device=torch.device("cpu")),
-        lambda model: accelerate.cpu_offload(model, execution_device=torch.device("cpu")),
-        lambda model: accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True),
-    ]
-    for offload in offloads:
-        model = net(scheme)
-        with pytest.raises(pyquant.UnsupportedError, match="device_map"):
-            offload(model)
-        accelerate.hooks.remove_hook_from_submodules(model)
-        assert torch.equal(model[2](model[1](model[0](X))), y)  # the layers themselves are as they were
     # float layers alone are offloaded
     mixed = accelerate.dispatch_model(net(scheme), split | {"1": "disk"}, "cpu", offload_dir=tmp_path / "c")
     assert mixed[1].weight.is_meta
@@ -132,6 +121,89 @@ def test_device_maps_of_accelerate(scheme: str, tmp_path: Path) -> None:
     assert torch.equal(whole(X), y)
     prepared = accelerate.Accelerator(cpu=True).prepare(net(scheme))
     assert torch.equal(prepared(X), y)
+
+
+def on_disk(model: nn.Module, folder: Path, *layers: str) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    places = dict.fromkeys(map(str, range(3)), "cpu") | dict.fromkeys(layers, "disk")
+    return accelerate.dispatch_model(model, places, "cpu", offload_dir=folder)
+
+
+OFFLOADS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "a layer on the disk": lambda _, model, folder: on_disk(model, folder, "2"),
+    "all on the disk": lambda tool, model, folder: tool.disk_offload(
+        model, folder, execution_device=torch.device("cpu")
+    ),
+    "memory": lambda tool, model, _: tool.cpu_offload(model, execution_device=torch.device("cpu")),
+    "memory, buffers": lambda tool, model, _: tool.cpu_offload(
+        model, execution_device=torch.device("cpu"), offload_buffers=True
+    ),
+}
+
+
+@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize(
+    "scheme", ["W8A8Dynamic", "W4A16(group_size=16)", "W4A8TwoLevelDynamic(group_size=16)", "FP16"]
+)
+def test_codes_are_offloaded_as_a_whole(scheme: str, offload: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    y, state = net(scheme)(X), net(scheme).state_dict()
+    model = OFFLOADS[offload](accelerate, net(scheme), tmp_path)
+    for _ in range(2):
+        assert torch.equal(model(X), y)
+        assert model[2].storage.is_meta  # between calls it takes no memory
+    assert all(tensor.is_meta for name, tensor in model.state_dict().items() if name.startswith("2."))
+    x = X.clone().requires_grad_()
+    model(x).sum().backward()
+    wanted = X.clone().requires_grad_()
+    net(scheme)(wanted).sum().backward()
+    assert torch.equal(x.grad, wanted.grad)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model[2](model[1](model[0](X))), y)
+
+
+def test_what_needs_the_codes_of_an_offloaded_layer_says_so(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = on_disk(net(), tmp_path / "a", "2")
+    for change in (pyquant.dequantize_, lambda model: pyquant.save_pretrained(model, tmp_path / "b")):
+        with pytest.raises(pyquant.UnsupportedError, match=r"layer '2' is offloaded .*remove_hook_from_submodules"):
+            change(model)
+    assert not (tmp_path / "b").exists() or not list((tmp_path / "b").iterdir())
+    accelerate.hooks.remove_hook_from_submodules(model)
+    pyquant.save_pretrained(model, tmp_path / "b")
+    again = pyquant.load_pretrained(tmp_path / "b", lambda: net(None))
+    assert torch.equal(again(X), net()(X))
+
+
+@pytest.mark.parametrize("before", [None, "W8A8Dynamic", "W4A16(group_size=16)"])
+def test_a_folder_with_other_numbers_is_not_taken_for_the_layers(before: str | None, tmp_path: Path) -> None:
+    """accelerate writes nothing where an index is: the model would compute with what lies there."""
+    on_disk(net(before, seed=1), tmp_path, "2")
+    with pytest.raises(pyquant.UnsupportedError, match=r"'weight' .*other numbers are .*empty offload_dir"):
+        on_disk(net(), tmp_path, "2")
+
+
+def test_layers_that_share_their_codes_are_not_offloaded() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    feed = nn.ModuleDict({"gate_proj": nn.Linear(32, 16), "up_proj": nn.Linear(32, 16)})
+    model = pyquant.merge_(pyquant.quantize_(nn.Sequential(feed), "W8A8Dynamic", check_speed=False))
+    with pytest.raises(pyquant.UnsupportedError, match="merge_ joined"):
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+def test_a_mixture_is_offloaded(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    model, inputs = architecture_table.QUICK["Mixtral"]()
+    pyquant.quantize_(model, "W8A8Dynamic", check_speed=False)
+    with torch.no_grad():
+        y = model(**inputs).last_hidden_state
+        accelerate.disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+        assert torch.equal(model(**inputs).last_hidden_state, y)
+    layers = [one for one in model.modules() if isinstance(one, pyquant.QLinear)]
+    assert len(layers) == 2 * (4 + 2 * 4)
+    assert all(one.storage.is_meta for one in layers)
 
 
 def test_a_checkpoint_of_floats_is_not_loaded_into_codes(tmp_path: Path) -> None:

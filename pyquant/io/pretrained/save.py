@@ -33,6 +33,7 @@ from pyquant.nn.fuse import fused_activations
 from pyquant.nn.gated_feed import gated_feeds
 from pyquant.nn.hadamard_linear import HadamardLinear
 from pyquant.nn.linear_state import LinearState
+from pyquant.nn.offloaded import refuse_offloaded
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
 from pyquant.nn.qlinear import QLinear
@@ -251,7 +252,9 @@ def _quantised(model: nn.Module) -> Iterator[tuple[str, QLinear | QConv2d | QEmb
 
 
 def record_of(name: str, layer: QLinear | QConv2d | QEmbedding) -> LayerRecord:
-    """What a directory holds of a layer. Raises ArgumentError where it lacks its scales."""
+    """What a directory holds of a layer. Raises ArgumentError where it lacks its scales, UnsupportedError where it is
+    offloaded."""
+    refuse_offloaded(name, layer)
     return _embedding_record(name, layer) if isinstance(layer, QEmbedding) else _layer_record(name, layer)
 
 
