@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OURS, PEER, BASE = "#0072B2", "#E69F00", "#7f7f7f"
 GREY, TEXT = "#d0d0d0", "#444444"
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#000000")
+OUR_MARKS, PEER_MARKS = "os^Dv", "x+1"
 
 
 def gemm_png(report: GemmReport) -> bytes:
@@ -39,7 +40,7 @@ def gemm_png(report: GemmReport) -> bytes:
         axes.plot(
             [ms.index(m) for m, _ in drawn],
             [r for _, r in drawn],
-            marker="o",
+            marker=_marker(i, ours=True),
             linewidth=2.6 if ours else 1.4,
             linestyle="-" if ours else "--",
             color=LINES[i % len(LINES)],
@@ -59,6 +60,12 @@ def gemm_png(report: GemmReport) -> bytes:
     return saved(figure, report.environment.line())
 
 
+def _marker(place: int, *, ours: bool) -> str:
+    """Colours come again after eight series; then the marker is another one."""
+    marks = OUR_MARKS if ours else PEER_MARKS
+    return marks[place // len(LINES) % len(marks)]
+
+
 def roofline_png(report: GemmReport) -> bytes:
     """Operations a second over operations a byte, a point a candidate and shape, under measured limits; PNG.
 
@@ -75,7 +82,7 @@ def roofline_png(report: GemmReport) -> bytes:
             [row.ops / row.moved_bytes for row in mine],
             [row.ops / row.median_us * 1e-6 for row in mine],
             s=22 if mine[0].ours else 14,
-            marker="o" if mine[0].ours else "x",
+            marker=_marker(i, ours=mine[0].ours),
             color=LINES[i % len(LINES)],
             alpha=0.75,
             label=name,
@@ -90,7 +97,8 @@ def roofline_png(report: GemmReport) -> bytes:
         ridge = ceiling.value / copy
         ends = (min(*reach, ridge), max(*reach, ridge))
         axes.plot([ends[0], ridge, ends[1]], [ends[0] * copy * 1e-3, peak, peak], color="black", linewidth=1)
-        axes.annotate(f"{ceiling.name} {peak:.0f} Top/s", (ends[1], peak), ha="right", va="bottom", fontsize=8)
+        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "xytext": (4, 0)}
+        axes.annotate(f"{ceiling.name} {peak:.0f}", (1.0, peak), va="center", fontsize=8, **beside)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations a byte that has to be moved")
@@ -98,7 +106,7 @@ def roofline_png(report: GemmReport) -> bytes:
     limit = f"; limits: {copy:.0f} GB/s copied and the peaks, of the same run" if copy else ""
     axes.set_title(f"Linear layers on the roofline{limit}", fontsize=11)
     axes.grid(color=GREY, linewidth=0.5)
-    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.08, 1.0))
     return saved(figure, report.environment.line())
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from pyquant.errors import ArgumentError
+from pyquant.measure import floors
 from pyquant.measure.floors import (
     READ,
     ceiling_value,
@@ -14,6 +18,7 @@ from pyquant.measure.floors import (
     measure_ceilings,
     random_codes,
 )
+from pyquant.measure.timing import make_clock
 
 
 def test_bytes_of_a_known_problem() -> None:
@@ -41,6 +46,30 @@ def test_ceilings_are_measured_and_positive() -> None:
     assert {c.name for c in ceilings} >= {READ, "fp32", "int8"}
     assert all(c.value > 0 for c in ceilings)
     assert ceiling_value(ceilings, "no such") is None
+
+
+def test_the_quickest_way_is_the_ceiling_of_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poor ruler gives shares above the limit: torch's int8 product is slower than ours on some chips."""
+
+    def ways(seconds: float) -> Callable[..., Callable[[], object]]:
+        return lambda size, device: lambda: time.sleep(seconds)
+
+    def missing(size: int, device: torch.device) -> Callable[[], object]:
+        raise NotImplementedError
+
+    makers = {"int8": (ways(0.02), ways(0.002), missing), "fp8": (missing,), "bf16": (ways(0.01),)}
+    monkeypatch.setattr(floors, "_matmuls", lambda device: makers)
+    found = floors._measured({}, torch.device("cpu"), 100, make_clock("wall"), 1)
+    assert [c.name for c in found] == ["int8", "bf16"]
+    int8, bf16 = (c.value for c in found)
+    assert 2 * bf16 < int8 <= 2.0 * 100**3 / 0.002 * 1e-9
+
+
+def test_our_own_product_is_a_way_to_multiply_int8() -> None:
+    torch.manual_seed(0)
+    run = floors._matmuls(torch.device("cuda"))["int8"][1](48, torch.device("cpu"))
+    assert run().shape == (48, 48)
+    assert run().dtype == torch.bfloat16
 
 
 def test_random_codes_fill_the_range() -> None:
