@@ -12,6 +12,7 @@ Prints the wheels; exits with 1 when one is larger than an index takes, or not w
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -159,12 +160,25 @@ def commit_time() -> str:
     return os.environ.get("SOURCE_DATE_EPOCH") or told or "1767225600"
 
 
+def cutlass_root() -> str:
+    """CUTLASS for the build's environments, which hold nothing of it: PYQUANT_CUTLASS_ROOT, or the package of the
+    Python that runs this. Raises Failed where there is neither."""
+    told = os.environ.get("PYQUANT_CUTLASS_ROOT")
+    if told:
+        return told
+    spec = importlib.util.find_spec("cutlass_library")
+    if spec is None or not spec.submodule_search_locations:
+        raise Failed("CUTLASS's headers: pip install --no-deps nvidia-cutlass==4.2.0.0, or set PYQUANT_CUTLASS_ROOT")
+    return str(Path(next(iter(spec.submodule_search_locations))) / "source")
+
+
 def build(name: str, found: Sequence[Python], source: Path, folder: Path, tools: str) -> Path:
     """The joined wheel of one distribution. tools: an interpreter that has `wheel`."""
     options = {"PYQUANT_BUILD_DIR": str(folder / "cmake"), "PYQUANT_CUDA": "OFF"}
     if name == CUDA:
         options |= {"PYQUANT_CUDA": "ON", "PYQUANT_CUDA_ARCHS": os.environ.get("PYQUANT_CUDA_ARCHS", "all")}
-        options |= {k: v for k, v in os.environ.items() if k in ("PYQUANT_KERNELS", "PYQUANT_CUTLASS_ROOT")}
+        options |= {k: v for k, v in os.environ.items() if k == "PYQUANT_KERNELS"}
+        options["PYQUANT_CUTLASS_ROOT"] = cutlass_root()
     folder.mkdir()
     wheels = {python.version: make_wheel(python, source, folder, **options) for python in found}
     headers = used([str(builder(python, folder) / "bin/python") for python in found])

@@ -1,4 +1,4 @@
-"""tools/wheels.py: the wheels of several Pythons become one. By night the wheel for CPUs is built and installed."""
+"""tools/wheels.py: the wheels of several Pythons become one. By night both are built and installed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import base64
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,12 +139,47 @@ def test_the_release_publishes_what_was_installed_and_only_when_switched_on() ->
     assert {Path(command).name for command in commands} == {"wheels.py", "install_matrix.py"}
 
 
+def test_a_cuda_wheel_is_built_with_the_cutlass_of_the_python_that_runs_this(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environments of the build hold its tools alone."""
+    monkeypatch.delenv("PYQUANT_CUTLASS_ROOT", raising=False)
+    if importlib.util.find_spec("cutlass_library") is not None:
+        assert (Path(wheels.cutlass_root()) / "include/cutlass/version.h").is_file()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(wheels.Failed, match=r"nvidia-cutlass==4\.2\.0\.0"):
+        wheels.cutlass_root()
+    monkeypatch.setenv("PYQUANT_CUTLASS_ROOT", "/somewhere")
+    assert wheels.cutlass_root() == "/somewhere"
+    given: dict[str, str] = {}
+
+    def made(python: object, source: Path, folder: Path, **options: str) -> Path:
+        given.update(options)
+        raise wheels.Failed("built")
+
+    monkeypatch.setattr(wheels, "make_wheel", made)
+    for name, root in ((wheels.CUDA, "/somewhere"), (wheels.CPU, None)):
+        given.clear()
+        one, work = SimpleNamespace(version="3.11"), tmp_path / name
+        with pytest.raises(wheels.Failed, match="built"):
+            wheels.build(name, [one], tmp_path, work, sys.executable)
+        assert given.get("PYQUANT_CUTLASS_ROOT") == root
+        assert given["PYQUANT_CUDA"] == ("ON" if name == wheels.CUDA else "OFF")
+
+
 @pytest.mark.nightly
-def test_the_wheel_for_cpus_is_built_once_and_installed_in_every_python(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools/wheels.py"), "--cpu-only", "--out", str(tmp_path / "dist")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_wheel_is_built_once_and_installed_in_every_python(tmp_path: Path, kind: str) -> None:
+    """With CUDA: without the kernels of products, which take an hour; on this machine it runs as the other does."""
+    if kind == "cuda" and shutil.which("nvcc") is None:
+        pytest.skip("there is no nvcc")
+    command = [sys.executable, str(ROOT / "tools/wheels.py"), "--out", str(tmp_path / "dist")]
+    command += ["--cpu-only"] if kind == "cpu" else []
+    environment = {**os.environ, "PYQUANT_KERNELS": "none"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-3000:]
-    (wheel,) = (tmp_path / "dist").glob("pyquant_gemm_cpu-*-py3-none-manylinux_*.whl")
+    name = "pyquant_gemm_cpu" if kind == "cpu" else "pyquant_gemm"
+    (wheel,) = (tmp_path / "dist").glob(f"{name}-*-py3-none-manylinux_*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (sbom,) = (name for name in archive.namelist() if name.endswith(".cdx.json"))
         assert all(part["version"] for part in json.loads(archive.read(sbom))["components"])
