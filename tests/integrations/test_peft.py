@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import switches
 import torch
 from fresh import python
 from torch import nn
@@ -40,11 +40,7 @@ X = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(5))
 IDS = torch.arange(4, 20)[None]
 
 
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    ours.enable()
-    yield
-    ours.disable()
+_enabled = switches.on(ours)
 
 
 def net(scheme: Any = "W8A8Dynamic", *, bias: bool = True, dtype: torch.dtype = torch.float32) -> Any:

@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import switches
 import torch
 from fresh import python
 from safetensors.torch import load_file, save_file
@@ -27,11 +27,7 @@ IDS = torch.arange(4, 20)[None]
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
 
 
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    ours.enable()
-    yield
-    ours.disable()
+_enabled = switches.on(ours)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import architecture_table
 import pytest
+import switches
 import torch
 from safetensors import safe_open
 
@@ -29,11 +30,7 @@ MIXTURES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    ours.enable()
-    yield
-    ours.disable()
+_enabled = switches.on(ours)
 
 
 def build(kind: str, **words: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import switches
 import torch
 
 import pyquant
@@ -19,11 +19,7 @@ pytest.importorskip("compressed_tensors")
 IDS = torch.arange(4, 20)[None]
 
 
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    ours.enable()
-    yield
-    ours.disable()
+_enabled = switches.on(ours)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from block_nets import Between, Cross, Decoder, Skips, sequences
-from float_files import Stop, built, contents, empty, stopping_after, written
+from float_files import Stop, built, contents, empty, killed_in_a_write, stopping_after, written
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -197,33 +196,10 @@ def test_it_goes_on_wherever_it_was_stopped(tmp_path: Path) -> None:
     assert not (tmp_path / "files.unfinished").exists()
 
 
-SCRIPT = f"""
-import os, signal, sys
-sys.path[:0] = [{str(ROOT / "tests" / "support")!r}, {str(Path(__file__).parent)!r}]
-from pathlib import Path
-from test_files import run
-from pyquant.io import atomic
-left = int(sys.argv[2])
-ordinary = os.write
-def write(fd, data):
-    global left
-    left -= 1
-    if left == 0:
-        ordinary(fd, bytes(data)[: len(data) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    return ordinary(fd, data)
-os.write = write
-run(Path(sys.argv[1]), "files")
-"""
-
-
 @pytest.mark.parametrize("writes", [2, 9, 15, 21])
 def test_after_a_kill_in_the_middle_of_a_write(writes: int, tmp_path: Path) -> None:
     written(tmp_path / "float", built(partial(Decoder, 2)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(writes)]
-    killed = subprocess.run(command, env=environment, check=False, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed_in_a_write(Path(__file__), tmp_path, writes)
     assert contents(run(tmp_path, "files")) == contents(run(tmp_path, "whole"))
 
 
