@@ -72,6 +72,8 @@ def test_nothing_of_the_run_is_committed(path: Path) -> None:
     assert sum(bool(cell["outputs"]) for cell in cells) >= 4
     kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
     assert kinds <= {"stream", "display_data"}, kinds
+    pairs = [pair for cell in cells for pair in zip(cell["outputs"], cell["outputs"][1:])]
+    assert not any(one["output_type"] == other["output_type"] == "stream" for one, other in pairs), "in pieces"
     assert not any(output.get("name") == "stderr" for cell in cells for output in cell["outputs"])
     assert book["cells"][0]["source"][0].startswith("# ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -102,6 +103,9 @@ NAMES: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "quantised_llama": lambda: pyquant.quantize_(llama(), "W4A16(group_size=32)", check_speed=False),
     "pyquant_peft": peft,
+    "pyquant_transformers": lambda: importlib.import_module("pyquant.integrations.transformers"),
+    "accelerate": lambda: importlib.import_module("accelerate"),
+    "os": lambda: os,
     "AutoModelForCausalLM": lambda: importlib.import_module("transformers").AutoModelForCausalLM,
     "PyquantConfig": lambda: importlib.import_module("pyquant.integrations.transformers").PyquantConfig,
     "LoraConfig": lambda: importlib.import_module("peft").LoraConfig,
@@ -122,6 +126,7 @@ PACKAGES = {
     "GPTQ": ("transformers",),
     "vLLM": ("vllm",),  # runs in `make nightly-vllm`'s environment
     "diffusers": ("diffusers",),
+    "accelerate": ("accelerate",),
     "PEFT": ("peft", "transformers"),
     "onnxruntime": ("onnx", "onnxruntime", "onnxscript"),
 }
@@ -134,6 +139,7 @@ def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")):
         monkeypatch.setenv(name, value)  # a small cache, and no processes that begin by importing pytest
+    monkeypatch.setenv("PYQUANT_SGLANG", "off")  # a line sets it
     line = rows()[use]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,8 +149,8 @@ def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.Mo
         try:
             exec(line, given)
         finally:
-            if "pyquant_peft" in given:
-                given["pyquant_peft"].disable()
+            for switch in {"pyquant_peft", "pyquant_transformers"} & given.keys():
+                given[switch].disable()
             if "mesh" in given:
                 torch.distributed.destroy_process_group()
 
@@ -152,6 +158,7 @@ def test_the_line_of_a_row_runs(use: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_use_has_a_row() -> None:
     """What the package integrates is in the table, and a page is named that exists."""
     text = README.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0]
-    assert len(rows()) >= 8
-    for name in ("transformers", "vllm", "peft", "diffusers", "onnx", "checkpoints", "distributed"):
-        assert f"](docs/{name}.md)" in text
+    folders = {file.parent.name for file in (README.parent / "pyquant" / "integrations").glob("*/__init__.py")}
+    assert folders >= {"transformers", "vllm", "sglang", "onnx", "compile", "distributed", "peft", "diffusers"}
+    for name in (*folders, "checkpoints", "peft.md#4-accelerate"):
+        assert f"](docs/{name.removesuffix('.md')}.md)" in text or f"](docs/{name})" in text, name

@@ -25,9 +25,9 @@ def run(path: Path) -> Any:
     from nbclient import NotebookClient
 
     book = nbformat.read(path, as_version=4)
-    NotebookClient(
-        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+    # what a cell prints arrives in one piece or in several, as the moment will have it
+    how: dict[str, Any] = {"timeout": 600, "kernel_name": "python3", "coalesce_streams": True}
+    NotebookClient(book, **how, resources={"metadata": {"path": str(path.parent)}}).execute()
     return plain(book)
 
 
