@@ -5,7 +5,7 @@ python examples/llm.py --quick                                             a tin
 
 A directory whose config.json has a quantization_config (compressed-tensors, GPTQ, AWQ) is read by load_quantized_, each
 weight to the bit; any other one is loaded in bfloat16 and quantised here. merge_ makes q, k and v one product, gate and
-up another.
+up another; fuse_ moves what is between those and the last layer of a block into that one's quantiser.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tiny(folder: Path) -> Path:
 
 
 def load(folder: Path, scheme: str) -> tuple[nn.Module | None, nn.Module]:
-    """The float model (None where the directory holds codes) and the quantised one, merged."""
+    """The float model (None where the directory holds codes) and the quantised one, merged and fused."""
     if "quantization_config" not in json.loads((folder / "config.json").read_text()):
         floats = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
         quantised = pyquant.quantize_(copy.deepcopy(floats), scheme, check_speed=False)
@@ -55,7 +55,7 @@ def load(folder: Path, scheme: str) -> tuple[nn.Module | None, nn.Module]:
     print(f"merged                    {sum(r.state == 'mergeable' for r in records)} groups of layers")
     for reason in dict.fromkeys(r.reason for r in records if r.reason):
         print(f"  apart: {reason}")
-    return floats, pyquant.merge_(quantised) if records else quantised
+    return floats, pyquant.fuse_(pyquant.merge_(quantised) if records else quantised)
 
 
 def tokens_of(folder: Path, text: str, config: object) -> Tensor:

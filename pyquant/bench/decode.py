@@ -20,6 +20,7 @@ from pyquant.errors import ArgumentError
 from pyquant.measure.environment import describe_environment
 from pyquant.measure.exact import sqnr_db
 from pyquant.measure.timing import make_clock, time_interleaved
+from pyquant.nn.fuse import fuse_
 from pyquant.nn.merge import merge_
 from pyquant.nn.qlinear import QLinear
 from pyquant.report.records.bench import Unavailable
@@ -211,6 +212,7 @@ def _size(model: nn.Module) -> float:
 
 def _own(scheme: QScheme, model: Decoder) -> Decoder:
     merge_(_with(partial(QLinear.from_float, scheme=scheme), model))
+    fuse_(model)
     return model
 
 
@@ -220,10 +222,10 @@ def _int4(model: Decoder) -> Decoder:
 
 def _with(make: Callable[[nn.Linear], nn.Module], model: Decoder) -> Decoder:
     """The model with other layers for its Linears."""
-    for block in model.members():
-        for name, child in list(block.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(block, name, make(child))
+    for name, child in list(model.named_modules()):
+        if isinstance(child, nn.Linear):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, make(child))
     return model
 
 

@@ -31,6 +31,19 @@ CONFIGS: Final[Mapping[str, Sizes]] = {
 }
 
 
+class Feed(nn.Module):
+    """A gated feed-forward block."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(sizes.hidden, sizes.feed, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden, sizes.feed, bias=False)
+        self.down_proj = nn.Linear(sizes.feed, sizes.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
 class Block(nn.Module):
     """Attention and a gated feed-forward block, each behind an RMSNorm and beside an identity; no rotary embedding."""
 
@@ -44,9 +57,7 @@ class Block(nn.Module):
         self.k_proj = nn.Linear(sizes.hidden, narrow, bias=False)
         self.v_proj = nn.Linear(sizes.hidden, narrow, bias=False)
         self.o_proj = nn.Linear(wide, sizes.hidden, bias=False)
-        self.gate_proj = nn.Linear(sizes.hidden, sizes.feed, bias=False)
-        self.up_proj = nn.Linear(sizes.hidden, sizes.feed, bias=False)
-        self.down_proj = nn.Linear(sizes.feed, sizes.hidden, bias=False)
+        self.feed = Feed(sizes)
 
     def forward(self, x: Tensor, at: int) -> Tensor:
         """x [B, T, hidden], whose first token is the at-th of its sequence."""
@@ -59,8 +70,7 @@ class Block(nn.Module):
         keys, values = (held[:, :, : at + count] for held in self.cache)
         z = F.scaled_dot_product_attention(q, keys, values, is_causal=count > 1, enable_gqa=True)
         x = x + self.o_proj(z.transpose(1, 2).reshape(batch, count, -1))
-        y = self.norm2(x)
-        return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
+        return x + self.feed(self.norm2(x))
 
 
 class Decoder(nn.Module):
