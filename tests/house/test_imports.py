@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "integrations",
         "integrations.distributed",  # inside functions alone
     },
-    "integrations.distributed": {"errors", "core", "numerics", "ops", "nn"},
+    "integrations.distributed": {"errors", "core", "numerics", "ops", "nn", "io", "io.pretrained"},
     "integrations.peft": {"errors", "core", "ops", "nn"},
     "integrations.diffusers": {"errors", "nn", "integrations"},
     "report.records": {"errors", "core", "io"},  # of io: files that are whole at any moment; of core: paths

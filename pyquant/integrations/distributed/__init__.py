@@ -7,6 +7,7 @@ Nothing here is imported by `import pyquant`. docs/distributed.md is the guide.
 from __future__ import annotations
 
 from pyquant.integrations.distributed.codes import codes_to_parameters_
+from pyquant.integrations.distributed.from_shards import quantize_from_shards_
 from pyquant.integrations.distributed.gather import gather_quantized_
 from pyquant.integrations.distributed.quantize import quantize_sharded_
 from pyquant.integrations.distributed.styles import PyquantColwise, PyquantExpertParallel, PyquantRowwise
@@ -17,5 +18,6 @@ __all__ = [
     "PyquantRowwise",
     "codes_to_parameters_",
     "gather_quantized_",
+    "quantize_from_shards_",
     "quantize_sharded_",
 ]

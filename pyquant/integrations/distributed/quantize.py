@@ -182,8 +182,9 @@ def _refuse_fsdp(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             raise UnsupportedError(
-                f"module '{name}' is sharded by fully_shard, whose groups hold its float parameters: call quantize_, "
-                "then codes_to_parameters_, then fully_shard"
+                f"module '{name}' is sharded by fully_shard, whose groups hold its float parameters: build the model "
+                "again on the meta device, quantize_from_shards_(it, this_model.state_dict(), config), then "
+                "codes_to_parameters_ and fully_shard"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -87,21 +87,36 @@ def quantize_checkpoint_(
     source = Source(file_path("path", path), is_float=True)
     weights = FloatWeights(model, source, lambda name: name if rename is None else new_name(rename(name)))
     reading = Reading(weights, lambda _: target, progress)
+    options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
+    read_and_quantise(model, reading, config, filter_fn, options, target)
+    if weights.unused:
+        what = f"{source.directory}: {type(model).__name__} has no place for the tensors {listed(weights.unused)}"
+        warnings.warn(f"quantize_checkpoint_: {what}", QuantizationWarning, stacklevel=2)
+    return model
+
+
+def read_and_quantise(
+    model: nn.Module,
+    reading: Reading,
+    config: Config,
+    filter_fn: Filter | None,
+    options: Mapping[str, Any],
+    target: torch.device | None = None,
+) -> None:
+    """Quantise an empty model with the numbers that `reading` gives, in place; on an error it is as before.
+
+    target  where the model is at the end; None: the CPU.
+    """
     undo: list[Undo] = []
     for module in model.modules():
         undo += [partial(held.update, dict(held)) for held in (module._parameters, module._buffers, module._modules)]
     with undone_on_error(undo):
-        options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
         quantize_layers_(model, config, filter_fn, check_speed=False, prepare=reading.twins, **options)
         _fill(model, reading, undo)
         refill(model, undo)
         check_no_meta(model)
-        if weights.unused:
-            what = f"{source.directory}: {type(model).__name__} has no place for the tensors {listed(weights.unused)}"
-            warnings.warn(f"quantize_checkpoint_: {what}", QuantizationWarning, stacklevel=2)
         if target is not None:
             swap_modules(model, [], device=target, undo=undo)
-    return model
 
 
 @dataclass

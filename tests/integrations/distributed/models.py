@@ -23,6 +23,7 @@ from pyquant.integrations.distributed import (
     PyquantColwise,
     PyquantRowwise,
     codes_to_parameters_,
+    quantize_from_shards_,
     quantize_sharded_,
 )
 
@@ -168,12 +169,54 @@ def cut_refused(rank: int, world: int, folder: Path) -> None:
     with pytest.raises(UnsupportedError, match="'up': a static scheme"):
         quantize_sharded_(cut, {"up": pyquant.W8A8()})
     assert [(name, id(m)) for name, m in cut.named_modules()] == before
-    with pytest.raises(UnsupportedError, match="codes_to_parameters_"):
+    with pytest.raises(UnsupportedError, match="quantize_from_shards_"):
         quantize_sharded_(fully_shard(Head(0)), "W8A8Dynamic")
     with pytest.raises(UnsupportedError, match="fully_shard"):
         pyquant.quantize_(fully_shard(Head(0)), "W8A8Dynamic")
 
 
+def quantised_from_shards(rank: int, world: int, folder: Path) -> None:
+    """Of a float model that FSDP2 trained, and of one that is cut by columns and rows: the codes of the whole one."""
+    mesh = init_device_mesh("cpu", (world,))
+    trained = fully_shard(Head(0))
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    trained(IDS).square().mean().backward()
+    optimizer.step()
+    state = get_model_state_dict(trained, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False))
+    gathered = [state if rank == 0 else None]
+    torch.distributed.broadcast_object_list(gathered)
+    cut = parallelize_module(Head(0), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for scheme in ("W8A8Dynamic", "W4A16(group_size=16)"):
+        for source, numbers in ((trained, gathered[0]), (cut, Head(0).state_dict())):
+            whole = Head(0)
+            whole.load_state_dict(numbers)
+            pyquant.quantize_(whole, scheme, embeddings=True, heads=True, check_speed=False)
+            with torch.device("meta"):
+                model = Head(0)
+            quantize_from_shards_(model, source.state_dict(), scheme, embeddings=True, heads=True)
+            for name, tensor in whole.state_dict().items():
+                assert torch.equal(model.state_dict()[name].as_subclass(Tensor), tensor.as_subclass(Tensor)), name
+            assert {type(m).__name__ for m in model.children()} == {"QLinear", "QEmbedding"}
+            model = fully_shard(codes_to_parameters_(model))
+            with torch.no_grad():
+                accept.t1(model(IDS), whole(IDS))
+    assert all(isinstance(p, DTensor) for p in trained.parameters())  # it is as it was
+    with torch.device("meta"):
+        model = Head(0)
+    part = {name: tensor for name, tensor in trained.state_dict().items() if name != "up.weight"}
+    for state, match in (
+        (part, "up.weight, which the model has"),
+        ({**trained.state_dict(), "more": IDS}, "tensors more"),
+        ({**part, "up.weight": torch.zeros(3, 64)}, r"\[128, 64\], as in the model"),
+    ):
+        with pytest.raises(pyquant.PyquantError, match=match):
+            quantize_from_shards_(model, state, "W8A8Dynamic")
+    with pytest.raises(pyquant.ArgumentError, match="static input ranges"):
+        quantize_from_shards_(model, trained.state_dict(), "W8A8")
+    assert all(p.is_meta for p in model.parameters())
+
+
 CASES: dict[str, Callable[[int, int, Path], None]] = {
-    case.__name__: case for case in (fsdp, fsdp_checkpoints, fsdp_refused, quantised_when_cut, cut_refused)
+    case.__name__: case
+    for case in (fsdp, fsdp_checkpoints, fsdp_refused, quantised_when_cut, quantised_from_shards, cut_refused)
 }
