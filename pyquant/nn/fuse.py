@@ -28,8 +28,9 @@ def fuse_(model: nn.Module) -> nn.Module:
     classes of transformers (fuse_rules.TRANSFORMERS_PARENTS), and what register_fusion names. Left alone: layers that
     are used in several places, have hooks, an activation already, or integer outputs; activations that the kernels do
     not compute. The activation is then computed in fp32, before the result is rounded to its type.
-    A module whose forward reads down(activation(gate(x)) * up(x)), and whose `down` quantises its own rows, becomes a
-    GatedFeed, whoever wrote it: activation and product move into that quantiser, and nothing becomes an Identity.
+    A module whose forward reads down(activation(gate(x)) * up(x)), gate and up two layers or halves of one, and whose
+    `down` quantises its own rows, becomes a GatedFeed, whoever wrote it: activation and product move into that
+    quantiser, and nothing becomes an Identity.
     A BatchNorm is folded before quantising (fold_batch_norm_); until then nothing is fused across it. Codes instead of
     real numbers between layers are link_'s work, after this one.
     Transactional: on any exception the model is as before. Calling it again changes nothing. Code that calls the

@@ -38,8 +38,8 @@ class GatedFeed(nn.Module):
 
     @property
     def is_ready(self) -> bool:
-        """Whether all three layers are quantised still."""
-        return all(isinstance(self._modules.get(n), QLinear) for n in (self._gate.gate, self._gate.up, self._gate.down))
+        """Whether all of its layers are quantised still."""
+        return all(isinstance(self._modules.get(name), QLinear) for name in self._gate.layers)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the class that the module had."""
@@ -56,7 +56,7 @@ class GatedFeed(nn.Module):
         inputs = down.scheme.inputs
         if inputs is None or not down.takes_tokens or needs_derivative(x, None):
             return None
-        gate, up = self._modules.get(self._gate.gate), self._modules.get(self._gate.up)
+        gate, up = self._modules.get(self._gate.gate), self._modules.get(self._gate.up or self._gate.gate)
         if not (_gives_numbers(gate) and _gives_numbers(up)) or obstacles.is_watched_value(held(self, self._gate)):
             return None
         a, b = _results(gate, up, x)  # type: ignore[arg-type]
@@ -72,6 +72,9 @@ class GatedFeed(nn.Module):
 
 
 def _results(gate: QLinear, up: QLinear, x: Tensor) -> tuple[Tensor, Tensor]:
+    if gate is up:
+        y, half = gate(x), gate.out_features // 2
+        return y.narrow(-1, 0, half), y.narrow(-1, half, half)
     both = gate.with_other(up, x) if isinstance(gate, MergedLinear) and isinstance(up, MergedLinear) else None
     return (gate(x), up(x)) if both is None else both
 
@@ -106,7 +109,7 @@ def gated(parent: nn.Module, uses: Counter[int]) -> tuple[Gate, Activation] | No
     gate = None if isinstance(parent, GatedFeed) else gate_of(parent)
     if gate is None:
         return None
-    layers = [parent._modules.get(name) for name in (gate.gate, gate.up, gate.down)]
+    layers = [parent._modules.get(name) for name in gate.layers]
     activation = held(parent, gate)
     known = activation_of(activation)
     if known is None or obstacles.is_watched_value(activation):
@@ -116,8 +119,11 @@ def gated(parent: nn.Module, uses: Counter[int]) -> tuple[Gate, Activation] | No
             return None
         if uses[id(layer)] != 1 or obstacles.is_watched(layer) or layer.scheme.outputs is not None:
             return None
-    first, second, down = (layer for layer in layers if isinstance(layer, QLinear))
-    return (gate, known) if first.activation == second.activation == "none" and down.takes_tokens else None
+    *before, down = (layer for layer in layers if isinstance(layer, QLinear))
+    if any(layer.activation != "none" for layer in before) or not down.takes_tokens:
+        return None
+    halves = 1 if gate.up else 2  # of a layer whose results are gates and ups
+    return (gate, known) if all(layer.out_features == halves * down.in_features for layer in before) else None
 
 
 def make_gated(parent: nn.Module, found: tuple[Gate, Activation], undo: list[Undo]) -> None:
