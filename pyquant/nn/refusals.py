@@ -63,7 +63,7 @@ def check_not_sharded(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if any(kind.__name__ == "DTensor" for kind in type(parameter.data).__mro__):
             raise UnsupportedError(
-                f"parameter '{name}' is a DTensor: quantise first, then parallelize_module or fully_shard; a model that "
-                "parallelize_module has cut already is for quantize_sharded_ of pyquant.integrations.distributed, one "
-                "that fully_shard has cut for quantize_from_shards_ (docs/distributed.md)"
+                f"parameter '{name}' is a DTensor: quantise first, then parallelize_module or fully_shard; a model "
+                "that parallelize_module has cut already is for quantize_sharded_ of pyquant.integrations.distributed, "
+                "one that fully_shard has cut for quantize_from_shards_ (docs/distributed.md)"
             )
