@@ -52,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
     from pyquant.report.records.record import save_record
 
     model = load_pretrained(args.directory, model_factory(args.model, "--model")).eval()
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "use_cache", False):
-        config.use_cache = False  # a decoder of transformers would give its cache too, which is no tensor
+    for part in model.modules():  # a decoder inside of a model of transformers has a configuration of its own
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # it would give its cache too, which is no tensor
     given = load_inputs(args.inputs, "--inputs") if args.inputs else example_for(model)
     positional, named = ((), dict(given)) if isinstance(given, Mapping) else (given, {})
     positional = positional if isinstance(positional, tuple) else (positional,)

@@ -18,6 +18,7 @@ import pyquant
 from pyquant.errors import ArgumentError
 from pyquant.integrations.onnx import export
 from pyquant.report.records.onnx_export import OnnxExport
+from pyquant.report.records.record import load_record
 
 FREE = torch.export.Dim.DYNAMIC
 pytestmark = pytest.mark.skipif(
@@ -112,6 +113,23 @@ def test_a_cache_among_the_results_is_refused_with_what_to_say(tmp_path: Path) -
     with pytest.raises(ArgumentError, match=r"results of type DynamicCache.*use_cache.: False"):
         export(quantised(model), (), tmp_path / "model.onnx", kwargs=inputs)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_exports_an_encoder_with_a_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose configuration is another one than the model's."""
+    transformers = pytest.importorskip("transformers")
+    from pyquant.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    sizes = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 1, "num_heads": 4, "vocab_size": 120}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, feed_forward_proj="gated-gelu")
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.save_pretrained("float")
+    pyquant.save_pretrained(quantised(model), "saved")
+    assert main(["export", "saved", "model.onnx", "--model", "float", "--report", "report.json"]) == 0
+    report = load_record("report.json", OnnxExport)
+    assert sum(row.runs_as == "integer" for row in report.layers) == 18
+    assert not report.not_integer
 
 
 def test_the_command_exports_a_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
