@@ -24,7 +24,11 @@ def offload_whole(hook: Any, layer: Any) -> None:
         )
     kind = type(hook)
     if not issubclass(kind, _Whole):
-        hook.__class__ = _KINDS.setdefault(kind, type(kind.__name__, (_Whole, kind), {"__module__": __name__}))
+        if kind not in _KINDS:
+            # compilers do not follow them; here, as torch.compiler.disable imports the compiler
+            quiet = {name: torch.compiler.disable(getattr(_Whole, name)) for name in ("pre_forward", "post_forward")}
+            _KINDS[kind] = type(kind.__name__, (_Whole, kind), {"__module__": __name__, **quiet})
+        hook.__class__ = _KINDS[kind]
 
 
 def refuse_offloaded(name: str, layer: Any) -> None:
@@ -54,12 +58,10 @@ class _Whole:
             module.to("meta")
         return module
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         self._load(module, self.home if self.execution_device is None else self.execution_device)
         return self._beside("pre_forward", module, *args, **kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def post_forward(self, module: Any, output: Any) -> Any:
         module.to("meta")
         return self._beside("post_forward", module, output)
