@@ -6,17 +6,21 @@ import argparse
 import importlib.util
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from bench.accuracy.goals import recovered, verdicts
-from bench.accuracy.measure import QUICK, SeedResult, Size, gathered, measure
+from bench.accuracy.measure import QUICK, Figures, SeedResult, Size, gathered, measure
 from bench.accuracy.models import TASKS
 from bench.accuracy.records import AccuracyReport, AccuracyRow, goals_table, markdown, recovered_table, rows_table
 from bench.markers import put
 from bench.shared import folder_name
 from pyquant.cli.progress import ProgressBar
+from pyquant.io.journal import Journal
 from pyquant.measure.environment import describe_environment
 from pyquant.report.records.figures import figures_of
 from pyquant.report.records.record import save_record
@@ -44,6 +48,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds a task (default: 5 of digits, 3 of the others)")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
     parser.add_argument("--docs", metavar="FILE", help="also put the tables between the markers of this Markdown file")
+    parser.add_argument("--keep", metavar="FILE", help="keep each finished seed here: a run that was stopped goes on")
     parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the training, lower goals: a check")
     return parser.parse_args(argv)
 
@@ -62,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     # The longest first, so that the processes end together.
     jobs = [(task, seed) for task in sorted(tasks, key=list(TASKS).index, reverse=True) for seed in range(seeds[task])]
     results = sorted(
-        _run(jobs, QUICK if args.quick else Size(), args.jobs), key=lambda r: (tasks.index(r.task), r.seed)
+        _run(jobs, QUICK if args.quick else Size(), args.jobs, args.keep), key=lambda r: (tasks.index(r.task), r.seed)
     )
     by_task = gathered(results)
     report = AccuracyReport(
@@ -98,21 +103,48 @@ def put_tables(path: Path, report: AccuracyReport) -> None:
         put(path, task, rows_table([row for row in report.rows if row.task == task]))
 
 
-def _run(jobs: list[tuple[str, int]], size: Size, processes: int) -> list[SeedResult]:
-    with ProgressBar("accuracy", len(jobs)) as shown:
-        if processes <= 1 or len(jobs) == 1:
-            found = []
-            for task, seed in jobs:
-                shown.step(f"{task}, seed {seed}")
-                found.append(measure(task, seed, size))
-            return found
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            waiting = [(job, pool.submit(measure, *job, size)) for job in jobs]
-            found = []
-            for (task, seed), future in waiting:
-                shown.step(f"{task}, seed {seed}")
-                found.append(future.result())
-            return found
+def _run(jobs: list[tuple[str, int]], size: Size, processes: int, keep: str | None) -> list[SeedResult]:
+    facts = {"command": "accuracy", "size": repr(size), "machine": describe_environment("cpu", clock="none").line()}
+    with (
+        Journal(keep, "accuracy of seeds", facts) if keep else nullcontext() as journal,
+        ProgressBar("accuracy", len(jobs)) as shown,
+    ):
+        found = [
+            _unpacked(*job, journal.entries[_key(*job)]) for job in jobs if journal and _key(*job) in journal.entries
+        ]
+        finished = {(result.task, result.seed) for result in found}
+        for task, seed in finished:
+            shown.step(f"{task}, seed {seed}: kept")
+        for result in _measured([job for job in jobs if job not in finished], size, processes):
+            shown.step(f"{result.task}, seed {result.seed}")
+            found.append(result)
+            if journal:
+                journal.add(_key(result.task, result.seed), _packed(result))
+    return found
+
+
+def _measured(jobs: Sequence[tuple[str, int]], size: Size, processes: int) -> Iterator[SeedResult]:
+    """Each as soon as it is finished."""
+    if processes <= 1 or len(jobs) <= 1:
+        for task, seed in jobs:
+            yield measure(task, seed, size)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(measure, *job, size) for job in jobs]):
+            yield future.result()
+
+
+def _key(task: str, seed: int) -> str:
+    return f"{task} {seed}"
+
+
+def _packed(result: SeedResult) -> dict[str, Any]:
+    return {"base": result.base, "figures": {what: [f.rise, f.accuracy] for what, f in result.figures.items()}}
+
+
+def _unpacked(task: str, seed: int, kept: dict[str, Any]) -> SeedResult:
+    ce, accuracy = kept["base"]
+    return SeedResult(task, seed, (ce, accuracy), {what: Figures(*pair) for what, pair in kept["figures"].items()})
 
 
 if __name__ == "__main__":

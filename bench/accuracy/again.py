@@ -39,9 +39,7 @@ class Page:
 
 
 PAGES: Final = {
-    "accuracy": Page(
-        "docs/accuracy.md", "bench.accuracy", ("goals", "recovered", "bytemlp", "gpt3", "digits"), keeps=False
-    ),
+    "accuracy": Page("docs/accuracy.md", "bench.accuracy", ("goals", "recovered", "bytemlp", "gpt3", "digits")),
     "tried": Page("docs/accuracy.md", "bench.accuracy.tried", ("tried",), jobs=False, keeps=False, machine="goals"),
     "weight_ranges": Page("docs/calibration.md", "bench.accuracy.weight_ranges", ("weight_ranges",)),
     "rotated": Page("docs/rotation.md", "bench.accuracy.rotated", ("rotated",)),
