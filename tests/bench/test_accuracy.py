@@ -154,6 +154,31 @@ def test_the_driver_writes_its_results(tmp_path: Path, monkeypatch, capsys) -> N
     assert "W4A8: share that QAT recovers (byte MLP)" in capsys.readouterr().out
 
 
+def test_a_run_of_all_tasks_that_was_stopped_goes_on(tmp_path: Path, monkeypatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def result(name: str, seed: int, size: Size) -> SeedResult:
+        calls.append((name, seed))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return SeedResult(name, seed, (2 + seed / 3, 50 / 3), {"W8A8": Figures(seed / 7, -seed / 9)})
+
+    monkeypatch.setattr(driver, "measure", result)
+    monkeypatch.setattr(driver, "verdicts", lambda *_: [])
+    monkeypatch.setattr(driver, "recovered", lambda *_: [])
+    run = ["--tasks", "bytemlp", "gpt3", "--seeds", "2", "--jobs", "1"]
+    keep = ["--keep", str(tmp_path / "kept")]
+    with pytest.raises(KeyboardInterrupt):
+        driver.main([*run, *keep, "--out", str(tmp_path / "stopped")])
+    assert driver.main([*run, *keep, "--out", str(tmp_path / "resumed")]) == 0
+    assert calls == [("gpt3", 0), ("gpt3", 1), ("bytemlp", 0), ("bytemlp", 0), ("bytemlp", 1)]
+    assert driver.main([*run, "--out", str(tmp_path / "whole")]) == 0
+    resumed, whole = (load_record(tmp_path / name / "accuracy.json") for name in ("resumed", "whole"))
+    assert resumed.rows("rows") == whole.rows("rows")
+    with pytest.raises(CheckpointError, match="a journal with size"):
+        driver.main([*run, *keep, "--quick", "--out", str(tmp_path / "other")])
+
+
 def test_what_was_tried_is_a_table(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "a.md"
     path.write_text("<!-- tried -->\n<!-- end of tried -->\n")
