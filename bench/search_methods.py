@@ -1,12 +1,12 @@
-"""The search methods side by side: hypervolume after 12, 20, 30 and 40 evaluations, relative to the best front known.
+"""The search methods side by side: hypervolume after 12, 20, 25 and 40 evaluations, relative to the best front known.
 
 python -m bench.search_methods [--out results.md] [--quick]
 
 Truth: the tables of bench.search_tables (48 problems of 729 configurations, all of them measured), the same with
 made-up interactions between groups, and three nets of twelve layers (531 441 configurations), whose best front is that
 of everything that any method or a local search from all of them has seen. The corner is the float configuration's cost
-and 30 % of the loss of all groups in int4; in two tables all of it, and a search that is told of no corner is judged by
-both. The losses of one group at a time, the problem's table, are not counted. The last table is of tolerances: how much
+and 30 % of the loss of all groups in int4; in three tables all of it, and a search told of no corner is judged by both.
+The losses of one group at a time, the problem's table, are not counted. The last table is of tolerances: how much
 dearer than the cheapest of all the configurations is that a search with a limit on a metric gives.
 Minutes; --quick: every sixth table, one net.
 """
