@@ -8,33 +8,90 @@ namespace pyquant::cuda {
 
 namespace {
 
+// The range of floats: where a chip has it, one instruction that takes the larger magnitude.
+class TurnedRange {
+ public:
+  template <bool kSymmetric>
+  __device__ __forceinline__ void widen(float x) {
+    const uint32_t word = __float_as_uint(x);
+    if constexpr (!kSymmetric) {
+      low_ = Extremes<float>::least(low_, word);
+      high_ = Extremes<float>::most(high_, word);
+    } else {
+#if __CUDA_ARCH__ >= 860
+      float larger;  // of the magnitudes, with a sign that says nothing
+      asm("max.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(larger) : "f"(__uint_as_float(high_)), "f"(x));
+      high_ = __float_as_uint(larger);
+#else
+      high_ = Extremes<float>::most(high_, __float_as_uint(fabsf(x)));
+#endif
+    }
+  }
+  __device__ __forceinline__ Range ends() const { return {low_ & 0x7fffffffu, high_ & 0x7fffffffu}; }
+
+ private:
+  uint32_t low_ = 0, high_ = 0;
+};
+
+// The sums of a thread: units 32 * kTurned columns apart.
+template <class T>
+struct KeptTurned : KeptFloats<T, 4, kTurned> {
+  using Range = TurnedRange;
+  static constexpr int kStep = 32 * kTurned;
+  __device__ __forceinline__ void widen(TurnedRange& range, bool symmetric) const {
+    if (symmetric)  // asked once, not an element
+      widen_all<true>(range);
+    else
+      widen_all<false>(range);
+  }
+
+ private:
+  template <bool kSymmetric>
+  __device__ __forceinline__ void widen_all(TurnedRange& range) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < kTurned; ++j) range.template widen<kSymmetric>(this->value[i][j]);
+  }
+};
+
 template <class T>
 struct HadamardInput {
-  static constexpr int kUnits = 4, kThreads = 512, kStep = 0;
-  using Kept = KeptFloats<T, kUnits, kTurned>;
+  using Kept = KeptTurned<T>;
+  static constexpr int kUnits = Kept::kUnits, kThreads = 512, kStep = Kept::kStep;
+  static constexpr bool kByWarp = true;
   const T* x;
   int64_t ld;
   bool vector;
   int base, log2;
   float factor;
+  int straight;             // TurnedRow::straight_from
+  uint32_t least, between;  // bits of the ends of ranges with which the factor is part of the step
 
   struct Row {
     TurnedRow<T> row;
     float factor;
+    int straight;
+    uint32_t least, between;
     bool folds = false;  // the factor is part of the step
     __device__ __forceinline__ Row(const HadamardInput& in, int64_t index, const RowSpan& span, RowShared&, Kept&)
-        : row(in.x + index * in.ld, in.vector, span.cols, in.base, in.log2, memory()), factor(in.factor) {}
+        : row(in.x + index * in.ld, in.vector, span.cols, in.base, in.log2, memory()),
+          factor(in.factor),
+          straight(in.straight),
+          least(in.least),
+          between(in.between) {}
     // The sums, without the factor, by which finish() multiplies.
     __device__ __forceinline__ void load(const Chunk& chunk, Kept& kept) const {
+      if ((kUnits - 1) * kStep >= chunk.left) {
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (i * chunk.step < chunk.left) {
-          row.read(chunk.first + i * chunk.step, kept.value[i]);
-        } else {
+        for (int i = 0; i < kUnits; ++i)
 #pragma unroll
           for (int j = 0; j < kTurned; ++j) kept.value[i][j] = 0.f;
-        }
       }
+      row.template read<kUnits, kStep>(chunk.first, chunk.left, straight, [&](int i, const float (&v)[kTurned]) {
+#pragma unroll
+        for (int j = 0; j < kTurned; ++j) kept.value[i][j] = v[j];
+      });
     }
     // Rounding keeps the order of numbers: the ends of the products are the products of the ends.
     __device__ __forceinline__ Range range(const Range& sums) const {
@@ -44,8 +101,7 @@ struct HadamardInput {
     // A power of two may as well multiply the reciprocal of the step, where no number on the way is too small or too
     // large to be exact (what is below 2^-26 of the largest has code 0 whatever its last bits are).
     __device__ __forceinline__ Step inner_step(Step step, const Range& ends) {
-      const float most = __uint_as_float(ends.below > ends.above ? ends.below : ends.above);
-      folds = (__float_as_uint(factor) & 0x7fffff) == 0 && most > 0x1p-80f && most < 0x1p80f;
+      folds = (ends.below > ends.above ? ends.below : ends.above) - least < between;
       if (folds) step.recip = fmul(step.recip, factor);
       return step;
     }
@@ -113,7 +169,11 @@ int shared_bytes_of(const char* name, int64_t columns, const Context& context) {
 template <class T>
 HadamardInput<T> input_of(const FloatMatrix& x, HadamardOrder order) {
   const bool vector = is_aligned(x.data, x.rows > 1 ? x.ld * static_cast<int64_t>(sizeof(T)) : 0, 16);
-  return {static_cast<const T*>(x.data), x.ld, vector, order.base, order.log2, hadamard_factor(order)};
+  const int straight = TurnedRow<T>::template straight_from<KeptTurned<T>::kUnits, KeptTurned<T>::kStep>(order.log2);
+  const bool is_power = order.base == 1 && order.log2 % 2 == 0;            // 1 / sqrt(n)
+  constexpr uint32_t kLeast = (127 - 80) << 23, kMost = (127 + 80) << 23;  // 2^-80, 2^80
+  return {static_cast<const T*>(x.data), x.ld, vector, order.base, order.log2, hadamard_factor(order), straight, kLeast,
+          is_power ? kMost - kLeast : 0};
 }
 
 }  // namespace
@@ -134,7 +194,7 @@ void hadamard_transform(const FloatMatrix& x, HadamardOrder order, void* out, co
   with_float_type(x.type, "hadamard_transform", [&](auto element) {
     using T = decltype(element);
     using Input = HadamardInput<T>;
-    const auto block = row_block(x.rows, x.cols, x.cols, kTurned, Input::kUnits, Input::kThreads);
+    const auto block = row_block_of<Input>(x.rows, x.cols, x.cols);
     LaunchShape shape;
     shape.grid = dim3(static_cast<unsigned>(x.rows));
     shape.block = dim3(static_cast<unsigned>(block.threads));

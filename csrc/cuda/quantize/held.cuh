@@ -114,6 +114,12 @@ struct KeptFloats {
   }
 };
 
+// The distance of a thread's units, where the values that it keeps say it as Kept::kStep; otherwise 0.
+template <class Kept, class = void>
+inline constexpr int kStepOf = 0;
+template <class Kept>
+inline constexpr int kStepOf<Kept, decltype(void(Kept::kStep))> = Kept::kStep;
+
 // From held values to the codes of a row. kValues: what is known of all values at least.
 template <Values kValues>
 struct CodeWriter {
@@ -149,6 +155,13 @@ struct CodeWriter {
  private:
   template <Values kKnown, class Kept>
   __device__ __forceinline__ void put_whole(const Codes& to, const Chunk& chunk, int whole, const Kept& kept) const {
+    if constexpr (kStepOf<Kept> > 0) {  // an offset that the store holds
+      if (to.packed)
+        put_apart<kKnown, true>(chunk, whole, kept);
+      else
+        put_apart<kKnown, false>(chunk, whole, kept);
+      return;
+    }
     const int shift = to.packed ? 1 : 0, step = chunk.step >> shift;
     uint8_t* at = codes + (chunk.first >> shift);
     each_whole<Kept::kUnits>(chunk, whole, [&](int i) {
@@ -157,6 +170,17 @@ struct CodeWriter {
       kept.values(i, v);
       coder.template code<kKnown>(v, words);
       store_whole(at + i * step, to.packed, words);
+    });
+  }
+  template <Values kKnown, bool kPacked, class Kept>
+  __device__ __forceinline__ void put_apart(const Chunk& chunk, int whole, const Kept& kept) const {
+    uint8_t* at = codes + (kPacked ? chunk.first / 2 : chunk.first);
+    each_whole<Kept::kUnits>(chunk, whole, [&](int i) {
+      float v[Kept::kWidth];
+      uint32_t words[Kept::kWidth / 4];
+      kept.values(i, v);
+      coder.template code<kKnown>(v, words);
+      store_whole(at + i * (kPacked ? Kept::kStep / 2 : Kept::kStep), kPacked, words);
     });
   }
 };

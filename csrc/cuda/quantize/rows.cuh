@@ -7,7 +7,8 @@
 //     using Kept = ...;               // what a thread keeps: KeptUnits or KeptFloats
 //     static constexpr int kStep;     // between the units of a thread, where all launches have the same; else 0
 //     static constexpr bool kOneChunk = true;  // where no row is walked in several; may be left out
-//     struct Row {
+//     static constexpr bool kByWarp = true;    // where a thread's units are those of its warp: kStep = 32 * kWidth;
+//     likewise struct Row {
 //       // May read the whole row; every thread calls it. What it leaves in Kept is what `load` finds there.
 //       Row(const Input&, int64_t row, const RowSpan&, RowShared&, Kept&);
 //       void load(const Chunk&, Kept&);
@@ -34,13 +35,24 @@ struct RowShared {
   float sums[2][32];
 };
 
+template <class Input, class = void>
+inline constexpr bool kByWarp = false;
+template <class Input>
+inline constexpr bool kByWarp<Input, decltype(void(Input::kByWarp))> = Input::kByWarp;
+
 struct RowSpan {
   int cols, room;     // columns of the matrix and of the output
-  int step, columns;  // between the units of a thread; of a chunk
+  int step, columns;  // between the units of a thread, or (kByWarp) what a warp owns of a chunk; of a chunk
   int chunks;
   template <class Input>
   __device__ __forceinline__ Chunk chunk(int index) const {
     constexpr int kWidth = Input::Kept::kWidth;
+    if constexpr (kByWarp<Input>) {
+      const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+      const int first = index * columns + warp * step + lane * kWidth;
+      const int most = step - Input::kStep + kWidth;  // a warp may own fewer units than its threads have room for
+      return {first, Input::kStep, min(cols - first, most), min(room - first, most), cols % kWidth == 0, room > cols};
+    }
     const int first = index * columns + static_cast<int>(threadIdx.x) * kWidth;
     return {first, Input::kStep > 0 ? Input::kStep : step, cols - first, room - first, cols % kWidth == 0, room > cols};
   }
@@ -133,8 +145,10 @@ __global__ void __launch_bounds__(Input::kThreads, 1)
   } else {
     // Every chunk for the range, then every chunk for the codes, backwards: the last one is still held. One loop, so
     // that the code that loads stands once.
+    Chunk chunk{};
     for (int turn = 0; turn < 2 * span.chunks; ++turn) {
-      const Chunk chunk = span.chunk<Input>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
+      if (!kByWarp<Input> || turn != span.chunks)  // the place in a chunk costs enough to be kept
+        chunk = span.chunk<Input>(turn < span.chunks ? turn : 2 * span.chunks - 1 - turn);
       if (turn != span.chunks) row.load(chunk, kept);
       if (turn < span.chunks) {
         kept.widen(seen, range.symmetric);
@@ -165,6 +179,20 @@ inline RowBlock row_block(int64_t rows, int64_t cols, int64_t room, int width, i
   return row_block(row_threads(rows, room, width, units, most), cols, room, width, units);
 }
 
+// Of the rows of an Input.
+template <class Input>
+RowBlock row_block_of(int64_t rows, int64_t cols, int64_t room) {
+  using Kept = typename Input::Kept;
+  RowBlock block = row_block(rows, cols, room, Kept::kWidth, Kept::kUnits, Input::kThreads);
+  if constexpr (kByWarp<Input>) {
+    const int all = block.threads * Kept::kWidth, units = static_cast<int>((room + all - 1) / all);
+    const int owned = units < 1 ? 1 : units > Kept::kUnits ? Kept::kUnits : units;
+    block.span.step = owned * Input::kStep;
+    block.span.columns = owned * all;
+  }
+  return block;
+}
+
 template <class Input, class Output>
 void launch_rows(const char* name, const Input& in, const Output& out, const RowBlock& block, int64_t rows,
                  const CodeRange& range, const QuantizeParams& params, const Context& context, int shared_bytes = 0) {
@@ -182,7 +210,7 @@ template <class T, class Input>
 void quantize_rows(const char* name, const Input& in, int64_t rows, int64_t cols, const CodeRange& range,
                    const QuantizeParams& params, const QuantizeOut& out, const Context& context, int shared_bytes = 0) {
   constexpr int kWidth = Input::Kept::kWidth;
-  const auto block = row_block(rows, cols, out.ldq, kWidth, Input::Kept::kUnits, Input::kThreads);
+  const auto block = row_block_of<Input>(rows, cols, out.ldq);
   launch_rows(name, in, RowCodes{codes_of<T, kWidth>(out, range, rows, cols)}, block, rows, range, params, context,
               shared_bytes);
 }
