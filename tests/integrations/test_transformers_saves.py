@@ -241,3 +241,28 @@ def test_static_schemes_are_taken_over(scheme: pyquant.QScheme, tmp_path: Path) 
         assert layers(read) == layers(model)
         assert {str(m.scheme.inputs) for m in read.modules() if isinstance(m, pyquant.QLinear)} != {"None"}
         assert torch.equal(out(read), out(model))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Gemma2"])
+def test_a_tied_head_is_stored_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's Gemma has no place for the head; files that hold both names, as they did before, are read too."""
+    from pyquant.io.pretrained import save
+
+    model = quantised(build(kind, tie_word_embeddings=True), "W8A8Dynamic")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    pyquant.save_pretrained(model, tmp_path / "once")
+    monkeypatch.setattr(save, "_stored_before", lambda model, quantised: set())
+    pyquant.save_pretrained(model, tmp_path / "twice")
+    head = {"lm_head.weight"}
+    assert names_in(tmp_path / "twice") - names_in(tmp_path / "once") == head
+    for folder in ("once", "twice"):
+        for start in ("cpu", "meta"):
+            with torch.device(start):
+                empty = build(kind, tie_word_embeddings=True)
+            again = pyquant.load_pretrained(tmp_path / folder, empty).eval()
+            assert again.lm_head.weight is again.model.embed_tokens.weight
+            assert torch.equal(out(again), out(model))
+    theirs = T.AutoModelForCausalLM.from_pretrained(tmp_path / "once").eval()
+    assert torch.equal(theirs.lm_head.weight, model.lm_head.weight)
+    with pytest.raises(pyquant.CheckpointError, match=r"missing in the checkpoint lm_head\.weight"):
+        pyquant.load_pretrained(tmp_path / "once", build(kind, tie_word_embeddings=False))

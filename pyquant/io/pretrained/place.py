@@ -101,7 +101,11 @@ def _embedding(layer: LayerRecord, old: nn.Module, dtype: torch.dtype) -> QEmbed
 
 
 def check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, Tensor]) -> None:
-    expected = {key: value for key, value in skeleton.state_dict().items() if not is_inside(key, set(quantised))}
+    state = skeleton.state_dict(keep_vars=True)
+    expected = {key: value for key, value in state.items() if not is_inside(key, set(quantised))}
+    stored = {id(value) for key, value in expected.items() if key in tensors}
+    tied = {key for key, value in expected.items() if isinstance(value, nn.Parameter) and id(value) in stored}
+    expected = {key: value for key, value in expected.items() if key in tensors or key not in tied}
     missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unexpected:
         norms = {
@@ -122,6 +126,8 @@ def check_keys(skeleton: nn.Module, quantised: list[str], tensors: Mapping[str, 
 def assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo]) -> None:
     """Every tensor of the checkpoint becomes the parameter or buffer of its name; tied ones stay tied."""
     placed: dict[int, Tensor] = {}
+    named = skeleton.named_parameters(remove_duplicate=False)
+    others = [(key, value) for key, value in named if key not in tensors]
     for key, saved in tensors.items():
         owner_name, _, name = key.rpartition(".")
         owner = skeleton.get_submodule(owner_name)
@@ -140,6 +146,12 @@ def assign(skeleton: nn.Module, tensors: Mapping[str, Tensor], undo: list[Undo])
             )
         undo.append(partial(held.__setitem__, name, old))
         held[name] = placed[id(old)]
+    for key, old in others:  # tied to what is stored under another name
+        if id(old) in placed:
+            owner_name, _, name = key.rpartition(".")
+            held = skeleton.get_submodule(owner_name).__dict__["_parameters"]
+            undo.append(partial(held.__setitem__, name, old))
+            held[name] = placed[id(old)]
 
 
 def refill(skeleton: nn.Module, undo: list[Undo]) -> None:

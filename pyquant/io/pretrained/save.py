@@ -330,8 +330,9 @@ class _Others(Mapping[str, Tensor]):
 
 def _other_tensors(model: nn.Module, quantised: list[str], source: Source | None = None) -> Mapping[str, Tensor]:
     others: dict[str, Tensor] = {}
+    twice = _stored_before(model, quantised)
     for key, value in state_without_codes(model).items():
-        if is_inside(key, quantised):
+        if is_inside(key, quantised) or key in twice:
             continue
         if not isinstance(value, Tensor):
             raise ArgumentError("model", f"state '{key}', a {type(value).__name__}", "a state_dict of tensors")
@@ -346,6 +347,20 @@ def _other_tensors(model: nn.Module, quantised: list[str], source: Source | None
             )
         others[key] = value
     return others if source is None else _Others(others, source)
+
+
+def _stored_before(model: nn.Module, quantised: list[str]) -> set[str]:
+    """Names of a transformers model's tensors that are tied to one of another name, under which they are stored: some
+    readers have no place for both."""
+    from pyquant.integrations import transformers
+
+    seen: set[int] = set()
+    found = set()
+    for key, value in state_without_codes(model, keep_vars=True).items() if transformers.is_model(model) else ():
+        if isinstance(value, nn.Parameter) and not is_inside(key, quantised):
+            found |= {key} if id(value) in seen else set()
+            seen.add(id(value))
+    return found
 
 
 def state_without_codes(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
