@@ -33,13 +33,13 @@ __device__ __forceinline__ void each_constant(Use use) {
   each_constant(use, std::make_integer_sequence<int, Count>());
 }
 
-// Butterflies with distances 2^(Bits - 1) ... 2^(Bits - Steps) between the entries of v, each of Width floats.
-template <int Steps, int Bits, int Width>
-__device__ __forceinline__ void butterflies(float (&v)[1 << Bits][Width]) {
+// Butterflies with distances 2^(Power - 1) ... 2^(Power - Steps) between the entries of v, each of Width floats.
+template <int Steps, int Power, int Width>
+__device__ __forceinline__ void butterflies(float (&v)[1 << Power][Width]) {
 #pragma unroll
-  for (int bit = Bits - 1; bit >= Bits - Steps; --bit)
+  for (int bit = Power - 1; bit >= Power - Steps; --bit)
 #pragma unroll
-    for (int e = 0; e < 1 << Bits; ++e) {
+    for (int e = 0; e < 1 << Power; ++e) {
       if (e >> bit & 1) continue;
 #pragma unroll
       for (int c = 0; c < Width; ++c) {
@@ -136,9 +136,9 @@ class TurnedRow {
   static __device__ __forceinline__ void load_piece(uint32_t at, Index e, float (&v)[4]) {
     load_four<turned_offset(e << kLow)>(at ^ turned_flip(e << kLow), v);
   }
-  template <int Bits, int kLow>
-  static __device__ __forceinline__ void put(uint32_t at, const float (&v)[1 << Bits][4]) {
-    each_constant<1 << Bits>([&](auto e) { store_four<turned_offset(e << kLow)>(at ^ turned_flip(e << kLow), v[e]); });
+  template <int Power, int kLow>
+  static __device__ __forceinline__ void put(uint32_t at, const float (&v)[1 << Power][4]) {
+    each_constant<1 << Power>([&](auto e) { store_four<turned_offset(e << kLow)>(at ^ turned_flip(e << kLow), v[e]); });
   }
 
   static __device__ __forceinline__ void step(int bit, float (&v)[kTurned]) {
@@ -212,36 +212,36 @@ class TurnedRow {
       turn<Steps, 8>();
   }
 
-  // Where the pieces of an item lie: 2^Bits of four neighbours each, 2^low columns apart.
-  template <int Bits>
+  // Where the pieces of an item lie: 2^Power of four neighbours each, 2^low columns apart.
+  template <int Power>
   static __device__ __forceinline__ int first_of(int item, int low) {
     const int inner = low < 2 ? 0 : low - 2;
-    return (item >> inner << (inner + Bits) | (item & ((1 << inner) - 1))) << 2;
+    return (item >> inner << (inner + Power) | (item & ((1 << inner) - 1))) << 2;
   }
-  // Whether a thread's next item lies blockDim.x << (Bits + 2) columns behind it, at the same place of its block, in
+  // Whether a thread's next item lies blockDim.x << (Power + 2) columns behind it, at the same place of its block, in
   // memory too: a block of threads is whole warps.
-  template <int Bits, int kLow>
-  static constexpr bool kEven = Bits >= 2 && kLow >= 2 && kLow <= 7;
+  template <int Power, int kLow>
+  static constexpr bool kEven = Power >= 2 && kLow >= 2 && kLow <= 7;
 
-  // The first Steps steps of blocks of 2^log2, whose largest distance is that of a thread's 2^Bits pieces; log2 is
-  // Bits + kLow, but where Bits is 0.
-  template <int Bits, int Steps, int kLow>
-  __device__ __forceinline__ void take_steps(const T* from, bool vector, int log2 = Bits + kLow) {
+  // The first Steps steps of blocks of 2^log2, whose largest distance is that of a thread's 2^Power pieces; log2 is
+  // Power + kLow, but where Power is 0.
+  template <int Power, int Steps, int kLow>
+  __device__ __forceinline__ void take_steps(const T* from, bool vector, int log2 = Power + kLow) {
     using FourSigns = Signs<T, 4>;
-    const int low = Bits > 0 ? kLow : log2, pieces = (columns_ + 3) >> (2 + Bits);
+    const int low = Power > 0 ? kLow : log2, pieces = (columns_ + 3) >> (2 + Power);
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    int first = first_of<Bits>(thread, low);
+    int first = first_of<Power>(thread, low);
     uint32_t to = address(first);
     const T* at = from + first;
 #pragma unroll 1
     for (int item = thread; item < pieces; item += threads) {
-      if constexpr (!kEven<Bits, kLow>) {
-        first = first_of<Bits>(item, low);
+      if constexpr (!kEven<Power, kLow>) {
+        first = first_of<Power>(item, low);
         to = address(first);
         at = from + first;
       }
       // Column j = e * 2^low + 4 l + c of a block: the pairs of ones within e, within l, within c and between them.
-      const int inner = low < 2 ? 0 : low - 2, l = (kEven<Bits, kLow> ? thread : item) & ((1 << inner) - 1);
+      const int inner = low < 2 ? 0 : low - 2, l = (kEven<Power, kLow> ? thread : item) & ((1 << inner) - 1);
       const uint32_t own = hadamard_flips(static_cast<uint32_t>(l)) << 31, odd = static_cast<uint32_t>(l) << 31;
       const FourSigns plain = FourSigns::of([&](int c) {
         const uint32_t sign = c < 2 ? own : c == 2 ? own ^ odd : own ^ odd ^ 0x80000000u;
@@ -249,23 +249,23 @@ class TurnedRow {
       });
       const FourSigns behind = plain.also(inner > 0 && l >> (inner - 1) & 1 ? FourSigns::kAll : 0);
       const FourSigns sign[2][2] = {{plain, plain.negated()}, {behind, behind.negated()}};
-      Piece<T, 4> piece[1 << Bits];
-      float v[1 << Bits][4];
-      const int count = Bits > 0 ? 4 : columns_ - first;  // fewer only at the end of rows of blocks of 1 or 2
+      Piece<T, 4> piece[1 << Power];
+      float v[1 << Power][4];
+      const int count = Power > 0 ? 4 : columns_ - first;  // fewer only at the end of rows of blocks of 1 or 2
       if (vector && count >= 4) {
 #pragma unroll
-        for (int e = 0; e < 1 << Bits; ++e) piece[e].load(at + (e << kLow));
+        for (int e = 0; e < 1 << Power; ++e) piece[e].load(at + (e << kLow));
       } else {
 #pragma unroll
-        for (int e = 0; e < 1 << Bits; ++e) piece[e].load_some(at + (e << kLow), count);
+        for (int e = 0; e < 1 << Power; ++e) piece[e].load_some(at + (e << kLow), count);
       }
 #pragma unroll
-      for (int e = 0; e < 1 << Bits; ++e) piece[e].widen(sign[e & 1][hadamard_flips(static_cast<uint32_t>(e))], v[e]);
-      butterflies<Steps, Bits>(v);
-      put<Bits, kLow>(to, v);
-      if constexpr (kEven<Bits, kLow>) {
-        at += threads << (Bits + 2);
-        to += static_cast<uint32_t>(threads << (Bits + 4));
+      for (int e = 0; e < 1 << Power; ++e) piece[e].widen(sign[e & 1][hadamard_flips(static_cast<uint32_t>(e))], v[e]);
+      butterflies<Steps, Power>(v);
+      put<Power, kLow>(to, v);
+      if constexpr (kEven<Power, kLow>) {
+        at += threads << (Power + 2);
+        to += static_cast<uint32_t>(threads << (Power + 4));
       }
     }
   }
