@@ -136,6 +136,14 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm80_s8s4_groups_experts 16x64x128   16x32x32 multistage 6 smoke)
   pyquant_kernel(sm80_s8s4_groups_experts 64x128x128  32x32x32 multistage 4 full)
 
+  pyquant_family(sm80_s8s8_conv sm80_conv 80
+                 "ConvSm80<Sm80S8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
+  pyquant_kernel(sm80_s8s8_conv 64x64x64   32x32x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 64x128x64  32x64x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 128x64x64  64x32x64 splitk     5 smoke)
+  pyquant_kernel(sm80_s8s8_conv 128x128x64 64x64x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 256x128x64 64x64x64 multistage 3 full)
+
   pyquant_family(sm80_f16 sm80 80
                  "GemmSm80<Sm80F16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
   pyquant_kernel(sm80_f16 16x64x64   16x64x32  multistage 4 full)
@@ -612,7 +620,7 @@ function(pyquant_cuda_kernels result)
                        csrc/cuda/quantize/dequantize.cu
                        csrc/cuda/quantize/fake_gradients.cu csrc/cuda/quantize/fake_quantize.cu
                        csrc/cuda/quantize/gate.cu csrc/cuda/quantize/given.cu csrc/cuda/quantize/groups.cu
-                       csrc/cuda/quantize/hadamard.cu
+                       csrc/cuda/quantize/hadamard.cu csrc/cuda/quantize/images.cu
                        csrc/cuda/quantize/norm.cu csrc/cuda/quantize/parts.cu csrc/cuda/quantize/per_token.cu
                        csrc/cuda/quantize/short_groups.cu)
   list(APPEND OBJECTS pyquant_cuda_quantize)

@@ -104,6 +104,9 @@ def _case(native: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         "x_packed": packed,
         "experts": 1 if row["experts_only"] else 0,
     }
+    if row["channel_multiple"]:  # x as an image of m pixels under a window of one
+        image = {"channels": K, "taps": 1, "out_height": 1, "out_width": m, "image_step": m * K}
+        problem["image"] = image | {"window_step": [0, K], "tap_step": [0, 0]}
     operands = {"x": _in_memory(x, x_type, packed), "w_scale": scale}
     if row["experts_only"]:
         operands["expert_ends"] = torch.tensor([m], dtype=torch.int32)

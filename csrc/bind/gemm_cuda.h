@@ -21,6 +21,7 @@ class Scratch {
   }
   template <class T>
   T* at(int64_t begin) const {
+    if (bytes_ == 0) return nullptr;
     return reinterpret_cast<T*>(static_cast<char*>(memory_.mutable_data_ptr()) + begin);
   }
 

@@ -5,28 +5,12 @@
 
 #include "bind/backend_cuda.h"
 #include "bind/gemm_cuda.h"
-#include "core/rows_layout.h"
+#include "bind/rows_buffer.h"
 #include "cuda/expert_rows.h"
 #include "plan/accept.h"
 
 namespace pyquant::bind {
 namespace {
-
-// The sections of a packed buffer.
-struct Buffer {
-  RowsLayout at;
-  const char* base;
-  Buffer(const LinearSpec& s, const Tensor& packed)
-      : at(rows_layout(s)), base(static_cast<const char*>(packed.const_data_ptr())) {}
-  template <class T>
-  const T* section(int64_t offset) const {
-    return reinterpret_cast<const T*>(base + offset);
-  }
-  const float* x_scale() const { return section<float>(at.scalars); }
-  const int32_t* x_zero_point() const { return section<int32_t>(at.scalars + 4); }
-  const float* out_scale() const { return section<float>(at.scalars + 8); }
-  const int32_t* out_zero_point() const { return section<int32_t>(at.scalars + 12); }
-};
 
 // Rows of many layers. chosen: which rows of x are meant, in their order; null: all.
 struct Rows {
@@ -35,39 +19,6 @@ struct Rows {
   int64_t layers = 0;  // 0: one layer
 };
 
-// The problem as the caller has it.
-void set_operands(const LinearCall& call, const Buffer& b, GemmProblem* p, GemmOperands* o) {
-  const LinearSpec& s = call.spec;
-  p->m = call.x.rows;
-  p->n = s.n;
-  p->k = s.k;
-  p->x = call.x.type;
-  p->x_packed = is_packed(call.x.type);
-  p->ldx = call.x.ld;
-  p->w = s.w->type;
-  p->out = call.out;
-  p->w_layout = s.layout == Layout::rows_blocked128 ? WeightLayout::blocked128 : WeightLayout::natural;
-  p->ldw = b.at.k_pad;
-  p->ldo = whole_bytes(call.out, s.n);
-  p->group_size = s.two_level ? 0 : s.group_size;
-  p->step_size = s.two_level ? s.group_size : 0;
-  o->x = call.x.data;
-  o->w = b.base;
-  if (s.two_level && s.layout == Layout::rows) o->w_step = b.section<uint8_t>(b.at.w_step);
-  o->w_scale = b.section<float>(b.at.w_scale);
-  o->w_sum = b.section<int32_t>(b.at.w_sum);
-  o->bias = s.has_bias ? b.section<float>(b.at.bias) : nullptr;
-  if (s.codes_out) {
-    o->out_scale = b.out_scale();
-    o->out_zero_point = b.out_zero_point();
-  }
-  if (call.residual.data) {
-    o->residual = call.residual.data;
-    p->residual = call.residual.type;
-    p->ldr = call.residual.ld;
-  }
-}
-
 // What a call needs besides its result: padded rows of codes, with dynamic inputs a scale and perhaps a zero point a
 // row (of uint8 codes: one shifted zero point), the codes two a byte, and the row's workspace.
 struct Parts {
@@ -75,7 +26,7 @@ struct Parts {
   int64_t codes = 0, scale = 0, zero_point = 0, nibbles = 0, at_workspace = 0;
   cuda::Workspace workspace;
 
-  Parts(const Route& route, const LinearCall& call, const Buffer& b, const GemmOperands& o, const On& on,
+  Parts(const Route& route, const LinearCall& call, const RowsBuffer& b, const GemmOperands& o, const On& on,
         const Tensor& like) {
     const int64_t rows = route.problem.m;
     const bool dynamic = is_float(call.x.type) && call.spec.input == InputMode::dynamic_per_token;
@@ -94,7 +45,7 @@ struct Parts {
   }
 };
 
-void quantise_rows(const LinearCall& call, const Rows& of, const Buffer& b, const On& on, const Parts& parts,
+void quantise_rows(const LinearCall& call, const Rows& of, const RowsBuffer& b, const On& on, const Parts& parts,
                    bool has_zero_point, GemmOperands* o) {
   const LinearSpec& s = call.spec;
   const Matrix& m = call.x;
@@ -118,7 +69,7 @@ void quantise_rows(const LinearCall& call, const Rows& of, const Buffer& b, cons
 }
 
 // The same from codes; uint8 codes become signed with their zero point.
-void arrange_rows(const LinearCall& call, const Buffer& b, const On& on, const Parts& parts, GemmOperands* o) {
+void arrange_rows(const LinearCall& call, const RowsBuffer& b, const On& on, const Parts& parts, GemmOperands* o) {
   const Matrix& m = call.x;
   auto* shifted = m.type == DType::u8 ? parts.memory.at<int32_t>(parts.zero_point) : nullptr;
   cuda::arrange_codes(m.data, m.type, m.rows, call.spec.k, m.ld, parts.memory.at<int8_t>(parts.codes), b.at.k_pad,
@@ -127,7 +78,7 @@ void arrange_rows(const LinearCall& call, const Buffer& b, const On& on, const P
 }
 
 // The activations in the form that the route requires.
-void prepare(const Route& route, const LinearCall& call, const Rows& of, const Buffer& b, const On& on,
+void prepare(const Route& route, const LinearCall& call, const Rows& of, const RowsBuffer& b, const On& on,
              const Parts& parts, GemmOperands* o) {
   if (parts.workspace.bytes > 0) o->workspace = parts.memory.at<void>(parts.at_workspace);
   if (route.form == Form::given) return;
@@ -141,23 +92,6 @@ void prepare(const Route& route, const LinearCall& call, const Rows& of, const B
   auto* nibbles = parts.memory.at<uint8_t>(parts.nibbles);
   cuda::pack_int4(static_cast<const int8_t*>(o->x), call.x.rows, b.at.k_pad, nibbles, on.context);
   o->x = nibbles;
-}
-
-// What of the product is the layer's: the form of its inputs, its epilogue.
-Epilogue set_inputs(const LinearCall& call, const Buffer& buffer, GemmProblem* p, GemmOperands* o) {
-  const LinearSpec& s = call.spec;
-  const bool dynamic = s.input == InputMode::dynamic_per_token;
-  p->per_token_scale = p->per_token_zero_point = dynamic;
-  p->has_zero_point = !dynamic || (call.x_scale ? call.x_zero_point != nullptr : !s.x_symmetric);
-  o->x_scale = dynamic ? call.x_scale : buffer.x_scale();
-  o->x_zero_point = dynamic ? call.x_zero_point : buffer.x_zero_point();
-  Epilogue e;
-  e.activation = s.activation;
-  e.clamp_min = s.clamp_min;
-  e.clamp_max = s.clamp_max;
-  e.out_qmin = s.out_qmin;
-  e.out_qmax = s.out_qmax;
-  return e;
 }
 
 // Bytes from the first buffer to each. All lie alike to the 16 bytes that kernels copy at a time.
@@ -196,7 +130,7 @@ Tensor grouped_linear_cuda(const Tensor& x, std::vector<Tensor> packed, const Te
   const On on(x);
   Tensor out = empty(x, call.out_shape, call.out_type);
   if (out.numel() == 0) return out;
-  const Buffer buffer(s, packed[0]);
+  const RowsBuffer buffer(s, packed[0]);
   const std::vector<int64_t> shifts = shifts_of(packed);
   GemmProblem p;
   GemmOperands o;
@@ -224,7 +158,7 @@ void Cuda::linear(const LinearCall& call, const Tensor& x, const Tensor& packed,
   const LinearSpec& s = call.spec;
   if (call.x.type == DType::s32) refuse("x", describe(x), "floats or codes on CUDA");
   if (call.out == DType::s32) refuse("out_dtype", "int32", "a result of the whole layer on CUDA; gemm gives int32");
-  const Buffer buffer(s, packed);
+  const RowsBuffer buffer(s, packed);
   GemmProblem p;
   GemmOperands o;
   set_operands(call, buffer, &p, &o);

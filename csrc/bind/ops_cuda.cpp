@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "bind/backend_cuda.h"
+#include "bind/conv_cuda.h"
 #include "bind/fake_quantise_ops.h"
 #include "bind/first_copy.h"
 #include "bind/float_cuda.h"
@@ -67,6 +68,7 @@ STABLE_TORCH_LIBRARY_IMPL(PYQUANT_BIND_LIBRARY, PYQUANT_BIND_KEY, m) {
   if (!pyquant::cuda::is_built()) return;  // what follows has a stand-in in Python (pyquant/ops/fallback.py)
   b::ProductOps<b::Cuda>::add_packing_to(m);
   m.impl("magnitude_histogram", TORCH_BOX(&b::QuantiseOps<b::Cuda>::magnitude_histogram));
+  m.impl("qconv2d", TORCH_BOX(&b::qconv2d_cuda));
   m.impl("float_linear", TORCH_BOX(&b::float_linear_cuda));
   m.impl("weight_only_linear", TORCH_BOX(&b::weight_only_linear_cuda));
 }

@@ -15,6 +15,17 @@ enum class WeightLayout : int32_t { natural = 0, blocked128 = 1 };
 
 constexpr uint32_t layout_bit(WeightLayout layout) { return 1u << static_cast<int32_t>(layout); }
 
+// Rows of x that lie in images and are read through a window: no matrix of patches exists. Row m is pixel (i, j) of the
+// result of one image, and its code k = (r * taps + s) * channels + c the one at
+//   image * image_step + i * window_step[0] + j * window_step[1] + r * tap_step[0] + s * tap_step[1] + c
+// Steps count codes. Every code is there: padding is memory that holds zero points.
+struct ImageRows {
+  int64_t channels = 0;  // 0: x is a matrix
+  int64_t taps = 1;      // in a row of the window
+  int64_t out_height = 1, out_width = 1;
+  int64_t image_step = 0, window_step[2] = {0, 0}, tap_step[2] = {0, 0};
+};
+
 // y[m, n] = epilogue(sum_k x_q[m, k] * w_q[n, k]); leading strides count elements (for s4: nibbles).
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
@@ -28,6 +39,7 @@ struct GemmProblem {
   int64_t ldx = 0, ldw = 0, ldo = 0, ldr = 0;
   int64_t group_size = 0;        // codes along k that share a weight scale; 0 = one scale per channel
   int64_t step_size = 0;         // s4 weights: codes along k that share a step (docs/numerics.md 4.1); 0 = no steps
+  ImageRows image;               // how x lies where it is no matrix; ldx then says nothing
   int64_t experts = 0;           // matrices of weights, each for rows of its own (GemmOperands); 0 = one for all
   bool per_token_scale = false;  // x_scale has m entries (else one)
   bool per_token_zero_point = false;

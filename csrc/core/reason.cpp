@@ -36,6 +36,9 @@ std::string text_of(const Refusal& r) {
       return r.wanted == 0 ? two("codes that share a step must be ", r.wanted, " (no steps), got ", r.got)
                            : two("codes that share a step must be a multiple of ", r.wanted, ", got ", r.got);
     case Reason::steps_only: return two("codes that share a step must be a multiple of ", r.wanted, ", got ", r.got);
+    case Reason::image:
+      return r.wanted == 0 ? two("channels of images must be ", r.wanted, " (x is a matrix), got ", r.got)
+                           : two("channels of images must be a multiple of ", r.wanted, ", got ", r.got);
     case Reason::experts:
       return r.wanted == 0 ? two("experts must be ", r.wanted, " (one matrix of weights), got ", r.got)
                            : two("experts must be at least ", r.wanted, ", got ", r.got);

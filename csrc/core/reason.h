@@ -24,6 +24,7 @@ enum class Reason : int32_t {
   groups_only,  // the kernel needs a group size
   step_size,    // a multiple of wanted; wanted 0: no steps
   steps_only,   // the kernel needs steps
+  image,        // channels a multiple of wanted; wanted 0: x is a matrix
   experts,      // wanted 1: the kernel needs experts; wanted 0: it takes one matrix of weights
   m_limit,
   zero_point,  // of activations; not taken

@@ -10,7 +10,7 @@
 #include "core/hadamard.h"
 #include "core/linear.h"
 #include "core/problem.h"
-#include "core/window.h"
+#include "core/conv.h"
 #include "cpu/isas.h"
 
 namespace pyquant::cpu {
@@ -102,19 +102,6 @@ void grouped_linear(const LinearSpec& spec, const void* const* packed, const int
 
 // ---- the fused convolution: `linear` over the codes under each window, which are read from the image.
 // docs/numerics.md 11.
-struct ConvOperands {
-  Window window;
-  const void* x = nullptr;  // f32, f16, bf16: quantised here; s8: codes of the static scale, or of x_scale
-  DType x_type = DType::f32;
-  int64_t batch = 0, channels = 0, height = 0, width = 0;
-  bool channels_last = false;             // x and out as [batch][height][width][channels], else channels before pixels
-  const float* x_scale = nullptr;         // [batch], of codes under dynamic inputs
-  const int32_t* x_zero_point = nullptr;  // likewise; null: 0
-  const void* residual = nullptr;         // [batch][height][width][n] of the result's size; null: none
-  DType residual_type = DType::f32;
-  void* out = nullptr;
-  DType out_type = DType::f32;  // f32, f16, bf16; s8 when spec.codes_out
-};
 void conv(const LinearSpec& spec, const void* packed, const ConvOperands& operands);
 
 // ---- what layers are held to (bench.cpu_linear).

@@ -5,6 +5,7 @@
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda/expert_rows.h"
+#include "cuda/images.h"
 
 namespace pyquant::cuda {
 
@@ -44,6 +45,13 @@ void quantize_expert_rows(const FloatMatrix&, const ExpertSteps&, int64_t, const
                           const Context&) {
   refuse();
 }
+void quantize_images(const Images&, const float*, const int32_t*, bool, const CodeRange&, const ImagesOut&,
+                     const Context&) {
+  refuse();
+}
+int64_t images_workspace_bytes(const Images&) { refuse(); }
+void quantize_images_dynamic(const Images&, const CodeRange&, const ImagesOut&, void*, const Context&) { refuse(); }
+void gather_patches(const int8_t*, const ImageRows&, int64_t, int64_t, int8_t*, int64_t, const Context&) { refuse(); }
 void norm_quantize(const FloatMatrix&, const NormOperands&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
                    const Context&) {
   refuse();

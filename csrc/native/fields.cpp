@@ -13,6 +13,26 @@ T named(const char* const (&names)[kCount], const std::string& name, const char*
   throw std::invalid_argument(std::string("unknown ") + what + " '" + name + "'");
 }
 
+ImageRows image_of(const py::dict& dict) {
+  Fields f(dict);
+  ImageRows image;
+  image.channels = f.get<int64_t>("channels", 0);
+  image.taps = f.get<int64_t>("taps", 1);
+  image.out_height = f.get<int64_t>("out_height", 1);
+  image.out_width = f.get<int64_t>("out_width", 1);
+  image.image_step = f.get<int64_t>("image_step", 0);
+  const auto pair = [&](const char* key, int64_t (&to)[2]) {
+    const auto values = f.get<std::vector<int64_t>>(key, {0, 0});
+    if (values.size() != 2)
+      throw std::invalid_argument(std::string(key) + ": two numbers, got " + std::to_string(values.size()));
+    to[0] = values[0], to[1] = values[1];
+  };
+  pair("window_step", image.window_step);
+  pair("tap_step", image.tap_step);
+  f.done("image");
+  return image;
+}
+
 }  // namespace
 
 DType dtype_of(const std::string& name) {
@@ -47,6 +67,7 @@ GemmProblem problem_of(const py::dict& dict) {
   p.ldr = f.get<int64_t>("ldr", p.n);
   p.group_size = f.get<int64_t>("group_size", 0);
   p.step_size = f.get<int64_t>("step_size", 0);
+  if (dict.contains("image")) p.image = image_of(f.get<py::dict>("image", {}));
   p.experts = f.get<int64_t>("experts", 0);
   p.per_token_scale = f.get<bool>("per_token_scale", false);
   p.per_token_zero_point = f.get<bool>("per_token_zero_point", false);

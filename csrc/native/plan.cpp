@@ -50,6 +50,7 @@ py::list kernel_table() {
     d["groups_only"] = f.groups_only;
     d["step_multiple"] = f.step_multiple;
     d["steps_only"] = f.steps_only;
+    d["channel_multiple"] = f.channel_multiple;
     d["experts_only"] = f.experts_only;
     d["zero_point"] = f.zero_point;
     d["w_zero_point"] = f.w_zero_point;

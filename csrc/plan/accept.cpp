@@ -5,12 +5,15 @@
 
 #include "core/bounds.h"
 #include "core/decode_split.h"
+#include "plan/split_k.h"
 
 namespace pyquant {
 
 namespace {
 
 constexpr uint32_t kResidualTypes = type_bit(DType::f16) | type_bit(DType::bf16) | type_bit(DType::f32);
+// Kernels count the places of codes in images by 16, in 32 bits.
+constexpr int64_t kImageLimit = int64_t{16} << 31;
 // Kernels count rows, columns and k in int32 and round up to a tile.
 constexpr int64_t kSizeLimit = kInt32Max - 1024;
 // CUDA's limit of gridDim.y, times the narrowest tile.
@@ -78,6 +81,17 @@ Refusal accept_experts(const FamilyFacts& f, const GemmProblem& p) {
   return (p.experts > 0) == f.experts_only ? Refusal{} : refuse(Reason::experts, f.experts_only, p.experts);
 }
 
+int64_t image_codes(const GemmProblem& p) {
+  return ceil_div(p.m, p.image.out_height * p.image.out_width) * p.image.image_step;
+}
+
+Refusal accept_image(const FamilyFacts& f, const GemmProblem& p) {
+  const int64_t channels = p.image.channels;
+  if (f.channel_multiple == 0) return channels == 0 ? Refusal{} : refuse(Reason::image, 0, channels);
+  if (channels == 0 || channels % f.channel_multiple != 0) return refuse(Reason::image, f.channel_multiple, channels);
+  return image_codes(p) > kImageLimit ? refuse(Reason::size_limit, kImageLimit, image_codes(p)) : Refusal{};
+}
+
 // Rows of mma.sync run on chips whose shared memory differs (sm_80 163 KiB, sm_86 and sm_89 99); other rows fit all of
 // theirs.
 Refusal accept_device(const Row& row, const DeviceInfo& device) {
@@ -125,6 +139,7 @@ Refusal accept(const Row& row, const GemmProblem& p, bool has_residual, const De
   Refusal refusal = accept_device(row, device);
   if (refusal.ok()) refusal = accept_types(f, p, has_residual);
   if (refusal.ok()) refusal = accept_experts(f, p);
+  if (refusal.ok()) refusal = accept_image(f, p);
   if (refusal.ok()) refusal = accept_groups(f, p);
   if (refusal.ok()) refusal = accept_steps(f, p);
   if (refusal.ok()) refusal = accept_sizes(f, p);

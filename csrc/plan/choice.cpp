@@ -17,7 +17,7 @@ constexpr size_t kSlots =
 
 // All that select() looks at. Row strides count through the alignments only.
 struct Key {
-  uint64_t words[15];
+  uint64_t words[19];
   bool operator==(const Key& other) const { return std::memcmp(words, other.words, sizeof(words)) == 0; }
 };
 
@@ -36,9 +36,10 @@ Key key_of(const GemmProblem& p, bool has_residual, const DeviceInfo& d, const R
                          at(p.has_zero_point, 43) | at(p.has_w_zero_point, 44) | at(has_residual, 45) |
                          at(p.w_layout, 46) | at(d.halves_float_sums, 50);
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
-  return {{word(p.m), word(p.n), word(p.k), word(p.group_size), word(p.step_size), word(p.experts), flags, word(d.sm),
-           word(d.sm_count), word(d.shared_bytes), word(d.l2_bytes), word(d.dram_gbps), word(d.clock_mhz), d.gpu,
-           reinterpret_cast<uintptr_t>(row)}};
+  return {{word(p.m), word(p.n), word(p.k), word(p.group_size), word(p.step_size), word(p.experts),
+           word(p.image.channels), word(p.image.out_height), word(p.image.out_width), word(p.image.image_step), flags,
+           word(d.sm), word(d.sm_count), word(d.shared_bytes), word(d.l2_bytes), word(d.dram_gbps), word(d.clock_mhz),
+           d.gpu, reinterpret_cast<uintptr_t>(row)}};
 }
 
 size_t hash_of(const Key& key) {

@@ -50,12 +50,19 @@ inline double channels_read(const GemmProblem& p) {
   return static_cast<double>(p.n) * static_cast<double>(matrices);
 }
 
+// Codes of x in memory: those of images are read for several rows.
+inline double x_codes(const GemmProblem& p) {
+  const double m = static_cast<double>(p.m);
+  if (p.image.channels == 0) return m * static_cast<double>(p.k);
+  return m / static_cast<double>(p.image.out_height * p.image.out_width) * static_cast<double>(p.image.image_step);
+}
+
 inline double main_memory_us(const GemmProblem& p, const Chip& chip) {
   const double m = static_cast<double>(p.m), n = channels_read(p), k = static_cast<double>(p.k);
   const double scales = p.group_size > 0  ? 4 * n * k / static_cast<double>(p.group_size)
                         : p.step_size > 0 ? n * k / static_cast<double>(p.step_size)
                                           : 0;
-  return (bytes_of(m * k, p.x, p.x_packed) + bytes_of(n * k, p.w) + bytes_of(m * static_cast<double>(p.n), p.out) +
+  return (bytes_of(x_codes(p), p.x, p.x_packed) + bytes_of(n * k, p.w) + bytes_of(m * static_cast<double>(p.n), p.out) +
           scales) /
          chip.dram_bytes_per_us;
 }

@@ -29,8 +29,10 @@ struct FamilyFacts {
   bool groups_only = false;    // takes problems with group scales only
   int32_t step_multiple = 0;   // of the codes that share a step; 0: no steps
   bool steps_only = false;     // takes weights with steps only
-  bool experts_only = false;   // takes the weights of many experts only; others take one matrix
-  bool zero_point = true;      // of activations
+  int32_t channel_multiple =
+      0;                      // of images whose rows are read through a window, the only x that it takes; 0: a matrix
+  bool experts_only = false;  // takes the weights of many experts only; others take one matrix
+  bool zero_point = true;     // of activations
   bool w_zero_point = false;
   Packing x_packing = Packing::bytes;
   uint32_t w_layouts = layout_bit(WeightLayout::natural);
@@ -55,6 +57,7 @@ constexpr uint32_t kRealOuts = kAllOuts & ~type_bit(DType::s32);  // of float ac
   X(sm80_s8s4_experts)         \
   X(sm80_s8s4_blocked_experts) \
   X(sm80_s8s4_groups_experts)  \
+  X(sm80_s8s8_conv)            \
   X(sm80_f16)                  \
   X(sm80_bf16)                 \
   X(sm80_w8a16)                \
@@ -206,6 +209,14 @@ constexpr FamilyFacts sm80_s8s4_blocked_experts() {
 
 constexpr FamilyFacts sm80_s8s4_groups_experts() {
   return with_experts(sm80_s8s4_groups(), "sm80_s8s4_groups_experts");
+}
+
+// The rows of x lie in images, of which 16 bytes are copied at a time: they are channels of one pixel.
+constexpr FamilyFacts sm80_s8s8_conv() {
+  FamilyFacts f = sm80_s8s8();
+  f.name = "sm80_s8s8_conv";
+  f.channel_multiple = 16;
+  return f;
 }
 
 constexpr FamilyFacts sm80_f16() { return multistage("sm80_f16", DType::f16, DType::f16); }

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/rows_layout.h"
+#include "plan/chip.h"
 #include "plan/accept.h"
 #include "plan/cost.h"
 #include "plan/tuned.h"
@@ -12,7 +13,7 @@ namespace {
 
 bool on_tensor_cores(const Row* row) { return row != nullptr && row->facts().engine != Engine::byte_wise; }
 
-// The rules of the three entries. Every candidate is a form of the activations and the row that is best for it.
+// The rules of the entries. Every candidate is a form of the activations and the row that is best for it.
 class Router {
  public:
   Router(const Request& request, const DeviceInfo& device, PickRow pick)
@@ -52,6 +53,20 @@ class Router {
         given.row != nullptr && (are_floats || tuned != nullptr || given.row->facts().engine == Engine::decode ||
                                  (on_tensor_cores(given.row) && !framework_is_quicker(*given.row, p, device_)));
     return is_chosen ? given : Route{Form::framework, nullptr, p};
+  }
+
+  // Out of the images, or from rows that are written once more for every window they are in, which any kernel reads.
+  Route conv() const {
+    const Route given = with_row(Form::given, request_.problem);
+    GemmProblem p = request_.problem;
+    p.image = {};
+    p.ldx = padded_row(p.k);
+    p.x_align = 16;
+    p.k = padded_k();
+    const Route patches = with_row(Form::patches, p);
+    if (given.row == nullptr) return patches;
+    const double written = static_cast<double>(p.m * p.ldx) / chip_of(device_).dram_bytes_per_us;
+    return cheaper(given, patches, kPassUs + written);
   }
 
  private:
@@ -110,6 +125,7 @@ Route route(const Request& request, const DeviceInfo& device, PickRow pick) {
     case Entry::gemm: return router.gemm();
     case Entry::linear: return router.linear();
     case Entry::float_linear: return router.float_linear();
+    case Entry::conv: return router.conv();
   }
   return {};
 }

@@ -12,16 +12,18 @@ namespace pyquant {
 //   gemm          read as they are given; int4 codes may also be rewritten into their other packing.
 //   linear        weights are padded rows: floats are quantised into padded rows of bytes, codes may be rewritten so.
 //   float_linear  the activations stay floats; the framework may multiply instead.
-enum class Entry : int32_t { gemm, linear, float_linear };
-constexpr const char* kEntryNames[] = {"gemm", "linear", "float_linear"};  // by value
+//   conv          codes that lie in images (GemmProblem::image), which may be written out as rows.
+enum class Entry : int32_t { gemm, linear, float_linear, conv };
+constexpr const char* kEntryNames[] = {"gemm", "linear", "float_linear", "conv"};  // by value
 
 // How the row finds the activations, by what is done to them first.
 //   given      nothing: in the caller's memory.
 //   bytes      rows of padded_row(k) bytes, a code each: quantised floats, rewritten codes.
 //   nibbles    such rows, two codes a byte: one more pass, or for gemm a pass over the caller's bytes.
 //   framework  there is no row: the framework multiplies floats, of weights that are codes their dequantised values.
-enum class Form : int32_t { given, bytes, nibbles, framework };
-constexpr const char* kFormNames[] = {"given", "bytes", "nibbles", "framework"};  // by value
+//   patches    rows of padded_row(k) bytes again, that the window reads out of the images.
+enum class Form : int32_t { given, bytes, nibbles, framework, patches };
+constexpr const char* kFormNames[] = {"given", "bytes", "nibbles", "framework", "patches"};  // by value
 
 struct Request {
   Entry entry = Entry::gemm;

@@ -150,7 +150,7 @@ std::vector<std::string> set_tuned(const std::string& text) {
 const Tuned* find_tuned(const GemmProblem& problem, bool has_residual, const DeviceInfo& device) {
   const Table* table = g_table.load(std::memory_order_acquire);
   if (table == nullptr || device.gpu == 0 || table->choices.empty()) return nullptr;
-  if (problem.experts > 0) return nullptr;  // measured for one matrix
+  if (problem.experts > 0 || problem.image.channels > 0) return nullptr;  // measured for one matrix of each
   const bool zero_point = problem.has_zero_point;
   for (const With known : {with(zero_point, has_residual), with(zero_point, false), With::any}) {
     const auto found = table->choices.find(key_of(problem, known, device.gpu));

@@ -68,6 +68,7 @@ def table_row(**more):
         "cluster": tiling.cluster,
         "schedule": tiling.schedule,
         "experts_only": False,
+        "channel_multiple": 0,
         "compiled": True,
     }
     return row | more

@@ -12,6 +12,7 @@ import pytest
 import torch
 from blocked import pack_blocked128
 from gpu_device import SENTINEL, Memory
+from images import as_images
 from problems import BASE_SEED, Draw
 from steps import draw_steps, natural_steps, pack_blocked_steps, products
 from torch import Tensor
@@ -253,6 +254,7 @@ def make_case(name: str, out: str, index: int, plain: bool = False) -> Case:
     ldx = _stride(draw, k, x_type, x_packed, row["x_align"])
     ldw = _stride(draw, k, w_type, w_type == "s4", row["w_align"])
     memory["x"] = _in_memory(x, x_type, ldx, x_packed)
+    problem |= as_images(row, m, k, ldx)
     memory["w"], order = _weights(row, w, w_type, ldw, step)
     step = 16 * 8 // BITS[out]
     free = n + draw.choice((0, 0, 1, 8))
@@ -348,6 +350,7 @@ def _bare(name: str, out: str, m: int, n: int, k: int) -> Case:
         "step_size": step_size,
         "experts": int(row["experts_only"]),
     }
+    problem |= as_images(row, m, k, 128)
     memory: dict[str, Tensor | None] = {"x": _in_memory(x, x_type, 128, x_packed), "w": weights}
     if row["experts_only"]:
         memory["expert_ends"] = torch.tensor([m], dtype=torch.int32)
@@ -372,6 +375,8 @@ def test_zero_sizes_are_legal(native: Any, plain_device: Memory, name: str) -> N
     k = 2 * ROWS[name]["group_multiple"] if ROWS[name]["groups_only"] else 64  # of steps: a multiple of all
     for out in ROWS[name]["out"]:
         for m, n, depth in ((0, 16, k), (16, 0, k), (5, 16, 0), (3, 16, k)):
+            if depth == 0 and ROWS[name]["channel_multiple"]:
+                continue  # no channel: a matrix
             case = _bare(name, out, m, n, depth)
             compare(run(native, plain_device, case), case.want(), case.repeat)
 
@@ -405,23 +410,27 @@ def _launched(native: Any, device: Memory, name: str) -> tuple[Tensor, dict[str,
     memory |= {"x": _in_memory(call["x"], x_type, k, x_packed), "w": weights}
     experts = experts_of_one_matrix(draw, m) if row["experts_only"] else (0, None)
     memory["expert_ends"] = experts[1]
-    problem = order | {
-        "m": m,
-        "n": n,
-        "k": k,
-        "x": x_type,
-        "w": w_type,
-        "out": "f32",
-        "x_packed": x_packed,
-        "has_zero_point": True,
-        "per_token_zero_point": True,
-        "per_token_scale": True,
-        "step_size": row["step_multiple"] if row["steps_only"] else 0,
-        "experts": experts[0],
-        "ldx": k,
-        "ldo": n,
-        "ldr": n,
-    }
+    problem = (
+        order
+        | {
+            "m": m,
+            "n": n,
+            "k": k,
+            "x": x_type,
+            "w": w_type,
+            "out": "f32",
+            "x_packed": x_packed,
+            "has_zero_point": True,
+            "per_token_zero_point": True,
+            "per_token_scale": True,
+            "step_size": row["step_multiple"] if row["steps_only"] else 0,
+            "experts": experts[0],
+            "ldx": k,
+            "ldo": n,
+            "ldr": n,
+        }
+        | as_images(row, m, k)
+    )
     return run(native, device, Case(name, "f32", call, problem, {"activation": "silu"}, memory, name)), call
 
 
@@ -481,6 +490,16 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
         "x_packed": row["x_packing"] == "nibbles",
         "w_layout": row["w_layouts"][0],
     }
+    problem |= as_images(row, 4, 768)
+    if multiple := row["channel_multiple"]:
+        with pytest.raises(ValueError, match=rf"channels of images must be a multiple of {multiple}, got 24"):
+            native.gemm(name, problem | {"image": problem["image"] | {"channels": 24}}, {}, {})
+        with pytest.raises(ValueError, match=rf"channels of images must be a multiple of {multiple}, got 0"):
+            native.gemm(name, {key: value for key, value in problem.items() if key != "image"}, {}, {})
+    else:
+        with pytest.raises(ValueError, match=r"channels of images must be 0 .*, got 64"):
+            experts = {"experts": int(row["experts_only"])}
+            native.gemm(name, problem | as_images({"channel_multiple": 16}, 4, 64) | experts, {}, {})
     other = int(not row["experts_only"])
     with pytest.raises(ValueError, match=rf"experts must be .*, got {other}$"):
         native.gemm(name, problem | {"experts": other}, {}, {})

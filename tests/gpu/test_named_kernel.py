@@ -27,6 +27,7 @@ ROWS = {
     and not row["groups_only"]
     and not row["steps_only"]  # of layers alone: a product of tensors has no steps
     and not row["experts_only"]  # nor experts
+    and not row["channel_multiple"]  # nor images
     and (row["x"][0] in FLOATS) == (row["w"][0] in FLOATS)
 }
 M, N, K = 37, 72, 160

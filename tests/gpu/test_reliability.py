@@ -38,7 +38,7 @@ PLAIN = [
     name
     for name, row in ROWS.items()
     if "s8" in row["x"] and "s32" in row["out"] and "natural" in row["w_layouts"]
-    if not row["groups_only"] and not row["steps_only"]
+    if not row["groups_only"] and not row["steps_only"] and not row["channel_multiple"]
 ]
 SCHEMES = (
     "W8A8Dynamic",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from blocked import pack_blocked128
 from gpu_device import MODES, SENTINEL, Memory
+from images import as_images
 from problems import BASE_SEED, Draw
 from steps import pack_blocked_steps, products
 from torch import Tensor
@@ -56,6 +57,7 @@ def _launch(native: Any, device: Memory, name: str, x: Tensor, w: Tensor, out: t
         "w": ROWS[name]["w"][0],
         "out": "s32" if out == torch.int32 else "f32",
     }
+    problem |= as_images(ROWS[name], m, k)
     codes, weights = x, w
     if problem["x"] == "s4" and ROWS[name]["x_packing"] == "nibbles":
         codes = pack_int4(x)

@@ -36,7 +36,9 @@ def test_a_step_of_blocked_weights_on_mma_keeps_its_budget(
 MMA_STEP_BUDGET = 112
 
 
-@pytest.mark.parametrize("family", ["sm80_s8s8", "sm80_u8s8", "sm80_f16", "sm80_bf16", "sm80_s8s8_experts"])
+@pytest.mark.parametrize(
+    "family", ["sm80_s8s8", "sm80_u8s8", "sm80_f16", "sm80_bf16", "sm80_s8s8_experts", "sm80_s8s8_conv"]
+)
 def test_a_step_of_mma_keeps_its_budget(mma_kernels: dict[str, list[machine_code.Line]], family: str) -> None:
     """Where a warp has 32 products and more: of smaller tiles what is done once a step counts."""
     rows, width, seen = rows_of(family), 32 if family.endswith("16") else 64, 0

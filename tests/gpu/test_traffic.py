@@ -12,6 +12,7 @@ import pytest
 import simulator
 import torch
 from gpu_device import Memory
+from images import as_images
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 # Those that fetch blocks by bulk copies; the decode kernels' traffic: test_decode.py.
@@ -235,6 +236,7 @@ def test_the_plain_epilogue_of_mma_rows_keeps_its_budget(
         problem |= {"x": "s8" if "s8" in row["x"] else "u8", "w": row["w"][0], "w_layout": row["w_layouts"][0]}
         problem["group_size"] = k if row["groups_only"] else 0
         problem["step_size"] = k if row["steps_only"] else 0
+        problem |= as_images(row, tokens, k)
         native.gemm(row["name"], problem, operands, {})
         return counters()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from images import as_images
 from problems import BASE_SEED, Draw
 
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
@@ -110,7 +111,7 @@ def test_rows_whose_accumulator_holds_a_multiple_have_a_smaller_bound() -> None:
             "w_layout": row["w_layouts"][0],
             "step_size": row["step_multiple"] if row["steps_only"] else 0,
             "experts": 5 if row["experts_only"] else 0,
-        }
+        } | as_images(row, 1, 64)
         device = {"sm": row["sm_min"], "sm_count": 100}
         bound = native.k_bound(problem) // row["acc_scale"]
         step = max(row["k_multiple"], problem["step_size"])
@@ -135,7 +136,7 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
         "experts": 5 if row["experts_only"] else 0,
-    }
+    } | as_images(row, 1, k)
     if row["groups_only"]:
         good["out"] = "f16"
 
@@ -162,6 +163,13 @@ def test_every_fact_of_a_row_is_enforced(name: str) -> None:
         assert not takes(group_size=step * 3 // 4, k=6 * step)
     if row["groups_only"]:
         assert not takes(group_size=0)
+    images = as_images({"channel_multiple": 16}, 1, k)["image"]
+    assert takes(image=images) == (row["channel_multiple"] > 0)
+    assert takes(image=images | {"channels": 0}) != (row["channel_multiple"] > 0)
+    if row["channel_multiple"]:
+        assert not takes(image=images | {"channels": row["channel_multiple"] // 2})
+        assert takes(image=images | {"image_step": 2**35 // 16 * 16})
+        assert not takes(image=images | {"image_step": 2**35 + 16})
     assert takes(experts=1) == row["experts_only"]
     assert takes(experts=0) != row["experts_only"]
     if row["steps_only"]:

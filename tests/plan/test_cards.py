@@ -6,6 +6,7 @@ from pathlib import Path
 
 import plan_grid as grid
 import pytest
+from images import as_images
 
 from bench.cards import CARDS, Card, gain, page
 
@@ -68,6 +69,7 @@ def test_no_kernel_asks_for_more_shared_memory_than_the_card_has(card: Card) -> 
             problem["group_size"] = row["group_multiple"] if row["groups_only"] else 0
             problem["step_size"] = row["step_multiple"] if row["steps_only"] else 0
             problem["experts"] = 5 if row["experts_only"] else 0
+            problem |= as_images(row, 8, 1024)
             assert "shared memory" in native.refusal(row["name"], problem, card.device, False)[3]
     for pair in grid.PAIRS.values():
         for n, k in grid.SHAPES:

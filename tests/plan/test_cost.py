@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import plan_grid as grid
 import pytest
+from images import as_images
 from problems import BASE_SEED, Draw
 
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
@@ -82,7 +83,7 @@ def fitting(name: str) -> dict:
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
         "experts": 5 if row["experts_only"] else 0,
-    }
+    } | as_images(row, 64, 64)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

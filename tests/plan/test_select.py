@@ -27,7 +27,7 @@ def found() -> list[str]:
     return list(grid.lines(native))
 
 
-@pytest.mark.parametrize("section", ["choice", "card", "cliff", "fall", "unreached"])
+@pytest.mark.parametrize("section", ["choice", "conv", "card", "cliff", "fall", "unreached"])
 def test_what_is_chosen_is_written_down(found: list[str], section: str) -> None:
     pinned = [line for line in PINNED.read_text().splitlines() if line.startswith(section)]
     now = [line for line in found if line.startswith(section)]

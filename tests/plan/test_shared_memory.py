@@ -4,6 +4,7 @@ what cannot hold their stages, and where one is refused another still runs."""
 from __future__ import annotations
 
 import pytest
+from images import as_images
 
 native = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 
@@ -26,7 +27,7 @@ def _problem(row: dict) -> dict:
         "group_size": row["group_multiple"] if row["groups_only"] else 0,
         "step_size": row["step_multiple"] if row["steps_only"] else 0,
         "experts": 5 if row["experts_only"] else 0,
-    }
+    } | as_images(row, row["m_max"] or 64, 1024)
 
 
 def _stages_bytes(row: dict) -> int:

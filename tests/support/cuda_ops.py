@@ -94,8 +94,8 @@ class SimulatedOps(CudaOps):
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        # Where functions call ops; the package's own names of two of them are functions.
-        modules = [sys.modules[f"pyquant.ops.{name}"] for name in ("functional", "linear", "fake_quantize")]
+        # Where functions call ops; the package's own names of some of them are functions.
+        modules = [sys.modules[f"pyquant.ops.{name}"] for name in ("functional", "linear", "fake_quantize", "conv")]
         previous = modules[0]._ops
         try:
             for module in modules:

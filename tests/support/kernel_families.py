@@ -141,6 +141,7 @@ FAMILIES = {
         r"IMMA\.16832\.S8\.S8",
         warp_steps(32),
     ),
+    "sm80_s8s8_conv": Family(r"gemm_conv80_kernel.*Types80Iaai", BOTH, r"IMMA\.16832\.S8\.S8", warp_steps(32)),
     "sm80_s8s8_experts": Family(r"gemm_experts80_kernel.*Types80Iaai", BOTH, r"IMMA\.16832\.S8\.S8", warp_steps(32)),
     "sm80_s8s4_experts": Family(
         r"gemm_experts80_kernel.*Types80IaN\w+integer_subbyte", BOTH, r"IMMA\.16832\.S8\.S8", warp_steps(32)

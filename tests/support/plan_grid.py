@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.cards import CARDS
+from images import image_rows
+
+from pyquant.core.patches import Patches
 
 # A100, A40, L40S, H200, B200, RTX 5090: multiprocessors, the peak of the memory bus in GB/s and shared memory of a
 # block in KiB, from their data sheets.
@@ -54,6 +58,17 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "s8s4 blocked few experts": {"w": "s4", "w_layout": "blocked128", "experts": 8},
     "s8s4 group experts": {"w": "s4", "group_size": 128, "experts": 64},
 }
+# Convolutions of ResNet-50 and a stem: pixels of a side, channels, output channels, kernel, stride.
+CONVS = (
+    (56, 64, 64, 3, 1),
+    (28, 128, 128, 3, 1),
+    (14, 256, 256, 3, 1),
+    (7, 512, 512, 3, 1),
+    (56, 128, 128, 3, 2),
+    (56, 256, 512, 1, 2),
+    (224, 3, 64, 7, 2),
+)
+BATCHES = (1, 8, 64, 256)
 # N and K of the walks over M and K.
 WIDTHS = (256, 1024, 4096, 8192, 11008, 28672)
 DEPTHS = (256, 1024, 4096, 8192)
@@ -170,15 +185,36 @@ def choices(native: Any, device: dict[str, Any], pair: str, n: int, k: int, ms: 
     return ", ".join(f"{a}-{b} {name}" if a != b else f"{a} {name}" for a, b, name in runs)
 
 
+def conv_problem(batch: int, size: int, channels: int, n: int, kernel: int, stride: int) -> dict[str, Any]:
+    """What a convolution over square images, padded by half of its kernel, asks of the plan."""
+    patches = Patches.make(kernel, stride)
+    full = size + kernel // 2 * 2
+    image = image_rows(patches, full, full, channels)
+    m, k = batch * image["out_height"] * image["out_width"], channels * kernel * kernel
+    align = math.gcd(16, channels)
+    return {"m": m, "n": n, "k": k, "ldx": channels, "x_align": align, "x": "s8", "out": "f16", "image": image}
+
+
+def conv_choices(native: Any, device: dict[str, Any], conv: tuple[int, int, int, int, int]) -> str:
+    """'batch 1 given sm80_s8s8_conv_...': the form of the images and the row, for each batch."""
+    found = (native.route("conv", conv_problem(b, *conv), device, only_compiled=False)[:2] for b in BATCHES)
+    return ", ".join(f"batch {b} {form} {_short((name, 0))}" for b, (form, name) in zip(BATCHES, found))
+
+
 def lines(native: Any) -> Iterator[str]:
-    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), card (the same
-    for cards by name, on a smaller grid), cliff (predicted steps above STEP between
+    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), conv (form and row
+    for every batch of BATCHES), card (rows for cards by name, on a smaller grid), cliff (predicted steps above STEP between
     neighbouring M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that
     no problem of a wide grid gets)."""
     for sm in DEVICES:
         for pair in PAIRS | EXPERTS:
             for n, k in SHAPES:
                 yield f"choice sm{sm} {pair} N {n} K {k}: {choices(native, DEVICES[sm], pair, n, k)}"
+    for sm in DEVICES:
+        for conv in CONVS:
+            size, channels, n, kernel, stride = conv
+            what = f"{kernel}x{kernel}/{stride} {channels} to {n} of {size}x{size}"
+            yield f"conv sm{sm} {what}: {conv_choices(native, DEVICES[sm], conv)}"
     for card in CARDS:
         for pair in CARD_PAIRS:
             for n, k in CARD_SHAPES:
@@ -208,6 +244,9 @@ def unreached(native: Any) -> list[str]:
                             problem = {"n": n, "k": k, **pair, "out": out}
                             ms = [1, 8, 16, 24, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256, 384, 512, 1024, 4096]
                             wanted -= {name for name, _ in native.sweep(problem, device, "m", ms)}
+            for conv in CONVS:
+                for batch in (*BATCHES, 2, 4, 16, 32, 128):
+                    wanted -= {native.route("conv", conv_problem(batch, *conv), device, only_compiled=False)[1]}
     any_pair = {"m": 4, "n": 64, "k": 64, "x_align": 1, "out": "f32"}
     wanted -= {native.select(any_pair, DEVICES[90], only_compiled=False)[0]}
     return sorted(wanted)

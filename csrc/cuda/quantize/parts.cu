@@ -42,4 +42,22 @@ int launch_range_parts(const char* name, const FloatMatrix& x, bool symmetric, R
   return count;
 }
 
+void launch_row_range_parts(const char* name, const FloatMatrix& x, bool symmetric, Range* parts, int count,
+                            const Context& context) {
+  constexpr int64_t kMostRows = 65535;  // of a launch, which walks a row of blocks for each
+  with_float_type(x.type, name, [&](auto element) {
+    using T = decltype(element);
+    for (int64_t first = 0; first < x.rows; first += kMostRows) {
+      FloatMatrix some = x;
+      some.data = static_cast<const T*>(x.data) + first * x.ld;
+      some.rows = x.rows - first < kMostRows ? x.rows - first : kMostRows;
+      LaunchShape shape;
+      shape.grid = dim3(static_cast<unsigned>(count), static_cast<unsigned>(some.rows));
+      shape.block = dim3(kBlock);
+      shape.overlaps = true;
+      launch<range_parts_kernel<T>>(name, shape, context, matrix_of<T>(some), symmetric, parts + first * count);
+    }
+  });
+}
+
 }  // namespace pyquant::cuda

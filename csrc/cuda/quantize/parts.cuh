@@ -36,5 +36,8 @@ inline int64_t blocks_of(int64_t elements, int width, int64_t most) {
 
 // Launches the kernel of parts.cu over x; returns how many parts it writes.
 int launch_range_parts(const char* name, const FloatMatrix& x, bool symmetric, Range* parts, const Context& context);
+// The same of every row by itself: `count` parts of each, one row's after another's.
+void launch_row_range_parts(const char* name, const FloatMatrix& x, bool symmetric, Range* parts, int count,
+                            const Context& context);
 
 }  // namespace pyquant::cuda

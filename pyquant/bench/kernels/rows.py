@@ -142,6 +142,7 @@ def rows_matching(pattern: str, table: Sequence[Mapping[str, Any]]) -> list[Adap
         for row in table
         if row["compiled"]
         and not row["experts_only"]
+        and not row["channel_multiple"]
         and re.search(pattern, str(row["name"]))
         and "s8" in row["x"]
         and "s8" in row["w"]
