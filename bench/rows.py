@@ -1,7 +1,7 @@
 """Every kernel that takes a layer, timed on this machine's GPU beside what the plan's cost model says of it.
 
     python -m bench.rows [--models NAME ... | --kn KxN ...] [--m M ...] [--schemes TEXT ...] [--within F]
-        [--time-budget S] [--clock cuda-graph|faked] [--out DIR]
+        [--every-row] [--time-budget S] [--clock cuda-graph|faked] [--out DIR]
 
 The model chooses among kernels; this says where it chooses badly, and by which of its terms. Each kernel's result is
 checked first. Writes bench/results/<gpu>/rows.json and rows.md after every layer, and each problem into
@@ -110,6 +110,7 @@ def measure(
     within: float,
     done: Journal,
     deadline: float | None = None,
+    only_selectable: bool = True,
 ) -> Iterator[tuple[tuple[int, int], list[Shape]]]:
     """Layer by layer: ((K, N), its shapes); problems that the journal holds are not repeated.
 
@@ -124,7 +125,8 @@ def measure(
                 if deadline is not None and time.monotonic() > deadline:
                     yield kn, found
                     return
-                done.add(key, plain_of(timed(rig, scheme, problem, within, only_compiled=not isinstance(rig, DryRig))))
+                chosen = {"only_compiled": not isinstance(rig, DryRig), "only_selectable": only_selectable}
+                done.add(key, plain_of(timed(rig, scheme, problem, within, **chosen)))
             found.append(shape_of(done.entries[key]))
         yield kn, found
 
@@ -139,9 +141,18 @@ def shape_of(plain: Mapping[str, Any]) -> Shape:
     return Shape(**{**plain, "rows": [TimedRow(**row) for row in plain["rows"]]})
 
 
-def timed(rig: Rig, scheme: str, problem: Problem, within: float, *, only_compiled: bool = True) -> Shape:
-    """One problem, and the kernels that the model thinks at most `within` times as slow as its best."""
-    names = candidates(problem, rig.device, only_compiled=only_compiled)
+def timed(
+    rig: Rig,
+    scheme: str,
+    problem: Problem,
+    within: float,
+    *,
+    only_compiled: bool = True,
+    only_selectable: bool = True,
+) -> Shape:
+    """One problem, and the kernels that the model thinks at most `within` times as slow as its best; only_selectable:
+    but for those that nothing ever selects."""
+    names = candidates(problem, rig.device, only_compiled=only_compiled, only_selectable=only_selectable)
     sizes = (problem["m"], problem["k"], problem["n"])
     layout = problem.get("w_layout", "natural")
     if not names:
@@ -258,6 +269,7 @@ def _run(argv: list[str] | None, began: float) -> int:
     parser.add_argument("--m", nargs="+", type=int, default=list(MS), metavar="M", help=f"default: {MS}")
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), metavar="TEXT", help=f"default: {SCHEMES}")
     parser.add_argument("--within", type=float, default=2.0, metavar="F", help="of the best, by the model (default: 2)")
+    parser.add_argument("--every-row", action="store_true", help="also rows that nothing selects (set 'bench')")
     parser.add_argument("--time-budget", type=float, metavar="S", help="begin no problem after S seconds; exit code 3")
     parser.add_argument("--clock", choices=("cuda-graph", FAKED), default="cuda-graph", help="faked: a dry run")
     parser.add_argument("--out", metavar="DIR", help="default: bench/results/<gpu>")
@@ -282,12 +294,13 @@ def _run(argv: list[str] | None, began: float) -> int:
         "libraries": library_digest(),
         "clock": args.clock,
         "within": args.within,
+        **({"rows": "every"} if args.every_row else {}),
         "rounds": _ROUNDS,
     }
     found: list[Shape] = []
     paths: list[Path] = []
     with Journal(out / "rows.partial.jsonl", "problems of bench.rows", facts) as done:
-        for (k, n), some in measure(rig, layers, args.m, args.within, done, deadline):
+        for (k, n), some in measure(rig, layers, args.m, args.within, done, deadline, not args.every_row):
             found += some
             paths = write(RowsReport(environment, found), out)
             print(f"bench.rows: {k} x {n}: {len(some)} shapes", flush=True)

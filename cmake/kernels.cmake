@@ -138,11 +138,11 @@ macro(pyquant_kernel_table)
 
   pyquant_family(sm80_s8s8_conv sm80_conv 80
                  "ConvSm80<Sm80S8S8, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
-  pyquant_kernel(sm80_s8s8_conv 64x64x64   32x32x64 splitk     5 full)
-  pyquant_kernel(sm80_s8s8_conv 64x128x64  32x64x64 splitk     5 full)
+  pyquant_kernel(sm80_s8s8_conv 64x64x64   32x32x64 splitk     5 smoke)
+  pyquant_kernel(sm80_s8s8_conv 64x128x64  32x64x64 splitk     5 smoke)
   pyquant_kernel(sm80_s8s8_conv 128x64x64  64x32x64 splitk     5 smoke)
-  pyquant_kernel(sm80_s8s8_conv 128x128x64 64x64x64 splitk     5 full)
-  pyquant_kernel(sm80_s8s8_conv 256x128x64 64x64x64 multistage 3 full)
+  pyquant_kernel(sm80_s8s8_conv 128x128x64 64x64x64 splitk     5 smoke)
+  pyquant_kernel(sm80_s8s8_conv 256x128x64 64x64x64 multistage 3 smoke)
 
   pyquant_family(sm80_f16 sm80 80
                  "GemmSm80<Sm80F16, schedule80::@SCHEDULE@, Shape80<@TILE@>, Shape80<@SHAPE@>, @STAGES@>")
@@ -276,17 +276,21 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_w4a16 128x128x128 1x1 swapped_splitk 0 full)
 
   # Clusters stand first: of rows that cost the same the first is taken.
-  pyquant_family(sm90_decode_s8s8 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S8>")
+  pyquant_family(sm90_decode_s8s8 decode 90a
+                 "GemmDecode<@TILE@, @STAGES@, true, decode_schedule::@SCHEDULE@<DecodeS8S8>>")
   pyquant_kernel(sm90_decode_s8s8 16x32x64   1x1 decode 3 full)
   pyquant_kernel(sm90_decode_s8s8 16x128x64  1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s8 16x128x64  1x1 decode256 3 bench)
 
   pyquant_family(sm90_decode_s8s4 decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4>")
   pyquant_kernel(sm90_decode_s8s4 16x32x128  1x1 decode 3 smoke)
   pyquant_kernel(sm90_decode_s8s4 16x128x128 1x1 decode 3 full)
 
-  pyquant_family(sm90_decode_s8s4_blocked decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4Blocked>")
+  pyquant_family(sm90_decode_s8s4_blocked decode 90a
+                 "GemmDecode<@TILE@, @STAGES@, true, decode_schedule::@SCHEDULE@<DecodeS8S4Blocked>>")
   pyquant_kernel(sm90_decode_s8s4_blocked 16x32x128  1x1 decode 3 full)
   pyquant_kernel(sm90_decode_s8s4_blocked 16x128x128 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_s8s4_blocked 16x128x128 1x1 decode256 3 bench)
 
   pyquant_family(sm90_decode_s8s4_steps decode 90a "GemmDecode<@TILE@, @STAGES@, true, DecodeS8S4BlockedSteps>")
   pyquant_kernel(sm90_decode_s8s4_steps 16x32x128  1x1 decode 3 full)
@@ -299,9 +303,10 @@ macro(pyquant_kernel_table)
   pyquant_kernel(sm90_decode_w8a16 32x128x64  1x1 decode 3 full)
 
   pyquant_family(sm90_decode_w4a16 decode 90a
-                 "GemmDecode<@TILE@, @STAGES@, true, DecodeW4A16<__half>, DecodeW4A16<__nv_bfloat16>>")
+                 "GemmDecode<@TILE@, @STAGES@, true, decode_schedule::@SCHEDULE@<DecodeW4A16<__half>>, decode_schedule::@SCHEDULE@<DecodeW4A16<__nv_bfloat16>>>")
   pyquant_kernel(sm90_decode_w4a16 16x32x128  1x1 decode 3 full)
   pyquant_kernel(sm90_decode_w4a16 16x128x128 1x1 decode 3 full)
+  pyquant_kernel(sm90_decode_w4a16 16x128x128 1x1 decode256 3 bench)
   pyquant_kernel(sm90_decode_w4a16 32x128x128 1x1 decode 3 full)
   pyquant_kernel(sm90_decode_w4a16 32x32x128  1x1 decode 2 full)
 
@@ -613,7 +618,8 @@ function(pyquant_cuda_kernels result)
   set(OBJECTS pyquant_cuda_common)
   pyquant_gencode(80 common)
   pyquant_cuda_objects(pyquant_cuda_common "${common}" csrc/cuda/codes.cu csrc/cuda/device.cu csrc/cuda/pack.cu
-                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/simt.cu csrc/cuda/gemm/tensor_maps.cu
+                       csrc/cuda/gemm/float_epilogue.cu csrc/cuda/gemm/grouped_conv.cu csrc/cuda/gemm/simt.cu
+                       csrc/cuda/gemm/tensor_maps.cu
                        csrc/cuda/quantize/histogram.cu)
   pyquant_gencode_overlapping(overlapping)
   pyquant_cuda_objects(pyquant_cuda_quantize "${overlapping}" csrc/cuda/clear.cu csrc/cuda/quantize/expert_rows.cu

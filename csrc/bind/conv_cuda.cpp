@@ -1,9 +1,7 @@
 // The fused convolution on CUDA: codes of whole images, padded (cuda/images.h), then one product whose kernel reads its
 // rows through the window; or rows of patches for a kernel of matrices, where the plan says so. A window of one pixel
-// needs neither.
+// needs neither. Groups of channels have one kernel of their own, whatever they are.
 #include "bind/conv_cuda.h"
-
-#include <stdexcept>
 
 #include "bind/backend_cuda.h"
 #include "bind/conv_call.h"
@@ -21,7 +19,7 @@ cuda::Images images_of(const ConvOperands& o) {
 // Where the window finds the codes of padded images.
 ImageRows rows_of(const Window& w, const ConvOperands& o, const Shape& out_shape) {
   ImageRows rows;
-  rows.channels = o.channels;
+  rows.channels = o.channels / w.groups;
   rows.taps = w.kernel[1];
   rows.out_height = out_shape[2];
   rows.out_width = out_shape[3];
@@ -33,14 +31,6 @@ ImageRows rows_of(const Window& w, const ConvOperands& o, const Shape& out_shape
     rows.tap_step[axis] = w.dilation[axis] * steps[axis];
   }
   return rows;
-}
-
-void one_group(const Window& w, const Tensor& x) {
-  if (w.groups == 1) return;
-  const std::string device = device_of(x);
-  throw std::runtime_error("pyquant: no kernel for a convolution in groups on " + device +
-                           "\nqconv2d: " + std::to_string(w.groups) + " groups; it takes 1 on " + device +
-                           ": keep such layers in floating point there");
 }
 
 // The convolution as a Linear of codes, whose scales a row are those of the images.
@@ -100,7 +90,8 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   ConvOperands& images = call.operands;
   const Window& w = images.window;
   Cuda::check_layout(s);
-  one_group(w, x);
+  if (w.groups > 1 && s.layout != Layout::rows)
+    refuse("spec", "layout 'rows_blocked128' and " + std::to_string(w.groups) + " groups", "layout 'rows' with groups");
   const Shape& y = call.out_shape;
   const int64_t rows = y[2] * y[3], m = y[0] * rows;
   const bool is_either = !images.channels_last && (s.n <= 1 || rows <= 1 || m == 0);  // the same memory in both formats
@@ -127,10 +118,13 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   // Codes that lie as the kernels read them stay where they are.
   const bool is_padded = (w.padding[0] | w.padding[1] | w.padding[2] | w.padding[3]) != 0;
   const bool is_ready = images.x_type == DType::s8 && images.channels_last && !is_padded && !dynamic;
-  if (!w.is_pointwise()) p.image = rows_of(w, images, y);
+  const ImageRows image = rows_of(w, images, y);
+  if (!w.is_pointwise()) p.image = image;
   const int64_t codes = y[0] * w.room(0, images.height) * w.room(1, images.width) * images.channels;
   if (!is_ready) o.x = nullptr;  // new memory, on a boundary of 256 bytes
-  const Route route = route_of(w.is_pointwise() ? Entry::linear : Entry::conv, p, o, on);
+  const bool in_groups = w.groups > 1;  // one kernel for all of them
+  const Route route = in_groups ? Route{Form::given, nullptr, p}
+                                : route_of(w.is_pointwise() ? Entry::linear : Entry::conv, p, o, on);
 
   Parts parts;
   if (!is_ready) parts.codes = parts.memory.add(codes);
@@ -139,7 +133,7 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   if (dynamic && p.has_zero_point) parts.zero_point = parts.memory.add(4 * m);
   const bool rewrites = route.form != Form::given;  // bytes (one pixel a window) or patches
   if (rewrites) parts.patches = parts.memory.add(m * route.problem.ldx);
-  parts.workspace = workspace_of(route.row, route.problem, o, on);
+  if (!in_groups) parts.workspace = workspace_of(route.row, route.problem, o, on);
   parts.at_workspace = parts.memory.add(parts.workspace.bytes);
   parts.memory.make(x);
 
@@ -155,11 +149,15 @@ Tensor qconv2d_cuda(const Tensor& x, const Tensor& packed, MaybeTensor residual,
   }
   if (rewrites) {
     auto* patches = parts.memory.at<int8_t>(parts.patches);
-    cuda::gather_patches(static_cast<const int8_t*>(o.x), rows_of(w, images, y), m, s.k, patches, route.problem.ldx,
+    cuda::gather_patches(static_cast<const int8_t*>(o.x), image, m, s.k, patches, route.problem.ldx,
                          on.context);
     o.x = patches;
   }
-  cuda::gemm(*route.row, route.problem, o, e, on.context);
+  align(&p, o);
+  if (in_groups)
+    cuda::grouped_conv(p, w.groups, o, e, on.context);
+  else
+    cuda::gemm(*route.row, route.problem, o, e, on.context);
   return finished();
 }
 

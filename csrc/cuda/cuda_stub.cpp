@@ -52,6 +52,7 @@ void quantize_images(const Images&, const float*, const int32_t*, bool, const Co
 int64_t images_workspace_bytes(const Images&) { refuse(); }
 void quantize_images_dynamic(const Images&, const CodeRange&, const ImagesOut&, void*, const Context&) { refuse(); }
 void gather_patches(const int8_t*, const ImageRows&, int64_t, int64_t, int8_t*, int64_t, const Context&) { refuse(); }
+void grouped_conv(const GemmProblem&, int64_t, const GemmOperands&, const Epilogue&, const Context&) { refuse(); }
 void norm_quantize(const FloatMatrix&, const NormOperands&, const CodeRange&, const QuantizeParams&, const QuantizeOut&,
                    const Context&) {
   refuse();

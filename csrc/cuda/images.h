@@ -36,4 +36,10 @@ void quantize_images_dynamic(const Images& x, const CodeRange& range, const Imag
 void gather_patches(const int8_t* images, const ImageRows& rows, int64_t m, int64_t k, int8_t* q, int64_t ldq,
                     const Context& context);
 
+// A convolution whose output channels are divided into groups, each of which reads channels of its own: problem.k and
+// problem.image.channels are those of one group, whose first channel lies so many codes behind that of the group before.
+// Any s8 or s4 weights in natural order, any group scales and steps; f32, f16, bf16 or s8 out.
+void grouped_conv(const GemmProblem& problem, int64_t groups, const GemmOperands& operands, const Epilogue& epilogue,
+                  const Context& context);
+
 }  // namespace pyquant::cuda

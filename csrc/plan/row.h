@@ -13,7 +13,7 @@ struct Row {
   int32_t tile_m, tile_n, tile_k;  // of the output: tokens, channels, codes; whichever operand the kernel calls A
   int32_t cluster_m, cluster_n;
   int32_t stages;        // shared-memory buffers of the main loop; 0: as many as fit
-  const char* schedule;  // simt, multistage, splitk, pingpong, cooperative, streamk, swapped_..., decode
+  const char* schedule;  // simt, multistage, splitk, pingpong, cooperative, streamk, swapped_..., decode, decode256
   bool selectable;       // false: measured by the bench only
   bool compiled;         // has machine code in this build
 

@@ -86,6 +86,11 @@ class Patches:
         """Pixels of one patch."""
         return self.kernel_size[0] * self.kernel_size[1]
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every pixel is one patch: a product of matrices."""
+        return self == Patches((1, 1))
+
     def out_size(self, height: int, width: int) -> Pair:
         """Height and width of the result. Raises ArgumentError where the kernel is larger than the padded image."""
         top, bottom, left, right = self.padding

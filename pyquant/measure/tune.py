@@ -109,7 +109,9 @@ def as_device(facts: Mapping[str, Any]) -> plan.Device:
     return plan.Device(**{"shared_bytes": 0, "l2_bytes": 0, **facts})
 
 
-def candidates(problem: Problem, device: Mapping[str, Any], *, only_compiled: bool = True) -> list[str]:
+def candidates(
+    problem: Problem, device: Mapping[str, Any], *, only_compiled: bool = True, only_selectable: bool = True
+) -> list[str]:
     """The rows to measure, the model's choice first: those that take the problem, at most WITHIN times its time."""
     native = plan._native()
     unnamed = {**device, "name": ""}  # without a name no earlier measurement decides
@@ -119,7 +121,10 @@ def candidates(problem: Problem, device: Mapping[str, Any], *, only_compiled: bo
     costs = {
         row["name"]: native.cost_us(row["name"], problem, unnamed)
         for row in native.kernel_table()
-        if row["selectable"] and (row["compiled"] or not only_compiled) and row["name"] not in refused
+        if (row["selectable"] or not only_selectable)
+        and (row["compiled"] or not only_compiled)
+        and row["name"] not in refused
+        and (row["selectable"] or native.refusal(row["name"], problem, unnamed, "residual" in problem)[0])
     }
     near = sorted((us, name) for name, us in costs.items() if us <= WITHIN * best_us and name != best)
     return [best, *(name for _, name in near)]

@@ -18,7 +18,6 @@ from pyquant.nn.indivisible import CHOICES
 from pyquant.nn.keep import kept_layers, remember
 from pyquant.nn.match import FqnConfig
 from pyquant.nn.own_embedding import like
-from pyquant.nn.patches import unsupported
 from pyquant.nn.products import ONLY_ADDED, only_added
 from pyquant.nn.qconv import QConv2d
 from pyquant.nn.qembedding import QEmbedding
@@ -64,7 +63,7 @@ def quantize_layers_(
     target = None if device is None else state.device_of(device)
     scales = _scales(input_scales)
     options: dict[str, Any] = {"embeddings": embeddings, "heads": heads, "on_indivisible": on_indivisible}
-    rules, fates = fates_in(model, config, filter_fn, device=target, **options)
+    rules, fates = fates_in(model, config, filter_fn, **options)
     if prepare is None:
         fates = [stays_without(fate, scales, "a static scheme, and no input scale is given") for fate in fates]
     if all(fate.layer is None for fate in fates):
@@ -93,7 +92,6 @@ def fates_in(
     config: Config,
     filter_fn: Filter | None = None,
     *,
-    device: torch.device | None = None,
     embeddings: bool = False,
     heads: bool | None = None,
     on_indivisible: str = "per_channel",
@@ -118,7 +116,7 @@ def fates_in(
     check_keys(rules, model, sites)
     kept = kept_layers(model, heads=heads is True)
     fates = [fate_of(site, said_by(rules, site, filter_fn), on_indivisible, "is_final", kept) for site in sites]
-    return rules, [_where_it_runs(fate, device) for fate in fates]
+    return rules, fates
 
 
 def _scale(fate: Fate, scales: Scales) -> float | Tensor | None:
@@ -133,17 +131,6 @@ def integer_twin(fate: Fate, scales: Scales = MappingProxyType({}), device: torc
     scheme = cast(LayerScheme, fate.layer).scheme
     kind: Any = QLinear if isinstance(old, nn.Linear) else QConv2d
     return cast(nn.Module, kind.from_float(old, scheme, input_scale=_scale(fate, scales)))
-
-
-def _where_it_runs(fate: Fate, device: torch.device | None) -> Fate:
-    """A convolution that the device has no kernel for stays; ArgumentError where it is named exactly."""
-    conv = fate.site.module
-    why = unsupported(conv, device) if device is not None and isinstance(conv, nn.Conv2d) else None
-    if why is None or fate.layer is None:
-        return fate
-    if fate.is_named:
-        raise ArgumentError("model", f"layer '{fate.site.names[0]}' has {why}", "another device, or None in the config")
-    return fate.staying(f"has {why}")
 
 
 def _on(module: Any, device: torch.device | None) -> Any:

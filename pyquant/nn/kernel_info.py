@@ -50,7 +50,13 @@ def explain(layer: LinearCall, M: int) -> KernelInfo:
 
 def _on_cuda(layer: LinearCall, M: int, device: torch.device) -> KernelInfo:
     out_dtype = torch.int8 if layer.scheme.outputs is not None else layer.dtype
-    choice = plan.select(ops.LinearSpec.from_ints(layer._spec), M, out_dtype, plan.Device.of(device))
+    spec, on, patches = ops.LinearSpec.from_ints(layer._spec), plan.Device.of(device), getattr(layer, "patches", None)
+    if patches is None or patches.is_pointwise:
+        choice = plan.select(spec, M, out_dtype, on)
+    elif patches.groups > 1:
+        return KernelInfo("grouped_conv", str(device), True, "one kernel takes all convolutions in groups")
+    else:
+        choice = plan.routed("conv", plan.conv_problem(spec, patches, M, out_dtype), on)
     if choice.kernel is None:
         return KernelInfo("none", str(device), False, "no kernel takes the problem", choice.refusals)
     return KernelInfo(choice.kernel, str(device), True, _why(choice), choice.refusals)

@@ -285,7 +285,7 @@ class LinearCall(LinearCodes):
         return [f"in_features={self.in_features}", f"out_features={self.out_features}"]
 
     def kernel_info(self, M: int = 1) -> info.KernelInfo:
-        """Which kernel runs a call of M rows on this layer's device, and why.
+        """Which kernel runs a call of M rows (of a convolution: pixels of the result) on this layer's device, and why.
 
         Raises ArgumentError for M that is not a whole number >= 0.
         """

@@ -168,7 +168,11 @@ class LinearState(nn.Module):
             out_qmax=out_qmax,
             two_level=keeps_steps,
         )
-        return replace(spec, layout=ops.layout_for(device, spec)).to_ints()
+        return replace(spec, layout=self._layout_on(device, spec)).to_ints()
+
+    def _layout_on(self, device: torch.device, spec: ops.LinearSpec) -> str:
+        """In which the device reads packed weights."""
+        return ops.layout_for(device, spec)
 
     def _packed_numbers(self, held: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
         """What a packed buffer has beside the weights, in the order in which pack_linear takes it."""

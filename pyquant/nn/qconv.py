@@ -19,6 +19,7 @@ from pyquant.nn import state, straight_through, weights
 from pyquant.nn.linear_call import LinearCall, signed, unpacked
 from pyquant.nn.linear_codes import check_matrix
 from pyquant.nn.patches import unsupported
+from pyquant.ops.rows_layout import BLOCKED
 from pyquant.ops.spec import LinearSpec
 from pyquant.ops.transforms import autocast
 
@@ -34,8 +35,7 @@ class QConv2d(LinearCall):
                 groups, or per group along K in that order. Static inputs have one scale; dynamic inputs one scale for
                 each image.
     activation, clamp, dtype   as in QLinear.
-    groups      as in torch.nn.Conv2d; in_channels for a depthwise convolution. Integers for more than one are those of
-                CPUs: a call on CUDA raises UnsupportedError.
+    groups      as in torch.nn.Conv2d; in_channels for a depthwise convolution.
 
     The state is that of a QLinear with in_features = K: `weight` int8 [out_channels, K] (4 bits: `weight_packed`),
     `weight_scale`, `bias`, `input_scale`, ... Raises SchemeError, ArgumentError. Source: docs/numerics.md 11.
@@ -109,7 +109,7 @@ class QConv2d(LinearCall):
             raise ArgumentError("conv", type(conv).__name__, "a torch.nn.Conv2d")
         why_not = unsupported(conv)
         if why_not is not None:
-            raise ArgumentError("conv", why_not, "padding_mode 'zeros', and groups on a CPU only")
+            raise ArgumentError("conv", why_not, "padding_mode 'zeros'")
         layout = Patches.of(conv)
         return cls._from_matrix(
             layout.matrix(conv.weight.detach()),
@@ -133,6 +133,10 @@ class QConv2d(LinearCall):
         self.in_channels = codes.shape[1] // patches.pixels * patches.groups
         self.out_channels = codes.shape[0]
         self.patches = patches
+
+    def _layout_on(self, device: torch.device, spec: LinearSpec) -> str:
+        layout = super()._layout_on(device, spec)
+        return "rows" if self.patches.groups > 1 and layout == BLOCKED else layout  # as kernels for groups read them
 
     def to_float(self, dtype: torch.dtype | None = None) -> nn.Conv2d:
         """A torch.nn.Conv2d with the dequantised weights and the bias; the activation is not part of it."""

@@ -45,8 +45,8 @@ def qconv2d(
                x_zero_point only where the inputs are affine, None: 0. The codes must lie within the spec's limits.
     ->         [B, N, H', W'], channels_last where x is. An image that holds NaN or infinity gives NaN throughout when
                quantised dynamically.
-    On a CPU no matrix of patches exists: the kernels read the codes of each image through the window. On CUDA more than
-    one group is refused (UnsupportedError).
+    No matrix of patches exists: the kernels read the codes of each image through the window; on CUDA where it divides
+    channels by 16, or has groups.
     Raises ArgumentError, UnsupportedError. Source: docs/numerics.md 11.
 
     Example:

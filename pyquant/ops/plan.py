@@ -13,6 +13,7 @@ import torch
 
 from pyquant.core import arguments
 from pyquant.core.dtypes import INT4
+from pyquant.core.patches import Patches
 from pyquant.errors import ArgumentError, NativeLibraryError
 from pyquant.ops.rows_layout import BLOCKED, STEP_CODES, sections
 from pyquant.ops.spec import LinearSpec
@@ -204,6 +205,33 @@ def routed(
         entry, problem, vars(device), has_residual, int4_range, only_compiled
     )
     return Selection(kernel, us, tuple(f"{name}: {why}" for name, why in refused.items()), is_measured)
+
+
+def image_rows(patches: Patches, height: int, width: int, channels: int) -> dict[str, Any]:
+    """`image` of a problem: where the window of a Patches finds the codes of padded images [height, width, channels].
+
+    The window fits into the image; its padding is part of that. Of several groups the first one's.
+    """
+    size = replace(patches, padding=(0, 0, 0, 0)).out_size(height, width)
+    steps = (width * channels, channels)
+    return {
+        "channels": channels // patches.groups,
+        "taps": patches.kernel_size[1],
+        "out_height": size[0],
+        "out_width": size[1],
+        "image_step": height * width * channels,
+        "window_step": [stride * step for stride, step in zip(patches.stride, steps, strict=True)],
+        "tap_step": [dilation * step for dilation, step in zip(patches.dilation, steps, strict=True)],
+    }
+
+
+def conv_problem(spec: LinearSpec, patches: Patches, pixels: int, out_dtype: torch.dtype) -> dict[str, Any]:
+    """The product that qconv2d runs for so many pixels of a result, taken as one line of an image."""
+    channels = spec.k // patches.pixels
+    spans = [d * (size - 1) + 1 for d, size in zip(patches.dilation, patches.kernel_size, strict=True)]
+    width = max(pixels - 1, 0) * patches.stride[1] + spans[1]
+    problem = problem_of(spec, pixels, out_dtype) | {"k": spec.k, "x": "s8", "ldx": channels}
+    return problem | {"x_align": _alignment(channels), "image": image_rows(patches, spans[0], width, channels)}
 
 
 def _alignment(row_bytes: int) -> int:

@@ -55,7 +55,7 @@ class FakeQuantConv2d(SimulatedLayer, nn.Conv2d):
         finite weights; not of a 16-bit scheme, which has nothing to simulate (ArgumentError)."""
         why_not = unsupported(conv)
         if why_not is not None:
-            raise ArgumentError("conv", why_not, "padding_mode 'zeros', and groups on a CPU only")
+            raise ArgumentError("conv", why_not, "padding_mode 'zeros'")
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.__dict__.update((name, getattr(conv, name)) for name in _SHAPE)

@@ -54,6 +54,17 @@ def _timed(rig: _Rig, scheme: str = "W8A8", within: float = 2.0) -> rows.Shape:
     return rows.timed(rig, scheme, problem, within, only_compiled=False)
 
 
+@pytest.mark.parametrize("scheme", ["W8A8", "W4A8", "W4A16(group_size=128)"])
+def test_rows_that_nothing_selects_are_timed_beside_the_others(scheme: str) -> None:
+    problem = problems_for([(14336, 4096, scheme)], [4], torch.bfloat16, DEVICE)[0]
+    idle = {row["name"] for row in _native.kernel_table() if not row["selectable"]}
+    every, some = (
+        rows.timed(_Rig(), scheme, problem, 2.0, only_compiled=False, only_selectable=only) for only in (False, True)
+    )
+    assert any("decode256" in row.row for row in every.rows)
+    assert {row.row for row in every.rows} - idle == {row.row for row in some.rows}
+
+
 def test_the_model_chooses_the_best_where_the_clock_agrees_with_it() -> None:
     shape = _timed(_Rig())
     assert len(shape.rows) > 3

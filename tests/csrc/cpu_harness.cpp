@@ -183,7 +183,7 @@ FACE void t_linear(const int64_t* spec, const void* packed, const void* x, int x
 // sizes: batch, channels, height, width, whether channels are last, x type, out type.
 FACE void t_conv(const int64_t* spec, const void* packed, const int64_t* window, const int64_t* sizes, const void* x,
                  const float* x_scale, const int32_t* x_zero_point, void* out) {
-  cpu::ConvOperands o;
+  pyquant::ConvOperands o;
   o.window = window_from_wire(window);
   o.batch = sizes[0];
   o.channels = sizes[1];

@@ -16,16 +16,17 @@ import simulator
 import torch
 from cuda_ops import CudaOps, cuda_ops
 from gpu_device import MODES, SENTINEL, Memory
-from images import image_rows
 from launches import counted
 from problems import BASE_SEED, Draw
+from steps import draw_steps, products
 from torch import Tensor
 
 from pyquant import ops
 from pyquant.core.patches import Patches
-from pyquant.errors import UnsupportedError
+from pyquant.errors import ArgumentError
 from pyquant.numerics.gemm import accumulate
 from pyquant.numerics.gemm import gemm as specification
+from pyquant.ops.plan import image_rows
 
 NATIVE = pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 SM = NATIVE.device_info(0)["sm"] if NATIVE.device_count() else 80  # without a device every test is skipped
@@ -187,7 +188,7 @@ class Conv:
     """A convolution's codes, packed for the CPU and for the device. more: of the spec."""
 
     def __init__(self, device: CudaOps, channels: int, n: int, patches: Patches, w_bits: int = 8, **more: Any) -> None:
-        k = channels * patches.pixels
+        k = channels // patches.groups * patches.pixels
         draw = Draw(BASE_SEED, "conv", channels, n, k, w_bits)
         top = 7 if w_bits == 4 else 127
         self._device, self.patches = device, patches
@@ -198,12 +199,18 @@ class Conv:
         scalars = [torch.tensor([0.03]), torch.tensor([9 if not self.spec.x_symmetric else 0], dtype=torch.int32)]
         inputs = scalars if self.spec.input == "static" else [None, None]
         outputs = [torch.tensor([0.02]), torch.tensor([-5], dtype=torch.int32)] if self.spec.codes_out else [None, None]
-        stored = ops.pack_int4(codes) if w_bits == 4 else codes
-        parts = (stored, scale if groups > 1 else scale[:, 0].contiguous())
         rest = (draw.normal(n), *inputs, *outputs)
         self._cpu = replace(self.spec, layout=CPU)
-        self._here = ops.pack_linear(*parts, self._cpu.to_ints(), *rest)
-        self.packed = device.pack_linear(*parts, self.spec.to_ints(), *rest)
+        scale = scale if self.spec.group_size else scale[:, 0].contiguous()
+        there = here = (ops.pack_int4(codes) if w_bits == 4 else codes, scale)
+        if self.spec.two_level:  # a CPU multiplies by codes times steps
+            codes, step = draw_steps(draw, n, k, self.spec.group_size)
+            step[:, :1] = 1
+            base = torch.exp2(draw.codes(-9, -4, n).float())
+            there, here = (ops.pack_int4(codes), base[:, None] * step), (products(codes, step), base)
+            self._cpu = replace(self._cpu, w_bits=8, group_size=0, two_level=False)
+        self._here = ops.pack_linear(*here, self._cpu.to_ints(), *rest)
+        self.packed = device.pack_linear(*there, self.spec.to_ints(), *rest)
 
     @property
     def window(self) -> tuple[int, ...]:
@@ -316,13 +323,91 @@ def test_more_images_than_a_launch_has_blocks(there: CudaOps) -> None:
     conv.check(torch.randn(65_600, 16, 1, 1))
 
 
-def test_groups_are_refused_by_name(there: CudaOps) -> None:
-    conv = Conv(there, 16, 32, Patches((1, 1)))
-    window = replace(conv.patches, groups=2).to_ints()
-    spec = replace(conv.spec, k=8).to_ints()
-    packed = torch.zeros(torch.ops.pyquant._packed_bytes(spec), dtype=torch.uint8)
-    with pytest.raises(UnsupportedError, match=r"(?s)a convolution in groups on .*2 groups; it takes 1"):
-        there.qconv2d(torch.zeros(1, 16, 3, 3), packed, None, spec, window)
+# ---- groups of channels
+
+
+def in_groups(groups: int, kernel: tuple[int, int] = (3, 3), **geometry: Any) -> Patches:
+    return replace(Patches.make(kernel, **geometry), groups=groups)
+
+
+GROUPED = (
+    (64, 64, in_groups(64, padding=1)),  # eight bytes of each tap at once
+    (72, 72, in_groups(72, (5, 4), stride=2, padding=2, dilation=(1, 2))),
+    (20, 20, in_groups(20, padding=(0, 2))),  # not whole eights of channels
+    (16, 48, in_groups(16, (1, 3))),  # several results a channel
+    (32, 64, in_groups(4, padding=1)),  # a word of a group's channels at once
+    (80, 24, in_groups(2, (1, 1), stride=(1, 2))),
+    (6, 9, in_groups(3, (2, 2), padding=1)),
+    (132, 132, in_groups(33)),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_give_the_bits_of_the_cpu(anywhere: CudaOps, form: str) -> None:
+    for index, (channels, n, patches) in enumerate(GROUPED):
+        draw = Draw(BASE_SEED, "conv in groups", form, index)
+        conv = Conv(anywhere, channels, n, patches, activation=("none", "relu", "silu")[index % 3], **FORMS[form])
+        x = draw.normal(3, channels, 6, 11) * torch.tensor([1.0, 4.0, 0.2]).reshape(3, 1, 1, 1)
+        x = x.to((torch.bfloat16, torch.float32, torch.float16)[index % 3])
+        for given in (x, x.to(memory_format=LAST)):
+            residual = draw.normal(*conv.want(given).shape)
+            conv.check(given, None if index % 2 else residual)
+
+
+def test_codes_of_groups_come_in_and_go_out(there: CudaOps) -> None:
+    for channels, n, patches in GROUPED:
+        draw = Draw(BASE_SEED, "conv codes in groups", channels)
+        codes = draw.codes(-128, 127, 2, channels, 6, 9).to(torch.int8)
+        static = Conv(there, channels, n, patches, codes_out=True, **FORMS["static affine"])
+        dynamic = Conv(there, channels, n, patches, **FORMS["affine"])
+        given = [torch.float32, torch.tensor([0.01, 0.5]), draw.codes(-128, 127, 2).to(torch.int32)]
+        for x in (codes, codes.to(memory_format=LAST)):
+            static.check(x)
+            dynamic.check(x, None, *given)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"w_bits": 4},
+        {"w_bits": 4, "group_size": 24},
+        {"group_size": 6},
+        {"group_size": 36, "x_qmin": -128, "x_symmetric": False},
+        {"w_bits": 4, "group_size": 36, "two_level": True},
+    ],
+    ids=str,
+)
+def test_weights_of_every_kind_in_groups(anywhere: CudaOps, more: dict[str, Any]) -> None:
+    x = Draw(BASE_SEED, "weights in groups").normal(2, 32, 5, 6)
+    for n in (32, 12):
+        Conv(anywhere, 32, n, in_groups(4, padding=1), **more).check(x)
+
+
+def test_sums_of_groups_are_the_integers_themselves(there: CudaOps) -> None:
+    """Codes at the ends of their range over more codes of K than a tile has."""
+    channels, groups = 96, 2
+    patches = in_groups(groups)
+    conv = Conv(there, channels, 16, patches, codes_out=True, **FORMS["static"])
+    for value in (-128, 127):
+        conv.check(torch.full((1, channels, 4, 4), value, dtype=torch.int8))
+
+
+def test_a_layer_in_groups_is_two_launches(simulated: CudaOps) -> None:
+    x = torch.randn(1, 64, 9, 9).to(torch.bfloat16).to(memory_format=LAST)
+    for form, launches in (("static", 2), ("dynamic", 3)):
+        call = call_of(Conv(simulated, 64, 64, in_groups(64, padding=1), **FORMS[form]), simulated, x)
+        before = torch.ops.pyquant_sim.allocations(x)
+        counts, kernels = counted(call)
+        assert torch.ops.pyquant_sim.allocations(x) - before == 2
+        assert (counts["kernel"], counts.get("memset", 0)) == (launches, 0), kernels
+
+
+def test_blocked_weights_are_not_for_groups(there: CudaOps) -> None:
+    spec = ops.LinearSpec(128, 128, w_bits=4, layout="rows_blocked128")
+    packed = there.pack_linear(torch.zeros(128, 64, dtype=torch.uint8), torch.ones(128), spec.to_ints())
+    window = in_groups(2, (1, 1)).to_ints()
+    with pytest.raises(ArgumentError, match=r"rows_blocked128' and 2 groups; allowed: layout 'rows'"):
+        there.qconv2d(torch.zeros(1, 256, 3, 3), packed, None, spec.to_ints(), window)
 
 
 # ---- what a call costs
@@ -377,6 +462,7 @@ def counters(tmp_path: Path) -> Any:
 
 
 # Instructions that a number of an image costs, moves apart, in the simulator's PTX.
+DEPTHWISE_BUDGET = 55.0
 IMAGE_BUDGET = {torch.contiguous_format: 20.0, LAST: 17.0}
 
 
@@ -384,7 +470,7 @@ IMAGE_BUDGET = {torch.contiguous_format: 20.0, LAST: 17.0}
 def test_an_image_is_read_once_and_patches_are_written_nowhere(
     simulated: CudaOps, counters: Any, memory_format: torch.memory_format
 ) -> None:
-    """Bytes: floats of the image in, codes out, whole sectors; the product fetches the rows of its tiles and no more."""
+    """Bytes: floats of the image in, codes out in whole sectors; a product fetches the rows of its tiles, no more."""
     channels, n, size = 64, 64, 56
     conv = Conv(simulated, channels, n, Patches((3, 3), padding=(1, 1, 1, 1)), **FORMS["static"])
     x = torch.randn(1, channels, size, size).to(torch.bfloat16).to(memory_format=memory_format)
@@ -402,3 +488,17 @@ def test_an_image_is_read_once_and_patches_are_written_nowhere(
     assert product["cp_async_bytes"] == k * (m * -(-n // tile_n) + n * -(-m // tile_m))
     assert product["global_store"]["bytes"] == 2 * m * n
     assert product["shared"]["bank_conflict_factor"] == 1.0
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST], ids=["channels_first", "channels_last"])
+def test_a_depthwise_layer_keeps_its_budget(
+    simulated: CudaOps, counters: Any, memory_format: torch.memory_format
+) -> None:
+    """Instructions of the product for an output, moves apart: 9 multiplications of 12 that whole words hold."""
+    channels, size = 64, 56
+    conv = Conv(simulated, channels, channels, in_groups(channels, padding=1), **FORMS["static"])
+    x = torch.randn(1, channels, size, size).to(torch.bfloat16).to(memory_format=memory_format)
+    _, product = counters(call_of(conv, simulated, x))
+    outputs, classes = channels * size * size, product["classes"]
+    assert product["global_store"] == product["global_store"] | {"bytes": 2 * outputs, "efficiency": 1.0}
+    assert 32 * (sum(classes.values()) - classes["mov"]) / outputs <= DEPTHWISE_BUDGET

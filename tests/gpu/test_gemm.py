@@ -497,9 +497,9 @@ def test_refusals_name_both_numbers(native: Any, plain_device: Memory, name: str
         with pytest.raises(ValueError, match=rf"channels of images must be a multiple of {multiple}, got 0"):
             native.gemm(name, {key: value for key, value in problem.items() if key != "image"}, {}, {})
     else:
+        images = as_images({"channel_multiple": 16}, 4, 64) | {"experts": int(row["experts_only"])}
         with pytest.raises(ValueError, match=r"channels of images must be 0 .*, got 64"):
-            experts = {"experts": int(row["experts_only"])}
-            native.gemm(name, problem | as_images({"channel_multiple": 16}, 4, 64) | experts, {}, {})
+            native.gemm(name, problem | images, {}, {})
     other = int(not row["experts_only"])
     with pytest.raises(ValueError, match=rf"experts must be .*, got {other}$"):
         native.gemm(name, problem | {"experts": other}, {}, {})

@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("pyquant._native", reason="pyquant was installed without its native module")
 
-from pyquant import QLinear, scheme_from_name
+from pyquant import QConv2d, QLinear, scheme_from_name
 from pyquant.nn import kernel_info
 from pyquant.ops import plan
 
@@ -34,3 +34,21 @@ def test_weight_only_layers_name_the_row_that_runs_them(
     assert "us by the cost model" in told(1).reason
     assert told(8192).kernel == "torch matmul", "dequantised for the framework, whose product is quicker"
     assert told(1, layer.to(torch.float32)).kernel == "torch matmul", "no row takes float32 activations"
+
+
+def test_convolutions_name_the_row_that_reads_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M counts pixels of the result."""
+    monkeypatch.setattr(plan.Device, "of", lambda device: H200)
+    for name in ("routed", "select"):
+        monkeypatch.setattr(plan, name, partial(getattr(plan, name), only_compiled=False))
+
+    def told(conv: nn.Conv2d, m: int = 3136) -> kernel_info.KernelInfo:
+        layer = QConv2d.from_float(conv, scheme_from_name("W8A8Dynamic"))
+        return kernel_info._on_cuda(layer, m, torch.device("cuda"))
+
+    assert "s8s8_conv" in told(nn.Conv2d(64, 64, 3, padding=1)).kernel
+    assert "conv" not in told(nn.Conv2d(3, 64, 7, 2)).kernel, "three channels: rows of patches"
+    assert "conv" not in told(nn.Conv2d(64, 64, 1)).kernel, "a product of matrices"
+    assert told(nn.Conv2d(64, 64, 3, groups=64)).kernel == "grouped_conv"
+    assert told(nn.Conv2d(64, 64, 3, padding=1), 0).kernel != "none"
+    assert all(told(nn.Conv2d(64, 64, kernel)).is_exact for kernel in (1, 3))

@@ -200,3 +200,45 @@ def test_integer_weights_are_dequantised_where_that_is_quicker_and_nowhere_else(
         assert route("float_linear", asked, sm) == (("given", name) if is_own else ("framework", None)), (sm, asked)
         seen.add((engine, is_own))
     assert {("decode", True), ("mma", True), ("mma", False), ("wgmma", True), ("wgmma", False)} <= seen
+
+
+CONV = (28, 128, 128, 3, 1)  # pixels of a side, channels, output channels, kernel, stride
+
+
+@pytest.mark.parametrize(
+    ("change", "form", "row"),
+    [
+        ({}, "given", "gemm_sm80_s8s8_conv"),
+        ({"w": "s4"}, "patches", "gemm_sm80_s8s4"),
+        ({"group_size": 128}, "patches", ANY),
+        ({"x_align": 8}, "patches", "gemm_sm80_s8s8"),
+        ({"out": "s8", "has_zero_point": True}, "given", "gemm_sm80_s8s8_conv"),
+    ],
+    ids=str,
+)
+def test_images_are_read_where_a_row_reads_them(change: dict[str, Any], form: str, row: str) -> None:
+    problem = grid.conv_problem(8, *CONV) | change
+    found = native.route("conv", problem, grid.DEVICES[80], only_compiled=False)
+    assert found[0] == form
+    assert found[1].startswith(row)
+
+
+@pytest.mark.parametrize("sm", grid.DEVICES)
+def test_patches_are_written_where_that_is_predicted_to_pay(sm: int) -> None:
+    """Both ways by hand: a row that reads the images, and the quickest for rows written before, writing included."""
+    device, seen = grid.DEVICES[sm], set()
+    for conv in grid.CONVS:
+        for batch in grid.BATCHES:
+            problem = grid.conv_problem(batch, *conv)
+            form, name, us, *_ = native.route("conv", problem, device, only_compiled=False)
+            image, image_us, _ = native.select(problem, device, only_compiled=False)
+            width = -(-problem["k"] // 32) * 32
+            rows = {key: value for key, value in problem.items() if key != "image"}
+            matrix, matrix_us, _ = native.select(
+                rows | {"k": width, "ldx": width, "x_align": 16}, device, only_compiled=False
+            )
+            written_us = PASS_US + problem["m"] * width / native.chip(device)["dram_bytes_per_us"]
+            pays = image is None or matrix_us + written_us < image_us
+            assert (form, name, us) == (("patches", matrix, matrix_us) if pays else ("given", image, image_us))
+            seen.add(form)
+    assert seen == {"given", "patches"}

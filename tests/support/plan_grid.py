@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.cards import CARDS
-from images import image_rows
-
 from pyquant.core.patches import Patches
+from pyquant.ops.plan import image_rows
 
 # A100, A40, L40S, H200, B200, RTX 5090: multiprocessors, the peak of the memory bus in GB/s and shared memory of a
 # block in KiB, from their data sheets.
@@ -202,10 +201,10 @@ def conv_choices(native: Any, device: dict[str, Any], conv: tuple[int, int, int,
 
 
 def lines(native: Any) -> Iterator[str]:
-    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), conv (form and row
-    for every batch of BATCHES), card (rows for cards by name, on a smaller grid), cliff (predicted steps above STEP between
-    neighbouring M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that
-    no problem of a wide grid gets)."""
+    """The lines of tests/plan/pinned.txt: choice (the row for every M of MS), conv (form and row for every batch of
+    BATCHES), card (rows for cards by name, on a smaller grid), cliff (predicted steps above STEP between neighbouring
+    M or K), fall (predicted times that shrink below FALL as a size grows), unreached (selectable rows that no problem
+    of a wide grid gets)."""
     for sm in DEVICES:
         for pair in PAIRS | EXPERTS:
             for n, k in SHAPES:

@@ -163,9 +163,9 @@ struct DecodeBlock {
 #pragma unroll
     for (int i = 0; i < 2 * T::kRows; ++i) {
       if constexpr (T::kBlocked) {
-        load_streamed(s.w[i / 2][i % 2], w + i / 2 * 512 + i % 2 * 2048, rest > 0);
+        load_streamed<T::kAhead>(s.w[i / 2][i % 2], w + i / 2 * 512 + i % 2 * 2048, rest > 0);
       } else {
-        load_streamed(s.w[i / 2][i % 2], w, mine && channel(i / 2, i % 2) < p.n);
+        load_streamed<T::kAhead>(s.w[i / 2][i % 2], w, mine && channel(i / 2, i % 2) < p.n);
         advance(w, 8 * o.ldw_bytes);
       }
     }

@@ -5,16 +5,25 @@
 
 namespace pyquant::cuda {
 
-// A 16-byte load of data that is read once (no allocation in L1); what is not there leaves `v` as it was.
+// A 16-byte load of data that is read once (no allocation in L1); what is not there leaves `v` as it was. kAhead: bytes
+// that L2 is asked to fetch where it misses, 256 or (0) as many as it does by itself.
+template <int kAhead>
 __device__ __forceinline__ void load_streamed(uint4& v, const void* from, bool there) {
-  asm volatile(
-      "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.b32 there, %5, 0;\n"
-      "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}\n"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "r"(static_cast<int32_t>(there)));
+  static_assert(kAhead == 0 || kAhead == 256, "");
+#define PYQUANT_LOAD(HINT)                                                             \
+  asm volatile(                                                                        \
+      "{\n"                                                                            \
+      ".reg .pred there;\n"                                                            \
+      "setp.ne.b32 there, %5, 0;\n"                                                    \
+      "@there ld.global.nc.L1::no_allocate" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];\n"    \
+      "}\n"                                                                            \
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)                                     \
+      : "l"(from), "r"(static_cast<int32_t>(there)))
+  if constexpr (kAhead == 256)
+    PYQUANT_LOAD(".L2::256B");
+  else
+    PYQUANT_LOAD("");
+#undef PYQUANT_LOAD
 }
 
 // Keeps the compiler from unpacking codes ahead of the loop that uses them: there are not enough registers.

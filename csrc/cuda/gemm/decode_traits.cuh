@@ -31,6 +31,21 @@ struct DecodeOperands {
   uint32_t* arrivals;     // [tile], cleared before the launch
 };
 
+// What a row's schedule makes of its arithmetic: decode256 asks L2 for 256 bytes at a time (decode_move.cuh).
+namespace decode_schedule {
+template <class Math>
+using decode = Math;
+template <class Math>
+struct decode256 : Math {
+  static constexpr int kAhead = 256;
+};
+}  // namespace decode_schedule
+
+template <class Math, class = void>
+inline constexpr int kAheadOf = 0;
+template <class Math>
+inline constexpr int kAheadOf<Math, decltype(void(Math::kAhead))> = Math::kAhead;
+
 // Scale groups: none, whole steps of K in each, or (weights as in a checkpoint) several in a step.
 enum class DecodeGroups { none, whole, parts };
 
@@ -57,6 +72,7 @@ struct DecodeTraits {
   static constexpr int kDepthWarps = decode_depth_warps(kTileN), kSideWarps = kWarps / kDepthWarps;
   static constexpr int kSharers = 32 * kSideWarps;  // threads that share activations
   static constexpr int kChannels = kTileN, kTokens = kTileM;
+  static constexpr int kAhead = kAheadOf<Math>;
   static constexpr int kRows = kDecodeWarpChannels / 16, kColumns = kTileM / 8;
   static constexpr int kXBits = bits_of(Math::kX), kWBits = bits_of(Math::kW);
   static constexpr int kStep = 4 * Math::kCodes;                 // codes that a quad takes at a time

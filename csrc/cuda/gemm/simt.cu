@@ -4,7 +4,7 @@
 //   memory, loaded byte by byte (no alignment assumed), multiplied by dp4a. Codes beyond a group or K are zero.
 //   Neighbouring lanes hold neighbouring columns: packed int4 output is paired by one shuffle.
 //   Groups run in ascending order, each closed by t += float(acc_g) * w_scale[n, g]: ordered, bit-exact.
-#include "core/steps.h"
+#include "cuda/gemm/byte_weights.cuh"
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/launch.h"
 
@@ -14,13 +14,11 @@ namespace {
 
 struct SimtOperands {
   const uint8_t* x;
-  const uint8_t* w;
-  int64_t ldx_bytes, ldw_bytes;
+  ByteWeights w;
+  int64_t ldx_bytes;
   int32_t k, group_size, groups;
-  const uint8_t* w_step;  // core/steps.h, or null
-  int32_t step_size, step_row;
-  bool x_unsigned;          // u8 codes: multiplied as they are, so their zero point needs no shift
-  bool x_packed, w_packed;  // two s4 codes per byte
+  bool x_unsigned;  // u8 codes: multiplied as they are, so their zero point needs no shift
+  bool x_packed;    // two s4 codes per byte
 };
 
 struct SimtTile {
@@ -29,20 +27,6 @@ struct SimtTile {
   alignas(4) uint8_t x[kRows][kPitch];
   alignas(4) uint8_t w[kRows][kPitch];
 };
-
-__device__ __forceinline__ uint8_t simt_code(const uint8_t* row, int32_t k, bool packed) {
-  if (!packed) return __ldg(row + k);
-  const int32_t nibble = (__ldg(row + k / 2) >> (4 * (k & 1))) & 15;
-  return static_cast<uint8_t>((nibble ^ 8) - 8);
-}
-
-// A weight's code, times its step: a byte too.
-__device__ __forceinline__ uint8_t simt_weight(const SimtOperands& o, int64_t n, int32_t k) {
-  const uint8_t code = simt_code(o.w + n * o.ldw_bytes, k, o.w_packed);
-  if (o.w_step == nullptr) return code;
-  return static_cast<uint8_t>(code *
-                              __ldg(o.w_step + static_cast<int64_t>(k / o.step_size) * o.step_row + step_place(n)));
-}
 
 __device__ __forceinline__ int32_t dot4(int32_t a, int32_t b, int32_t acc, bool a_unsigned) {
   if (!a_unsigned) return __dp4a(a, b, acc);
@@ -60,8 +44,8 @@ __device__ __forceinline__ void simt_accumulate(const SimtOperands& o, const Epi
       const int r = i / SimtTile::kDepth, c = i % SimtTile::kDepth;
       const bool inside = k0 + c < end;
       const int64_t m = m0 + r, n = n0 + r;
-      tile.x[r][c] = inside && m < p.m ? simt_code(o.x + m * o.ldx_bytes, k0 + c, o.x_packed) : uint8_t{0};
-      tile.w[r][c] = inside && n < p.n ? simt_weight(o, n, k0 + c) : uint8_t{0};
+      tile.x[r][c] = inside && m < p.m ? code_at(o.x + m * o.ldx_bytes, k0 + c, o.x_packed) : uint8_t{0};
+      tile.w[r][c] = inside && n < p.n ? o.w.at(n, k0 + c) : uint8_t{0};
     }
     __syncthreads();
 #pragma unroll
@@ -162,20 +146,15 @@ __global__ void __launch_bounds__(SimtTile::kThreads, 2) gemm_simt_kernel(SimtOp
 
 void run_simt(const GemmCall& call) {
   const GemmProblem& p = call.problem;
-  SimtOperands o{};
-  o.x = static_cast<const uint8_t*>(call.operands.x);
-  o.w = static_cast<const uint8_t*>(call.operands.w);
-  o.x_packed = is_packed(p.x) && p.x_packed;
-  o.ldx_bytes = p.ldx * stored_bits(p.x, o.x_packed) / 8;
-  o.w_packed = is_packed(p.w);
-  o.ldw_bytes = columns_of(p.w, p.ldw);
-  o.k = static_cast<int32_t>(p.k);
-  o.group_size = static_cast<int32_t>(p.group_size);
-  o.groups = p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1;
-  o.w_step = p.step_size ? call.operands.w_step : nullptr;
-  o.step_size = static_cast<int32_t>(p.step_size);
-  o.step_row = static_cast<int32_t>(step_row(p.n));
-  o.x_unsigned = p.x == DType::u8;
+  const bool x_packed = is_packed(p.x) && p.x_packed;
+  const SimtOperands o{static_cast<const uint8_t*>(call.operands.x),
+                       ByteWeights(call),
+                       p.ldx * stored_bits(p.x, x_packed) / 8,
+                       static_cast<int32_t>(p.k),
+                       static_cast<int32_t>(p.group_size),
+                       p.group_size ? static_cast<int32_t>(p.k / p.group_size) : 1,
+                       p.x == DType::u8,
+                       x_packed};
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>((p.m + 63) / 64), static_cast<unsigned>((p.n + 63) / 64));
   shape.block = dim3(SimtTile::kThreads);

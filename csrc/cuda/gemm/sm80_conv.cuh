@@ -6,51 +6,17 @@
 //   two divisions (multiplications by CUTLASS) for all rows of a thread. limits: whole pieces of channels and steps;
 //   2^31 pieces of images.
 #pragma once
-#include <cutlass/fast_math.h>
-
 #include "cuda/gemm/sm80.cuh"
+#include "cuda/image_walk.cuh"
 
 namespace pyquant::cuda {
 
-// Images as the main loop reads them. Steps and places count pieces of kPiece codes.
+// Images as the main loop reads them: pieces of 16 codes.
 struct ImagePieces80 {
   static constexpr int kPiece = 16;
   const char* x;
-  cutlass::FastDivmod out_width, out_height, taps, channels;  // channels in codes
-  uint32_t image_step, window_step[2], tap_step[2];
+  ImageWalk<uint32_t, kPiece> walk;
   int32_t m, k;
-
-  ImagePieces80(const GemmProblem& p, const void* x)
-      : x(static_cast<const char*>(x)),
-        out_width(static_cast<int>(p.image.out_width)),
-        out_height(static_cast<int>(p.image.out_height)),
-        taps(static_cast<int>(p.image.taps)),
-        channels(static_cast<int>(p.image.channels)),
-        image_step(pieces(p.image.image_step)),
-        window_step{pieces(p.image.window_step[0]), pieces(p.image.window_step[1])},
-        tap_step{pieces(p.image.tap_step[0]), pieces(p.image.tap_step[1])},
-        m(static_cast<int32_t>(p.m)),
-        k(static_cast<int32_t>(p.k)) {}
-
-  // Of the first code of row `row`.
-  __device__ __forceinline__ uint32_t begin_of_row(int row) const {
-    int rest, i, j, image;
-    out_width(rest, j, row);
-    out_height(image, i, rest);
-    return static_cast<uint32_t>(image) * image_step + static_cast<uint32_t>(i) * window_step[0] +
-           static_cast<uint32_t>(j) * window_step[1];
-  }
-  // Of code `code`, from the row's first on.
-  __device__ __forceinline__ uint32_t place_in_row(int code) const {
-    int tap, channel, r, s;
-    channels(tap, channel, code);
-    taps(r, s, tap);
-    return static_cast<uint32_t>(r) * tap_step[0] + static_cast<uint32_t>(s) * tap_step[1] +
-           static_cast<uint32_t>(channel) / kPiece;
-  }
-
- private:
-  static uint32_t pieces(int64_t codes) { return static_cast<uint32_t>(codes / kPiece); }
 };
 
 // Takes the place of MatrixRows, CUTLASS's iterator over tiles of a matrix, with its thread map and its order of K: the
@@ -71,12 +37,12 @@ class ImageRows80 {
     for (int i = 0; i < kRows; ++i) {
       const int row = first_row + own.strided() + i * ThreadMap::Delta::kStrided;
       rows_ |= (row < images.m ? 1u : 0u) << i;
-      begin_[i] = images.begin_of_row(row < images.m ? row : 0);
+      begin_[i] = images.walk.begin_of_row(row < images.m ? row : 0);
     }
     mask_ = own.contiguous() < residue ? rows_ : 0;
     to_next_ = residue;
     code_ = begin + own.contiguous();
-    place_ = images.place_in_row(code_);
+    place_ = images.walk.place_in_row(code_);
   }
 
   __device__ __forceinline__ void set_iteration_index(int index) { index_ = index; }
@@ -97,7 +63,7 @@ class ImageRows80 {
     code_ += to_next_;
     to_next_ = kDepth;
     is_first_ = false;
-    place_ = images_.place_in_row(code_);
+    place_ = images_.walk.place_in_row(code_);
   }
 
  private:
@@ -187,7 +153,9 @@ void ConvSm80<Types, Schedule, Tile, Warp, Stages>::run(const GemmCall& call) {
   shape.grid.x = static_cast<unsigned>(tiles_m * tiles_n);
   shape.block = dim3(kThreads);
   shape.shared_bytes = static_cast<int>(sizeof(SharedStorage));
-  const Params params{ImagePieces80(p, call.operands.x),
+  const ImagePieces80 images{static_cast<const char*>(call.operands.x), ImageWalk<uint32_t, ImagePieces80::kPiece>(p.image),
+                             static_cast<int32_t>(p.m), static_cast<int32_t>(p.k)};
+  const Params params{images,
                       typename Mma::IteratorB::Layout(p.ldw),
                       static_cast<typename Mma::IteratorB::Pointer>(const_cast<void*>(call.operands.w)),
                       static_cast<int32_t>(tiles_n),

@@ -3,8 +3,7 @@
 // blocks beyond those write what is around the image.
 #include "cuda/images.h"
 
-#include <cutlass/fast_math.h>
-
+#include "cuda/image_walk.cuh"
 #include "cuda/launch.h"
 #include "cuda/overlap.cuh"
 #include "cuda/quantize/codes.cuh"
@@ -99,16 +98,6 @@ __device__ __forceinline__ void load_codes(const T* from, int valid, bool whole,
   }
 }
 
-// Four words of four bytes each, rows for columns.
-__device__ __forceinline__ void turn(const uint32_t (&from)[4], uint32_t (&to)[4]) {
-  const uint32_t low[2] = {__byte_perm(from[0], from[1], 0x5140), __byte_perm(from[2], from[3], 0x5140)};
-  const uint32_t high[2] = {__byte_perm(from[0], from[1], 0x7362), __byte_perm(from[2], from[3], 0x7362)};
-  to[0] = __byte_perm(low[0], low[1], 0x5410);
-  to[1] = __byte_perm(low[0], low[1], 0x7632);
-  to[2] = __byte_perm(high[0], high[1], 0x5410);
-  to[3] = __byte_perm(high[0], high[1], 0x7632);
-}
-
 template <class T>
 __device__ __forceinline__ void put_together(const Plane<T>& plane, const Coder& coder) {
 #pragma unroll
@@ -147,7 +136,7 @@ __device__ __forceinline__ void put_apart(const Plane<T>& plane, const Coder& co
 #pragma unroll
     for (int h = 0; h < kRun / 4; ++h) {
       uint32_t turned[4];
-      turn(codes[h], turned);
+      turn_bytes(codes[h], turned);
 #pragma unroll
       for (int i = 0; i < 4; ++i) tile[(pixel + 4 * h + i) * kTileWords + quad] = turned[i];
     }
@@ -299,25 +288,17 @@ void launch_images(const Images& x, const Steps& steps, const ImagesOut& out, co
 // blockIdx.y walks rows, blockIdx.x and the threads what a row has.
 template <bool kPieces>
 __global__ void __launch_bounds__(kBlock)
-    gather_patches_kernel(const int8_t* images, ImageRows rows, cutlass::FastDivmod out_width,
-                          cutlass::FastDivmod out_height, cutlass::FastDivmod taps, cutlass::FastDivmod channels,
-                          int64_t m, int k, int8_t* q, int64_t ldq) {
+    gather_patches_kernel(const int8_t* images, ImageWalk<int64_t, 1> walk, int64_t m, int k, int8_t* q, int64_t ldq) {
   wait_for_predecessor();
   release_successor();
   constexpr int kWidth = kPieces ? kPiece : 1;
 #pragma unroll 1
   for (int64_t row = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; row < m; row += int64_t{gridDim.y} * blockDim.y) {
-    int rest, i, j, image;
-    out_width(rest, j, static_cast<int>(row));
-    out_height(image, i, rest);
-    const int8_t* from = images + image * rows.image_step + i * rows.window_step[0] + j * rows.window_step[1];
+    const int8_t* from = images + walk.begin_of_row(static_cast<int>(row));
 #pragma unroll 1
     for (int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth; column < ldq;
          column += int64_t{gridDim.x} * blockDim.x * kWidth) {
-      int tap, channel, r, s;
-      channels(tap, channel, static_cast<int>(column));
-      taps(r, s, tap);
-      const int8_t* at = from + r * rows.tap_step[0] + s * rows.tap_step[1] + channel;
+      const int8_t* at = from + walk.place_in_row(static_cast<int>(column));
       int8_t* to = q + row * ldq + column;
       if constexpr (kPieces)
         *reinterpret_cast<uint4*>(to) = column < k ? *reinterpret_cast<const uint4*>(at) : uint4{};
@@ -360,10 +341,9 @@ void gather_patches(const int8_t* images, const ImageRows& rows, int64_t m, int6
   shape.grid = dim3(static_cast<unsigned>((units + wide - 1) / wide < 64 ? (units + wide - 1) / wide : 64),
                     static_cast<unsigned>(lines < kMostBatch ? lines : kMostBatch));
   shape.overlaps = true;
-  const auto by = [](int64_t divisor) { return cutlass::FastDivmod(static_cast<int>(divisor)); };
   const auto start = [&](auto kernel_of) {
-    launch<kernel_of()>("gather_patches", shape, context, images, rows, by(rows.out_width), by(rows.out_height),
-                        by(rows.taps), by(rows.channels < 1 ? 1 : rows.channels), m, static_cast<int>(k), q, ldq);
+    launch<kernel_of()>("gather_patches", shape, context, images, ImageWalk<int64_t, 1>(rows), m, static_cast<int>(k), q,
+                        ldq);
   };
   if (pieces)
     start([] { return &gather_patches_kernel<true>; });

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram, passes
 
 from pyquant import ops
 from pyquant.core import arguments
+from pyquant.core.patches import Patches
 from pyquant.core.presets import W4A8TwoLevel
 from pyquant.core.scheme import TensorScheme
 from pyquant.errors import ArgumentError, UnsupportedError
@@ -59,7 +60,7 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
             name = program.graph_signature.inputs_to_buffers.get(getattr(packed, "name", ""))
             if name is None:
                 raise UnsupportedError(f"{node.name} takes packed weights that are no constant of the program")
-            held, wanted = _layer(program, name, spec, target, layout)
+            held, wanted = _layer(program, name, spec, target, layout or _layout_of_groups(node, at, target))
             if packed not in new:
                 new[packed] = (name, held.packed(wanted))
             specs.append((node, at, list(wanted.to_ints())))
@@ -70,6 +71,12 @@ def retarget(program: ExportedProgram, device: torch.device | str, *, layout: st
         node.args = (*node.args[:at], words, *node.args[at + 1 :])
     program.graph_module.recompile()
     return passes.move_to_device_pass(program, str(target))
+
+
+def _layout_of_groups(node: fx.Node, at: int, target: torch.device) -> str | None:
+    """Kernels of convolutions in groups read plain rows of weights; None: as the target likes them."""
+    in_groups = node.target is _ops.qconv2d.default and Patches.from_ints(node.args[at + 1]).groups > 1  # type: ignore[arg-type]
+    return "rows" if in_groups and target.type == "cuda" else None
 
 
 def _device(device: object) -> torch.device:
